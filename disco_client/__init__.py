@@ -1,0 +1,104 @@
+"""Disco: one program on many devices, driven from one place.
+
+``connect`` opens a :class:`Session` on a cluster; every call of it runs on all
+its workers at once. Names resolve when they are first used, so that a worker
+process can share this package's language without loading gRPC.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from disco_client.version import __version__
+
+if TYPE_CHECKING:
+    from disco_client.collectives import REDUCE_OPS
+    from disco_client.connecting import connect
+    from disco_client.errors import (
+        BadArgument,
+        CclError,
+        CollectiveAborted,
+        CollectiveMismatch,
+        ConfigError,
+        ConnectionFailed,
+        ControllerLost,
+        DiscoError,
+        EncodingError,
+        ForeignReference,
+        FunctionNotFound,
+        NodeLost,
+        NoSlots,
+        NotAllowed,
+        RemoteError,
+        RemoteException,
+        RemoteFailure,
+        SessionClosed,
+        SessionError,
+        SessionLost,
+        WorkerLost,
+    )
+    from disco_client.handles import DModule, DPackedFunc, DRef
+    from disco_client.session import Session
+    from disco_client.wire.values import Device, Opaque, Shape, cpu, cuda, rocm
+
+__all__ = [
+    "REDUCE_OPS",
+    "BadArgument",
+    "CclError",
+    "CollectiveAborted",
+    "CollectiveMismatch",
+    "ConfigError",
+    "ConnectionFailed",
+    "ControllerLost",
+    "DModule",
+    "DPackedFunc",
+    "DRef",
+    "Device",
+    "DiscoError",
+    "EncodingError",
+    "ForeignReference",
+    "FunctionNotFound",
+    "NoSlots",
+    "NodeLost",
+    "NotAllowed",
+    "Opaque",
+    "RemoteError",
+    "RemoteException",
+    "RemoteFailure",
+    "Session",
+    "SessionClosed",
+    "SessionError",
+    "SessionLost",
+    "Shape",
+    "WorkerLost",
+    "__version__",
+    "connect",
+    "cpu",
+    "cuda",
+    "rocm",
+]
+
+_HOMES = {
+    "collectives": ("REDUCE_OPS",),
+    "connecting": ("connect",),
+    "handles": ("DModule", "DPackedFunc", "DRef"),
+    "session": ("Session",),
+    "wire.values": ("Device", "Opaque", "Shape", "cpu", "cuda", "rocm"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    from importlib import import_module  # noqa: PLC0415  (only when a name is first used)
+
+    module = import_module(f"{__name__}.{_HOME_OF.get(name, 'errors')}")
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

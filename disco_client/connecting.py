@@ -1,0 +1,124 @@
+"""How a program gets a session from a controller."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+import time
+
+from disco_client.collectives import CCL_NAMES
+from disco_client.errors import ConfigError
+from disco_client.pb import controller_pb2
+from disco_client.session import LogSink, Session, print_logs
+from disco_client.transport.grpc import GrpcTransport
+from disco_client.version import __version__
+from disco_client.wire.protocol import PROTOCOL
+
+__all__ = ["DEFAULT_ADDRESS", "connect"]
+
+DEFAULT_ADDRESS = "127.0.0.1:7600"
+MAX_WORKERS = 4096
+_QUIET_S = 0.5
+"""A wait for slots shorter than this is not worth a message."""
+
+
+def connect(  # noqa: PLR0913  (each one is a plain choice of the caller)
+    address: str | None = None,
+    *,
+    num_workers: int,
+    num_groups: int = 1,
+    ccl: str | None = None,
+    name: str | None = None,
+    timeout: float = 30.0,
+    logs: bool = True,
+) -> Session:
+    """Opens a session on a cluster; waits until its workers are ready.
+
+    Args:
+        address: The controller, as ``HOST:PORT`` or ``unix:/path``. None takes
+            the environment's ``DISCO_ADDRESS``, else ``127.0.0.1:7600``.
+        num_workers: How many workers the program runs on.
+        num_groups: Into how many equal, consecutive groups they are divided.
+        ccl: The collective library; None lets the first collective choose.
+        name: What the cluster's lists call the session.
+        timeout: Seconds to wait for the controller, and then for slots.
+        logs: Whether workers' output is written to this process's standard error.
+
+    Returns:
+        The session; a context manager.
+
+    Raises:
+        ConfigError: An argument is wrong.
+        ConnectionFailed: No controller answers there, or it speaks another protocol.
+        NoSlots: The cluster had no room in time; the message says who has it.
+        WorkerLost: A worker process could not be started.
+    """
+    _check(num_workers, num_groups, ccl, timeout)
+    where = address or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS
+    create = controller_pb2.CreateSession(
+        protocol=PROTOCOL,
+        num_workers=num_workers,
+        num_groups=num_groups,
+        ccl=ccl or "",
+        name=name or "",
+        timeout_s=timeout,
+        owner=_owner(),
+        version=__version__,
+    )
+    transport = GrpcTransport(
+        where, create, connect_timeout=timeout, on_queued=_Progress(num_workers)
+    )
+    sink: LogSink | None = print_logs if logs else None
+    return Session(transport, num_groups=num_groups, ccl=ccl, log_sink=sink)
+
+
+def _check(num_workers: int, num_groups: int, ccl: str | None, timeout: float) -> None:
+    for what, value in (("num_workers", num_workers), ("num_groups", num_groups)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            msg = f"expected an integer {what}, got {value!r} of type {type(value).__name__}"
+            raise ConfigError(msg)
+    if not 1 <= num_workers <= MAX_WORKERS:
+        msg = f"expected num_workers from 1 to {MAX_WORKERS}, got {num_workers}"
+        raise ConfigError(msg)
+    if num_groups < 1 or num_workers % num_groups:
+        msg = (
+            f"expected num_groups to divide the {num_workers} workers evenly, got {num_groups} groups"
+        )
+        raise ConfigError(msg)
+    if ccl is not None and ccl not in CCL_NAMES:
+        msg = f"expected ccl to be one of {', '.join(CCL_NAMES)}, got {ccl!r}"
+        raise ConfigError(msg)
+    if not timeout > 0:
+        msg = f"expected a timeout above 0 seconds, got {timeout!r}"
+        raise ConfigError(msg)
+
+
+def _owner() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}:{os.getpid()}"
+
+
+class _Progress:
+    """Says on standard error what a session waits for, when that changes."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._since = time.monotonic()
+        self._said = ""
+
+    def __call__(self, queued: controller_pb2.Queued) -> None:
+        text = (
+            f"waiting for {self._num_workers} slots: {queued.free_slots} of "
+            f"{queued.total_slots} are free"
+        )
+        if queued.ahead:
+            text += f", {queued.ahead} session(s) ahead"
+        if text == self._said or time.monotonic() - self._since < _QUIET_S:
+            return
+        self._said = text
+        print(f"disco: {text}", file=sys.stderr, flush=True)  # noqa: T201  (for the person who waits)

@@ -1,0 +1,261 @@
+"""Every error a user of Disco can meet.
+
+The tree::
+
+    DiscoError
+    ├── ConfigError               a setting or argument is wrong (also a ValueError)
+    ├── ConnectionFailed          no controller there, or it speaks another protocol
+    ├── EncodingError             a value that cannot travel (also a TypeError)
+    ├── SessionError              this session cannot do what was asked
+    │   ├── SessionClosed         it was shut down
+    │   ├── NoSlots               the cluster had no room in time
+    │   ├── ForeignReference      a reference of another session, or one that died
+    │   └── SessionLost           it ended by itself; nothing more can be done with it
+    │       ├── WorkerLost        a worker process ended
+    │       ├── NodeLost          a worker daemon went away
+    │       └── ControllerLost    the controller went away or is leaving
+    └── RemoteError               a worker could not execute a command; the session goes on
+        ├── RemoteException       a called function raised
+        ├── FunctionNotFound      no function or module of that name on the worker
+        ├── NotAllowed            the worker's allow-list says no
+        ├── BadArgument           an argument the called thing refuses
+        ├── CollectiveMismatch    ranks brought different things to one collective
+        ├── CollectiveAborted     another rank could not enter the collective
+        └── CclError              the collective library is missing or did not start
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+__all__ = [
+    "BadArgument",
+    "CclError",
+    "CollectiveAborted",
+    "CollectiveMismatch",
+    "ConfigError",
+    "ConnectionFailed",
+    "ControllerLost",
+    "DiscoError",
+    "EncodingError",
+    "ForeignReference",
+    "FunctionNotFound",
+    "IssuedAt",
+    "NoSlots",
+    "NodeLost",
+    "NotAllowed",
+    "RemoteError",
+    "RemoteException",
+    "RemoteFailure",
+    "SessionClosed",
+    "SessionError",
+    "SessionLost",
+    "WorkerLost",
+    "describe_exit",
+]
+
+
+class DiscoError(Exception):
+    """The base of every error of this library."""
+
+
+class ConfigError(DiscoError, ValueError):
+    """A setting or argument is wrong; the message names what was expected."""
+
+
+class ConnectionFailed(DiscoError, ConnectionError):
+    """The controller cannot be reached or does not speak this protocol."""
+
+
+class EncodingError(DiscoError, TypeError):
+    """A value is not of a kind that may travel; nothing was sent."""
+
+
+class SessionError(DiscoError):
+    """A session cannot do what was asked."""
+
+
+class SessionClosed(SessionError):
+    """The session was shut down before this call."""
+
+
+class NoSlots(SessionError, TimeoutError):
+    """The cluster had no room for the session in time.
+
+    Attributes:
+        total_slots: Slots of all registered nodes.
+        free_slots: Those of them that no session holds.
+    """
+
+    def __init__(self, message: str, *, total_slots: int = 0, free_slots: int = 0) -> None:
+        super().__init__(message)
+        self.total_slots = total_slots
+        self.free_slots = free_slots
+
+
+class ForeignReference(SessionError, ValueError):
+    """A reference belongs to another session, or its register was freed."""
+
+
+class SessionLost(SessionError):
+    """The session ended by itself; no command will be executed any more."""
+
+
+class WorkerLost(SessionLost):
+    """A worker process ended, and its session with it.
+
+    Attributes:
+        worker: The worker_id of the rank that ended first.
+        node: The name of the node it ran on.
+        exit_status: Its exit code, or the negative of a signal's number.
+        output: Its last lines of output.
+    """
+
+    def __init__(
+        self, message: str, *, worker: int, node: str, exit_status: int, output: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.node = node
+        self.exit_status = exit_status
+        self.output = tuple(output)
+
+
+class NodeLost(SessionLost):
+    """A worker daemon went away, and the sessions on it with it.
+
+    Attributes:
+        node: The name of the node.
+    """
+
+    def __init__(self, message: str, *, node: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+class ControllerLost(SessionLost, ConnectionError):
+    """The controller went away or is leaving."""
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedAt:
+    """The line of the client's program that issued a command."""
+
+    filename: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f'File "{self.filename}", line {self.line}, in {self.function}'
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFailure:
+    """What went wrong on one worker.
+
+    Attributes:
+        worker: The rank it happened on.
+        node: The name of that rank's node.
+        seq: The number of the command in the session's log.
+        function: The name of the called function, or of the action.
+        exception: The qualified name of the exception's type on the worker.
+        message: The exception's text.
+        traceback: The remote traceback, ready to print; may be empty.
+        issued_at: The client's line that issued the command, where known.
+    """
+
+    worker: int
+    seq: int
+    message: str
+    node: str = ""
+    function: str = ""
+    exception: str = ""
+    traceback: str = field(default="", repr=False)
+    issued_at: IssuedAt | None = None
+
+
+class RemoteError(DiscoError):
+    """A command failed on one worker or more; the session works on.
+
+    Attributes:
+        failures: One entry for each worker that failed in the same command,
+            in the order of their ranks.
+        worker, node, seq, function, exception, remote_traceback, issued_at:
+            Those of the first entry.
+    """
+
+    def __init__(self, failures: Sequence[RemoteFailure]) -> None:
+        self.failures = tuple(failures)
+        first = self.failures[0]
+        self.worker = first.worker
+        self.node = first.node
+        self.seq = first.seq
+        self.function = first.function
+        self.exception = first.exception
+        self.remote_traceback = first.traceback
+        self.issued_at = first.issued_at
+        super().__init__(_describe(self.failures))
+
+
+class RemoteException(RemoteError):
+    """A function called on a worker raised."""
+
+
+class FunctionNotFound(RemoteError, LookupError):
+    """A worker knows no function or module of that name."""
+
+
+class NotAllowed(RemoteError, PermissionError):
+    """A worker's allow-list does not contain what was asked for."""
+
+
+class BadArgument(RemoteError, ValueError):
+    """A worker was given an argument that the called function refuses."""
+
+
+class CollectiveMismatch(RemoteError, ValueError):
+    """Ranks brought different operations, shapes or dtypes to one collective."""
+
+
+class CollectiveAborted(RemoteError):
+    """A collective ended because another rank could not enter it."""
+
+
+class CclError(RemoteError):
+    """The collective library is missing on a worker or did not start."""
+
+
+def describe_exit(status: int) -> str:
+    """Says how a process ended, from an exit code or a negative signal number."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {-status} ({name})"
+
+
+def _ranks(failures: Sequence[RemoteFailure]) -> str:
+    where = [f"{f.worker} ({f.node})" if f.node else str(f.worker) for f in failures]
+    if len(where) == 1:
+        return f"worker {where[0]}"
+    return f"workers {', '.join(where[:-1])} and {where[-1]}"
+
+
+def _describe(failures: Sequence[RemoteFailure]) -> str:
+    first = failures[0]
+    called = f" in {first.function}" if first.function else ""
+    head = f"{first.exception}: {first.message}" if first.exception else first.message
+    lines = [f"{head}\n  on {_ranks(failures)}, command #{first.seq}{called}"]
+    if first.issued_at is not None:
+        lines.append(f"  issued at {first.issued_at}")
+    for other in failures[1:]:
+        if (other.exception, other.message) != (first.exception, first.message):
+            lines.append(f"  worker {other.worker} says: {other.exception}: {other.message}")
+    if first.traceback:
+        lines.append(f"traceback on worker {first.worker}:")
+        lines.extend(f"  {line}" for line in first.traceback.rstrip().splitlines())
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Code generated from protos/; never edited by hand."""

@@ -1,0 +1,214 @@
+"""What workers answer: who waits for it, and errors nobody has seen yet."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from disco_client import errors
+from disco_client.errors import IssuedAt, RemoteError, RemoteFailure, SessionError
+from disco_client.wire.codec import EncodedReply, FailureKind, decode_failure
+
+__all__ = ["Answer", "Inbox"]
+
+_REMEMBERED_SITES = 1024
+_CAUSE_WAIT_S = 1.0
+"""How long an aborted collective waits for the report of the rank that caused it."""
+
+_CAUSE_POLL_S = 0.02
+
+_ERRORS: dict[FailureKind, type[RemoteError]] = {
+    FailureKind.EXCEPTION: errors.RemoteException,
+    FailureKind.NOT_FOUND: errors.FunctionNotFound,
+    FailureKind.NOT_ALLOWED: errors.NotAllowed,
+    FailureKind.BAD_ARGUMENT: errors.BadArgument,
+    FailureKind.MISMATCH: errors.CollectiveMismatch,
+    FailureKind.ABORTED: errors.CollectiveAborted,
+    FailureKind.CCL: errors.CclError,
+}
+
+
+class Answer:
+    """The replies to one command; complete when every asked worker replied."""
+
+    __slots__ = ("_gate", "error", "failures", "missing", "values")
+
+    def __init__(self, answers: int) -> None:
+        self.missing = answers
+        self.values: dict[int, Any] = {}
+        self.failures: list[tuple[RemoteFailure, FailureKind]] = []
+        self.error: SessionError | None = None
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def wait(self, timeout: float) -> bool:
+        """Waits up to ``timeout`` seconds; whether the answer is complete."""
+        return self._gate.acquire(timeout=timeout)
+
+    def open(self) -> None:
+        """Lets the waiting thread go."""
+        self._gate.release()
+
+
+class Inbox:
+    """Replies of one session, brought by the transport's reader thread.
+
+    Args:
+        acknowledge: Told (worker, seq) with every reply.
+        acked: The newest command that every worker has executed.
+        site: Finds the client's line of a command that is still remembered.
+    """
+
+    def __init__(
+        self,
+        acknowledge: Callable[[int, int], None],
+        acked: Callable[[], int],
+        site: Callable[[int], IssuedAt | None],
+    ) -> None:
+        self._acknowledge = acknowledge
+        self._acked = acked
+        self._site = site
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._answers: dict[int, Answer] = {}
+        self._pending: dict[int, list[tuple[RemoteFailure, FailureKind]]] = {}
+        self._sites: OrderedDict[int, IssuedAt] = OrderedDict()
+        self._lost: SessionError | None = None
+
+    def expect(self, seq: int, answers: int) -> None:
+        """Makes room for the replies to a command that is about to leave."""
+        with self._lock:
+            answer = Answer(answers)
+            self._answers[seq] = answer
+            if self._lost is not None:
+                answer.error = self._lost
+                answer.open()
+
+    def receive(self, worker: int, raw: bytes) -> None:
+        """Takes one encoded reply from a worker."""
+        reply = EncodedReply.FromString(raw)
+        outcome = reply.WhichOneof("outcome")
+        if outcome == "failure":
+            # Before the acknowledgement, which may forget the command's line.
+            self._receive_failure(worker, reply)
+        elif reply.seq:
+            self._complete(reply.seq, worker, reply.value if outcome == "value" else None, None)
+        if reply.ack:
+            self._acknowledge(worker, reply.ack)
+
+    def _receive_failure(self, worker: int, reply: EncodedReply) -> None:
+        failure, kind = decode_failure(reply.failure)
+        issued_at = self._site(failure.seq)
+        with self._lock:
+            if issued_at is not None:
+                self._sites[failure.seq] = issued_at
+                if len(self._sites) > _REMEMBERED_SITES:
+                    self._sites.popitem(last=False)
+            known = self._sites.get(failure.seq)
+            failure = replace(failure, issued_at=known)
+            if reply.seq not in self._answers:
+                self._pending.setdefault(failure.seq, []).append((failure, kind))
+                self._arrived.notify_all()
+                return
+        self._complete(reply.seq, worker, None, (failure, kind))
+
+    def _complete(
+        self,
+        seq: int,
+        worker: int,
+        value: Any,
+        failure: tuple[RemoteFailure, FailureKind] | None,
+    ) -> None:
+        with self._lock:
+            answer = self._answers.get(seq)
+            if answer is None or answer.missing == 0:
+                return
+            if failure is not None:
+                answer.failures.append(failure)
+            else:
+                answer.values[worker] = value
+            answer.missing -= 1
+            if answer.missing == 0:
+                answer.open()
+
+    def lose(self, error: SessionError) -> None:
+        """Ends every wait, now and later, with this error."""
+        with self._lock:
+            if self._lost is None:
+                self._lost = error
+            for answer in self._answers.values():
+                if answer.missing and answer.error is None:
+                    answer.error = self._lost
+                    answer.missing = 0
+                    answer.open()
+            self._arrived.notify_all()
+
+    def wait(self, seq: int, alive: Callable[[], None]) -> Answer:
+        """Waits for the replies to a command.
+
+        Args:
+            seq: A command announced by :meth:`expect`.
+            alive: Called every second; raises when nothing can come any more.
+
+        Raises:
+            SessionError: The session was lost meanwhile.
+            RemoteError: The command failed.
+        """
+        answer = self._answers[seq]
+        try:
+            while not answer.wait(1.0):
+                alive()
+        finally:
+            with self._lock:
+                del self._answers[seq]
+        if answer.error is not None:
+            raise answer.error
+        if answer.failures:
+            raise self._build(answer.failures)
+        return answer
+
+    def raise_pending(self) -> None:
+        """Raises the first error that no call has raised yet, if there is one.
+
+        Raises:
+            RemoteError: The failure of the oldest failed command.
+        """
+        if not self._pending:
+            return
+        with self._lock:
+            first = min(self._pending)
+            if all(kind is FailureKind.ABORTED for _, kind in self._pending[first]):
+                self._await_cause(first)
+                first = min(self._pending)
+            failures = self._pending.pop(first)
+            others = len(self._pending)
+            self._pending.clear()
+        error = self._build(failures)
+        if others:
+            error.add_note(f"{others} later command(s) failed too; the first cause is shown")
+        raise error
+
+    def _await_cause(self, seq: int) -> None:
+        """An aborted collective names other ranks; their own report is the cause.
+
+        A rank reports before it acknowledges, so once every rank has passed the
+        command there is nothing more to wait for.
+        """
+        deadline = time.monotonic() + _CAUSE_WAIT_S
+        while self._lost is None and self._acked() < seq and time.monotonic() < deadline:
+            kinds = (kind for found in self._pending.values() for _, kind in found)
+            if any(kind is not FailureKind.ABORTED for kind in kinds):
+                return
+            self._arrived.wait(_CAUSE_POLL_S)
+
+    def _build(self, failures: list[tuple[RemoteFailure, FailureKind]]) -> RemoteError:
+        """One error from the failures of one command; causes before consequences."""
+        ordered = sorted(failures, key=lambda f: (f[1] is FailureKind.ABORTED, f[0].seq, f[0].worker))
+        with self._lock:
+            for failure, _ in ordered:
+                self._pending.pop(failure.seq, None)
+        return _ERRORS[ordered[0][1]]([failure for failure, _ in ordered])

@@ -1,0 +1,515 @@
+"""The Session: one program on many workers, as its client sees it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self, SupportsIndex, TypeAlias
+
+import numpy as np
+
+from disco_client.collectives import Collectives
+from disco_client.command_log import CommandLog, Fill
+from disco_client.errors import (
+    ConfigError,
+    EncodingError,
+    ForeignReference,
+    SessionClosed,
+    SessionError,
+)
+from disco_client.handles import DPackedFunc, DRef
+from disco_client.replies import Inbox
+from disco_client.transport.base import Events, RankPlace, Transport
+from disco_client.wire.arrays import byte_view
+from disco_client.wire.codec import (
+    Action,
+    ArrayPorter,
+    EncodedCommand,
+    EncodedValue,
+    decode_value,
+    encode_value,
+)
+from disco_client.wire.values import Device, Shape, dtype_from_name
+
+__all__ = ["Session"]
+
+_logger = logging.getLogger(__name__)
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+LogSink: TypeAlias = Callable[[int, str, bool, list[str]], None]
+
+_CLOSE_TIMEOUT_S = 10.0
+
+
+class _Uploads(ArrayPorter):
+    """Collects the large arrays of one command; they leave after it was issued."""
+
+    def __init__(self, take_ticket: Callable[[], int]) -> None:
+        self._take_ticket = take_ticket
+        self.offered: list[tuple[int, Array]] = []
+
+    def offer(self, array: Array) -> int:
+        ticket = self._take_ticket()
+        self.offered.append((ticket, array))
+        return ticket
+
+
+class _Downloads(ArrayPorter):
+    """Fetches the large arrays of one reply."""
+
+    def __init__(self, transport: Transport, worker: int, into: Array | None = None) -> None:
+        self._transport = transport
+        self._worker = worker
+        self._into = into
+
+    def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
+        out = self._into
+        if out is None or not out.flags.c_contiguous or out.dtype != dtype:
+            out = np.empty(shape, dtype)
+        self._transport.download(ticket, self._worker, byte_view(out))
+        return out
+
+
+def print_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:  # noqa: FBT001
+    """Writes workers' output to this process's standard error, each line with its rank."""
+    del stderr
+    for line in lines:
+        sys.stderr.write(f"[worker {worker} {node}] {line}\n")
+    sys.stderr.flush()
+
+
+class Session(Collectives):
+    """One SPMD program: its workers, their registers, and its ordered command log.
+
+    Calls are asynchronous: they return at once, and every worker executes them in
+    the order in which they were issued. What goes wrong on a worker is raised by
+    the next call that waits: :meth:`sync_worker_0`, :meth:`sync_worker`,
+    :meth:`sync_all`, fetching a value or an array, or leaving the ``with`` block.
+
+    Made by :func:`disco_client.connect`. A context manager; its methods may be
+    called from several threads.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        num_groups: int = 1,
+        ccl: str | None = None,
+        log_sink: LogSink | None = print_logs,
+    ) -> None:
+        welcome = transport.welcome
+        self._transport = transport
+        self._welcome = welcome
+        self._num_groups = num_groups
+        self._ccl = ccl
+        self._log_sink = log_sink
+        self._builtins: dict[str, DPackedFunc] = {}
+        self._builtins_lock = threading.Lock()
+        self._tickets = 0
+        self._closed = False
+        # What the transport's threads call must not keep the session alive.
+        inbox = Inbox(
+            lambda worker, seq: log.acknowledge(worker, seq),
+            lambda: log.acked,
+            lambda seq: log.site(seq),
+        )
+        log = CommandLog(welcome.session, len(welcome.ranks), inbox.expect)
+        self._inbox, self._log = inbox, log
+
+        def lost(error: SessionError) -> None:
+            log.close(error, drop=True)
+            inbox.lose(error)
+
+        sink = log_sink or (lambda *_: None)
+        transport.start(Events(log.take, inbox.receive, sink, lost))
+        self._finalizer = weakref.finalize(self, _close, log, transport, welcome.name)
+
+    # What it is ----------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the session has; no round trip."""
+        return len(self._welcome.ranks)
+
+    @property
+    def num_groups(self) -> int:
+        """Into how many equal groups the workers are divided."""
+        return self._num_groups
+
+    @property
+    def name(self) -> str:
+        """The session's name at the controller."""
+        return self._welcome.name
+
+    @property
+    def session_id(self) -> str:
+        """The session's id at the controller, in hexadecimal."""
+        return f"{self._welcome.session:016x}"
+
+    @property
+    def workers(self) -> tuple[RankPlace, ...]:
+        """Where each worker runs: node, process id, device."""
+        return self._welcome.ranks
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts of this moment: commands issued and executed, registers in use."""
+        return self._log.statistics()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        nodes = len({rank.node for rank in self._welcome.ranks})
+        return f"<Session {self.name!r}: {self.num_workers} workers on {nodes} nodes, {state}>"
+
+    # Functions -----------------------------------------------------------------
+
+    def get_global_func(self, name: str) -> DPackedFunc:
+        """Refers to a function by name; the workers look it up.
+
+        Args:
+            name: A registered name such as ``"runtime.disco.empty"``, or a dotted
+                name such as ``"numpy.matmul"`` that the workers' allow-list covers.
+
+        Returns:
+            The function, at once; a missing one is an error of the next sync
+            (:class:`~disco_client.FunctionNotFound`).
+        """
+        if not isinstance(name, str):
+            msg = f"expected a function's name, got {name!r} of type {type(name).__name__}"
+            raise TypeError(msg)
+
+        def fill(command: EncodedCommand) -> int:
+            command.args.add().str = name
+            return 0
+
+        _, reg = self._log.issue(Action.GET_GLOBAL_FUNC, fill)
+        return DPackedFunc(DRef(reg, self), self)
+
+    def call_packed(self, func: DRef, *args: object) -> DRef:
+        """Calls a function on every worker; returns at once.
+
+        Args:
+            func: What :meth:`get_global_func` or a module returned.
+            *args: None, bool, int of 64 bits, float, str, bytes, dtype, Device,
+                Shape, arrays, references, and lists or string-keyed dicts of them.
+                A reference becomes what each worker's register holds. An array
+                is copied; a large one has been sent when this returns.
+
+        Returns:
+            The register that will hold each worker's result.
+
+        Raises:
+            TypeError: ``func`` is no reference.
+            EncodingError: An argument is of a kind that cannot travel.
+            ForeignReference: A reference belongs to another session.
+            SessionError: The session is closed or lost.
+        """
+        if not isinstance(func, DRef):
+            msg = (
+                f"expected a function reference (from get_global_func or a module), got {func!r} "
+                f"of type {type(func).__name__}"
+            )
+            raise TypeError(msg)
+        uploads = _Uploads(self._take_ticket)
+
+        def fill(command: EncodedCommand) -> int:
+            add = command.args.add
+            bulk = 0
+            for arg in args:
+                if isinstance(arg, DRef):
+                    add().reg = self._check_ref(arg)
+                else:
+                    value = add()
+                    encode_value(value, arg, uploads, self._register_of)
+                    if not isinstance(arg, (int, float, type(None))):
+                        bulk += value.ByteSize()
+            return bulk
+
+        _, reg = self._log.issue(Action.CALL_PACKED, fill, func=self._check_ref(func))
+        out = DRef(reg, self)
+        for ticket, array in uploads.offered:
+            self._upload(ticket, None, array)
+        return out
+
+    def import_python_module(self, name: str) -> None:
+        """Imports a Python module on every worker, so that its functions register.
+
+        Errors come at the next sync: :class:`~disco_client.NotAllowed` where a
+        worker's allow-list does not cover it, :class:`~disco_client.FunctionNotFound`
+        where there is no such module.
+        """
+        self._call_builtin("runtime.disco._import_python_module", name)
+
+    def _builtin(self, name: str) -> DPackedFunc:
+        func = self._builtins.get(name)
+        if func is None:
+            with self._builtins_lock:
+                func = self._builtins.get(name)
+                if func is None:
+                    func = self._builtins[name] = self.get_global_func(name)
+        return func
+
+    def _call_builtin(self, name: str, *args: object) -> DRef:
+        return self.call_packed(self._builtin(name), *args)
+
+    # Arrays ----------------------------------------------------------------------
+
+    def empty(
+        self,
+        shape: Iterable[SupportsIndex],
+        dtype: object,
+        device: Device | str | None = None,
+        worker0_only: bool = False,  # noqa: FBT001, FBT002  (the original's signature)
+        in_group: bool = True,  # noqa: FBT001, FBT002
+    ) -> DRef:
+        """Allocates an uninitialised array on the workers.
+
+        Args:
+            shape: Its extents; ``()`` makes a 0-d array.
+            dtype: A numpy dtype or its name, ``"bfloat16"`` included.
+            device: A device such as ``"cuda:0"``; None means each worker's own.
+            worker0_only: Allocate on worker 0 alone, or with ``in_group`` on the
+                first worker of each group; the others hold None.
+            in_group: See ``worker0_only``.
+
+        Raises:
+            ConfigError: A wrong dtype or device.
+            TypeError, ValueError: A wrong shape.
+        """
+        where = Device.parse(device) if isinstance(device, str) else device
+        return self._call_builtin(
+            "runtime.disco.empty",
+            Shape(int(dim) if not isinstance(dim, int) else dim for dim in _dims(shape)),
+            dtype_from_name(dtype),
+            where,
+            bool(worker0_only),
+            bool(in_group),
+        )
+
+    def copy_to_worker_0(self, host_array: object, remote_array: DRef | None = None) -> DRef:
+        """Copies a host array to worker 0.
+
+        The array may be changed as soon as this returns.
+
+        Args:
+            host_array: An array, or what ``numpy.asarray`` makes one of.
+            remote_array: Where to copy it: an array of the same dtype and number
+                of elements. None allocates one on worker 0.
+
+        Returns:
+            The reference of the copy.
+
+        Raises:
+            EncodingError: The host array holds Python objects.
+            SessionError: The session is closed or lost.
+        """
+        array = _host_array(host_array)
+        if remote_array is None:
+            remote_array = self.empty(array.shape, array.dtype, worker0_only=True, in_group=False)
+        self._send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
+        return remote_array
+
+    def copy_from_worker_0(self, host_array: Array, remote_array: DRef) -> None:
+        """Fills a host array from worker 0; waits until it is filled.
+
+        Args:
+            host_array: A writable array of the remote one's dtype and number of
+                elements, contiguous or not.
+            remote_array: The array on worker 0.
+
+        Raises:
+            BadArgument: Size or dtype differ.
+            EncodingError: The host array cannot be written.
+            SessionError: The session is closed or lost.
+        """
+        if not isinstance(host_array, np.ndarray) or not host_array.flags.writeable:
+            msg = f"expected a writable numpy array to copy into, got {_kind(host_array)}"
+            raise EncodingError(msg)
+
+        def fill(command: EncodedCommand) -> int:
+            encode_value(command.args.add(), Shape(host_array.shape))
+            encode_value(command.args.add(), host_array.dtype)
+            return 0
+
+        got = self._ask(Action.COPY_FROM_WORKER0, remote_array, 0, fill, into=host_array)
+        if got is not host_array:
+            host_array[...] = got.reshape(host_array.shape)
+
+    def _get(self, ref: DRef, worker: int) -> Any:
+        return self._ask(Action.DEBUG_GET_FROM_REMOTE, ref, self._check_worker(worker))
+
+    def _set(self, ref: DRef, worker: int, value: object) -> None:
+        array = _host_array(value)
+        self._send_array(
+            Action.DEBUG_SET_REGISTER, ref, self._check_worker(worker), array, answers=1
+        )
+
+    def _ask(
+        self,
+        action: Action,
+        ref: DRef,
+        worker: int,
+        fill: Fill | None = None,
+        into: Array | None = None,
+    ) -> Any:
+        reg = self._check_ref(ref)
+        seq, _ = self._log.issue(action, fill, reg=reg, worker=worker, answers=1)
+        answer = self._inbox.wait(seq, self._transport.check_alive)
+        value: EncodedValue = answer.values[worker]
+        return decode_value(value, _Downloads(self._transport, worker, into))
+
+    def _send_array(
+        self, action: Action, ref: DRef, worker: int, array: Array, *, answers: int
+    ) -> None:
+        reg = self._check_ref(ref)
+        uploads = _Uploads(self._take_ticket)
+
+        def fill(command: EncodedCommand) -> int:
+            value = command.args.add()
+            encode_value(value, array, uploads)
+            return value.ByteSize()
+
+        seq, _ = self._log.issue(action, fill, reg=reg, worker=worker, answers=answers)
+        for ticket, offered in uploads.offered:
+            self._upload(ticket, worker, offered)
+        if answers:
+            self._inbox.wait(seq, self._transport.check_alive)
+
+    def _upload(self, ticket: int, worker: int | None, array: Array) -> None:
+        workers = range(self.num_workers) if worker is None else (worker,)
+        try:
+            for receiver in workers:
+                self._transport.upload(ticket, receiver, byte_view(array))
+        except SessionError:
+            # Where the session was lost, its own error says why.
+            self._raise_if_lost()
+            raise
+
+    def _take_ticket(self) -> int:
+        self._tickets += 1  # under the log's lock
+        return self._tickets
+
+    # Waiting -----------------------------------------------------------------------
+
+    def sync_worker(self, worker_id: int) -> None:
+        """Waits until a worker has executed every command issued before.
+
+        Raises:
+            RemoteError: A command failed on some worker and no call has raised it.
+            SessionError: The session is closed or lost.
+        """
+        self._sync(self._check_worker(worker_id))
+
+    def sync_worker_0(self) -> None:
+        """Waits until worker 0 has executed every command issued before.
+
+        Raises:
+            RemoteError: A command failed on some worker and no call has raised it.
+            SessionError: The session is closed or lost.
+        """
+        self._sync(0)
+
+    def sync_all(self) -> None:
+        """Waits until every worker has executed every command issued before.
+
+        Raises:
+            RemoteError: A command failed on some worker and no call has raised it.
+            SessionError: The session is closed or lost.
+        """
+        self._sync(None)
+
+    def _sync(self, worker: int | None) -> None:
+        answers = self.num_workers if worker is None else 1
+        seq, _ = self._log.issue(Action.SYNC_WORKER, reg=0, worker=worker, answers=answers)
+        self._inbox.wait(seq, self._transport.check_alive)
+        self._inbox.raise_pending()
+
+    _sync_worker = sync_worker
+    _sync_all = sync_all
+
+    # The end ------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Ends the session and frees its slots; idempotent.
+
+        Errors that no call has raised are not raised here; leaving the ``with``
+        block, or :meth:`sync_all` before, raises them.
+        """
+        self._closed = True
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        try:
+            if kind is None and not self._closed:
+                self.sync_all()
+        finally:
+            self.shutdown()
+
+    # Checks --------------------------------------------------------------------------
+
+    def _release(self, register: int) -> None:
+        self._log.release(register)
+
+    def _check_ref(self, ref: DRef) -> int:
+        if ref.session is not self:
+            msg = (
+                f"expected a reference of session {self.name!r}, got one of "
+                f"session {ref.session.name!r}"
+            )
+            raise ForeignReference(msg)
+        return ref.reg_id
+
+    def _register_of(self, value: object) -> int | None:
+        return self._check_ref(value) if isinstance(value, DRef) else None
+
+    def _check_worker(self, worker: int) -> int:
+        if isinstance(worker, bool) or not hasattr(worker, "__index__"):
+            msg = f"expected an integer worker_id, got {worker!r} of type {type(worker).__name__}"
+            raise TypeError(msg)
+        if not 0 <= worker < self.num_workers:
+            msg = f"expected a worker_id from 0 to {self.num_workers - 1}, got {worker}"
+            raise ConfigError(msg)
+        return int(worker)
+
+    def _raise_if_lost(self) -> None:
+        error = self._log.closed
+        if error is not None and not isinstance(error, SessionClosed):
+            raise error
+
+
+def _close(log: CommandLog, transport: Transport, name: str) -> None:
+    """Ends a session; also run when it is collected, and at interpreter exit."""
+    log.close(SessionClosed(f"session {name!r} was shut down"), drop=False)
+    transport.close(_CLOSE_TIMEOUT_S)
+
+
+def _dims(shape: object) -> Iterable[Any]:
+    if isinstance(shape, Iterable) and not isinstance(shape, (str, bytes)):
+        return shape  # pyright: ignore[reportUnknownVariableType]
+    msg = f"expected a shape such as (2, 3), got {shape!r}"
+    raise TypeError(msg)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return "a read-only one"
+    return f"{value!r} of type {type(value).__name__}"
+
+
+def _host_array(value: object) -> Array:
+    if isinstance(value, DRef):
+        msg = "expected a host array, got a reference to an array on the workers"
+        raise EncodingError(msg)
+    array = np.asarray(value)
+    if array.dtype.hasobject or array.dtype.kind in "SU":
+        msg = f"expected an array of numbers, got {_kind(value)}"
+        raise EncodingError(msg)
+    return array
+
+

@@ -1,0 +1,1 @@
+"""What carries a session's envelopes: the protocol, and gRPC."""

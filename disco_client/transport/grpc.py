@@ -1,0 +1,294 @@
+"""A session through a controller daemon: one gRPC stream and one reader thread.
+
+gRPC's own thread pulls encoded batches from ``Events.take`` and sends them; while
+it is busy the next batch grows. Envelopes cross gRPC as bytes: they were encoded
+once and are relayed as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from disco_client import errors
+from disco_client.pb import controller_pb2, controller_pb2_grpc, envelope_pb2, node_pb2
+from disco_client.transport.base import Events, RankPlace, Welcome
+from disco_client.transport.options import CHANNEL_OPTIONS, target
+from disco_client.wire.arrays import chunk_data, encode_head, encode_stream
+from disco_client.wire.codec import Kind, envelope
+
+__all__ = ["GrpcTransport"]
+
+_SERVICE = "/disco.v1.SessionService/"
+_SILENCE_S = 30.0
+"""A controller that sends nothing for this long, heartbeats included, is lost."""
+
+_logger = logging.getLogger(__name__)
+
+
+class GrpcTransport:
+    """One session of a controller.
+
+    Args:
+        address: ``HOST:PORT`` or ``unix:/path``.
+        create: What to ask for.
+        connect_timeout: Seconds to wait for the controller to answer at all.
+        on_queued: Told whenever the session's place in the queue changes.
+
+    Raises:
+        ConnectionFailed: Nobody answers there, or speaks another protocol.
+        NoSlots: The cluster had no room in time.
+        ConfigError: The controller refused the request as wrong.
+        SessionLost: A worker process could not be started.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        create: controller_pb2.CreateSession,
+        *,
+        connect_timeout: float,
+        on_queued: Callable[[controller_pb2.Queued], None],
+    ) -> None:
+        self._address = address
+        self._channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
+        self._stub = controller_pb2_grpc.SessionServiceStub(self._channel)
+        self._started = threading.Event()
+        self._ended = threading.Event()
+        self._closing = False
+        self._events: Events | None = None
+        self._heard = time.monotonic()
+        self._reader: threading.Thread | None = None
+        try:
+            self._await_controller(connect_timeout)
+            # Bytes in and out; the stub's typed method would copy each payload twice.
+            stream = self._channel.stream_stream(_SERVICE + "Open")
+            self._call: Any = stream(self._outgoing(create))
+            self._key = b""
+            self._welcome = self._await_ready(create, on_queued)
+        except BaseException:
+            self._started.set()
+            self._channel.close()
+            raise
+
+    @property
+    def welcome(self) -> Welcome:
+        """Which session this is, and where its workers run."""
+        return self._welcome
+
+    def _await_controller(self, timeout: float) -> None:
+        ready = grpc.channel_ready_future(self._channel)
+        try:
+            ready.result(timeout=timeout)
+        except grpc.FutureTimeoutError:
+            ready.cancel()
+            msg = (
+                f"no controller answers at {self._address} (waited {timeout:.0f} s); start one with "
+                f"'disco-controller --listen {self._address}', or correct the address "
+                "(argument of connect(), or DISCO_ADDRESS)"
+            )
+            raise errors.ConnectionFailed(msg) from None
+
+    def _await_ready(
+        self,
+        create: controller_pb2.CreateSession,
+        on_queued: Callable[[controller_pb2.Queued], None],
+    ) -> Welcome:
+        try:
+            for raw in self._call:
+                received = envelope_pb2.Envelope.FromString(raw)
+                if received.kind == Kind.QUEUED:
+                    on_queued(controller_pb2.Queued.FromString(received.payload))
+                elif received.kind == Kind.READY:
+                    ready = controller_pb2.SessionReady.FromString(received.payload)
+                    self._key = ready.transfer_key
+                    ranks = tuple(
+                        RankPlace(rank.worker, rank.node, rank.pid, rank.device)
+                        for rank in ready.ranks
+                    )
+                    return Welcome(ready.session, ready.name, ranks)
+                elif received.kind == Kind.ENDED:
+                    ended = controller_pb2.SessionEnded.FromString(received.payload)
+                    raise _end_error(ended, create)
+                elif received.kind == Kind.REFUSED:
+                    raise errors.ConnectionFailed(node_pb2.Refused.FromString(received.payload).message)
+        except grpc.RpcError as error:
+            raise errors.ConnectionFailed(self._stream_broke(error)) from None
+        msg = f"the controller at {self._address} ended the session before it was ready"
+        raise errors.ConnectionFailed(msg)
+
+    def _stream_broke(self, error: grpc.RpcError) -> str:
+        detail = _details(error)
+        return f"the connection to the controller at {self._address} broke: {detail}"
+
+    # The stream --------------------------------------------------------------
+
+    def _outgoing(self, create: controller_pb2.CreateSession) -> Iterator[bytes]:
+        yield envelope(Kind.CREATE, create.SerializeToString())
+        self._started.wait()
+        events = self._events
+        if events is None:  # it never became a session
+            return
+        while (batch := events.take()) is not None:
+            yield batch
+        yield envelope(Kind.CLOSE, session=self._welcome.session)
+
+    def start(self, events: Events) -> None:
+        """Begins to send what ``events.take`` yields and to deliver what comes."""
+        self._events = events
+        self._heard = time.monotonic()
+        self._reader = threading.Thread(
+            target=self._read, args=(events,), name="disco-replies", daemon=True
+        )
+        self._reader.start()
+        self._started.set()
+
+    def _read(self, events: Events) -> None:
+        error: errors.SessionError
+        try:
+            error = self._read_until_end(events)
+        except grpc.RpcError as broke:
+            error = errors.ControllerLost(self._stream_broke(broke))
+        except Exception as broke:
+            _logger.exception("the reader of session %s failed", self._welcome.name)
+            error = errors.ControllerLost(f"the session's reader failed: {broke!r}")
+        if self._closing:
+            error = errors.SessionClosed(f"session {self._welcome.name!r} was shut down")
+        self._ended.set()
+        events.lost(error)
+        self._call.cancel()
+
+    def _read_until_end(self, events: Events) -> errors.SessionError:
+        for raw in self._call:
+            self._heard = time.monotonic()
+            received = envelope_pb2.Envelope.FromString(raw)
+            kind = received.kind
+            if kind == Kind.REPLY:
+                events.reply(received.worker_plus_one - 1, received.payload)
+            elif kind == Kind.LOG:
+                lines = controller_pb2.LogLines.FromString(received.payload)
+                events.log(lines.worker, lines.node, lines.stderr, list(lines.lines))
+            elif kind == Kind.ENDED:
+                ended = controller_pb2.SessionEnded.FromString(received.payload)
+                return _lost_error(ended, self._welcome.name)
+        return errors.ControllerLost(f"the controller at {self._address} ended the stream")
+
+    def check_alive(self) -> None:
+        """Raises when the controller has been silent for too long.
+
+        Raises:
+            ControllerLost: Nothing was heard for half a minute.
+        """
+        silence = time.monotonic() - self._heard
+        if silence > _SILENCE_S and not self._ended.is_set():
+            msg = f"the controller at {self._address} has been silent for {silence:.0f} s"
+            error = errors.ControllerLost(msg)
+            if self._events is not None:
+                self._events.lost(error)
+            raise error
+
+    # Arrays --------------------------------------------------------------------
+
+    def upload(self, ticket: int, worker: int, data: memoryview) -> None:
+        """Sends an array's bytes to a worker; returns when they may be changed."""
+        head = encode_head(self._welcome.session, self._key, ticket, len(data), worker)
+        call = self._channel.stream_unary(
+            _SERVICE + "Upload",
+            response_deserializer=controller_pb2.UploadResult.FromString,
+        )
+        try:
+            call(encode_stream(head, data))
+        except grpc.RpcError as error:
+            raise self._transfer_failed("upload", error) from None
+
+    def download(self, ticket: int, worker: int, into: memoryview) -> None:
+        """Fills a buffer with the array that a worker offered."""
+        head = encode_head(self._welcome.session, self._key, ticket, len(into), worker)
+        call = self._channel.unary_stream(
+            _SERVICE + "Download",
+            request_serializer=controller_pb2.Transfer.SerializeToString,
+        )
+        at = 0
+        try:
+            for raw in call(head):
+                data = chunk_data(raw)
+                into[at : at + len(data)] = data
+                at += len(data)
+        except grpc.RpcError as error:
+            raise self._transfer_failed("download", error) from None
+        if at != len(into):
+            msg = f"expected an array of {len(into)} bytes from worker {worker}, got {at}"
+            raise errors.SessionError(msg)
+
+    def _transfer_failed(self, what: str, error: grpc.RpcError) -> errors.SessionError:
+        # When the session is gone its own error says more; it may be on its way.
+        if self._ended.wait(2.0):
+            return errors.SessionLost(f"the {what} ended with its session")
+        return errors.SessionError(f"the {what} of an array failed: {_details(error)}")
+
+    # The end ---------------------------------------------------------------------
+
+    def close(self, timeout: float) -> None:
+        """Waits until what was sent has left, then ends; idempotent."""
+        self._closing = True
+        self._started.set()
+        reader = self._reader
+        if reader is not None and reader is not threading.current_thread():
+            self._ended.wait(timeout)
+            with contextlib.suppress(Exception):
+                self._call.cancel()
+            reader.join(timeout)
+        self._channel.close()
+
+
+def _details(error: grpc.RpcError) -> str:
+    code = getattr(error, "code", None)
+    details = getattr(error, "details", None)
+    name = code().name if callable(code) else type(error).__name__
+    return f"{name}: {details() if callable(details) else error}"
+
+
+def _end_error(
+    ended: controller_pb2.SessionEnded, create: controller_pb2.CreateSession
+) -> errors.DiscoError:
+    """The error of a session that never began."""
+    if ended.reason == controller_pb2.END_REASON_NO_SLOTS:
+        return errors.NoSlots(
+            ended.message,
+            total_slots=ended.slots.total_slots,
+            free_slots=ended.slots.free_slots,
+        )
+    if ended.reason == controller_pb2.END_REASON_REFUSED:
+        return errors.ConfigError(ended.message)
+    return _lost_error(ended, create.name)
+
+
+def _lost_error(ended: controller_pb2.SessionEnded, name: str) -> errors.SessionError:
+    """The error of a session that ended by itself."""
+    if ended.reason in (
+        controller_pb2.END_REASON_RANK_LOST,
+        controller_pb2.END_REASON_START_FAILED,
+    ):
+        text = ended.message
+        if ended.output:
+            text += "\nits last output:\n" + "\n".join(f"  {line}" for line in ended.output)
+        return errors.WorkerLost(
+            text,
+            worker=ended.worker,
+            node=ended.node,
+            exit_status=ended.exit_status,
+            output=ended.output,
+        )
+    if ended.reason == controller_pb2.END_REASON_NODE_LOST:
+        return errors.NodeLost(ended.message, node=ended.node)
+    if ended.reason == controller_pb2.END_REASON_DRAINED:
+        return errors.ControllerLost(ended.message)
+    if ended.reason == controller_pb2.END_REASON_CLOSED:
+        return errors.SessionClosed(f"session {name!r} was shut down")
+    return errors.SessionLost(ended.message or f"session {name!r} ended")

@@ -1,0 +1,445 @@
+"""Values and commands to protobuf and back; the only place that knows both.
+
+The hot paths are :func:`encode_value` on the client and :func:`decode_args` on
+the workers: both dispatch on a type or field name through one table.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from disco_client.errors import ConfigError, EncodingError, RemoteFailure
+from disco_client.pb import commands_pb2, envelope_pb2, values_pb2
+from disco_client.wire.values import (
+    INLINE_ARRAY_BYTES,
+    MAX_DEPTH,
+    Device,
+    Opaque,
+    Shape,
+    dtype_from_name,
+    dtype_name,
+)
+
+__all__ = [
+    "Action",
+    "ArrayPorter",
+    "EncodedBatch",
+    "EncodedCommand",
+    "EncodedEnvelope",
+    "EncodedReply",
+    "EncodedValue",
+    "FailureKind",
+    "Kind",
+    "decode_args",
+    "decode_failure",
+    "decode_value",
+    "encode_failure",
+    "encode_value",
+    "envelope",
+]
+
+EncodedValue: TypeAlias = values_pb2.Value
+EncodedCommand: TypeAlias = commands_pb2.Command
+EncodedBatch: TypeAlias = commands_pb2.Batch
+EncodedReply: TypeAlias = commands_pb2.Reply
+EncodedEnvelope: TypeAlias = envelope_pb2.Envelope
+
+_INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
+
+
+class Action(enum.IntEnum):
+    """What a command does; the numbers are those of the original's DiscoAction."""
+
+    SHUT_DOWN = 0
+    KILL_REG = 1
+    GET_GLOBAL_FUNC = 2
+    CALL_PACKED = 3
+    SYNC_WORKER = 4
+    COPY_FROM_WORKER0 = 5
+    COPY_TO_WORKER0 = 6
+    DEBUG_GET_FROM_REMOTE = 7
+    DEBUG_SET_REGISTER = 8
+
+
+class Kind(enum.IntEnum):
+    """What an envelope's payload holds."""
+
+    BATCH = 1
+    REPLY = 2
+    LOG = 3
+    CREATE = 10
+    QUEUED = 11
+    READY = 12
+    CLOSE = 13
+    ENDED = 14
+    HEARTBEAT = 15
+    REGISTER = 20
+    REGISTERED = 21
+    START_RANKS = 22
+    RANKS_READY = 23
+    RANK_EXITED = 24
+    END_SESSION = 25
+    SESSION_GONE = 26
+    FETCH = 27
+    DRAIN = 28
+    REFUSED = 29
+    ASSIGN = 40
+    ASSIGNED = 41
+    ARRAY_IN = 42
+    ARRAY_OUT = 43
+    OPEN_CCL = 44
+
+
+class FailureKind(enum.IntEnum):
+    """The families of failures a client tells apart."""
+
+    EXCEPTION = 1
+    NOT_FOUND = 2
+    NOT_ALLOWED = 3
+    BAD_ARGUMENT = 4
+    MISMATCH = 5
+    ABORTED = 6
+    CCL = 7
+
+
+class ArrayPorter:
+    """Moves arrays that are too large for a command; the base refuses them."""
+
+    def offer(self, array: np.ndarray[Any, Any]) -> int:
+        """Hands over a C-contiguous array and returns its ticket."""
+        msg = f"an array of {array.nbytes} bytes cannot travel inside a value here"
+        raise EncodingError(msg)
+
+    def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
+        """Returns the array that was offered under this ticket."""
+        msg = f"no array can be collected here (ticket {ticket}, {dtype}, {tuple(shape)})"
+        raise EncodingError(msg)
+
+
+_NO_PORTER = ArrayPorter()
+RegisterOf: TypeAlias = Callable[[object], int | None]
+
+
+def _no_register(_value: object) -> int | None:
+    return None
+
+
+def envelope(  # noqa: PLR0913  (the fields of the message)
+    kind: int,
+    payload: bytes = b"",
+    *,
+    session: int = 0,
+    worker: int | None = None,
+    first_seq: int = 0,
+    last_seq: int = 0,
+) -> bytes:
+    """Encodes one envelope."""
+    return envelope_pb2.Envelope(
+        session=session,
+        kind=kind,  # type: ignore[arg-type]  (the enum's numbers are ours)
+        worker_plus_one=0 if worker is None else worker + 1,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        payload=payload,
+    ).SerializeToString()
+
+
+# Encoding -----------------------------------------------------------------
+
+
+def encode_value(
+    out: EncodedValue,
+    value: object,
+    porter: ArrayPorter = _NO_PORTER,
+    register_of: RegisterOf = _no_register,
+    depth: int = 0,
+) -> None:
+    """Writes a value into a protobuf message.
+
+    Args:
+        out: The message to fill.
+        value: Any value of :mod:`disco_client.wire.values`.
+        porter: Takes the arrays larger than ``INLINE_ARRAY_BYTES``.
+        register_of: Returns the register that an object stands for, or None.
+        depth: How many lists and maps surround the value.
+
+    Raises:
+        EncodingError: The value, or one inside it, may not travel.
+    """
+    simple = _SIMPLE.get(type(value))
+    if simple is not None:
+        simple(out, value)
+        return
+    register = register_of(value)
+    if register is not None:
+        out.reg = register
+        return
+    if isinstance(value, np.ndarray):
+        _encode_array(out, value, porter)
+    elif isinstance(value, (list, tuple)) and not isinstance(value, Shape):
+        _check_depth(depth)
+        items = out.list.items
+        out.list.SetInParent()
+        for item in value:
+            encode_value(items.add(), item, porter, register_of, depth + 1)
+    elif isinstance(value, dict):
+        _check_depth(depth)
+        _encode_map(out, value, porter, register_of, depth)
+    else:
+        _encode_other(out, value)
+
+
+def _check_depth(depth: int) -> None:
+    if depth >= MAX_DEPTH:
+        msg = f"lists and maps may nest {MAX_DEPTH} deep, these go deeper"
+        raise EncodingError(msg)
+
+
+def _encode_none(out: EncodedValue, _value: Any) -> None:
+    out.none.SetInParent()
+
+
+def _encode_bool(out: EncodedValue, value: Any) -> None:
+    out.bool = bool(value)
+
+
+def _encode_int(out: EncodedValue, value: Any) -> None:
+    if not _INT_MIN <= value <= _INT_MAX:
+        msg = f"expected an integer of 64 bits, got {value} ({int(value).bit_length()} bits)"
+        raise EncodingError(msg)
+    out.int = int(value)
+
+
+def _encode_float(out: EncodedValue, value: Any) -> None:
+    out.float = float(value)
+
+
+def _encode_str(out: EncodedValue, value: Any) -> None:
+    try:
+        out.str = value
+    except (ValueError, UnicodeEncodeError):
+        msg = f"expected text that UTF-8 can encode, got {value!r}"
+        raise EncodingError(msg) from None
+
+
+def _encode_bytes(out: EncodedValue, value: Any) -> None:
+    out.bytes = bytes(value)
+
+
+def _encode_dtype(out: EncodedValue, value: Any) -> None:
+    try:
+        out.dtype = dtype_name(value)
+    except ConfigError as error:
+        raise EncodingError(str(error)) from None
+
+
+def _encode_device(out: EncodedValue, value: Any) -> None:
+    out.device.kind = value.kind
+    out.device.index = value.index
+
+
+def _encode_shape(out: EncodedValue, value: Any) -> None:
+    out.shape.SetInParent()
+    out.shape.dims.extend(value)
+
+
+def _encode_opaque(out: EncodedValue, value: Any) -> None:
+    out.opaque.type = value.type
+    out.opaque.text = value.text
+
+
+_SIMPLE: dict[type, Callable[[EncodedValue, Any], None]] = {
+    type(None): _encode_none,
+    bool: _encode_bool,
+    int: _encode_int,
+    float: _encode_float,
+    str: _encode_str,
+    bytes: _encode_bytes,
+    bytearray: _encode_bytes,
+    memoryview: _encode_bytes,
+    Device: _encode_device,
+    Shape: _encode_shape,
+    Opaque: _encode_opaque,
+    np.bool_: _encode_bool,
+}
+
+
+def _encode_other(out: EncodedValue, value: object) -> None:
+    if isinstance(value, np.dtype):
+        _encode_dtype(out, value)  # pyright: ignore[reportUnknownArgumentType]
+    elif isinstance(value, np.generic):
+        _encode_scalar(out, value)
+    elif isinstance(value, type) and issubclass(value, np.generic):
+        _encode_dtype(out, np.dtype(value))
+    else:
+        for kind in (bool, int, float, str, bytes):
+            if isinstance(value, kind):
+                _SIMPLE[kind](out, value)
+                return
+        msg = (
+            f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot travel; "
+            "expected None, bool, int, float, str, bytes, dtype, Device, Shape, ndarray, DRef, "
+            "or a list or string-keyed dict of these"
+        )
+        raise EncodingError(msg)
+
+
+def _encode_scalar(out: EncodedValue, value: np.generic) -> None:
+    item: object = value.item()
+    if type(item) in (bool, int, float):
+        _SIMPLE[type(item)](out, item)
+    else:
+        _encode_array(out, np.asarray(value), _NO_PORTER)
+
+
+def _encode_map(
+    out: EncodedValue, value: dict[Any, Any], porter: ArrayPorter, register_of: RegisterOf, depth: int
+) -> None:
+    out.map.SetInParent()
+    items = out.map.items
+    for key, item in value.items():
+        if not isinstance(key, str):
+            msg = f"expected string keys in a map, got {key!r} of type {type(key).__name__}"
+            raise EncodingError(msg)
+        encode_value(items[key], item, porter, register_of, depth + 1)
+
+
+def _encode_array(out: EncodedValue, value: np.ndarray[Any, Any], porter: ArrayPorter) -> None:
+    encoded = out.array
+    try:
+        encoded.dtype = dtype_name(value.dtype)
+    except ConfigError as error:
+        raise EncodingError(str(error)) from None
+    encoded.shape.extend(value.shape)
+    if value.nbytes <= INLINE_ARRAY_BYTES:
+        encoded.inline = value.tobytes()
+    else:
+        encoded.ticket = porter.offer(np.ascontiguousarray(value))
+
+
+# Decoding -----------------------------------------------------------------
+
+
+def decode_args(
+    args: Iterable[EncodedValue], registers: Callable[[int], Any], porter: ArrayPorter = _NO_PORTER
+) -> list[Any]:
+    """Turns a command's arguments into objects; registers become their content."""
+    out: list[Any] = []
+    for arg in args:
+        kind = arg.WhichOneof("kind")
+        if kind == "reg":
+            out.append(registers(arg.reg))
+        elif kind in _DIRECT:
+            out.append(getattr(arg, kind))
+        else:
+            out.append(decode_value(arg, porter, registers))
+    return out
+
+
+_DIRECT = frozenset(("int", "float", "str", "bytes", "bool"))
+
+
+def _refuse_register(register: int) -> Any:
+    msg = f"a reference to register {register} means nothing here"
+    raise EncodingError(msg)
+
+
+def decode_value(
+    value: EncodedValue,
+    porter: ArrayPorter = _NO_PORTER,
+    registers: Callable[[int], Any] = _refuse_register,
+    depth: int = 0,
+) -> Any:
+    """Reads a value from a protobuf message.
+
+    Raises:
+        EncodingError: The message holds no value, nests too deep, or an array's
+            bytes do not fit its shape.
+    """
+    kind = value.WhichOneof("kind")
+    if kind in _DIRECT:
+        return getattr(value, kind)
+    if kind == "none":
+        return None
+    if kind == "reg":
+        return registers(value.reg)
+    if kind == "shape":
+        return Shape(value.shape.dims)
+    if kind == "array":
+        return _decode_array(value.array, porter)
+    if kind == "dtype":
+        return _decode_dtype(value.dtype)
+    if kind == "device":
+        return Device(value.device.kind, value.device.index)
+    if kind == "list":
+        _check_depth(depth)
+        return [decode_value(item, porter, registers, depth + 1) for item in value.list.items]
+    if kind == "map":
+        _check_depth(depth)
+        return {
+            key: decode_value(item, porter, registers, depth + 1)
+            for key, item in value.map.items.items()
+        }
+    if kind == "opaque":
+        return Opaque(value.opaque.type, value.opaque.text)
+    msg = "expected a value, got an empty message"
+    raise EncodingError(msg)
+
+
+def _decode_dtype(name: str) -> np.dtype[Any]:
+    try:
+        return dtype_from_name(name)
+    except ConfigError as error:
+        raise EncodingError(str(error)) from None
+
+
+def _decode_array(encoded: values_pb2.Array, porter: ArrayPorter) -> Any:
+    dtype = _decode_dtype(encoded.dtype)
+    shape = tuple(encoded.shape)
+    if encoded.WhichOneof("data") == "ticket":
+        return porter.collect(encoded.ticket, dtype, shape)
+    expected = dtype.itemsize
+    for dim in shape:
+        expected *= dim
+    if expected != len(encoded.inline):
+        msg = f"expected {expected} bytes for {dtype}{list(shape)}, got {len(encoded.inline)}"
+        raise EncodingError(msg)
+    # A copy, because what frombuffer returns is read-only.
+    return np.frombuffer(encoded.inline, dtype).reshape(shape).copy()
+
+
+# Failures -----------------------------------------------------------------
+
+
+def encode_failure(out: commands_pb2.Failure, failure: RemoteFailure, kind: FailureKind) -> None:
+    """Writes a failure into a protobuf message."""
+    out.seq = failure.seq
+    out.worker = failure.worker
+    out.kind = int(kind)  # type: ignore[assignment]  (the enum's numbers are ours)
+    out.function = failure.function
+    out.exception = failure.exception
+    out.message = failure.message
+    out.traceback = failure.traceback
+    out.node = failure.node
+
+
+def decode_failure(encoded: commands_pb2.Failure) -> tuple[RemoteFailure, FailureKind]:
+    """Reads a failure; a kind from a newer peer counts as an exception."""
+    try:
+        kind = FailureKind(encoded.kind)
+    except ValueError:
+        kind = FailureKind.EXCEPTION
+    failure = RemoteFailure(
+        worker=encoded.worker,
+        seq=encoded.seq,
+        message=encoded.message,
+        node=encoded.node,
+        function=encoded.function,
+        exception=encoded.exception,
+        traceback=encoded.traceback,
+    )
+    return failure, kind

@@ -1,0 +1,173 @@
+"""The closed set of values that may travel, and the small types it needs.
+
+===================== =================================================
+Python                arrives on the other side as
+===================== =================================================
+``None``, ``bool``    the same
+``int``               ``int`` (64 bits, signed)
+``float``             ``float`` (64 bits)
+``str``               ``str``
+``bytes``             ``bytes`` (also from ``bytearray``, ``memoryview``)
+``numpy.dtype``       ``numpy.dtype``
+:class:`Device`       :class:`Device`
+:class:`Shape`        :class:`Shape`
+``list``, ``tuple``   ``list``
+``dict`` (str keys)   ``dict``
+``numpy.ndarray``     ``numpy.ndarray`` in C order
+numpy scalar          ``int``, ``float`` or ``bool``
+``DRef``              on a worker: what its register holds
+===================== =================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from disco_client.errors import ConfigError
+
+__all__ = [
+    "INLINE_ARRAY_BYTES",
+    "MAX_DEPTH",
+    "Device",
+    "Opaque",
+    "Shape",
+    "cpu",
+    "cuda",
+    "dtype_from_name",
+    "dtype_name",
+    "rocm",
+]
+
+INLINE_ARRAY_BYTES = 64 * 1024
+"""Arrays up to this many bytes travel inside a command; larger ones beside the log."""
+
+MAX_DEPTH = 32
+"""How deep lists and maps may nest."""
+
+_DEVICE = re.compile(r"(cpu|cuda|rocm)(?:[:(](\d+)\)?)?")
+_EXTENSION_TYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of a worker: its kind ("cpu", "cuda" or "rocm") and its index."""
+
+    kind: str
+    index: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Device:
+        """Reads ``"cpu"``, ``"cuda:1"`` or ``"rocm(0)"``.
+
+        Raises:
+            ConfigError: The text is none of these.
+        """
+        match = _DEVICE.fullmatch(text.strip())
+        if match is None:
+            msg = f"expected a device such as 'cpu', 'cuda:0' or 'rocm:1', got {text!r}"
+            raise ConfigError(msg)
+        return cls(match[1], int(match[2] or 0))
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}"
+
+
+def cpu(index: int = 0) -> Device:
+    """The CPU."""
+    return Device("cpu", index)
+
+
+def cuda(index: int = 0) -> Device:
+    """The NVIDIA GPU of that index."""
+    return Device("cuda", index)
+
+
+def rocm(index: int = 0) -> Device:
+    """The AMD GPU of that index."""
+    return Device("rocm", index)
+
+
+class Shape(tuple[int, ...]):
+    """The extents of an array; a tuple that keeps its meaning on the wire."""
+
+    __slots__ = ()
+
+    def __new__(cls, dims: Iterable[int] = ()) -> Shape:
+        """Makes a shape of any integers.
+
+        Raises:
+            TypeError: A dimension is not an integer.
+            ValueError: A dimension is negative.
+        """
+        values = tuple(_dimension(dim) for dim in dims)
+        return super().__new__(cls, values)
+
+    def __repr__(self) -> str:
+        return f"Shape({list(self)})"
+
+
+def _dimension(dim: Any) -> int:
+    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+        msg = f"expected integer dimensions, got {dim!r} of type {type(dim).__name__}"
+        raise TypeError(msg)
+    value = int(dim.__index__())
+    if value < 0:
+        msg = f"expected dimensions of zero or more, got {value}"
+        raise ValueError(msg)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """Stands at the client for a worker's object that cannot travel."""
+
+    type: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"<{self.type} on the worker: {self.text}>"
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The name under which a dtype travels.
+
+    Raises:
+        ConfigError: The dtype is structured, or holds Python objects.
+    """
+    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
+        msg = f"expected a plain numeric dtype, got {dtype}"
+        raise ConfigError(msg)
+    if dtype.kind in "SUmM":
+        return dtype.str
+    return dtype.name
+
+
+def dtype_from_name(name: object) -> np.dtype[Any]:
+    """Finds a dtype by name; bfloat16 and its kind need the ``ml_dtypes`` package.
+
+    Raises:
+        ConfigError: No such dtype, or ``ml_dtypes`` is not installed.
+    """
+    if isinstance(name, str) and name in _EXTENSION_TYPES:
+        return _extension_dtype(name)
+    try:
+        dtype: np.dtype[Any] = np.dtype(name)  # type: ignore[call-overload]
+    except (TypeError, ValueError, SyntaxError):
+        msg = f"expected the name of a dtype such as 'float32', got {name!r}"
+        raise ConfigError(msg) from None
+    dtype_name(dtype)
+    return dtype
+
+
+def _extension_dtype(name: str) -> np.dtype[Any]:
+    try:
+        import ml_dtypes  # noqa: PLC0415  (optional, and needed for few programs)
+    except ImportError:
+        msg = f"dtype {name!r} needs the package ml_dtypes: pip install ml_dtypes"
+        raise ConfigError(msg) from None
+    return np.dtype(getattr(ml_dtypes, name))

@@ -1,0 +1,40 @@
+"""Disco's server side: controller, worker daemons, and the rank processes.
+
+A function that workers should offer is registered where it is defined::
+
+    import disco_server
+
+    @disco_server.register_func("my.scale")
+    def scale(array, factor):
+        return array * factor
+
+and reaches the workers with ``session.import_python_module``. Inside such a
+function, :func:`current_worker` tells which rank runs it and offers collectives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from disco_server.runtime.context import Worker, current_worker
+    from disco_server.runtime.functions import register_func
+
+__all__ = ["Worker", "current_worker", "register_func"]
+
+_HOMES = {
+    "Worker": "disco_server.runtime.context",
+    "current_worker": "disco_server.runtime.context",
+    "register_func": "disco_server.runtime.functions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    from importlib import import_module  # noqa: PLC0415  (only when a name is first used)
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

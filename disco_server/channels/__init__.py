@@ -1,0 +1,1 @@
+"""What carries envelopes between a daemon and its ranks."""

@@ -1,0 +1,246 @@
+"""``disco local``: a cluster of real daemons on this machine, for one command or a while."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import click
+
+from disco_client.errors import ConfigError, DiscoError
+from disco_server.cli.options import log_level_option, report_errors
+from disco_server.observe.lifetime import PARENT_VARIABLE
+from disco_server.settings import cpu_cores
+
+__all__ = ["LocalCluster", "local"]
+
+_READY_S = 60.0
+_STOP_S = 10.0
+
+
+class LocalCluster:
+    """A controller and worker daemons as child processes; a context manager.
+
+    They listen on a Unix socket in a folder that only this user can enter, so
+    nobody else on the machine can run code through them, and what sessions may
+    import is not restricted unless ``allow_modules`` says so.
+
+    Args:
+        nodes: How many worker daemons.
+        slots: How many slots each of them has.
+        allow_modules: What sessions may import; empty for anything.
+        log_level: Of the daemons' logs, which go to standard error.
+        import_path: Folders that the workers' Python searches first.
+        listen: Listen on this address instead, ``HOST:PORT``.
+
+    Attributes:
+        address: Where the controller listens, once started.
+        pids: The processes of the daemons.
+    """
+
+    def __init__(  # noqa: PLR0913  (each one is a plain choice of the caller)
+        self,
+        nodes: int = 1,
+        slots: int = 2,
+        *,
+        allow_modules: Sequence[str] = (),
+        log_level: str = "warning",
+        import_path: Sequence[str] = (),
+        listen: str | None = None,
+    ) -> None:
+        self._nodes = nodes
+        self._slots = slots
+        self._allow = tuple(allow_modules) or ("*",)
+        self._log_level = log_level
+        self._folder = Path(tempfile.mkdtemp(prefix="disco-"))
+        self._listen = listen or f"unix:{self._folder}/controller"
+        self._processes: list[subprocess.Popen[str]] = []
+        path = [*import_path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        self._environ = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(part for part in path if part),
+            PARENT_VARIABLE: str(os.getpid()),
+        }
+        self.address = self._listen
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the daemons, the controller first."""
+        return [process.pid for process in self._processes]
+
+    def start(self) -> None:
+        """Starts every daemon and waits until all are ready.
+
+        Raises:
+            DiscoError: One of them ended or did not become ready.
+        """
+        level = ("--log-level", self._log_level)
+        ready = self._run("controller", ["--listen", self._listen, *level])
+        self.address = ready.rsplit(" ", 1)[-1]
+        threads = max(1, cpu_cores() // (self._nodes * self._slots))
+        options = ["--controller", self.address, "--slots", str(self._slots), *level]
+        options += ["--rank-threads", str(threads)]
+        for pattern in self._allow:
+            options += ["--allow-module", pattern]
+        started = [
+            self._spawn("worker", [*options, "--name", f"node-{index}"])
+            for index in range(self._nodes)
+        ]
+        for process in started:
+            self._await_ready("worker", process)
+
+    def _run(self, what: str, options: list[str]) -> str:
+        return self._await_ready(what, self._spawn(what, options))
+
+    def _spawn(self, what: str, options: list[str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"disco_server.cli.{what}", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environ,
+            # Ctrl-C is for the command; the daemons are told afterwards.
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def _await_ready(self, what: str, process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None  # noqa: S101  (it was asked for above)
+        line = _read_line(process.stdout, _READY_S)
+        if line is None:
+            msg = f"disco-{what} was not ready within {_READY_S:.0f} s; see --log-level debug"
+            raise DiscoError(msg)
+        if not line:
+            status = process.wait()
+            msg = f"disco-{what} ended with status {status} before it was ready; its log says why"
+            raise DiscoError(msg)
+        return line.strip()
+
+    def stop(self) -> None:
+        """Ends every daemon: workers first, gently, then by force; idempotent."""
+        processes = self._processes[::-1]
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_S
+        for process in processes:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        self._processes.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> LocalCluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _read_line(stream: IO[str], timeout: float) -> str | None:
+    """Reads one line; empty at the end of the stream, None after the timeout."""
+    got: list[str] = []
+    reader = threading.Thread(target=lambda: got.append(stream.readline()), daemon=True)
+    reader.start()
+    reader.join(timeout)
+    return got[0] if got else None
+
+
+def _script_folder(command: Sequence[str]) -> list[str]:
+    """The folder of the Python script that a command runs, as Python itself puts it on its path."""
+    for word in command[1:]:
+        if word.endswith(".py") and Path(word).is_file():
+            return [str(Path(word).resolve().parent)]
+    return []
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
+)
+@click.option("--nodes", type=click.IntRange(1, 64), default=1, show_default=True, help="How many worker daemons.")
+@click.option("--slots", type=click.IntRange(1, 256), default=None, help="Slots of each of them.  [default: CPU cores]")
+@click.option("--listen", metavar="HOST:PORT", default=None, help="Listen there instead of on a private Unix socket.")
+@click.option("--allow-module", "allow_modules", multiple=True, metavar="PATTERN", help="What sessions may import; repeatable.  [default: anything]")
+@log_level_option
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@report_errors
+def local(  # noqa: PLR0913  (click passes each option by name)
+    nodes: int,
+    slots: int | None,
+    listen: str | None,
+    allow_modules: tuple[str, ...],
+    log_level: str | None,
+    command: tuple[str, ...],
+) -> None:
+    """Runs a cluster on this machine: for COMMAND, or until Ctrl-C.
+
+    COMMAND finds the cluster in DISCO_ADDRESS; its exit code becomes this
+    one's. Put -- before it:
+
+        disco local --nodes 2 --slots 2 -- python program.py
+    """
+    if command and shutil.which(command[0]) is None:
+        msg = f"expected a command to run, found no program {command[0]!r}"
+        raise ConfigError(msg)
+    if listen is not None and not allow_modules:
+        # A port is open to every user of the machine, the private socket is not.
+        allow_modules = ("numpy",)
+    cluster = LocalCluster(
+        nodes,
+        slots or cpu_cores(),
+        allow_modules=allow_modules,
+        log_level=log_level or "warning",
+        import_path=_script_folder(command),
+        listen=listen,
+    )
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with cluster:
+            code = _run_command(command, cluster.address) if command else _idle(cluster)
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    sys.exit(code)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _run_command(command: tuple[str, ...], address: str) -> int:
+    process = subprocess.Popen(command, env={**os.environ, "DISCO_ADDRESS": address})
+    while True:
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            # From the terminal the command has it too; from elsewhere it is passed on.
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+            continue
+        return status if status >= 0 else 128 - status
+
+
+def _idle(cluster: LocalCluster) -> int:
+    click.echo(f"cluster ready; DISCO_ADDRESS={cluster.address}  (Ctrl-C stops it)")
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
+    return 0

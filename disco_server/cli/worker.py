@@ -1,0 +1,42 @@
+"""The command ``disco-worker``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from disco_client.version import __version__
+from disco_server.cli.options import daemon_options, report_errors
+from disco_server.config import WorkerConfig
+from disco_server.observe import logs
+from disco_server.observe.lifetime import die_with_parent_in
+
+__all__ = ["main"]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="disco-worker")
+@click.option("--controller", metavar="HOST:PORT", help="The controller to join.  [default: 127.0.0.1:7600]")
+@click.option("--slots", type=int, metavar="N", help="How many workers fit here.  [default: CPU cores, or one a GPU]")
+@click.option("--devices", metavar="LIST", help="cpu, cuda, or numbered GPUs such as cuda:0,1.  [default: cpu]")
+@click.option("--name", metavar="NAME", help="This node's name, unique in the cluster.  [default: host name]")
+@click.option("--allow-module", "allow_modules", multiple=True, metavar="PATTERN", help="What sessions may import, besides numpy and cupy; repeatable.")
+@click.option("--warm", type=int, metavar="N", help="Interpreters kept ready for new sessions.  [default: slots, at most 8]")
+@click.option("--rank-threads", type=int, metavar="N", help="Threads of a worker's numerical libraries.  [default: an equal share of the cores]")
+@daemon_options
+@report_errors
+def main(config: Path | None, **flags: object) -> None:
+    """Runs a worker daemon: offers this machine's slots to a controller."""
+    die_with_parent_in(os.environ)
+    settings = WorkerConfig.load(flags, file=config)
+    logs.setup(settings.log_level, settings.log_format)
+    from disco_server.worker.daemon import run  # loads gRPC, which --help need not
+
+    sys.exit(run(settings))
+
+
+if __name__ == "__main__":
+    main()

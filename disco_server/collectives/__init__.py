@@ -1,0 +1,1 @@
+"""How the ranks of a session move and combine arrays among themselves."""

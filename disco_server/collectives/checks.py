@@ -1,0 +1,254 @@
+"""What one rank brings to a collective, checked before it meets its peers.
+
+The checks here need this rank's arrays only. Each returns an `Offer`: three
+small numbers that the ranks compare, and what is wrong with the call, if
+anything is. Nothing raises: a rank with a wrong call must still meet its peers,
+which would wait for it otherwise.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from disco_server.collectives.base import Array, ReduceOp
+
+__all__ = [
+    "Family",
+    "Kind",
+    "Offer",
+    "Op",
+    "check_equal",
+    "check_parts",
+    "check_point",
+    "describe",
+    "find_kind",
+    "op_name",
+]
+
+
+class Op(IntEnum):
+    """The collectives, as numbered in the headers ranks exchange."""
+
+    ALLREDUCE = 1
+    ALLGATHER = 2
+    BROADCAST = 3
+    SCATTER = 4
+    GATHER = 5
+    REDUCE_SCATTER = 6
+    ALL_TO_ALL = 7
+    BARRIER = 8
+    SEND_RECV = 9
+
+
+class Family(IntEnum):
+    """How elements are combined."""
+
+    BOOL = 0
+    INTEGER = 1
+    FLOAT = 2
+    HALF = 3
+    """float16 and bfloat16: combined in float32, rounded once."""
+    COMPLEX = 4
+    OPAQUE = 5
+    """Moved as bytes; no reduction knows it."""
+
+
+class Kind(NamedTuple):
+    """A dtype that may enter a collective.
+
+    Attributes:
+        code: Its number in headers.
+        name: Its name as numpy writes it.
+        family: How its elements are combined.
+    """
+
+    code: int
+    name: str
+    family: Family
+
+
+_NAMES: dict[Family, tuple[str, ...]] = {
+    Family.BOOL: ("bool",),
+    Family.INTEGER: ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    Family.FLOAT: ("float32", "float64"),
+    Family.HALF: ("float16", "bfloat16"),
+    Family.COMPLEX: ("complex64", "complex128"),
+    Family.OPAQUE: (
+        "float8_e3m4",
+        "float8_e4m3",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    ),
+}
+_BY_NAME = {
+    name: Kind(code, name, family)
+    for code, (family, name) in enumerate(
+        ((family, name) for family, names in _NAMES.items() for name in names), start=1
+    )
+}
+# Looked up by the dtype object itself, which hashes fast; filled on first use,
+# so that ml_dtypes need not be imported for its dtypes to be known.
+_known: dict[np.dtype[Any], Kind | None] = {}
+
+
+class Offer(NamedTuple):
+    """What a rank brings.
+
+    Attributes:
+        op: The collective, plus 16 times the reduction where there is one.
+        dtype: The code of the dtype, 0 for none.
+        count: Elements of one part.
+        problem: What is wrong on this rank; empty if nothing is.
+        family: How the elements are combined.
+    """
+
+    op: int
+    dtype: int
+    count: int
+    problem: str = ""
+    family: Family = Family.OPAQUE
+
+
+def find_kind(dtype: np.dtype[Any]) -> Kind | None:
+    """Finds what is known of a dtype; None if it may not enter a collective."""
+    try:
+        return _known[dtype]
+    except KeyError:
+        kind = _BY_NAME.get(dtype.name) if dtype.isnative else None
+        _known[dtype] = kind
+        return kind
+
+
+def check_equal(
+    op: Op, src: object, dst: object, reduce: ReduceOp | None = None, *, parts: int = 1
+) -> Offer:
+    """Checks a collective whose source and destination are equally long.
+
+    Args:
+        op: The collective.
+        src: The source; where only the root's counts, the others give `dst`.
+        dst: The destination.
+        reduce: The reduction, where there is one.
+        parts: Into how many equal parts both must fall.
+    """
+    code = int(op) if reduce is None else op + 16 * reduce
+    if not isinstance(src, np.ndarray):
+        return Offer(code, 0, 0, f"the source must be an array, not {_name(src)}")
+    if not isinstance(dst, np.ndarray):
+        return Offer(code, 0, 0, f"the destination must be an array, not {_name(dst)}")
+    size = src.size
+    problem = ""
+    if dst.size != size:
+        problem = f"the destination {_text(dst)} needs {size} elements, as {_text(src)} has"
+    elif size % parts:
+        problem = f"{_text(src)} cannot be split into {parts} equal parts"
+    return _check(code, src, dst, size // parts, reduce, problem or _check_writeable(dst))
+
+
+def check_parts(
+    op: Op, src: object, dst: object, parts: int, reduce: ReduceOp | None = None, *, root: bool
+) -> Offer:
+    """Checks a collective between one array of all parts and one array a part.
+
+    Args:
+        op: ALLGATHER and GATHER have all parts in the destination, SCATTER and
+            REDUCE_SCATTER in the source.
+        src: The source.
+        dst: The destination.
+        parts: How many ranks take part.
+        reduce: The reduction, where there is one.
+        root: Whether this rank has the array of all parts; if it has not, that
+            array is not looked at.
+    """
+    code = int(op) if reduce is None else op + 16 * reduce
+    joins = op in (Op.ALLGATHER, Op.GATHER)
+    if not root:
+        src, dst = (src, src) if joins else (dst, dst)
+    if not isinstance(src, np.ndarray):
+        return Offer(code, 0, 0, f"the source must be an array, not {_name(src)}")
+    if not isinstance(dst, np.ndarray):
+        return Offer(code, 0, 0, f"the destination must be an array, not {_name(dst)}")
+    problem = ""
+    count = src.size if joins else dst.size
+    if root and (dst.size if joins else src.size) != count * parts:
+        whole, part = (dst, src) if joins else (src, dst)
+        problem = f"{_text(whole)} does not hold {parts} parts like {_text(part)}"
+    elif root or not joins:
+        problem = _check_writeable(dst)
+    return _check(code, src, dst, count, reduce, problem)
+
+
+def check_point(buf: object, peer: int, me: int, workers: int, *, receives: bool) -> Offer:
+    """Checks one end of a transfer between two workers."""
+    code = int(Op.SEND_RECV)
+    if not isinstance(buf, np.ndarray):
+        return Offer(code, 0, 0, f"the buffer must be an array, not {_name(buf)}")
+    problem = ""
+    if not 0 <= peer < workers or peer == me:
+        problem = f"worker {peer} is not another one of the {workers} workers"
+    elif receives:
+        problem = _check_writeable(buf)
+    return _check(code, buf, buf, buf.size, None, problem)
+
+
+def op_name(op: int) -> str:
+    """Names the operation of an `Offer`: "allreduce(sum)", "barrier"."""
+    name = Op(op & 15).name.lower()
+    if name in ("allreduce", "reduce_scatter"):
+        return f"{name}({ReduceOp(op >> 4).name.lower()})"
+    return name
+
+
+def describe(offer: Offer, src: object, dst: object) -> str:
+    """Says what a rank brought: "allreduce(sum) of float32[3], destination float32[3]"."""
+    name = op_name(offer.op)
+    parts = [f"of {_text(src)}"] if src is not None else []
+    if dst is not None:
+        parts.append(f"destination {_text(dst)}")
+    return f"{name} {', '.join(parts)}".rstrip()
+
+
+def _check(
+    code: int, src: Array, dst: Array, count: int, reduce: ReduceOp | None, problem: str
+) -> Offer:
+    dtype = src.dtype
+    kind = find_kind(dtype)
+    if kind is None:
+        return Offer(code, 0, 0, f"dtype {dtype} cannot take part in a collective")
+    if dst.dtype != dtype:
+        problem = f"the destination {_text(dst)} must be {dtype}, as the source {_text(src)} is"
+    if not problem and reduce is not None:
+        problem = _check_reduction(kind, reduce)
+    return Offer(code, kind.code, count, problem, kind.family)
+
+
+def _check_writeable(array: Array) -> str:
+    return "" if array.flags.writeable else f"the destination {_text(array)} is read-only"
+
+
+def _check_reduction(kind: Kind, reduce: ReduceOp) -> str:
+    family = kind.family
+    if family is Family.BOOL and reduce is ReduceOp.AVG:
+        return "bool has no avg; use sum or max for or, prod or min for and"
+    if family is Family.COMPLEX and reduce in (ReduceOp.MIN, ReduceOp.MAX):
+        return f"{kind.name} has no order, so no {reduce.name.lower()}"
+    if family is Family.OPAQUE:
+        return f"{kind.name} can be moved but not reduced; convert it to float32 first"
+    return ""
+
+
+def _text(array: object) -> str:
+    if not isinstance(array, np.ndarray):
+        return _name(array)
+    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+
+
+def _name(value: object) -> str:
+    return "None" if value is None else type(value).__name__

@@ -1,0 +1,166 @@
+"""Which MPI library a rank loads, and how it is set up.
+
+mpi4py from PyPI brings no MPI of its own: it takes the `libmpi` that lies in the
+environment, from the wheels `mpich` or `impi-rt` or from the system. Both wheels
+write `lib/libmpi.so.12`, so the one installed last is what mpi4py finds by itself;
+the setting here, or the variable DISCO_MPI, finds the file of the other. mpi4py
+obeys MPI4PY_LIBMPI only while MPI4PY_MPIABI is unset: given that, it no longer
+looks for a library and leaves the choice to the dynamic linker.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import site
+import sys
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from disco_client.errors import ConfigError
+from disco_server.collectives.base import UnavailableError
+
+__all__ = ["LIBRARIES", "MpiLibrary", "find_library", "load_mpi"]
+
+
+@dataclass(frozen=True, slots=True)
+class MpiLibrary:
+    """What is known of one MPI library.
+
+    Attributes:
+        name: How settings and messages call it.
+        mark: The text by which its file and its version string are known.
+        package: The distribution to install.
+        piece: Bytes above which an allreduce goes in pieces of that size, by the
+            number of ranks up to which it holds; 0 never cuts.
+    """
+
+    name: str
+    mark: str
+    package: str
+    pieces: tuple[tuple[int, int], ...] = ()
+
+    def piece(self, ranks: int) -> int:
+        """Bytes of one piece of a large allreduce among so many ranks; 0 leaves it whole."""
+        return next((size for most, size in self.pieces if ranks <= most), 0)
+
+
+_ANY = 1 << 30
+LIBRARIES = (
+    MpiLibrary("mpich", "MPICH Version", "mpich", ((_ANY, 16 << 20),)),
+    MpiLibrary("impi", "Intel(R) MPI Library", "impi-rt", ((2, 1 << 20),)),
+)
+_OTHER = MpiLibrary("other", "", "")
+
+
+def load_mpi(library: str, *, oversubscribed: bool) -> tuple[Any, MpiLibrary]:
+    """Imports mpi4py with the wanted library and starts MPI if nobody has.
+
+    Args:
+        library: "mpich", "impi", or empty for what DISCO_MPI says, or else for
+            what is there.
+        oversubscribed: This machine has more ranks than processors, so a rank that
+            waits must let others run.
+
+    Returns:
+        The module `mpi4py.MPI` and what is known of the library.
+
+    Raises:
+        ConfigError: There is no library of that name.
+        UnavailableError: mpi4py, an MPI library, or the wanted one is missing.
+    """
+    wanted = _find_wanted(library or os.environ.get("DISCO_MPI", ""))
+    if wanted is not None and "mpi4py.MPI" not in sys.modules:
+        _point_at(wanted, os.environ)
+    if oversubscribed:
+        # Intel MPI's ranks spin through their whole time slice otherwise, 8 ms a step.
+        os.environ.setdefault("I_MPI_WAIT_MODE", "1")
+    try:
+        import mpi4py  # noqa: PLC0415
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+        mpi = importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        raise UnavailableError(
+            f"mpi4py with an MPI library cannot be imported: {error}. Install the extra that"
+            " brings both: pip install 'disco[mpi]'"
+        ) from error
+    loaded = _identify(mpi.Get_library_version())
+    if wanted is not None and loaded is not wanted:
+        raise UnavailableError(
+            f"the MPI library should be {wanted.name}, but {loaded.name} was loaded; install"
+            f" {wanted.package}, or unset DISCO_MPI"
+        )
+    _start(mpi, oversubscribed=oversubscribed)
+    return mpi, loaded
+
+
+def find_library(wanted: MpiLibrary, folders: Iterator[Path] | None = None) -> Path | None:
+    """Finds the file of one MPI library in this Python environment.
+
+    Args:
+        wanted: Which one.
+        folders: Where to look instead.
+    """
+    for folder in _library_folders() if folders is None else folders:
+        for path in sorted(folder.glob("libmpi.so*")):
+            if _has_mark(path, wanted.mark.encode()):
+                return path
+    return None
+
+
+def _find_wanted(name: str) -> MpiLibrary | None:
+    if not name:
+        return None
+    for library in LIBRARIES:
+        if library.name == name.lower():
+            return library
+    choices = ", ".join(repr(library.name) for library in LIBRARIES)
+    raise ConfigError(f"no MPI library is called {name!r}; the choices are {choices}")
+
+
+def _point_at(wanted: MpiLibrary, environ: MutableMapping[str, str]) -> None:
+    path = find_library(wanted)
+    if path is not None:
+        environ.pop("MPI4PY_MPIABI", None)
+        environ["MPI4PY_LIBMPI"] = str(path)
+
+
+def _library_folders() -> Iterator[Path]:
+    prefixes = [sys.exec_prefix, sys.base_exec_prefix]
+    if site.ENABLE_USER_SITE:
+        prefixes.insert(1, site.getuserbase())
+    for prefix in dict.fromkeys(prefixes):
+        yield Path(prefix) / "lib"
+
+
+def _has_mark(path: Path, mark: bytes) -> bool:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return data.find(mark) >= 0
+    except (OSError, ValueError):
+        return False
+
+
+def _identify(version: str) -> MpiLibrary:
+    return next((each for each in LIBRARIES if each.mark in version), _OTHER)
+
+
+def _start(mpi: Any, *, oversubscribed: bool) -> None:
+    if mpi.Is_finalized():
+        raise UnavailableError("MPI was already finalized in this process and cannot start again")
+    if mpi.Is_initialized():
+        return
+    # One thread of a rank calls MPI, so FUNNELED is enough. But in that level MPICH
+    # combines on one node through flags in shared memory that it polls without ever
+    # yielding: 4 ranks on 2 processors need 8 ms for an allreduce of 4 KiB. With
+    # MULTIPLE it goes another way, that yields: 35 us.
+    level = mpi.THREAD_MULTIPLE if oversubscribed else mpi.THREAD_FUNNELED
+    try:
+        mpi.Init_thread(level)
+    except mpi.Exception as error:
+        raise UnavailableError(f"MPI did not start: {error}") from error

@@ -1,0 +1,215 @@
+"""The data operations of one MPI communicator, once its ranks agreed to begin.
+
+Arrays here are C-contiguous, have the right sizes and at least one element. What
+mpi4py accepts as a buffer is wrapped in `[array, datatype]` pairs, without copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from disco_server.collectives.base import Array, ReduceOp
+from disco_server.collectives.checks import Family
+
+__all__ = ["Moves"]
+
+# float32 elements of the buffer through which halves are reduced: 1 MiB stays in a cache.
+_HALF_PIECE = 1 << 18
+_DATATYPES = {
+    "b1": "UINT8_T",
+    "i1": "INT8_T",
+    "i2": "INT16_T",
+    "i4": "INT32_T",
+    "i8": "INT64_T",
+    "u1": "UINT8_T",
+    "u2": "UINT16_T",
+    "u4": "UINT32_T",
+    "u8": "UINT64_T",
+    "f4": "FLOAT",
+    "f8": "DOUBLE",
+    "c8": "C_FLOAT_COMPLEX",
+    "c16": "C_DOUBLE_COMPLEX",
+}
+
+
+class Moves:
+    """Moves and combines arrays among the ranks of one MPI communicator.
+
+    Args:
+        mpi: The module `mpi4py.MPI`.
+        comm: The communicator, used for nothing else.
+        piece: Bytes of the pieces in which large allreduces go; 0 leaves them whole.
+    """
+
+    def __init__(self, mpi: Any, comm: Any, piece: int) -> None:
+        self._mpi = mpi
+        self._comm = comm
+        self._rank = int(comm.Get_rank())
+        self._size = int(comm.Get_size())
+        self._piece = piece
+        self._in_place = mpi.IN_PLACE
+        self._types: dict[np.dtype[Any], Any] = {
+            np.dtype(kind): getattr(mpi, name) for kind, name in _DATATYPES.items()
+        }
+        # Over bytes that are 0 or 1, "or" is the maximum and "and" the minimum.
+        self._bool_ops = (mpi.MAX, mpi.MIN, mpi.MIN, mpi.MAX)
+        self._ops = (mpi.SUM, mpi.PROD, mpi.MIN, mpi.MAX, mpi.SUM)
+        self._scratch: Array | None = None
+
+    def allreduce(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
+        """Combines into every rank's destination, which may be the source."""
+        if family is Family.HALF:
+            self._allreduce_half(src, dst, op)
+            return
+        ops = self._bool_ops if family is Family.BOOL else self._ops
+        src = self._detach(src, dst)
+        if not 0 < self._piece < src.nbytes:
+            self._allreduce(src, dst, ops[op])
+            if op is ReduceOp.AVG:
+                divide(dst, self._size)
+            return
+        src, whole = src.reshape(-1), dst.reshape(-1)
+        same = src.ctypes.data == whole.ctypes.data
+        for start, stop in _cut(src.size, self._piece // src.itemsize):
+            part = whole[start:stop]
+            self._allreduce(part if same else src[start:stop], part, ops[op])
+            if op is ReduceOp.AVG:
+                divide(part, self._size)
+
+    def reduce_scatter(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
+        """Combines and leaves each rank its part."""
+        if np.may_share_memory(src, dst):
+            src = src.copy()
+        if family is Family.HALF:
+            self._reduce_scatter_half(src, dst, op)
+            return
+        ops = self._bool_ops if family is Family.BOOL else self._ops
+        kind = self._types[src.dtype]
+        self._comm.Reduce_scatter_block([src, kind], [dst, kind], ops[op])
+        if op is ReduceOp.AVG:
+            divide(dst, self._size)
+
+    def allgather(self, src: Array, dst: Array) -> None:
+        """Brings every source to every rank."""
+        mine = self._own_part(src, dst, self._rank)
+        self._comm.Allgather(mine, self._buffer(dst))
+
+    def broadcast(self, src: Array, dst: Array) -> None:
+        """Copies rank 0's source to all."""
+        if self._rank == 0 and src is not dst:
+            self._comm.Bcast(self._buffer(src), 0)
+            dst.reshape(-1)[:] = src.reshape(-1)
+        else:
+            self._comm.Bcast(self._buffer(dst), 0)
+
+    def scatter(self, src: Array | None, dst: Array) -> None:
+        """Gives each rank its part of rank 0's source."""
+        if src is None or self._rank:
+            self._comm.Scatter(None, self._buffer(dst), 0)
+        else:
+            mine = self._own_part(dst, src, 0)
+            if isinstance(mine, list) and np.may_share_memory(src, dst):
+                src = src.copy()
+            self._comm.Scatter(self._buffer(src), mine, 0)
+
+    def gather(self, src: Array, dst: Array | None) -> None:
+        """Collects every source at rank 0."""
+        if dst is None or self._rank:
+            self._comm.Gather(self._buffer(src), None, 0)
+        else:
+            self._comm.Gather(self._own_part(src, dst, 0), self._buffer(dst), 0)
+
+    def all_to_all(self, src: Array, dst: Array) -> None:
+        """Transposes the matrix of parts; source and destination may be one array."""
+        src = self._detach(src, dst)
+        same = src.ctypes.data == dst.ctypes.data
+        self._comm.Alltoall(self._in_place if same else self._buffer(src), self._buffer(dst))
+
+    def send(self, buf: Array, rank: int) -> None:
+        """Sends to one rank."""
+        self._comm.Send(self._buffer(buf), rank)
+
+    def recv(self, buf: Array, rank: int) -> None:
+        """Receives from one rank."""
+        self._comm.Recv(self._buffer(buf), rank)
+
+    def _allreduce(self, src: Array, dst: Array, op: Any) -> None:
+        kind = self._types[src.dtype]
+        self._comm.Allreduce(self._in_place if src is dst else [src, kind], [dst, kind], op)
+
+    def _allreduce_half(self, src: Array, dst: Array, op: ReduceOp) -> None:
+        src = self._detach(src, dst).reshape(-1)
+        dst = dst.reshape(-1)
+        for start, stop in _cut(src.size, _HALF_PIECE):
+            wide = self._wide(stop - start)
+            wide[:] = src[start:stop]
+            self._allreduce(wide, wide, self._ops[op])
+            _narrow(wide, dst[start:stop], self._size if op is ReduceOp.AVG else 1)
+
+    def _reduce_scatter_half(self, src: Array, dst: Array, op: ReduceOp) -> None:
+        rows = src.reshape(self._size, -1)
+        dst = dst.reshape(-1)
+        kind = self._mpi.FLOAT
+        for start, stop in _cut(dst.size, max(1, _HALF_PIECE // self._size)):
+            width = stop - start
+            wide = self._wide(width * self._size)
+            wide.reshape(self._size, width)[:] = rows[:, start:stop]
+            # In place the result lies at the front of the buffer.
+            self._comm.Reduce_scatter_block(self._in_place, [wide, kind], self._ops[op])
+            divisor = self._size if op is ReduceOp.AVG else 1
+            _narrow(wide[:width], dst[start:stop], divisor)
+
+    def _wide(self, count: int) -> Array:
+        if self._scratch is None or self._scratch.size < count:
+            self._scratch = np.empty(max(count, _HALF_PIECE), np.float32)
+        return self._scratch[:count]
+
+    def _buffer(self, array: Array) -> list[Any]:
+        kind = self._types.get(array.dtype)
+        if kind is None:
+            return [array.reshape(-1).view(np.uint8), self._mpi.BYTE]
+        return [array, kind]
+
+    def _own_part(self, part: Array, whole: Array, rank: int) -> Any:
+        """What stands for this rank's part of an array of all parts in MPI's calls."""
+        if not np.may_share_memory(part, whole):
+            return self._buffer(part)
+        if part.ctypes.data == whole.ctypes.data + rank * part.nbytes:
+            return self._in_place
+        return self._buffer(part.copy())
+
+    def _detach(self, src: Array, dst: Array) -> Array:
+        """Copies a source that overlaps its destination without being it."""
+        if src is dst or not np.may_share_memory(src, dst):
+            return src
+        return dst if src.ctypes.data == dst.ctypes.data else src.copy()
+
+
+def divide(array: Array, divisor: int) -> None:
+    """Divides in place; integers toward zero, also where the divisor exceeds their range."""
+    if array.dtype.kind in "iu":
+        if divisor > np.iinfo(array.dtype).max:
+            wide = array.astype(np.int64)
+            divide(wide, divisor)
+            array[...] = wide
+            return
+        # x - fmod(x, n) lies toward zero and is a multiple of n.
+        array -= np.fmod(array, divisor)
+        array //= divisor
+    else:
+        array /= divisor
+
+
+def _narrow(wide: Array, dst: Array, divisor: int) -> None:
+    if divisor > 1:
+        wide /= divisor
+    with np.errstate(over="ignore", invalid="ignore"):
+        dst[:] = wide
+
+
+def _cut(size: int, piece: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, size, piece):
+        yield start, min(start + piece, size)

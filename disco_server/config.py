@@ -1,0 +1,300 @@
+"""What the daemons can be told, and where from.
+
+A setting comes from the command line, else from the environment (``DISCO_``
+and its name in capitals), else from a TOML file (tables ``[controller]`` and
+``[worker]``), else from the defaults below. Each way ends in the same
+constructor, so a value is checked by the same code wherever it came from, and
+a refusal always names the place where the person wrote it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path  # noqa: TC003 - the type of a field, for those who ask at run time
+from typing import Any, ClassVar, Final, Self, cast
+
+from disco_client.errors import ConfigError
+from disco_server.settings import (
+    AUTO,
+    Address,
+    Reader,
+    cpu_cores,
+    did_you_mean,
+    module_allowed,
+    one_of,
+    read_devices,
+    read_dial,
+    read_listen,
+    read_node_name,
+    read_path,
+    read_patterns,
+    read_seconds,
+    refuse,
+    whole,
+)
+
+__all__ = [
+    "AUTO",
+    "DEFAULT_ADDRESS",
+    "DEFAULT_MODULES",
+    "LOG_FORMATS",
+    "LOG_LEVELS",
+    "Address",
+    "ControllerConfig",
+    "WorkerConfig",
+    "module_allowed",
+]
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:7600"
+DEFAULT_MODULES: Final = ("numpy", "numpy.*", "cupy", "cupy.*")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
+
+_MAX_SLOTS: Final = 4096
+_MAX_WARM: Final = 8
+_TABLES: Final = ("controller", "worker")
+
+
+class _Settings:
+    """What both configurations share: checking and loading.
+
+    `_READERS` has one reader a field; it turns what a person wrote into the
+    field's type, and takes its own results back unchanged.
+    """
+
+    __slots__ = ()
+
+    _TABLE: ClassVar[str]
+    _READERS: ClassVar[Mapping[str, Reader]]
+
+    def __post_init__(self) -> None:
+        for name, read in self._READERS.items():
+            # Frozen for everybody else; this is still the construction.
+            object.__setattr__(self, name, read(getattr(self, name), name))
+        self._complete()
+
+    def _complete(self) -> None:
+        """Chooses what was left to choose and checks settings against each other."""
+
+    @classmethod
+    def _combine(cls, name: str, value: object) -> object:
+        """Joins what a person gave with the default, where a setting adds to it."""
+        del name
+        return value
+
+    @classmethod
+    def load(
+        cls,
+        flags: Mapping[str, object | None] | None = None,
+        environ: Mapping[str, str] | None = None,
+        file: Path | None = None,
+    ) -> Self:
+        """Gathers the settings: flags before environment before file before default.
+
+        Args:
+            flags: Settings from the command line by field name; None and the
+                empty tuple mean that the flag was not given.
+            environ: The environment; by default this process's. An empty
+                variable counts as absent.
+            file: A TOML file with tables ``[controller]`` and ``[worker]``.
+
+        Raises:
+            ConfigError: A value is wrong, or the file cannot be read or names
+                a setting that does not exist.
+        """
+        flags = flags or {}
+        environ = os.environ if environ is None else environ
+        table: Mapping[str, object] = {}
+        if file is not None:
+            table = _read_table(file, cls._TABLE, cls._READERS)
+        for name in flags:
+            if name not in cls._READERS:
+                raise ConfigError(
+                    f"{_flag(name)}: no such setting{did_you_mean(name, cls._READERS)}"
+                )
+        chosen: dict[str, Any] = {}
+        for name, read in cls._READERS.items():
+            variable = f"DISCO_{name.upper()}"
+            if flags.get(name) not in (None, ()):
+                value, where = flags[name], _flag(name)
+            elif environ.get(variable):
+                value, where = environ[variable], variable
+            elif name in table:
+                value, where = table[name], f"[{cls._TABLE}] {name} in {file}"
+            else:
+                continue
+            chosen[name] = cls._combine(name, read(value, where))
+        return cls(**chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig(_Settings):
+    """The settings of a controller daemon.
+
+    Attributes:
+        listen: Where it takes connections: ``HOST:PORT`` (port 0: the system
+            chooses), ``[IPV6]:PORT`` or ``unix:/path``.
+        port_file: Where it writes its port once it is ready; None for nowhere.
+        log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        log_format: ``text`` or ``json``.
+        session_lease_s: Seconds a session outlives the last sign of its client.
+        node_lease_s: Seconds after which a silent node counts as lost; at
+            least two heartbeats.
+        heartbeat_s: Seconds between a node's signs of life.
+        drain_s: Seconds running sessions are given when it is told to end.
+
+    Raises:
+        ConfigError: A setting is not as described.
+    """
+
+    listen: str = DEFAULT_ADDRESS
+    port_file: Path | None = None
+    log_level: str = "info"
+    log_format: str = "text"
+    session_lease_s: float = 10.0
+    node_lease_s: float = 10.0
+    heartbeat_s: float = 2.0
+    drain_s: float = 30.0
+
+    _TABLE: ClassVar[str] = "controller"
+    _READERS: ClassVar[Mapping[str, Reader]] = {
+        "listen": read_listen,
+        "port_file": read_path,
+        "log_level": one_of(LOG_LEVELS),
+        "log_format": one_of(LOG_FORMATS),
+        "session_lease_s": read_seconds,
+        "node_lease_s": read_seconds,
+        "heartbeat_s": read_seconds,
+        "drain_s": read_seconds,
+    }
+
+    def _complete(self) -> None:
+        if self.node_lease_s < 2 * self.heartbeat_s:
+            raise ConfigError(
+                f"node_lease_s: expected at least two heartbeats "
+                f"({2 * self.heartbeat_s:g} s), got {self.node_lease_s:g}"
+            )
+
+    @property
+    def listen_address(self) -> Address:
+        """`listen`, taken apart."""
+        return Address.parse(self.listen, where="listen", any_port=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(_Settings):
+    """The settings of a worker daemon.
+
+    Attributes:
+        controller: Where the controller is: ``HOST:PORT``, ``[IPV6]:PORT`` or
+            ``unix:/path``.
+        slots: How many ranks this node takes at a time, 1 to 4096. AUTO: one
+            for each CPU core, or one for each device of a device list.
+        devices: The device of each slot, after construction exactly `slots`
+            names: ``cpu``, ``cuda:N`` or ``rocm:N``. Before it also a text:
+            ``cpu`` is every slot's device, ``cuda`` all visible GPUs, and
+            ``cuda:0,1`` these two.
+        name: What this node is called; by default its host name.
+        allow_modules: Patterns of what sessions may import (see
+            `module_allowed`). What a flag, a variable or the file says is
+            added to DEFAULT_MODULES; the constructor takes the whole list.
+        warm: Interpreters kept ready so that a session starts quickly; 0 for
+            none. AUTO: as many as slots, at most 8.
+        rank_threads: Threads a rank's numerical libraries may use. AUTO: an
+            equal share of the cores.
+        log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        log_format: ``text`` or ``json``.
+
+    Raises:
+        ConfigError: A setting is not as described.
+    """
+
+    controller: str = DEFAULT_ADDRESS
+    slots: int = AUTO
+    devices: tuple[str, ...] = ("cpu",)
+    name: str = field(default_factory=socket.gethostname)
+    allow_modules: tuple[str, ...] = DEFAULT_MODULES
+    warm: int = AUTO
+    rank_threads: int = AUTO
+    log_level: str = "info"
+    log_format: str = "text"
+
+    _TABLE: ClassVar[str] = "worker"
+    _READERS: ClassVar[Mapping[str, Reader]] = {
+        "controller": read_dial,
+        "slots": whole(1, _MAX_SLOTS, auto=True),
+        "devices": read_devices,
+        "name": read_node_name,
+        "allow_modules": read_patterns,
+        "warm": whole(0, _MAX_SLOTS, auto=True),
+        "rank_threads": whole(1, _MAX_SLOTS, auto=True),
+        "log_level": one_of(LOG_LEVELS),
+        "log_format": one_of(LOG_FORMATS),
+    }
+
+    def _complete(self) -> None:
+        cores = cpu_cores()
+        if self.devices == ("cpu",):
+            slots = cores if self.slots == AUTO else self.slots
+            object.__setattr__(self, "devices", ("cpu",) * slots)
+        elif self.slots in (AUTO, len(self.devices)):
+            slots = len(self.devices)
+        else:
+            raise ConfigError(
+                f"slots: expected {len(self.devices)}, one for each of the devices "
+                f"{','.join(self.devices)}, or none given, got {self.slots}"
+            )
+        object.__setattr__(self, "slots", slots)
+        if self.warm == AUTO:
+            object.__setattr__(self, "warm", min(slots, _MAX_WARM))
+        if self.rank_threads == AUTO:
+            object.__setattr__(self, "rank_threads", max(1, cores // slots))
+
+    @classmethod
+    def _combine(cls, name: str, value: object) -> object:
+        if name != "allow_modules":
+            return value
+        added = cast("tuple[str, ...]", value)
+        return tuple(dict.fromkeys((*DEFAULT_MODULES, *added)))
+
+    @property
+    def controller_address(self) -> Address:
+        """`controller`, taken apart."""
+        return Address.parse(self.controller, where="controller")
+
+
+# --- names and the file ------------------------------------------------------
+
+
+def _flag(name: str) -> str:
+    """What a setting is called on the command line, where it is given once a value."""
+    return "--allow-module" if name == "allow_modules" else f"--{name.replace('_', '-')}"
+
+
+def _read_table(file: Path, table: str, known: Iterable[str]) -> Mapping[str, object]:
+    """Returns one table of a TOML file, empty where the file has none of that name."""
+    try:
+        with file.open("rb") as stream:
+            content: dict[str, object] = tomllib.load(stream)
+    except OSError as error:
+        raise ConfigError(f"{file}: expected a readable file, got: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: expected TOML, got: {error}") from error
+    for name in content:
+        if name not in _TABLES:
+            raise ConfigError(f"{file}: no table or setting {name!r}{did_you_mean(name, _TABLES)}")
+    values = content.get(table, {})
+    if not isinstance(values, dict):
+        raise refuse(f"{table} in {file}", f"a table [{table}]", values)
+    settings = cast("dict[str, object]", values)
+    known = list(known)
+    for name in settings:
+        if name not in known:
+            raise ConfigError(
+                f"[{table}] in {file}: no setting {name!r}{did_you_mean(name, known)}"
+            )
+    return settings

@@ -1,0 +1,1 @@
+"""The controller daemon: relay, sessions, rendezvous, and its gRPC edge."""

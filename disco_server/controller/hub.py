@@ -1,0 +1,266 @@
+"""The controller's centre: carries out what the cluster decides.
+
+Everything here runs in the event loop's thread; nothing blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+
+from disco_client.pb import controller_pb2, node_pb2
+from disco_client.version import __version__
+from disco_client.wire.codec import Kind, envelope
+from disco_server.controller.exchange import Exchanges
+from disco_server.channels.outbox import Outbox
+from disco_server.controller.transfers import Transfers
+from disco_server.core.cluster import (
+    Cluster,
+    DropNode,
+    Effect,
+    EndOnNode,
+    SessionGone,
+    StartOnNode,
+    TellEnded,
+    TellQueued,
+    TellReady,
+)
+from disco_server.core.session_state import End, SessionTable
+from disco_server.observe.logs import bind
+
+__all__ = ["Hub", "NodeLink"]
+
+_logger = logging.getLogger("disco.controller")
+
+
+@dataclass(slots=True)
+class NodeLink:
+    """The live stream of one worker daemon."""
+
+    name: str
+    key: bytes
+    outbox: Outbox
+
+
+class Hub:
+    """Sessions, nodes and their streams.
+
+    Args:
+        session_lease: Seconds that a session outlives its client's connection.
+        node_lease: Seconds of silence after which a node counts as lost.
+        heartbeat: Seconds between heartbeats.
+    """
+
+    def __init__(self, session_lease: float, node_lease: float, heartbeat: float) -> None:
+        self.cluster = Cluster(session_lease, node_lease)
+        self.heartbeat = heartbeat
+        self.transfers = Transfers()
+        self.exchanges = Exchanges()
+        self.links: dict[str, NodeLink] = {}
+        self.clients: dict[int, Outbox] = {}
+        self.routes: dict[int, tuple[Outbox, ...]] = {}
+        self._beats = 0
+        self._empty = asyncio.Event()
+
+    # Effects ---------------------------------------------------------------------
+
+    def apply(self, effects: list[Effect]) -> None:
+        """Carries out effects in order."""
+        for effect in effects:
+            match effect:
+                case StartOnNode(node, session):
+                    self._start_on(node, session)
+                case EndOnNode(node, session_id):
+                    self._post(node, envelope(Kind.END_SESSION, session=session_id))
+                case TellQueued(session, ahead):
+                    self._tell(session.session, Kind.QUEUED, self.queued(ahead))
+                case TellReady(session):
+                    self._tell_ready(session)
+                case TellEnded(session, end):
+                    self._tell_ended(session, end)
+                case DropNode(node, message):
+                    self._drop(node, message)
+                case SessionGone(session_id):
+                    self.routes.pop(session_id, None)
+        if not self.cluster.sessions:
+            self._empty.set()
+        else:
+            self._empty.clear()
+
+    def _post(self, node: str, raw: bytes) -> None:
+        link = self.links.get(node)
+        if link is not None:
+            link.outbox.post(raw)
+
+    def _tell(self, session: int, kind: Kind, message: controller_pb2.Queued) -> None:
+        outbox = self.clients.get(session)
+        if outbox is not None:
+            outbox.post(envelope(kind, message.SerializeToString(), session=session))
+
+    def _start_on(self, node: str, session: SessionTable) -> None:
+        shares = session.shares
+        start = node_pb2.StartRanks(
+            session_name=session.name,
+            num_workers=session.num_workers,
+            num_groups=session.num_groups,
+            ccl=session.ccl,
+            transfer_key=session.transfer_key,
+            nodes=[
+                node_pb2.NodeRanks(node=s.node, workers=s.workers, devices=s.devices)
+                for s in shares
+            ],
+            node_index=[share.node for share in shares].index(node),
+        )
+        if session.session not in self.routes:
+            links = [self.links[share.node] for share in shares]
+            self.routes[session.session] = tuple(link.outbox for link in links)
+            self.exchanges.open(session.session, len(shares))
+        self._post(
+            node, envelope(Kind.START_RANKS, start.SerializeToString(), session=session.session)
+        )
+
+    def _tell_ready(self, session: SessionTable) -> None:
+        ready = controller_pb2.SessionReady(
+            session=session.session,
+            name=session.name,
+            ranks=rank_infos(session),
+            transfer_key=session.transfer_key,
+            version=__version__,
+            heartbeat_s=self.heartbeat,
+        )
+        outbox = self.clients.get(session.session)
+        if outbox is not None:
+            raw = envelope(Kind.READY, ready.SerializeToString(), session=session.session)
+            outbox.post(raw)
+        nodes = ", ".join(sorted({rank[1] for rank in session.ranks.values()}))
+        bind(_logger, session=session.name).info(
+            "session runs: %d workers on %s for %s", session.num_workers, nodes, session.owner
+        )
+
+    def _tell_ended(self, session: SessionTable, end: End) -> None:
+        session_id = session.session
+        self.exchanges.close(session_id, end.message)
+        self.transfers.end_session(session_id)
+        bind(_logger, session=session.name).info(
+            "session ends (%s): %s", end.reason.name.lower(), end.message
+        )
+        outbox = self.clients.pop(session_id, None)
+        if outbox is None:
+            return
+        ended = controller_pb2.SessionEnded(
+            reason=int(end.reason),  # type: ignore[arg-type]  (the numbers are the same)
+            message=end.message,
+            worker=end.worker,
+            node=end.node,
+            exit_status=end.exit_status,
+            output=end.output,
+            slots=self.queued(0),
+        )
+        outbox.post(envelope(Kind.ENDED, ended.SerializeToString(), session=session_id))
+        outbox.close()
+
+    def _drop(self, node: str, message: str) -> None:
+        link = self.links.pop(node, None)
+        if link is not None:
+            refused = node_pb2.Refused(message=message)
+            link.outbox.post(envelope(Kind.REFUSED, refused.SerializeToString()))
+            link.outbox.close()
+            bind(_logger, node=node).warning("node dropped: %s", message)
+
+    # What the edge asks -------------------------------------------------------------
+
+    def queued(self, ahead: int) -> controller_pb2.Queued:
+        """The state of the slots."""
+        members = self.cluster.members
+        holders = [s for s in self.cluster.sessions.values() if s.shares]
+        return controller_pb2.Queued(
+            ahead=ahead,
+            total_slots=members.total_slots,
+            free_slots=members.free_slots,
+            holders=[session_info(s) for s in holders],
+        )
+
+    def new_session(self, create: controller_pb2.CreateSession) -> SessionTable:
+        """Makes the record of a session that is asked for."""
+        now = time.monotonic()
+        session_id = 0
+        while not session_id or session_id in self.cluster.sessions:
+            session_id = secrets.randbits(63)
+        return SessionTable(
+            session=session_id,
+            name=create.name or f"session-{session_id & 0xFFFFFF:06x}",
+            owner=create.owner[:200],
+            num_workers=create.num_workers,
+            num_groups=create.num_groups,
+            ccl=create.ccl,
+            transfer_key=secrets.token_bytes(16),
+            created=now,
+            deadline=now + create.timeout_s,
+        )
+
+    def session_of(self, transfer: controller_pb2.Transfer) -> SessionTable | None:
+        """The running session that a transfer names, if its key is right."""
+        session = self.cluster.sessions.get(transfer.session)
+        if session is None or not session.alive:
+            return None
+        if not hmac.compare_digest(session.transfer_key, transfer.transfer_key):
+            return None
+        return session
+
+    def node_of_worker(self, session: SessionTable, worker: int) -> str | None:
+        """Where a worker of a session runs."""
+        for share in session.shares:
+            if worker in share.workers:
+                return share.node
+        return None
+
+    def node_of_key(self, key: bytes) -> str | None:
+        """The node that this registration's key belongs to."""
+        for link in self.links.values():
+            if hmac.compare_digest(link.key, key):
+                return link.name
+        return None
+
+    def tick(self) -> None:
+        """Lets time pass: waits and leases that are over end."""
+        self.apply(self.cluster.tick(time.monotonic()))
+
+    def beat(self) -> None:
+        """Tells every peer that this loop turns."""
+        self._beats += 1
+        payload = controller_pb2.Heartbeat(count=self._beats).SerializeToString()
+        raw = envelope(Kind.HEARTBEAT, payload)
+        for outbox in (*self.clients.values(), *(link.outbox for link in self.links.values())):
+            outbox.post(raw, droppable=True)
+
+    async def drain(self) -> None:
+        """Ends every session and waits until nothing is left of them."""
+        self.apply(self.cluster.drain())
+        for link in self.links.values():
+            link.outbox.post(envelope(Kind.DRAIN))
+        await self._empty.wait()
+
+
+def rank_infos(session: SessionTable) -> list[controller_pb2.RankInfo]:
+    """Where each rank of a session runs, in rank order."""
+    return [
+        controller_pb2.RankInfo(worker=worker, node=node, pid=pid, device=device)
+        for worker, node, pid, device in sorted(session.ranks.values())
+    ]
+
+
+def session_info(session: SessionTable) -> controller_pb2.SessionInfo:
+    """What lists say about a session."""
+    return controller_pb2.SessionInfo(
+        session=session.session,
+        name=session.name,
+        owner=session.owner,
+        num_workers=session.num_workers,
+        state=session.state.value,
+        ranks=rank_infos(session),
+        age_s=time.monotonic() - session.created,
+    )

@@ -1,0 +1,323 @@
+"""Every decision of a controller: events in, effects out.
+
+No I/O, clock or randomness here: time and ids are arguments, and what should
+happen comes back as a list of effects for the daemon to carry out in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from disco_client.errors import describe_exit
+from disco_server.core.membership import Membership, Node
+from disco_server.core.placement import place
+from disco_server.core.session_state import (
+    End,
+    EndReason,
+    SessionState,
+    SessionTable,
+    Step,
+)
+
+__all__ = [
+    "Cluster",
+    "DropNode",
+    "Effect",
+    "EndOnNode",
+    "SessionGone",
+    "StartOnNode",
+    "TellEnded",
+    "TellQueued",
+    "TellReady",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StartOnNode:
+    """Start the session's ranks on this node."""
+
+    node: str
+    session: SessionTable
+
+
+@dataclass(frozen=True, slots=True)
+class EndOnNode:
+    """End the session's ranks on this node."""
+
+    node: str
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellQueued:
+    """Tell the client what it waits for."""
+
+    session: SessionTable
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellReady:
+    """Tell the client that every rank runs."""
+
+    session: SessionTable
+
+
+@dataclass(frozen=True, slots=True)
+class TellEnded:
+    """Tell the client that the session is over; its exchange fails too."""
+
+    session: SessionTable
+    end: End
+
+
+@dataclass(frozen=True, slots=True)
+class DropNode:
+    """Close the stream of a node that fell silent."""
+
+    node: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGone:
+    """Nothing is left of the session; forget it."""
+
+    session: int
+
+
+Effect: TypeAlias = (
+    StartOnNode | EndOnNode | TellQueued | TellReady | TellEnded | DropNode | SessionGone
+)
+
+
+class Cluster:
+    """Nodes and sessions of one controller.
+
+    Args:
+        session_lease: Seconds that a session outlives its client's connection.
+        node_lease: Seconds of silence after which a node counts as lost.
+    """
+
+    def __init__(self, session_lease: float, node_lease: float) -> None:
+        self._session_lease = session_lease
+        self._node_lease = node_lease
+        self.members = Membership()
+        self.sessions: dict[int, SessionTable] = {}
+        self._queue: list[int] = []
+        self.draining = False
+
+    # Nodes ---------------------------------------------------------------------
+
+    def node_joined(self, node: Node) -> list[Effect]:
+        """A daemon registered.
+
+        Raises:
+            NodeRefused: It may not join.
+        """
+        self.members.join(node)
+        return self._place_waiting()
+
+    def node_heard(self, name: str, now: float) -> None:
+        """A daemon said something."""
+        self.members.heard(name, now)
+
+    def node_draining(self, name: str) -> list[Effect]:
+        """A daemon is about to leave: no new sessions, its running ones end."""
+        node = self.members.nodes.get(name)
+        if node is None:
+            return []
+        node.draining = True
+        message = f"node {name!r} is shutting down"
+        return self._end_all_on(name, End(EndReason.NODE_LOST, message, node=name))
+
+    def node_left(self, name: str, why: str) -> list[Effect]:
+        """A daemon's stream closed; its ranks are gone or out of reach."""
+        if self.members.leave(name) is None:
+            return []
+        message = f"lost node {name!r}: {why}"
+        effects = self._end_all_on(name, End(EndReason.NODE_LOST, message, node=name))
+        for session in list(self.sessions.values()):
+            if session.state is SessionState.ENDING and name in session.waiting_for:
+                effects += self.gone_on_node(session.session, name)
+        return effects + self._place_waiting()
+
+    def _end_all_on(self, name: str, end: End) -> list[Effect]:
+        effects: list[Effect] = []
+        for session in list(self.sessions.values()):
+            if session.alive and any(share.node == name for share in session.shares):
+                effects += self.end(session.session, end)
+        return effects
+
+    # Sessions -------------------------------------------------------------------
+
+    def requested(self, session: SessionTable) -> list[Effect]:
+        """A client asked for a session."""
+        self.sessions[session.session] = session
+        if self.draining:
+            message = "the controller is shutting down and takes no new sessions"
+            return self.end(session.session, End(EndReason.DRAINED, message))
+        self._queue.append(session.session)
+        effects = self._place_waiting()
+        if session.state is SessionState.QUEUED:
+            effects.append(TellQueued(session, self._ahead(session)))
+        return effects
+
+    def _ahead(self, session: SessionTable) -> int:
+        return self._queue.index(session.session)
+
+    def _place_waiting(self) -> list[Effect]:
+        """Places waiting sessions strictly in order of arrival."""
+        effects: list[Effect] = []
+        while self._queue:
+            session = self.sessions[self._queue[0]]
+            free = [node.free for node in self.members.nodes.values()]
+            shares = place(session.num_workers, free)
+            if shares is None:
+                break
+            self._queue.pop(0)
+            session.step(Step.PLACE)
+            session.shares = shares
+            session.waiting_for = {share.node for share in shares}
+            for share in shares:
+                self.members.take(session.session, share.node, share.slots)
+            effects += [StartOnNode(share.node, session) for share in shares]
+        if effects:
+            effects += self._tell_queue()
+        return effects
+
+    def _tell_queue(self) -> list[Effect]:
+        return [TellQueued(self.sessions[s], ahead) for ahead, s in enumerate(self._queue)]
+
+    def ready_on_node(
+        self, session_id: int, node: str, ranks: list[tuple[int, str, int, str]]
+    ) -> list[Effect]:
+        """A node has started its ranks of a session: (worker, node, pid, device) each."""
+        session = self.sessions.get(session_id)
+        if session is None or session.state is not SessionState.STARTING:
+            return []
+        session.waiting_for.discard(node)
+        session.ranks.update((rank[0], rank) for rank in ranks)
+        if session.waiting_for:
+            return []
+        session.step(Step.READY)
+        return [TellReady(session)]
+
+    def rank_exited(  # noqa: PLR0913  (what is known of a dead rank)
+        self,
+        session_id: int,
+        node: str,
+        worker: int,
+        status: int,
+        output: tuple[str, ...],
+        *,
+        at_start: bool,
+    ) -> list[Effect]:
+        """A rank process of a live session ended by itself."""
+        session = self.sessions.get(session_id)
+        if session is None or not session.alive:
+            return []
+        how = describe_exit(status)
+        if at_start:
+            message = f"worker {worker} could not be started on node {node!r}: it {how}"
+            reason = EndReason.START_FAILED
+        else:
+            message = f"worker {worker} on node {node!r} {how}; session {session.name!r} is over"
+            reason = EndReason.RANK_LOST
+        return self.end(session_id, End(reason, message, worker, node, status, output))
+
+    def end(self, session_id: int, end: End) -> list[Effect]:
+        """Ends a session, whatever state it is in."""
+        session = self.sessions.get(session_id)
+        if session is None or not session.alive:
+            return []
+        session.end = end
+        session.step(Step.END)
+        effects: list[Effect] = [TellEnded(session, end)]
+        if session.state is SessionState.GONE:  # it never had slots
+            self._queue = [waiting for waiting in self._queue if waiting != session_id]
+            effects += [*self._forget(session), *self._tell_queue()]
+            return effects + self._place_waiting()
+        session.waiting_for = {share.node for share in session.shares}
+        present = [s.node for s in session.shares if s.node in self.members.nodes]
+        effects += [EndOnNode(node, session_id) for node in present]
+        for share in session.shares:
+            if share.node not in present:
+                effects += self.gone_on_node(session_id, share.node)
+        return effects
+
+    def gone_on_node(self, session_id: int, node: str) -> list[Effect]:
+        """No process of an ended session is left on a node."""
+        session = self.sessions.get(session_id)
+        if session is None or session.state is not SessionState.ENDING:
+            return []
+        self.members.give_back(session_id, node)
+        session.waiting_for.discard(node)
+        effects: list[Effect] = []
+        if not session.waiting_for:
+            session.step(Step.GONE)
+            effects += self._forget(session)
+        return effects + self._place_waiting()
+
+    def _forget(self, session: SessionTable) -> list[Effect]:
+        del self.sessions[session.session]
+        return [SessionGone(session.session)]
+
+    def client_left(self, session_id: int, now: float) -> list[Effect]:
+        """A client's stream broke without a goodbye."""
+        session = self.sessions.get(session_id)
+        if session is None or not session.alive:
+            return []
+        if session.state is not SessionState.RUNNING or self._session_lease <= 0:
+            return self.end(session_id, End(EndReason.CLOSED, "its client went away"))
+        session.step(Step.DETACH)
+        session.deadline = now + self._session_lease
+        return []
+
+    # Time ---------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time has passed: waits, leases and silences that are over."""
+        effects: list[Effect] = []
+        for session in list(self.sessions.values()):
+            if session.state is SessionState.QUEUED and now >= session.deadline:
+                effects += self.end(session.session, End(EndReason.NO_SLOTS, self._no_slots(session)))
+            elif session.state is SessionState.DETACHED and now >= session.deadline:
+                message = f"its client did not come back within {self._session_lease:g} s"
+                effects += self.end(session.session, End(EndReason.CLOSED, message))
+        for name in self.members.silent(now, self._node_lease):
+            why = f"it was silent for more than {self._node_lease:g} s"
+            effects += [DropNode(name, why), *self.node_left(name, why)]
+        return effects
+
+    def _no_slots(self, session: SessionTable) -> str:
+        members = self.members
+        names = len(members.nodes)
+        text = (
+            f"no room for {session.num_workers} workers in time: the cluster has "
+            f"{members.total_slots} slots on {names} node(s), {members.free_slots} of them free"
+        )
+        held = [
+            f"{s.name!r} holds {s.num_workers} ({s.owner})"
+            for s in self.sessions.values()
+            if s.shares and s is not session
+        ]
+        if held:
+            text += "; session " + ", ".join(held)
+        if not names:
+            text += "; start a worker daemon: disco-worker --controller HOST:PORT"
+        elif members.total_slots < session.num_workers:
+            text += "; add nodes or slots, or ask for fewer workers"
+        else:
+            text += "; wait longer (timeout=...) or end a session"
+        return text
+
+    def drain(self) -> list[Effect]:
+        """The controller is about to leave: every session ends, none begins."""
+        self.draining = True
+        end = End(EndReason.DRAINED, "the controller is shutting down")
+        effects: list[Effect] = []
+        for session_id in list(self.sessions):
+            effects += self.end(session_id, end)
+        return effects

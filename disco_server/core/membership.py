@@ -1,0 +1,111 @@
+"""Which nodes there are, what they offer, and which of them fell silent.
+
+Time is an argument everywhere: seconds of any clock that never goes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from disco_server.core.placement import FreeSlots
+
+__all__ = ["Membership", "Node", "NodeRefused"]
+
+
+class NodeRefused(Exception):
+    """A node cannot join; the message says why and what to do."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One worker daemon.
+
+    Attributes:
+        name: Unique in the cluster.
+        devices: The device of each slot.
+        incarnation: Made anew at each start of the daemon.
+        version: Its release.
+        host: The machine's name.
+        heard: When it last said anything.
+        taken: Slot number to the session that holds it.
+        draining: It takes no new sessions.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    incarnation: int
+    version: str
+    host: str
+    heard: float
+    taken: dict[int, int] = field(default_factory=dict[int, int])
+    draining: bool = False
+
+    @property
+    def free(self) -> FreeSlots:
+        """The slots that no session holds."""
+        if self.draining:
+            return FreeSlots(self.name, ())
+        return FreeSlots(
+            self.name,
+            tuple((i, dev) for i, dev in enumerate(self.devices) if i not in self.taken),
+        )
+
+
+class Membership:
+    """The nodes of one controller, in their order of arrival."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+
+    def join(self, node: Node) -> None:
+        """Adds a node.
+
+        Raises:
+            NodeRefused: It offers nothing, or another live daemon has its name.
+        """
+        if not node.devices:
+            msg = "expected a node with at least one slot, got none; see --slots and --devices"
+            raise NodeRefused(msg)
+        known = self.nodes.get(node.name)
+        if known is not None:
+            msg = (
+                f"a node named {node.name!r} is connected already (from {known.host}); "
+                "start this daemon with another --name"
+            )
+            raise NodeRefused(msg)
+        self.nodes[node.name] = node
+
+    def leave(self, name: str) -> Node | None:
+        """Removes a node and returns it."""
+        return self.nodes.pop(name, None)
+
+    def heard(self, name: str, now: float) -> None:
+        """Notes that a node said something."""
+        node = self.nodes.get(name)
+        if node is not None:
+            node.heard = now
+
+    def silent(self, now: float, lease: float) -> list[str]:
+        """Names the nodes not heard of for longer than ``lease`` seconds."""
+        return [name for name, node in self.nodes.items() if now - node.heard > lease]
+
+    @property
+    def total_slots(self) -> int:
+        """The slots of all nodes that take sessions."""
+        return sum(len(node.devices) for node in self.nodes.values() if not node.draining)
+
+    @property
+    def free_slots(self) -> int:
+        """Those of them that no session holds."""
+        return sum(len(node.free.slots) for node in self.nodes.values())
+
+    def take(self, session: int, node: str, slots: tuple[int, ...]) -> None:
+        """Gives slots of a node to a session."""
+        for slot in slots:
+            self.nodes[node].taken[slot] = session
+
+    def give_back(self, session: int, node: str) -> None:
+        """Frees a session's slots on a node."""
+        known = self.nodes.get(node)
+        if known is not None:
+            known.taken = {slot: s for slot, s in known.taken.items() if s != session}

@@ -1,0 +1,144 @@
+"""The life of one session: a table of moves, and one function that applies it.
+
+::
+
+    QUEUED ──place──▶ STARTING ──ready──▶ RUNNING ◀──attach── DETACHED
+      │                  │                  │ └────detach────▶   │
+      └───────end────────┴───────end────────┴────────end─────────┘
+                                 ▼
+                              ENDING ──gone──▶ GONE
+
+A session holds its slots from ``place`` until ``gone``: until every node has
+said that none of its processes is left.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from disco_server.core.placement import NodeShare
+
+__all__ = ["End", "EndReason", "SessionState", "SessionTable", "Step", "WrongStep"]
+
+
+class SessionState(enum.Enum):
+    """Where a session is in its life."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    DETACHED = "detached"
+    ENDING = "ending"
+    GONE = "gone"
+
+
+class Step(enum.Enum):
+    """What can happen to a session."""
+
+    PLACE = "place"
+    READY = "ready"
+    DETACH = "detach"
+    ATTACH = "attach"
+    END = "end"
+    GONE = "gone"
+
+
+class EndReason(enum.IntEnum):
+    """Why a session ended; the numbers are those of the wire."""
+
+    CLOSED = 1
+    NO_SLOTS = 2
+    RANK_LOST = 3
+    NODE_LOST = 4
+    DRAINED = 5
+    REFUSED = 6
+    START_FAILED = 7
+    STOPPED = 8
+
+
+_MOVES: dict[SessionState, dict[Step, SessionState]] = {
+    SessionState.QUEUED: {Step.PLACE: SessionState.STARTING, Step.END: SessionState.GONE},
+    SessionState.STARTING: {Step.READY: SessionState.RUNNING, Step.END: SessionState.ENDING},
+    SessionState.RUNNING: {Step.DETACH: SessionState.DETACHED, Step.END: SessionState.ENDING},
+    SessionState.DETACHED: {Step.ATTACH: SessionState.RUNNING, Step.END: SessionState.ENDING},
+    SessionState.ENDING: {Step.GONE: SessionState.GONE},
+    SessionState.GONE: {},
+}
+
+
+class WrongStep(Exception):
+    """A step that a session in this state cannot take."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why and how a session ended.
+
+    Attributes:
+        reason: The family of the end.
+        message: What a person should read.
+        worker, node, exit_status, output: For a lost rank: which, where, how it
+            ended (an exit code, or the negative of a signal's number), and its
+            last lines.
+    """
+
+    reason: EndReason
+    message: str
+    worker: int = 0
+    node: str = ""
+    exit_status: int = 0
+    output: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class SessionTable:
+    """One session as the controller knows it.
+
+    Attributes:
+        session: Its id: random, never zero.
+        name: What lists call it.
+        owner: ``user@host:pid`` of its client.
+        num_workers, num_groups, ccl: What was asked for.
+        transfer_key: The secret that names its arrays.
+        created: When it was asked for.
+        deadline: Until when it waits for slots, or for its client to come back.
+        shares: Its ranks by node, once placed.
+        waiting_for: Nodes that have not yet said "ready", or later "gone".
+        ranks: (worker, node, pid, device) of each started rank.
+        end: Why it ended, once it has.
+    """
+
+    session: int
+    name: str
+    owner: str
+    num_workers: int
+    num_groups: int
+    ccl: str
+    transfer_key: bytes
+    created: float
+    deadline: float
+    state: SessionState = SessionState.QUEUED
+    shares: tuple[NodeShare, ...] = ()
+    waiting_for: set[str] = field(default_factory=set[str])
+    ranks: dict[int, tuple[int, str, int, str]] = field(
+        default_factory=dict[int, tuple[int, str, int, str]]
+    )
+    end: End | None = None
+
+    def step(self, step: Step) -> None:
+        """Takes a step.
+
+        Raises:
+            WrongStep: The table has no such move; nothing changed.
+        """
+        after = _MOVES[self.state].get(step)
+        if after is None:
+            msg = f"session {self.name!r} is {self.state.value} and cannot {step.value}"
+            raise WrongStep(msg)
+        self.state = after
+
+    @property
+    def alive(self) -> bool:
+        """Whether the session still may execute commands."""
+        return self.state not in (SessionState.ENDING, SessionState.GONE)

@@ -1,0 +1,1 @@
+"""What the daemons show of themselves: logs, metrics, traces."""

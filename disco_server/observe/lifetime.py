@@ -1,0 +1,37 @@
+"""Processes that must not outlive the one that started them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+__all__ = ["PARENT_VARIABLE", "die_with", "die_with_parent_in"]
+
+PARENT_VARIABLE = "DISCO_PARENT_PID"
+"""Names, in a child's environment, the process whose end is its own."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int, number: signal.Signals) -> None:
+    """Asks the kernel for a signal when the parent dies, however that happens.
+
+    Only Linux offers this; elsewhere a closed pipe has to tell.
+
+    Args:
+        parent: The pid of the process that started this one.
+        number: The signal to get.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # it died before the kernel was asked
+            os.kill(os.getpid(), number)
+
+
+def die_with_parent_in(environ: os._Environ[str]) -> None:  # noqa: SLF001  (its public name is a variable)
+    """Does so where the environment says that the parent wants it; forgets the wish."""
+    parent = environ.pop(PARENT_VARIABLE, None)
+    if parent is not None and parent.isdigit():
+        die_with(int(parent), signal.SIGTERM)

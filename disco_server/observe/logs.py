@@ -1,0 +1,165 @@
+"""Log lines for people and for machines, on the standard library's logging.
+
+A daemon calls `setup` once. Whoever logs about a session, a rank, a command or
+a node binds those to its logger (`bind`), and they follow on every record: at
+the end of a text line, as members of a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO, cast
+
+from disco_client.errors import ConfigError
+
+__all__ = ["FIELDS", "BoundLogger", "JsonFormatter", "TextFormatter", "bind", "setup"]
+
+FIELDS: Final = ("session", "rank", "seq", "node")
+"""The fields the house binds; they are shown first and in this order."""
+
+_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What every record carries by itself, as opposed to what was bound."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    """The time of a record in UTC with milliseconds, as ISO 8601 writes it."""
+    moment = datetime.fromtimestamp(record.created, tz=UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """What was bound to a record, the house's own fields first; None counts as absent."""
+    bound = {k: v for k, v in vars(record).items() if k not in _OWN and v is not None}
+    first = {name: bound.pop(name) for name in FIELDS if name in bound}
+    return first | bound
+
+
+def _one_line(text: str) -> str:
+    r"""Escapes what could break or colour a line: a rank's output is not trusted."""
+    return _CONTROL.sub(lambda m: m[0].encode("unicode_escape").decode("ascii"), text)
+
+
+class TextFormatter(logging.Formatter):
+    """One line a record: time, level, logger, message, then the bound fields.
+
+    A traceback follows on lines of its own, each indented, so that a line
+    which starts with a time is always a record.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the text of a record, without a newline at its end."""
+        head = f"{_time_of(record)} {record.levelname:<7} {record.name}: "
+        line = head + _one_line(record.getMessage())
+        for name, value in _fields_of(record).items():
+            text = _one_line(str(value))
+            quoted = json.dumps(text, ensure_ascii=False) if re.search(r'[\s"=]|^$', text) else text
+            line += f" {name}={quoted}"
+        for block in _traces(self, record):
+            line += "".join(f"\n    {part}" for part in block.splitlines())
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message and the bound fields.
+
+    It is all ASCII: some readers of lines also break them at Unicode's line
+    separators, and a stream's encoding may lack other characters. A traceback
+    is the member ``exception``. A bound value that JSON cannot hold is written
+    as its text.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the JSON object of a record, on one line."""
+        entry: dict[str, object] = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in _fields_of(record).items():
+            entry.setdefault(name, value)
+        if blocks := _traces(self, record):
+            entry["exception"] = "\n".join(blocks)
+        return json.dumps(entry, default=str)
+
+
+def _traces(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
+    blocks: list[str] = []
+    if record.exc_info:
+        blocks.append(formatter.formatException(record.exc_info))
+    elif record.exc_text:
+        blocks.append(record.exc_text)
+    if record.stack_info:
+        blocks.append(formatter.formatStack(record.stack_info))
+    return blocks
+
+
+class BoundLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger that adds its fields to every record; `bind` makes one."""
+
+    def process(
+        self, msg: object, kwargs: MutableMapping[str, Any]
+    ) -> tuple[object, MutableMapping[str, Any]]:
+        """Adds the bound fields to a call's own `extra`, which wins."""
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        return msg, kwargs
+
+
+def bind(logger: logging.Logger | BoundLogger, **fields: object) -> BoundLogger:
+    """Returns a logger whose records carry these fields.
+
+    Args:
+        logger: A plain logger, or a bound one, whose fields are kept unless
+            they are given anew.
+        **fields: Usually some of `FIELDS`; a field that is None is not shown.
+
+    Raises:
+        ValueError: A field has a name that every record has already.
+    """
+    if taken := fields.keys() & _OWN:
+        raise ValueError(f"every log record has its own {', '.join(sorted(taken))}")
+    if isinstance(logger, BoundLogger):
+        before = cast("Mapping[str, object]", logger.extra or {})
+        return BoundLogger(logger.logger, {**before, **fields})
+    return BoundLogger(logger, fields)
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """The handler `setup` installs; a type of its own, so that it finds it again."""
+
+
+def setup(level: str = "info", fmt: str = "text", stream: TextIO | None = None) -> logging.Handler:
+    """Makes this process log; called again, it replaces what it set up before.
+
+    Args:
+        level: ``debug``, ``info``, ``warning`` or ``error``.
+        fmt: ``text`` or ``json``.
+        stream: Where to write; by default this process's standard error.
+
+    Returns:
+        The handler, already on the root logger.
+
+    Raises:
+        ConfigError: The level or the format is none of the above.
+    """
+    formats = {"text": TextFormatter, "json": JsonFormatter}
+    levels = ("debug", "info", "warning", "error")
+    if level not in levels:
+        raise ConfigError(f"log_level: expected one of {', '.join(levels)}, got {level!r}")
+    if fmt not in formats:
+        raise ConfigError(f"log_format: expected one of {', '.join(formats)}, got {fmt!r}")
+    root = logging.getLogger()
+    for old in [handler for handler in root.handlers if isinstance(handler, _Handler)]:
+        root.removeHandler(old)
+    handler = _Handler(sys.stderr if stream is None else stream)
+    handler.setFormatter(formats[fmt]())
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    return handler

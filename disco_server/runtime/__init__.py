@@ -1,0 +1,1 @@
+"""One rank: register file, functions, builtins, executor."""

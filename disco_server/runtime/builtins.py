@@ -1,0 +1,273 @@
+"""The functions that every rank offers, under the original's names.
+
+Each takes what the original's takes, in the same order; ``in_group`` may be a bool
+or an integer, a reduction its code in a one-element shape, its code or its name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from disco_client.wire.values import Device, Shape, dtype_from_name
+from disco_server.collectives.base import ReduceOp
+from disco_server.config import module_allowed
+from disco_server.runtime.context import current_worker
+from disco_server.runtime.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
+from disco_server.runtime.functions import import_allowed, register_func
+
+__all__: list[str] = []
+
+Array = np.ndarray[Any, Any]
+_MAX_BYTES = 1 << 46
+
+
+def _op(value: Any) -> ReduceOp:
+    if isinstance(value, str):
+        return ReduceOp.from_name(value)
+    code = value[0] if isinstance(value, Sequence) and len(value) == 1 else value
+    try:
+        return ReduceOp(code)
+    except ValueError:
+        msg = f"expected a reduction from 0 (sum) to 4 (avg), got {value!r}"
+        raise ArgumentRefused(msg) from None
+
+
+# Where am I ----------------------------------------------------------------------
+
+
+@register_func("runtime.disco.worker_id")
+def worker_id() -> Shape:
+    """This rank's number, in a shape of one."""
+    return Shape((current_worker().worker_id,))
+
+
+@register_func("runtime.disco.worker_rank")
+def worker_rank() -> int:
+    """This rank's number."""
+    return current_worker().worker_id
+
+
+@register_func("runtime.disco.world_size")
+def world_size() -> int:
+    """How many workers the session has."""
+    return current_worker().num_workers
+
+
+@register_func("runtime.disco.device")
+def device() -> Device:
+    """This rank's default device."""
+    return current_worker().device
+
+
+@register_func("runtime.disco.bind_worker_to_cpu_core")
+def bind_worker_to_cpu_core(cores: Sequence[int]) -> None:
+    """Pins this rank to a core.
+
+    Args:
+        cores: One core for each worker.
+
+    Raises:
+        ArgumentRefused: Too few cores, or one that this machine does not have.
+    """
+    worker = current_worker()
+    if len(cores) <= worker.worker_id:
+        msg = f"expected a core for each of {worker.num_workers} workers, got {len(cores)}"
+        raise ArgumentRefused(msg)
+    core = cores[worker.worker_id]
+    try:
+        os.sched_setaffinity(0, {core})
+    except (OSError, AttributeError) as error:
+        msg = f"cannot bind worker {worker.worker_id} to core {core}: {error}"
+        raise ArgumentRefused(msg) from None
+
+
+# Arrays and modules ----------------------------------------------------------------
+
+
+@register_func("runtime.disco.empty")
+def empty(
+    shape: Sequence[int], dtype: Any, where: Any, worker0_only: Any, in_group: Any
+) -> Array | None:
+    """Allocates an uninitialised array, or returns None where it is not for this rank.
+
+    Raises:
+        ArgumentRefused: The device is not this worker's, or the size is absurd.
+    """
+    worker = current_worker()
+    if isinstance(where, str):
+        where = Device.parse(where)
+    if where is not None and where != worker.device:
+        msg = f"expected this worker's device {worker.device}, got {where}"
+        raise ArgumentRefused(msg)
+    root = worker.worker_id % worker.group_size if in_group else worker.worker_id
+    if worker0_only and root:
+        return None
+    kind = dtype_from_name(dtype)
+    nbytes = kind.itemsize
+    for dim in Shape(shape):
+        nbytes *= dim
+    if nbytes > _MAX_BYTES:
+        msg = f"expected an array of at most {_MAX_BYTES} bytes, {kind}{list(shape)} has {nbytes}"
+        raise ArgumentRefused(msg)
+    return np.empty(tuple(shape), kind)
+
+
+@register_func("runtime.disco._import_python_module")
+def import_python_module(name: str) -> None:
+    """Imports a module, so that it registers its functions."""
+    if not isinstance(name, str):
+        msg = f"expected a module's name, got {name!r}"
+        raise ArgumentRefused(msg)
+    import_allowed(name, current_worker().allow_modules)
+
+
+@register_func("ffi.ModuleGetFunction")
+def module_get_function(module: Any, name: str) -> Any:
+    """Finds a function of a module that a register holds."""
+    if not isinstance(module, ModuleType):
+        msg = f"expected a module in the register, got {type(module).__name__}"
+        raise ArgumentRefused(msg)
+    if name.startswith("_") or not module_allowed(
+        module.__name__, current_worker().allow_modules
+    ):
+        msg = f"function {name!r} of module {module.__name__!r} is not allowed"
+        raise ModuleNotAllowed(msg)
+    func = getattr(module, name, None)
+    if not callable(func):
+        msg = f"module {module.__name__!r} has no function {name!r}"
+        raise FunctionMissing(msg)
+    return func
+
+
+# Collectives --------------------------------------------------------------------------
+
+
+@register_func("runtime.disco.init_ccl")
+def init_ccl(ccl: str, _device_ids: Sequence[int] = ()) -> None:
+    """Starts a collective library."""
+    current_worker().init_ccl(ccl)
+
+
+@register_func("runtime.disco.compiled_ccl")
+def compiled_ccl() -> str:
+    """The name of the collective library that a session without a wish gets."""
+    return "mpi"
+
+
+@register_func("runtime.disco.allreduce")
+def allreduce(send: Array, kind: Any, in_group: Any, recv: Array) -> None:
+    """Reduces ``send`` of all ranks into ``recv`` of all."""
+    current_worker().comm.allreduce(send, recv, _op(kind), in_group=bool(in_group))
+
+
+@register_func("runtime.disco.allgather")
+def allgather(send: Array, in_group: Any, recv: Array) -> None:
+    """Collects ``send`` of all ranks in ``recv`` of all."""
+    current_worker().comm.allgather(send, recv, in_group=bool(in_group))
+
+
+@register_func("runtime.disco.broadcast_from_worker0")
+def broadcast_from_worker0(send: Array | None, in_group: Any, recv: Array) -> None:
+    """Copies ``send`` of the first rank into ``recv`` of all."""
+    current_worker().comm.broadcast(send, recv, in_group=bool(in_group))
+
+
+@register_func("runtime.disco.scatter_from_worker0")
+def scatter_from_worker0(send: Array | None, in_group: Any, recv: Array) -> None:
+    """Gives each rank one chunk of the first rank's ``send``."""
+    current_worker().comm.scatter(send, recv, in_group=bool(in_group))
+
+
+@register_func("runtime.disco.gather_to_worker0")
+def gather_to_worker0(send: Array, in_group: Any, recv: Array | None) -> None:
+    """Collects ``send`` of all ranks in ``recv`` of the first."""
+    current_worker().comm.gather(send, recv, in_group=bool(in_group))
+
+
+@register_func("runtime.disco.reduce_scatter")
+def reduce_scatter(send: Array, kind: Any, in_group: Any, recv: Array) -> None:
+    """Reduces ``send`` of all ranks and gives each one chunk of the result."""
+    current_worker().comm.reduce_scatter(send, recv, _op(kind), in_group=bool(in_group))
+
+
+@register_func("runtime.disco.all_to_all")
+def all_to_all(send: Array, in_group: Any, recv: Array) -> None:
+    """Sends one chunk of each rank's ``send`` to each rank's ``recv``."""
+    current_worker().comm.all_to_all(send, recv, in_group=bool(in_group))
+
+
+@register_func("runtime.disco.barrier")
+def barrier(in_group: Any = False) -> None:  # noqa: FBT002  (called by position from afar)
+    """Waits until every rank is here."""
+    current_worker().comm.barrier(in_group=bool(in_group))
+
+
+@register_func("runtime.disco._repeat_for_groups")
+def repeat_for_groups(array: Array | None) -> Array | None:
+    """Repeats worker 0's array once for each group, for one scatter to all of them."""
+    if array is None:
+        return None
+    return np.concatenate([np.ascontiguousarray(array)] * current_worker().num_groups)
+
+
+# Point to point -------------------------------------------------------------------------
+
+
+@register_func("runtime.disco.send_to_worker")
+def send_to_worker(buffer: Array, receiver: int) -> None:
+    """Sends an array to one worker, by its global id."""
+    current_worker().comm.send(buffer, receiver)
+
+
+@register_func("runtime.disco.recv_from_worker")
+def recv_from_worker(buffer: Array, sender: int) -> None:
+    """Receives an array from one worker, by its global id."""
+    current_worker().comm.recv(buffer, sender)
+
+
+@register_func("runtime.disco.recv_from_worker0")
+def recv_from_worker0(buffer: Array) -> None:
+    """Receives an array from worker 0, which sends it with ``send_to_worker``.
+
+    Raises:
+        ArgumentRefused: This is worker 0.
+    """
+    if current_worker().worker_id == 0:
+        msg = "worker 0 cannot receive from itself"
+        raise ArgumentRefused(msg)
+    current_worker().comm.recv(buffer, 0)
+
+
+@register_func("runtime.disco.send_to_next_group")
+def send_to_next_group(buffer: Array) -> None:
+    """Sends an array to the worker of the same rank in the next group.
+
+    Raises:
+        ArgumentRefused: This is the last group.
+    """
+    worker = current_worker()
+    receiver = worker.worker_id + worker.group_size
+    if receiver >= worker.num_workers:
+        msg = f"worker {worker.worker_id} is in the last group, there is no next one"
+        raise ArgumentRefused(msg)
+    worker.comm.send(buffer, receiver)
+
+
+@register_func("runtime.disco.recv_from_prev_group")
+def recv_from_prev_group(buffer: Array) -> None:
+    """Receives an array from the worker of the same rank in the previous group.
+
+    Raises:
+        ArgumentRefused: This is the first group.
+    """
+    worker = current_worker()
+    sender = worker.worker_id - worker.group_size
+    if sender < 0:
+        msg = f"worker {worker.worker_id} is in the first group, there is no previous one"
+        raise ArgumentRefused(msg)
+    worker.comm.recv(buffer, sender)

@@ -1,0 +1,78 @@
+"""What a rank refuses by itself, and how any exception becomes a failure to report."""
+
+from __future__ import annotations
+
+import traceback
+from types import TracebackType
+
+from disco_client.errors import ConfigError, EncodingError, RemoteFailure
+from disco_client.wire.codec import FailureKind
+from disco_server.collectives.base import AbortedError, MismatchError, UnavailableError
+
+__all__ = ["ArgumentRefused", "FunctionMissing", "ModuleNotAllowed", "describe_failure"]
+
+MAX_MESSAGE = 4096
+MAX_TRACEBACK = 16 * 1024
+
+
+class ArgumentRefused(ValueError):
+    """An argument's type, shape, dtype or rank does not fit."""
+
+
+class FunctionMissing(LookupError):
+    """There is no function or module of that name here."""
+
+
+class ModuleNotAllowed(PermissionError):
+    """The allow-list does not cover it."""
+
+
+_KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
+    (FunctionMissing, FailureKind.NOT_FOUND),
+    (ModuleNotAllowed, FailureKind.NOT_ALLOWED),
+    (ArgumentRefused, FailureKind.BAD_ARGUMENT),
+    (EncodingError, FailureKind.BAD_ARGUMENT),
+    (ConfigError, FailureKind.BAD_ARGUMENT),
+    (MismatchError, FailureKind.MISMATCH),
+    (AbortedError, FailureKind.ABORTED),
+    (UnavailableError, FailureKind.CCL),
+)
+
+
+def describe_failure(
+    error: Exception, *, worker: int, node: str, seq: int, function: str
+) -> tuple[RemoteFailure, FailureKind]:
+    """Makes a report of an exception, cut to a size that may travel.
+
+    What a rank refused by itself is told by its message; of everything else the
+    type and the traceback go along, without the frames of the executor.
+    """
+    kind = next((k for kind, k in _KINDS if isinstance(error, kind)), FailureKind.EXCEPTION)
+    own = kind is not FailureKind.EXCEPTION
+    failure = RemoteFailure(
+        worker=worker,
+        seq=seq,
+        message=_cut(str(error), MAX_MESSAGE),
+        node=node,
+        function=function,
+        exception="" if own else _qualified(type(error)),
+        traceback="" if own else _cut(_format(error, error.__traceback__), MAX_TRACEBACK),
+    )
+    return failure, kind
+
+
+def _qualified(kind: type) -> str:
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _format(error: Exception, trace: TracebackType | None) -> str:
+    # The first frame is the executor's own.
+    below = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    return "".join(traceback.format_exception(type(error), error, below))
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n... {len(text) - limit} characters left out ...\n{text[-half:]}"

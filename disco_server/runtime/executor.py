@@ -1,0 +1,278 @@
+"""One command at a time, in order; errors become replies and poisoned registers.
+
+The executor does no I/O of its own: whoever runs it hands it batches, and gives
+it an :class:`Outlet` for what goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from disco_client.errors import EncodingError
+from disco_client.wire.codec import (
+    Action,
+    ArrayPorter,
+    EncodedBatch,
+    EncodedCommand,
+    EncodedReply,
+    EncodedValue,
+    decode_args,
+    encode_failure,
+    encode_value,
+)
+from disco_client.wire.values import Opaque
+from disco_server.runtime import builtins as _builtins  # noqa: F401  (registers them)
+from disco_server.runtime.context import Worker
+from disco_server.runtime.errors import ArgumentRefused, describe_failure
+from disco_server.runtime.functions import resolve
+from disco_server.runtime.register_file import Poison, Poisoned, RegisterFile
+
+__all__ = ["Executor", "Outlet"]
+
+_ACK_COMMANDS = 1024
+"""How many commands may run before the client hears of it, if nothing else is said."""
+
+_ACK_BYTES = 1 << 20
+_OPAQUE_TEXT = 200
+
+
+class Outlet(Protocol):
+    """Where an executor's answers go, and where arrays outside the log come from."""
+
+    def reply(self, raw: bytes) -> None:
+        """Sends one encoded reply to the client."""
+        ...
+
+    @property
+    def porter(self) -> ArrayPorter:
+        """Carries the arrays that are too large for a command."""
+        ...
+
+
+class Executor:
+    """Runs one rank's commands; exactly one thread uses it."""
+
+    def __init__(self, worker: Worker, outlet: Outlet) -> None:
+        self._worker = worker
+        self._outlet = outlet
+        self._porter = outlet.porter
+        self.registers = RegisterFile()
+        self._names: dict[int, str] = {}
+        self.seq = 0
+        self._acked = 0
+        self._bytes = 0
+        self.stopped = False
+        self._handlers: dict[int, Callable[[int, EncodedCommand], None]] = {
+            Action.SHUT_DOWN: self._shut_down,
+            Action.KILL_REG: self._kill,
+            Action.GET_GLOBAL_FUNC: self._get_function,
+            Action.CALL_PACKED: self._call,
+            Action.SYNC_WORKER: self._sync,
+            Action.COPY_FROM_WORKER0: self._copy_from,
+            Action.COPY_TO_WORKER0: self._copy_to,
+            Action.DEBUG_GET_FROM_REMOTE: self._get,
+            Action.DEBUG_SET_REGISTER: self._set,
+        }
+
+    def run_batch(self, first_seq: int, payload: bytes) -> None:
+        """Executes the commands of a batch that were not executed before.
+
+        Raises:
+            EncodingError: Commands are missing between the last one and these.
+        """
+        if first_seq > self.seq + 1:
+            msg = f"expected command #{self.seq + 1} next, got #{first_seq}"
+            raise EncodingError(msg)
+        commands = EncodedBatch.FromString(payload).commands
+        me = self._worker.worker_id + 1
+        handlers = self._handlers
+        release = self.registers.release
+        for seq, command in enumerate(commands, first_seq):
+            if seq <= self.seq:
+                continue  # sent again after a lost connection
+            self._worker.set_position(seq)
+            if command.released:
+                release(command.released)
+            target = command.worker_plus_one
+            if not target or target == me:
+                handler = handlers.get(command.action)
+                if handler is None:
+                    self._refuse_action(seq, command)
+                else:
+                    handler(seq, command)
+            self.seq = seq
+        self._bytes += len(payload)
+        if self.seq - self._acked >= _ACK_COMMANDS or self._bytes >= _ACK_BYTES:
+            self._send(EncodedReply(ack=self.seq), self.seq)
+
+    # The commands -----------------------------------------------------------------
+
+    def _call(self, seq: int, command: EncodedCommand) -> None:
+        registers = self.registers
+        try:
+            func = registers.read(command.func)
+            args = decode_args(command.args, registers.read, self._porter)
+            if not callable(func):
+                self._raise_no_function(command.func, func)
+            registers.write(command.reg, func(*args))
+        except Poisoned as read:
+            self._skip(seq, command.reg, read.poison)
+        except Exception as error:  # noqa: BLE001  (user code may raise anything)
+            self._fail(seq, command, error)
+
+    def _raise_no_function(self, register: int, value: Any) -> None:
+        msg = f"expected a function in register {register}, got {value!r}"
+        raise ArgumentRefused(msg)
+
+    def _get_function(self, seq: int, command: EncodedCommand) -> None:
+        try:
+            name = self._args(command)[0]
+            func = resolve(str(name), self._worker.allow_modules)
+        except Exception as error:  # noqa: BLE001  (a module may raise anything when imported)
+            self._fail(seq, command, error)
+            return
+        if command.reg:
+            self.registers.write(command.reg, func)
+            self._names[command.reg] = str(name)
+
+    def _kill(self, _seq: int, command: EncodedCommand) -> None:
+        if command.reg:
+            self.registers.release((command.reg,))
+
+    def _sync(self, seq: int, _command: EncodedCommand) -> None:
+        self._send(EncodedReply(seq=seq, ack=seq), seq)
+
+    def _get(self, seq: int, command: EncodedCommand) -> None:
+        try:
+            value = self.registers.read(command.reg)
+        except Poisoned as read:
+            self._answer_poison(seq, read.poison)
+        else:
+            self._answer(seq, value)
+
+    def _copy_from(self, seq: int, command: EncodedCommand) -> None:
+        try:
+            shape, dtype = self._args(command)
+            value = self.registers.read(command.reg)
+            self._check_fits(value, tuple(shape), dtype)
+        except Poisoned as read:
+            self._answer_poison(seq, read.poison)
+        except Exception as error:  # noqa: BLE001  (whatever came is answered)
+            self._fail(seq, command, error)
+        else:
+            self._answer(seq, value)
+
+    def _copy_to(self, seq: int, command: EncodedCommand) -> None:
+        try:
+            value = self._args(command)[0]
+            held = self.registers.read(command.reg)
+            self._check_fits(held, value.shape, value.dtype)
+            held[...] = value.reshape(held.shape)
+        except Poisoned:
+            pass  # the cause is known to the client already
+        except Exception as error:  # noqa: BLE001  (whatever came is reported)
+            self._fail(seq, command, error, poison=False)
+
+    def _set(self, seq: int, command: EncodedCommand) -> None:
+        try:
+            value = self._args(command)[0]
+            try:
+                held = self.registers.read(command.reg)
+            except Poisoned:
+                held = None  # a good value heals the register
+            if isinstance(held, np.ndarray):
+                self._check_fits(held, value.shape, value.dtype)
+                held[...] = value.reshape(held.shape)
+            else:
+                self.registers.write(command.reg, value)
+        except Exception as error:  # noqa: BLE001  (whatever came is answered)
+            self._fail(seq, command, error, poison=False)
+        else:
+            self._send(EncodedReply(seq=seq, ack=seq), seq)
+
+    def _shut_down(self, _seq: int, _command: EncodedCommand) -> None:
+        self.stopped = True
+
+    def _refuse_action(self, seq: int, command: EncodedCommand) -> None:
+        error = ArgumentRefused(f"expected an action this worker knows, got number {command.action}")
+        self._fail(seq, command, error)
+
+    def _args(self, command: EncodedCommand) -> list[Any]:
+        return decode_args(command.args, self.registers.read, self._porter)
+
+    def _check_fits(self, held: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+        """Refuses a copy between arrays of other sizes or dtypes; shapes may differ."""
+        if not isinstance(held, np.ndarray):
+            msg = f"expected an array in the register, got {type(held).__name__}"
+            raise ArgumentRefused(msg)
+        size = 1
+        for dim in shape:
+            size *= dim
+        if held.size != size or held.dtype != dtype:
+            msg = (
+                f"the host array is {dtype}{list(shape)}, the worker's is "
+                f"{held.dtype}{list(held.shape)}; sizes and dtypes must be the same"
+            )
+            raise ArgumentRefused(msg)
+
+    # Answers --------------------------------------------------------------------------
+
+    def _send(self, reply: EncodedReply, ack: int) -> None:
+        self._acked = ack
+        self._bytes = 0
+        self._outlet.reply(reply.SerializeToString())
+
+    def _answer(self, seq: int, value: Any) -> None:
+        reply = EncodedReply(seq=seq, ack=seq)
+        self._encode(reply.value, value)
+        self._send(reply, seq)
+
+    def _encode(self, out: EncodedValue, value: Any) -> None:
+        try:
+            encode_value(out, value, self._porter)
+        except EncodingError:
+            out.Clear()
+            kind = type(value)
+            text = repr(value)[:_OPAQUE_TEXT]
+            encode_value(out, Opaque(f"{kind.__module__}.{kind.__qualname__}", text))
+
+    def _answer_poison(self, seq: int, poison: Poison) -> None:
+        reply = EncodedReply(seq=seq, ack=seq)
+        encode_failure(reply.failure, poison.failure, poison.kind)
+        self._send(reply, seq)
+
+    def _skip(self, seq: int, register: int, poison: Poison) -> None:
+        """Passes a cause on to the result of a command that could not run for it."""
+        self.registers.write(register, poison)
+        self._worker.cannot_enter(seq)
+
+    def _fail(
+        self, seq: int, command: EncodedCommand, error: Exception, *, poison: bool = True
+    ) -> None:
+        function = self._names.get(command.func, "") if command.func else ""
+        failure, kind = describe_failure(
+            error,
+            worker=self._worker.worker_id,
+            node=self._worker.node,
+            seq=seq,
+            function=function or _ACTION_NAMES.get(command.action, ""),
+        )
+        writes = command.action in (Action.CALL_PACKED, Action.GET_GLOBAL_FUNC)
+        if poison and writes and command.reg:
+            self.registers.write(command.reg, Poison(failure, kind))
+        reply = EncodedReply(seq=seq, ack=seq)
+        encode_failure(reply.failure, failure, kind)
+        # Told before peers are released, so that the cause arrives first.
+        self._send(reply, seq)
+        self._worker.cannot_enter(seq)
+
+
+_ACTION_NAMES = {
+    Action.GET_GLOBAL_FUNC: "get_global_func",
+    Action.COPY_FROM_WORKER0: "copy_from_worker_0",
+    Action.COPY_TO_WORKER0: "copy_to_worker_0",
+    Action.DEBUG_SET_REGISTER: "debug_copy_from",
+}

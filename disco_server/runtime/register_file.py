@@ -1,0 +1,80 @@
+"""What a rank's registers hold; exactly one thread touches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from disco_client.errors import RemoteFailure
+from disco_client.wire.codec import FailureKind
+
+__all__ = ["Poison", "Poisoned", "RegisterFile"]
+
+_MAX_REGISTERS = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """Stands in a register for a result that never came to be, and says why."""
+
+    failure: RemoteFailure
+    kind: FailureKind
+
+
+class Poisoned(Exception):
+    """A command reads a poisoned register."""
+
+    def __init__(self, poison: Poison) -> None:
+        super().__init__(poison.failure.message)
+        self.poison = poison
+
+
+class RegisterFile:
+    """Registers by number; it grows as far as the program's references do."""
+
+    __slots__ = ("_slots",)
+
+    def __init__(self) -> None:
+        self._slots: list[Any] = [None] * 64
+
+    def read(self, register: int) -> Any:
+        """Returns the content; None where nothing was ever written.
+
+        Raises:
+            Poisoned: The register stands for a failed command.
+        """
+        try:
+            value = self._slots[register]
+        except IndexError:
+            return None
+        if type(value) is Poison:
+            raise Poisoned(value)
+        return value
+
+    def write(self, register: int, value: Any) -> None:
+        """Replaces the content.
+
+        Raises:
+            IndexError: The number is beyond any reasonable program.
+        """
+        try:
+            self._slots[register] = value
+        except IndexError:
+            if register >= _MAX_REGISTERS:
+                msg = f"expected a register below {_MAX_REGISTERS}, got {register}"
+                raise IndexError(msg) from None
+            self._slots.extend([None] * (register + 64 - len(self._slots)))
+            self._slots[register] = value
+
+    def release(self, registers: Iterable[int]) -> None:
+        """Empties registers whose references died."""
+        slots = self._slots
+        size = len(slots)
+        for register in registers:
+            if register < size:
+                slots[register] = None
+
+    def statistics(self) -> tuple[int, int]:
+        """Returns how many registers there are, and how many hold something."""
+        return len(self._slots), sum(value is not None for value in self._slots)

@@ -1,0 +1,304 @@
+"""Reading one setting: what a person may write, and what it becomes.
+
+A reader takes a value and the name of the place where it was written. It
+returns the value in the type that the configurations keep, takes its own
+results back unchanged, and refuses everything else with a `ConfigError` that
+says where, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final, Self, cast
+
+from disco_client.errors import ConfigError
+
+__all__ = [
+    "AUTO",
+    "Address",
+    "Reader",
+    "cpu_cores",
+    "did_you_mean",
+    "module_allowed",
+    "one_of",
+    "read_devices",
+    "read_dial",
+    "read_listen",
+    "read_node_name",
+    "read_path",
+    "read_patterns",
+    "read_seconds",
+    "refuse",
+    "visible_gpus",
+    "whole",
+]
+
+AUTO: Final = -1
+"""Stands for "choose for me" in the settings that say so."""
+
+_MAX_PORT: Final = 65535
+_GPU_KINDS: Final = ("cuda", "rocm")
+
+Reader = Callable[[object, str], object]
+"""Takes what a person wrote and where; returns the field's value or refuses."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: what may have been meant."""
+    known = list(known)
+    near = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+
+
+# --- addresses ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a daemon listens or is found: a TCP port or a Unix socket.
+
+    Attributes:
+        host: A name or an IP address, IPv6 without its brackets; empty for a
+            Unix socket.
+        port: 0 to 65535; 0 lets the system choose where a daemon listens.
+        path: The file of a Unix socket; empty for TCP.
+    """
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        """The form in which a person writes it, which is also what gRPC takes."""
+        if self.path:
+            return f"unix:{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: object, *, where: str = "address", any_port: bool = False) -> Self:
+        """Reads ``HOST:PORT``, ``[IPV6]:PORT`` or ``unix:/path``.
+
+        Args:
+            text: What to read.
+            where: The name of the setting, for the error.
+            any_port: Whether port 0 (the system chooses) makes sense here.
+
+        Raises:
+            ConfigError: It is none of the three forms.
+        """
+        wanted = "HOST:PORT, [IPV6]:PORT or unix:/PATH"
+        if not isinstance(text, str):
+            raise refuse(where, wanted, text)
+        kind, _, path = text.partition(":")
+        if kind == "unix":
+            if not path.startswith("/"):
+                raise refuse(where, "an absolute path after unix:", text)
+            return cls(path=path)
+        host, colon, digits = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+            try:
+                ipaddress.IPv6Address(host)
+            except ValueError:
+                raise refuse(where, "an IPv6 address in the brackets", text) from None
+        elif ":" in host:
+            raise refuse(where, f"{wanted} (an IPv6 address in brackets)", text)
+        if not (colon and host) or re.search(r"[\s/\[\]]", host):
+            raise refuse(where, wanted, text)
+        lowest = 0 if any_port else 1
+        if not re.fullmatch(r"[0-9]{1,5}", digits) or not lowest <= int(digits) <= _MAX_PORT:
+            raise refuse(where, f"a port from {lowest} to {_MAX_PORT}", text)
+        return cls(host=host, port=int(digits))
+
+
+# --- what may be imported ----------------------------------------------------
+
+
+def module_allowed(name: str, patterns: Iterable[str]) -> bool:
+    """Says whether the allow-list lets sessions import a module.
+
+    A pattern is a dotted name in which ``*``, ``?`` and ``[...]`` match as in
+    file names, dots included. A pattern also covers the modules inside what it
+    names: ``pkg`` allows ``pkg.sub``, and not ``pkgs``.
+
+    Args:
+        name: A full dotted module name; anything else is never allowed.
+        patterns: The allow-list.
+    """
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False
+    return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in patterns)
+
+
+# --- what the machine has ----------------------------------------------------
+
+
+def cpu_cores() -> int:
+    """Counts the cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def visible_gpus(
+    kind: str, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
+) -> tuple[str, ...]:
+    """Lists the GPUs a process started now would see, without loading a driver.
+
+    Args:
+        kind: ``"cuda"`` or ``"rocm"``.
+        environ: The environment, in which ``CUDA_VISIBLE_DEVICES`` or
+            ``HIP_VISIBLE_DEVICES`` may hide some.
+        root: Where the file system starts.
+    """
+    chosen = environ.get("CUDA_VISIBLE_DEVICES" if kind == "cuda" else "HIP_VISIBLE_DEVICES")
+    if chosen is not None:
+        names = [part for part in chosen.split(",") if part.strip() not in ("", "-1")]
+        return tuple(f"{kind}:{i}" for i in range(len(names)))
+    if kind == "cuda":
+        found = [p for p in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia[0-9]+", p.name)]
+    else:
+        # A node of the KFD topology is a GPU where it names a gfx target.
+        targets = root.glob("sys/class/kfd/kfd/topology/nodes/*/gfx_target_version")
+        found = [p for p in targets if p.read_text().strip() not in ("", "0")]
+    return tuple(f"{kind}:{i}" for i in range(len(found)))
+
+
+# --- reading one value -------------------------------------------------------
+
+
+def refuse(where: str, expected: str, got: object) -> ConfigError:
+    """Makes the error of a value: where it was written, what was expected, what came."""
+    return ConfigError(f"{where}: expected {expected}, got {got!r}")
+
+
+def whole(lowest: int, highest: int, *, auto: bool = False) -> Reader:
+    """Makes a reader of whole numbers; with `auto` it also lets AUTO through."""
+
+    def read(value: object, where: str) -> int:
+        text = value.strip() if isinstance(value, str) else value
+        if isinstance(text, str) and re.fullmatch(r"-?[0-9]{1,9}", text):
+            text = int(text)
+        if isinstance(text, int) and not isinstance(text, bool):
+            if lowest <= text <= highest:
+                return text
+            # Only the dataclass's own default may say AUTO; a person leaves the setting out.
+            if auto and text == AUTO and not where.startswith(("-", "DISCO_", "[")):
+                return text
+        raise refuse(where, f"a whole number from {lowest} to {highest}", value)
+
+    return read
+
+
+def read_seconds(value: object, where: str) -> float:
+    """Reads a duration: seconds, above 0 and finite."""
+    number = math.nan
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = float(value)
+    elif isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+    if not 0 < number < math.inf:
+        raise refuse(where, "a number of seconds above 0", value)
+    return number
+
+
+def one_of(choices: tuple[str, ...]) -> Reader:
+    """Makes a reader of one word out of a few, in any case."""
+
+    def read(value: object, where: str) -> str:
+        if isinstance(value, str) and value.lower() in choices:
+            return value.lower()
+        raise refuse(where, f"one of {', '.join(choices)}", value)
+
+    return read
+
+
+def read_path(value: object, where: str) -> Path | None:
+    """Reads the path of a file; None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, (str, Path)) and str(value):
+        return Path(value)
+    raise refuse(where, "the path of a file", value)
+
+
+def read_listen(value: object, where: str) -> str:
+    """Reads an address to listen at, in the form that gRPC takes."""
+    return str(Address.parse(value, where=where, any_port=True))
+
+
+def read_dial(value: object, where: str) -> str:
+    """Reads an address to connect to, in the form that gRPC takes."""
+    return str(Address.parse(value, where=where))
+
+
+def read_node_name(value: object, where: str) -> str:
+    """Reads a name that is safe in logs, metrics and file names."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", value):
+        return value
+    raise refuse(where, "a name of letters, digits, dots, dashes and underscores", value)
+
+
+def _items(value: object) -> Sequence[object]:
+    if isinstance(value, str):
+        return value.split(",")
+    return cast("Sequence[object]", value) if isinstance(value, (list, tuple)) else ()
+
+
+def _words(value: object, where: str, expected: str) -> list[str]:
+    """Takes a comma-separated text or a list of texts apart."""
+    items = _items(value)
+    words = [item.strip() for item in items if isinstance(item, str)]
+    if words and all(words) and len(words) == len(items):
+        return words
+    raise refuse(where, expected, value)
+
+
+def read_patterns(value: object, where: str) -> tuple[str, ...]:
+    """Reads patterns of module names (see `module_allowed`), each once."""
+    expected = "dotted module names, * and ? allowed"
+    words = _words(value, where, expected) if value not in ((), []) else []
+    for word in words:
+        if not re.fullmatch(r"[\w*?\[\]!-]+(\.[\w*?\[\]!-]+)*", word):
+            raise refuse(where, expected, word)
+    return tuple(dict.fromkeys(words))
+
+
+def read_devices(value: object, where: str) -> tuple[str, ...]:
+    """Reads ``cpu``, ``cuda``, ``cuda:0,1``, ``cuda:0,cuda:1`` or a list of such."""
+    expected = "cpu, cuda, rocm, or numbered devices such as cuda:0,1"
+    kind = ""
+    devices: list[str] = []
+    for word in _words(value, where, expected):
+        if word == "cpu":
+            devices.append(word)
+        elif word in _GPU_KINDS:
+            found = visible_gpus(word)
+            if not found:
+                raise ConfigError(
+                    f"{where}: expected a machine with a visible {word} device, found none"
+                )
+            devices.extend(found)
+        elif match := re.fullmatch(r"(?:(cuda|rocm):)?([0-9]{1,4})", word):
+            kind = match[1] or kind
+            if not kind:
+                raise refuse(where, expected, value)
+            devices.append(f"{kind}:{int(match[2])}")
+        else:
+            raise refuse(where, expected, value)
+    twice = {d for d in devices if d != "cpu" and devices.count(d) > 1}
+    if twice:
+        raise refuse(where, f"each GPU once ({', '.join(sorted(twice))} is repeated)", value)
+    return tuple(devices)

@@ -1,0 +1,1 @@
+"""The worker daemon and its rank processes."""

@@ -1,0 +1,183 @@
+"""The daemon's line to the controller: register, relay, beat, and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import socket
+from collections.abc import Mapping
+
+import grpc
+
+from disco_client.pb import node_pb2
+from disco_client.transport.options import CHANNEL_OPTIONS, target
+from disco_client.version import __version__
+from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
+from disco_client.wire.protocol import PROTOCOL
+from disco_server.config import WorkerConfig
+from disco_server.channels.outbox import Outbox
+from disco_server.worker.arrays import ArrayCarrier
+from disco_server.worker.spares import Spares
+from disco_server.worker.supervisor import Supervisor
+
+__all__ = ["Agent"]
+
+_logger = logging.getLogger("disco.worker")
+_FENCE_TIMEOUT_S = 120.0
+_BACKOFF_S = (0.1, 5.0)
+_SILENCE_S = 30.0
+
+
+class Agent:
+    """Keeps one daemon registered; reconnects by itself until it is told to stop.
+
+    Args:
+        config: What the daemon offers.
+        spares: Where interpreters come from; they outlive connections.
+    """
+
+    def __init__(self, config: WorkerConfig, spares: Spares) -> None:
+        self._config = config
+        self._spares = spares
+        self._incarnation = secrets.randbits(63)
+        self._node_key = b""
+        self._outbox = Outbox()
+        self._supervisor: Supervisor | None = None
+        self._heard = 0.0
+        self.registered = asyncio.Event()
+
+    async def run(self) -> None:
+        """Connects again and again, with growing pauses; ends only when cancelled."""
+        pause, longest = _BACKOFF_S
+        said = ""
+        while True:
+            self.registered.clear()
+            try:
+                why = await self._connect_once()
+            except grpc.RpcError as error:
+                why = _reason(error)
+            if self.registered.is_set():
+                pause, said = _BACKOFF_S[0], ""
+            if why != said:
+                _logger.warning(
+                    "not connected to the controller at %s: %s; trying again", self._config.controller, why
+                )
+                said = why
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  (no secret)
+            pause = min(longest, pause * 2)
+
+    async def _connect_once(self) -> str:
+        """One connection from its beginning to its end; says why it ended."""
+        self._outbox = outbox = Outbox()
+        async with grpc.aio.insecure_channel(
+            target(self._config.controller), options=CHANNEL_OPTIONS
+        ) as channel:
+            rendezvous = channel.unary_unary(
+                "/disco.v1.RendezvousService/Fence",
+                request_serializer=node_pb2.FenceRequest.SerializeToString,
+                response_deserializer=node_pb2.FenceResult.FromString,
+            )
+
+            async def fence(
+                session: int, name: str, index: int, count: int, items: Mapping[str, bytes]
+            ) -> Mapping[str, bytes]:
+                request = node_pb2.FenceRequest(
+                    session=session,
+                    node_key=self._node_key,
+                    name=name,
+                    participant=index,
+                    participants=count,
+                    items=items,
+                    timeout_s=_FENCE_TIMEOUT_S,
+                )
+                try:
+                    return (await rendezvous(request)).items
+                except grpc.RpcError as error:
+                    raise ConnectionError(_reason(error)) from None
+
+            supervisor = Supervisor(
+                node=self._config.name,
+                allow_modules=self._config.allow_modules,
+                spares=self._spares,
+                post=outbox.post,
+                fence=fence,
+                carrier=ArrayCarrier(channel),
+            )
+            self._supervisor = supervisor
+            try:
+                return await self._talk(channel, supervisor, outbox)
+            finally:
+                # Without a controller nobody drives these ranks or reads their answers.
+                await asyncio.shield(supervisor.end_all())
+                self._supervisor = None
+
+    async def _talk(
+        self, channel: grpc.aio.Channel, supervisor: Supervisor, outbox: Outbox
+    ) -> str:
+        stream = channel.stream_stream("/disco.v1.NodeService/Register")()
+        await stream.write(self._introduction())
+        writing = asyncio.ensure_future(outbox.run(stream.write))
+        beating = asyncio.ensure_future(self._beat(outbox, stream))
+        try:
+            while True:
+                raw = await stream.read()
+                if raw is grpc.aio.EOF:
+                    return "the controller closed the connection"
+                self._heard = asyncio.get_running_loop().time()
+                received = EncodedEnvelope.FromString(raw)
+                if received.kind == Kind.REGISTERED:
+                    self._node_key = node_pb2.NodeRegistered.FromString(received.payload).node_key
+                    self.registered.set()
+                elif received.kind == Kind.REFUSED:
+                    return node_pb2.Refused.FromString(received.payload).message
+                else:
+                    supervisor.receive(raw, received)
+        finally:
+            for task in (writing, beating):
+                task.cancel()
+            await asyncio.gather(writing, beating, return_exceptions=True)
+            stream.cancel()
+
+    async def _beat(self, outbox: Outbox, stream: grpc.aio.StreamStreamCall) -> None:
+        """Says that this loop turns, and ends the stream of a controller whose loop does not."""
+        loop = asyncio.get_running_loop()
+        self._heard = loop.time()
+        raw = envelope(Kind.HEARTBEAT)
+        while loop.time() - self._heard < _SILENCE_S:
+            outbox.post(raw, droppable=True)
+            await asyncio.sleep(_HEARTBEAT_S)
+        stream.cancel()
+
+    def _introduction(self) -> bytes:
+        config = self._config
+        info = node_pb2.RegisterNode(
+            protocol=PROTOCOL,
+            name=config.name,
+            devices=config.devices,
+            version=__version__,
+            incarnation=self._incarnation,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        return envelope(Kind.REGISTER, info.SerializeToString())
+
+    async def leave(self) -> None:
+        """Tells the controller that this daemon leaves, and ends what runs here."""
+        self._outbox.post(envelope(Kind.DRAIN))
+        if self._supervisor is not None:
+            # Clients learn from the controller why their session ended.
+            await asyncio.sleep(_LEAVE_S)
+            await self._supervisor.end_all()
+
+
+_HEARTBEAT_S = 2.0
+_LEAVE_S = 0.2
+
+
+def _reason(error: grpc.RpcError) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

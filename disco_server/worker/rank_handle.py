@@ -1,0 +1,211 @@
+"""The daemon's end of one rank process: its sockets, its output, its exit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from disco_client.wire.codec import EncodedEnvelope
+from disco_server.channels.frames import FrameReader, frame, receive
+
+__all__ = ["RankHandle"]
+
+KEPT_LINES = 20
+"""How many last lines of output are kept for the report of a death."""
+
+_LAST_WORDS_S = 0.3
+_MAX_LINE = 16 * 1024
+
+
+class RankHandle:
+    """One rank process, from the spare interpreter it begins as to its exit.
+
+    Attributes:
+        pid: The process, which leads a process group of its own.
+        pmi: The daemon's end of the socket on which MPI meets.
+        exited: Done with the exit status: a code, or a negative signal number.
+        on_envelope: Gets each envelope of the rank: its bytes, what they say, and
+            the reader that holds the descriptors.
+        on_output: Gets lines: whether from standard error, and the lines.
+    """
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, sock: socket.socket, pmi: socket.socket
+    ) -> None:
+        self._process = process
+        self._sock = sock
+        self._reader = FrameReader()
+        self._unsent: deque[tuple[memoryview, int | None]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self.pid = process.pid
+        self.pmi = pmi
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.on_envelope: Callable[[bytes, EncodedEnvelope, FrameReader], None] | None = None
+        self.on_output: Callable[[bool, list[str]], None] | None = None
+        self._output = [
+            asyncio.ensure_future(self._read_output(stream, is_error))
+            for stream, is_error in ((process.stdout, False), (process.stderr, True))
+            if stream is not None
+        ]
+        self.exited: asyncio.Future[int] = asyncio.ensure_future(self._watch())
+        self._loop.add_reader(sock, self._readable)
+
+    @classmethod
+    async def spawn(cls, environ: Mapping[str, str]) -> RankHandle:
+        """Starts an interpreter that will be a rank once it is told which."""
+        ours, theirs = socket.socketpair()
+        pmi_ours, pmi_theirs = socket.socketpair()
+        try:
+            env = {**environ, "PMI_FD": str(pmi_theirs.fileno()), "PYTHONUNBUFFERED": "1"}
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "disco_server.worker.rank_process",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(theirs.fileno(), pmi_theirs.fileno()),
+                start_new_session=True,
+                env=env,
+            )
+        except BaseException:
+            ours.close()
+            pmi_ours.close()
+            raise
+        finally:
+            theirs.close()
+            pmi_theirs.close()
+        ours.setblocking(False)  # noqa: FBT003
+        pmi_ours.setblocking(False)  # noqa: FBT003
+        return cls(process, ours, pmi_ours)
+
+    # Envelopes --------------------------------------------------------------------
+
+    def send(self, framed: bytes, fd: int | None = None) -> None:
+        """Sends one frame; what the socket does not take now follows by itself.
+
+        Args:
+            framed: The frame, its length included.
+            fd: A descriptor to pass along; it is closed here.
+        """
+        if not self._open:
+            if fd is not None:
+                os.close(fd)
+            return
+        self._unsent.append((memoryview(framed), fd))
+        if len(self._unsent) == 1 and not self._flush():
+            self._loop.add_writer(self._sock, self._writable)
+
+    def _flush(self) -> bool:
+        """Sends what the socket takes; whether nothing is left."""
+        unsent = self._unsent
+        try:
+            while unsent:
+                data, fd = unsent[0]
+                if fd is None:
+                    sent = self._sock.send(data)
+                else:
+                    sent = socket.send_fds(self._sock, [data], [fd])
+                    os.close(fd)
+                if sent < len(data):
+                    unsent[0] = (data[sent:], None)
+                    return False
+                unsent.popleft()
+        except BlockingIOError:
+            return False
+        except (BrokenPipeError, ConnectionResetError):
+            self._drop_unsent()  # its exit is on the way, and says more
+        return True
+
+    def _writable(self) -> None:
+        if self._flush():
+            self._loop.remove_writer(self._sock)
+
+    def _drop_unsent(self) -> None:
+        for _, fd in self._unsent:
+            if fd is not None:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self._unsent.clear()
+
+    def _readable(self) -> None:
+        try:
+            frames = receive(self._sock, self._reader)
+        except BlockingIOError:
+            return
+        except ValueError:
+            frames = None  # not our protocol: user code wrote into the socket
+            self.kill()
+        if frames is None:
+            self._loop.remove_reader(self._sock)
+            return
+        for raw in frames:
+            self._deliver(raw)
+
+    def _deliver(self, raw: bytes) -> None:
+        if self.on_envelope is not None:
+            self.on_envelope(raw, EncodedEnvelope.FromString(raw), self._reader)
+
+    # Output and exit ------------------------------------------------------------------
+
+    async def _read_output(self, stream: asyncio.StreamReader, is_error: bool) -> None:  # noqa: FBT001
+        rest = b""
+        while data := await stream.read(64 * 1024):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _MAX_LINE:
+                lines, rest = [*lines, rest], b""
+            self._emit(is_error, lines)
+        if rest:
+            self._emit(is_error, [rest])
+
+    def _emit(self, is_error: bool, lines: list[bytes]) -> None:  # noqa: FBT001
+        text = [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
+        if not text:
+            return
+        self.last_lines.extend(text)
+        if self.on_output is not None:
+            self.on_output(is_error, text)
+
+    async def _watch(self) -> int:
+        status = await self._process.wait()
+        # Its children may hold the pipes open, so the last words are not waited for long.
+        await asyncio.wait(self._output, timeout=_LAST_WORDS_S)
+        return status
+
+    def kill(self) -> None:
+        """Ends the process and every process it started that stayed in its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def end(self, envelope_: bytes, grace: float) -> int:
+        """Asks the rank to leave, kills it after a grace, and returns its exit status."""
+        if grace > 0 and not self.exited.done():
+            self.send(frame(envelope_))
+            await asyncio.wait((self.exited,), timeout=grace)
+        self.kill()  # also for what it left behind in its group
+        status = await self.exited
+        self.close()
+        return status
+
+    def close(self) -> None:
+        """Lets go of sockets and pipes; the process has exited."""
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        for task in self._output:
+            task.cancel()
+        self._drop_unsent()
+        self._reader.close()
+        self._sock.close()
+        self.pmi.close()

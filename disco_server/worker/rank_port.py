@@ -1,0 +1,127 @@
+"""A rank's end of the socket to its daemon: batches in, replies out, arrays both ways."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from disco_client.pb import controller_pb2
+from disco_client.wire.arrays import byte_view
+from disco_client.wire.codec import ArrayPorter, EncodedEnvelope, Kind, envelope
+from disco_server.channels.frames import FrameReader, frame, receive, send_with_fd
+from disco_server.channels.shared import allocate, map_shared
+
+__all__ = ["DaemonGone", "RankPort"]
+
+
+class DaemonGone(Exception):
+    """The daemon closed the socket: this process has nobody to work for."""
+
+
+class RankPort(ArrayPorter):
+    """Blocking; used by the rank's one thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader = FrameReader()
+        self._frames: deque[EncodedEnvelope] = deque()
+        self._arrays: dict[int, tuple[int, int]] = {}
+        self._tickets = 0
+        self._session = 0
+        self._worker = 0
+
+    @property
+    def porter(self) -> ArrayPorter:
+        """Carries the arrays that are too large for a command."""
+        return self
+
+    def become(self, session: int, worker: int) -> None:
+        """Learns on whose behalf it sends."""
+        self._session, self._worker = session, worker
+
+    # Envelopes ---------------------------------------------------------------------
+
+    def next(self) -> EncodedEnvelope:
+        """Waits for the next envelope.
+
+        Raises:
+            DaemonGone: The socket was closed.
+        """
+        while not self._frames:
+            self._read()
+        return self._frames.popleft()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits a little; whether there is an envelope, or the end, to read."""
+        return bool(self._frames) or bool(select.select((self._sock,), (), (), seconds)[0])
+
+    def _read(self) -> None:
+        frames = receive(self._sock, self._reader)
+        if frames is None:
+            raise DaemonGone
+        for raw in frames:
+            received = EncodedEnvelope.FromString(raw)
+            if received.kind == Kind.ARRAY_IN:
+                transfer = controller_pb2.Transfer.FromString(received.payload)
+                self._arrays[transfer.ticket] = (self._reader.fds.popleft(), transfer.nbytes)
+            else:
+                self._frames.append(received)
+
+    def send(self, kind: Kind, payload: bytes = b"") -> None:
+        """Sends one envelope to the daemon."""
+        raw = envelope(kind, payload, session=self._session, worker=self._worker)
+        self._sock.sendall(frame(raw))
+
+    def reply(self, raw: bytes) -> None:
+        """Sends one encoded reply to the client."""
+        self.send(Kind.REPLY, raw)
+
+    # Arrays -------------------------------------------------------------------------
+
+    def offer(self, array: np.ndarray[Any, Any]) -> int:
+        """Hands an array to the daemon, for the client to download."""
+        self._tickets += 1
+        fd = allocate(array.nbytes)
+        try:
+            with map_shared(fd, array.nbytes) as shared:
+                np.frombuffer(shared, np.uint8)[:] = np.frombuffer(byte_view(array), np.uint8)
+            transfer = controller_pb2.Transfer(
+                session=self._session,
+                ticket=self._tickets,
+                worker=self._worker,
+                nbytes=array.nbytes,
+            )
+            raw = envelope(
+                Kind.ARRAY_OUT,
+                transfer.SerializeToString(),
+                session=self._session,
+                worker=self._worker,
+            )
+            send_with_fd(self._sock, raw, fd)
+        finally:
+            os.close(fd)
+        return self._tickets
+
+    def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
+        """Waits for an uploaded array; other envelopes keep their order meanwhile.
+
+        The array lives in the shared memory itself, which is its own from now on.
+        """
+        while ticket not in self._arrays:
+            self._read()
+        fd, nbytes = self._arrays.pop(ticket)
+        try:
+            shared = map_shared(fd, nbytes)
+        finally:
+            os.close(fd)
+        count = int(np.prod(shape, dtype=np.int64))
+        if count * dtype.itemsize != nbytes:
+            msg = f"expected {count * dtype.itemsize} bytes for {dtype}{list(shape)}, got {nbytes}"
+            raise ValueError(msg)
+        return np.frombuffer(shared, dtype, count).reshape(tuple(shape))

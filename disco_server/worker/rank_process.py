@@ -1,0 +1,113 @@
+"""The entry point of a rank process.
+
+Started by a worker daemon with two inherited sockets: one to the daemon, and one
+on which MPI finds its peers (``PMI_FD``). It imports what every rank needs, waits
+until it is told which rank of which session it is, and then executes commands
+until the session ends or the daemon goes away. It has one thread and no gRPC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+
+from disco_client.pb import node_pb2
+from disco_client.wire.codec import Kind
+from disco_client.wire.values import Device
+from disco_server.collectives.base import Communicator
+from disco_server.observe.lifetime import die_with
+from disco_server.runtime.context import Worker, set_current_worker
+from disco_server.runtime.executor import Executor
+from disco_server.worker.rank_port import DaemonGone, RankPort
+
+__all__ = ["main"]
+
+_POLL_S = 0.001
+
+
+def _open_communicator(worker: Worker, ccl: str) -> Communicator:
+    """Opens the session's communicator, after telling the other ranks to do the same."""
+    from disco_server.collectives.select import open_communicator  # noqa: PLC0415  (loads MPI)
+
+    return open_communicator(
+        ccl,
+        worker_id=worker.worker_id,
+        num_workers=worker.num_workers,
+        num_groups=worker.num_groups,
+    )
+
+
+def _assigned(port: RankPort, session: int, assign: node_pb2.AssignRank) -> Worker:
+    port.become(session, assign.worker)
+
+    def open_communicator(worker: Worker, ccl: str) -> Communicator:
+        # A rank that failed before its first collective would not come by itself.
+        port.send(Kind.OPEN_CCL)
+        return _open_communicator(worker, ccl)
+
+    os.environ["PMI_RANK"] = str(assign.worker)
+    os.environ["PMI_SIZE"] = str(assign.num_workers)
+    os.environ["DISCO_WORKER_ID"] = str(assign.worker)
+    os.environ["DISCO_NUM_WORKERS"] = str(assign.num_workers)
+    return Worker(
+        assign.worker,
+        assign.num_workers,
+        assign.num_groups,
+        open_communicator=open_communicator,
+        ccl=assign.ccl,
+        node=assign.node,
+        device=Device.parse(assign.device),
+        session_name=assign.session_name,
+        allow_modules=tuple(assign.allow_modules),
+    )
+
+
+def _serve(port: RankPort) -> None:
+    received = port.next()
+    while received.kind != Kind.ASSIGN:
+        received = port.next()
+    assign = node_pb2.AssignRank.FromString(received.payload)
+    worker = _assigned(port, received.session, assign)
+    set_current_worker(worker)
+    executor = Executor(worker, port)
+    port.send(Kind.ASSIGNED)
+    while not executor.stopped:
+        # Peers may wait for this rank's refusal; that needs turns of its own.
+        while worker.poll() and not port.wait(_POLL_S):
+            pass
+        received = port.next()
+        if received.kind == Kind.BATCH:
+            executor.run_batch(received.first_seq, received.payload)
+        elif received.kind == Kind.OPEN_CCL:
+            with contextlib.suppress(Exception):  # whoever needs it reports the error
+                _ = worker.comm
+        elif received.kind == Kind.END_SESSION:
+            return
+
+
+def main() -> None:
+    """Runs one rank; the arguments are the socket's descriptor and the daemon's pid."""
+    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    die_with(parent, signal.SIGKILL)
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=fd)
+    code = 0
+    try:
+        _serve(RankPort(sock))
+    except DaemonGone:
+        pass
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # MPI's own farewell waits for peers, which may be gone; the daemon sweeps up.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""What runs on this node: the rank processes of every session, from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import grpc
+
+from disco_client.pb import controller_pb2, node_pb2
+from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
+from disco_server.channels.frames import FrameReader, frame
+from disco_server.observe.logs import BoundLogger, bind
+from disco_server.worker.arrays import ArrayCarrier
+from disco_server.worker.pmi import PmiNode, kvsname, sweep_shared_memory
+from disco_server.worker.rank_handle import RankHandle
+from disco_server.worker.spares import Spares
+
+__all__ = ["Fence", "Supervisor"]
+
+_logger = logging.getLogger("disco.worker")
+_START_TIMEOUT_S = 60.0
+_END_GRACE_S = 0.5
+
+Fence = Callable[[int, str, int, int, Mapping[str, bytes]], Awaitable[Mapping[str, bytes]]]
+"""Exchanges keys among a session's nodes: (session, name, index, count, items)."""
+
+
+@dataclass(slots=True)
+class _NodeSession:
+    """One session's part on this node."""
+
+    session: int
+    start: node_pb2.StartRanks
+    log: BoundLogger
+    ranks: dict[int, RankHandle] = field(default_factory=dict[int, RankHandle])
+    assigned: dict[int, asyncio.Future[None]] = field(
+        default_factory=dict[int, "asyncio.Future[None]"]
+    )
+    pmi: PmiNode | None = None
+    ending: bool = False
+    tasks: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
+
+    @property
+    def share(self) -> node_pb2.NodeRanks:
+        """This node's ranks."""
+        return self.start.nodes[self.start.node_index]
+
+
+class Supervisor:
+    """Starts, feeds, watches and ends rank processes; used from the event loop only.
+
+    Args:
+        node: This node's name.
+        allow_modules: What sessions may import.
+        spares: Where interpreters come from.
+        post: Sends an encoded envelope to the controller.
+        fence: Exchanges keys among a session's nodes.
+        carrier: Moves host arrays.
+    """
+
+    def __init__(  # noqa: PLR0913  (its environment, piece by piece)
+        self,
+        *,
+        node: str,
+        allow_modules: tuple[str, ...],
+        spares: Spares,
+        post: Callable[[bytes], None],
+        fence: Fence,
+        carrier: ArrayCarrier,
+    ) -> None:
+        self._node = node
+        self._allow_modules = allow_modules
+        self._spares = spares
+        self._post = post
+        self._fence = fence
+        self._carrier = carrier
+        self._sessions: dict[int, _NodeSession] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _spawn(self, work: Awaitable[None], session: _NodeSession | None = None) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                _logger.exception("a task of the supervisor failed")
+
+        task = asyncio.ensure_future(run())
+        tasks = session.tasks if session is not None else self._tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    # What the controller says ------------------------------------------------------
+
+    def receive(self, raw: bytes, received: EncodedEnvelope) -> None:
+        """Acts on one envelope from the controller."""
+        kind = received.kind
+        session = self._sessions.get(received.session)
+        if kind == Kind.START_RANKS:
+            self._start(received)
+        elif session is None:
+            if kind == Kind.END_SESSION:
+                self._post(envelope(Kind.SESSION_GONE, session=received.session))
+        elif kind in (Kind.BATCH, Kind.OPEN_CCL):
+            framed = frame(raw)
+            for handle in session.ranks.values():
+                handle.send(framed)
+        elif kind == Kind.FETCH:
+            transfer = controller_pb2.Transfer.FromString(received.payload)
+            self._spawn(self._fetch(session, transfer), session)
+        elif kind == Kind.END_SESSION and not session.ending:
+            self._spawn(self._end(session))
+
+    # Starting -------------------------------------------------------------------------
+
+    def _start(self, received: EncodedEnvelope) -> None:
+        start = node_pb2.StartRanks.FromString(received.payload)
+        log = bind(_logger, session=start.session_name)
+        session = _NodeSession(received.session, start, log)
+        self._sessions[received.session] = session
+        self._spawn(self._start_ranks(session), session)
+
+    async def _start_ranks(self, session: _NodeSession) -> None:
+        loop = asyncio.get_running_loop()
+        share = session.share
+        for worker in share.workers:
+            session.assigned[worker] = loop.create_future()
+        for worker, device in zip(share.workers, share.devices, strict=True):
+            handle = await self._spares.take()
+            if session.ending:
+                handle.kill()
+                await handle.exited
+                handle.close()
+                return
+            self._adopt(session, worker, device, handle)
+        self._serve_pmi(session)
+        try:
+            await asyncio.wait_for(asyncio.gather(*session.assigned.values()), _START_TIMEOUT_S)
+        except TimeoutError:
+            late = [w for w, done in session.assigned.items() if not done.done()]
+            session.log.error("workers %s did not start in time", late)
+            for worker in late:
+                session.ranks[worker].kill()
+            return
+        except ConnectionError:
+            return  # a rank ended; its exit is reported
+        ranks = [
+            controller_pb2.RankInfo(worker=worker, node=self._node, pid=handle.pid, device=device)
+            for (worker, handle), device in zip(session.ranks.items(), share.devices, strict=True)
+        ]
+        self._tell(session, Kind.RANKS_READY, node_pb2.RanksReady(ranks=ranks).SerializeToString())
+        session.log.info("ranks %s run on %s", list(session.ranks), self._node)
+        self._spares.refill_later()
+
+    def _adopt(
+        self, session: _NodeSession, worker: int, device: str, handle: RankHandle
+    ) -> None:
+        session.ranks[worker] = handle
+        handle.on_envelope = lambda raw, received, fds: self._from_rank(
+            session, worker, raw, received, fds
+        )
+        handle.on_output = lambda is_error, lines: self._output(session, worker, is_error, lines)
+        start = session.start
+        assign = node_pb2.AssignRank(
+            worker=worker,
+            num_workers=start.num_workers,
+            num_groups=start.num_groups,
+            ccl=start.ccl,
+            node=self._node,
+            device=device,
+            session_name=start.session_name,
+            allow_modules=self._allow_modules,
+        )
+        handle.send(
+            frame(envelope(Kind.ASSIGN, assign.SerializeToString(), session=session.session))
+        )
+        self._spawn(self._watch(session, worker, handle), session)
+
+    def _serve_pmi(self, session: _NodeSession) -> None:
+        start = session.start
+
+        async def fence(name: str, items: Mapping[str, bytes]) -> Mapping[str, bytes]:
+            return await self._fence(
+                session.session, name, start.node_index, len(start.nodes), items
+            )
+
+        session.pmi = PmiNode(
+            ranks={worker: handle.pmi for worker, handle in session.ranks.items()},
+            nodes=[list(node.workers) for node in start.nodes],
+            kvsname=kvsname(session.session),
+            fence=fence,
+            on_abort=lambda rank, why: session.log.debug("MPI of rank %d: %s", rank, why),
+        )
+        self._spawn(session.pmi.serve(), session)
+
+    # What ranks say --------------------------------------------------------------------
+
+    def _from_rank(
+        self,
+        session: _NodeSession,
+        worker: int,
+        raw: bytes,
+        received: EncodedEnvelope,
+        reader: FrameReader,
+    ) -> None:
+        kind = received.kind
+        if kind == Kind.ARRAY_OUT:
+            transfer = controller_pb2.Transfer.FromString(received.payload)
+            transfer.session = session.session
+            transfer.transfer_key = session.start.transfer_key
+            transfer.worker = worker
+            self._spawn(self._push(session, transfer, reader.fds.popleft()), session)
+        elif kind == Kind.ASSIGNED:
+            session.assigned[worker].set_result(None)
+        elif kind in (Kind.REPLY, Kind.OPEN_CCL) and received.session == session.session:
+            self._post(raw)
+
+    def _output(
+        self, session: _NodeSession, worker: int, is_error: bool, lines: list[str]
+    ) -> None:
+        log = bind(session.log, rank=worker)
+        for line in lines:
+            log.info("[worker %d %s] %s", worker, self._node, line)
+        message = controller_pb2.LogLines(
+            worker=worker, node=self._node, stderr=is_error, lines=lines
+        )
+        self._tell(session, Kind.LOG, message.SerializeToString())
+
+    def _tell(self, session: _NodeSession, kind: Kind, payload: bytes = b"") -> None:
+        self._post(envelope(kind, payload, session=session.session))
+
+    # Arrays ------------------------------------------------------------------------------
+
+    async def _fetch(self, session: _NodeSession, transfer: controller_pb2.Transfer) -> None:
+        try:
+            fd = await self._carrier.fetch(transfer)
+        except grpc.RpcError as error:
+            session.log.debug("an upload ended early: %s", error)
+            return
+        except OSError as error:
+            session.log.error("no room for an upload of %d bytes: %s", transfer.nbytes, error)
+            return
+        handle = session.ranks.get(transfer.worker)
+        if handle is None:
+            os.close(fd)
+            return
+        raw = envelope(
+            Kind.ARRAY_IN, transfer.SerializeToString(), session=session.session
+        )
+        handle.send(frame(raw), fd)
+
+    async def _push(
+        self, session: _NodeSession, transfer: controller_pb2.Transfer, fd: int
+    ) -> None:
+        try:
+            await self._carrier.push(transfer, fd)
+        except grpc.RpcError as error:
+            session.log.debug("a download ended early: %s", error)
+
+    # Ending -------------------------------------------------------------------------------
+
+    async def _watch(self, session: _NodeSession, worker: int, handle: RankHandle) -> None:
+        status = await handle.exited
+        if session.ending:
+            return
+        at_start = not session.assigned[worker].done()
+        if at_start:
+            session.assigned[worker].set_exception(ConnectionError("the rank ended"))
+            session.assigned[worker].exception()
+        exited = node_pb2.RankExited(
+            worker=worker,
+            exit_status=status,
+            output=list(handle.last_lines),
+            at_start=at_start,
+        )
+        session.log.warning("rank %d on %s ended with status %d", worker, self._node, status)
+        self._tell(session, Kind.RANK_EXITED, exited.SerializeToString())
+
+    async def _end(self, session: _NodeSession) -> None:
+        """Ends every process of a session, then says that nothing is left of it."""
+        session.ending = True
+        # Ranks wait for each other inside MPI; where one is gone there is no grace.
+        whole = all(not handle.exited.done() for handle in session.ranks.values())
+        goodbye = envelope(Kind.END_SESSION, session=session.session)
+        grace = _END_GRACE_S if whole else 0.0
+        await asyncio.gather(*(h.end(goodbye, grace) for h in session.ranks.values()))
+        if session.pmi is not None:
+            await session.pmi.close()
+        for task in list(session.tasks):
+            task.cancel()
+        await asyncio.gather(*session.tasks, return_exceptions=True)
+        sweep_shared_memory(kvsname(session.session))
+        self._sessions.pop(session.session, None)
+        self._tell(session, Kind.SESSION_GONE)
+        session.log.info("session ended on %s", self._node)
+
+    async def end_all(self) -> None:
+        """Ends every session: the controller is gone, or this daemon leaves."""
+        going = [s for s in self._sessions.values() if not s.ending]
+        await asyncio.gather(*(self._end(session) for session in going))
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,105 @@
+"""The client's side: a model on the workers of a session."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from embedding.tokens import in_order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import disco_client
+    from embedding.numerics import Floats
+    from embedding.tokens import Batch
+
+__all__ = ["Embedder", "Share"]
+
+# Batches under way at a time: the workers find the next one waiting when they
+# are done with one, and an endless input does not pile up in their memory.
+_WINDOW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How one worker's time divides while a client waits for embeddings, in seconds.
+
+    Attributes:
+        compute: In the worker's own arithmetic.
+        collectives: In reductions, waiting for slower workers included.
+        control: In neither: commands and results on their way, and the start and the end of it.
+    """
+
+    compute: float
+    collectives: float
+    control: float
+
+
+class Embedder:
+    """A model split over all workers of a session.
+
+    Args:
+        session: Its workers must be able to import this package.
+        folder: The model's folder on the workers; None means the installed
+            all-MiniLM-L6-v2 of each.
+
+    Attributes:
+        shares: How the time of the latest ``embed`` divides, one entry a worker.
+
+    Raises:
+        disco_client.RemoteError: A worker cannot load its share.
+    """
+
+    def __init__(self, session: disco_client.Session, folder: str | None = None) -> None:
+        self._session = session
+        session.import_python_module("embedding.transformer")
+        self._forward = session.get_global_func("examples.embedding.forward")
+        self._times = session.get_global_func("examples.embedding.times")
+        self._model = session.get_global_func("examples.embedding.load")(folder)
+        self.shares: list[Share] = []
+        # Without this, the loading would be counted with the first batch.
+        session.sync_all()
+
+    def embed(self, batches: Iterable[Batch]) -> Floats:
+        """Embeds the sentences of all batches.
+
+        A batch is one command: its token numbers travel inside the call, and
+        what returns is fetched from worker 0.
+
+        Args:
+            batches: At least one.
+
+        Returns:
+            [sentences, H], float32, each row of length 1, in the sentences' order.
+
+        Raises:
+            disco_client.RemoteError: A worker could not embed a batch.
+            disco_client.SessionLost: A worker, node or controller went away.
+        """
+        before = self._read_times()
+        started = time.perf_counter()
+        results: list[tuple[Batch, Floats]] = []
+        pending: deque[tuple[Batch, disco_client.DRef]] = deque()
+        for batch in batches:
+            if len(pending) == _WINDOW:
+                ready, vectors = pending.popleft()
+                results.append((ready, vectors.numpy()))
+            pending.append((batch, self._forward(self._model, batch.ids, batch.lengths)))
+        results.extend((batch, vectors.numpy()) for batch, vectors in pending)
+        elapsed = time.perf_counter() - started
+        self.shares = [
+            Share(
+                compute=now[0] - then[0],
+                collectives=now[1] - then[1],
+                control=elapsed - (now[0] - then[0]) - (now[1] - then[1]),
+            )
+            for now, then in zip(self._read_times(), before, strict=True)
+        ]
+        return in_order(results)
+
+    def _read_times(self) -> list[list[float]]:
+        times = self._times(self._model)
+        return [times.debug_get_from_remote(i) for i in range(self._session.num_workers)]

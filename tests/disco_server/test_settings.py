@@ -1,0 +1,125 @@
+"""Reading one setting."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_client.errors import ConfigError
+from disco_server.settings import Address, did_you_mean, module_allowed, visible_gpus
+
+DEFAULTS = ("numpy", "numpy.*", "cupy", "cupy.*")
+
+
+# --- addresses ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:7600", Address(host="127.0.0.1", port=7600)),
+        ("gpu-box.example:1", Address(host="gpu-box.example", port=1)),
+        ("[::1]:7600", Address(host="::1", port=7600)),
+        ("unix:/run/disco.sock", Address(path="/run/disco.sock")),
+    ],
+)
+def test_an_address_reads_back_as_it_was_written(text, address):
+    """HOST:PORT, [IPV6]:PORT and unix:/path are understood and printed the same."""
+    assert Address.parse(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        ":7600",
+        "host:",
+        "host:port",
+        "host:-1",
+        "host:65536",
+        "host:0",
+        "::1:7600",
+        "[::1]",
+        "[nonsense]:1",
+        "http://host:7600",
+        "two words:7600",
+        "unix:relative",
+        "unix:",
+        7600,
+        None,
+    ],
+)
+def test_what_is_no_address_is_refused_by_name(text):
+    """The error names the setting and repeats what came."""
+    with pytest.raises(ConfigError, match=r"^controller: expected .* got ") as caught:
+        Address.parse(text, where="controller")
+    assert repr(text) in str(caught.value)
+
+
+@given(st.text())
+def test_any_text_is_an_address_or_a_config_error(text):
+    """No text whatever makes parsing fail in another way; what is read prints itself."""
+    try:
+        address = Address.parse(text, any_port=True)
+    except ConfigError:
+        return
+    assert Address.parse(str(address), any_port=True) == address
+
+
+# --- the allow-list ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "patterns", "allowed"),
+    [
+        ("numpy", DEFAULTS, True),
+        ("numpy.linalg", DEFAULTS, True),
+        ("numpyx", DEFAULTS, False),
+        ("os", DEFAULTS, False),
+        ("pkg", ("pkg",), True),
+        ("pkg.sub.deep", ("pkg",), True),
+        ("pkgs", ("pkg",), False),
+        ("my.pkg", ("pkg",), False),
+        ("pkg_a.ops", ("pkg_*",), True),
+        ("anything.at.all", ("*",), True),
+        ("Numpy", ("numpy",), False),
+        ("numpy", (), False),
+        ("", ("*",), False),
+        ("numpy.", ("*",), False),
+        ("..os", ("*",), False),
+        ("os; import sys", ("*",), False),
+        ("numpy\n", ("numpy*",), False),
+    ],
+)
+def test_the_allow_list_covers_a_package_and_what_is_in_it(name, patterns, allowed):
+    """A pattern matches whole names and the modules inside them, in the right case."""
+    assert module_allowed(name, patterns) is allowed
+
+
+# --- the machine -------------------------------------------------------------
+
+
+def test_gpus_are_counted_without_a_driver(tmp_path):
+    """Device files count for CUDA, compute nodes with a target for ROCm."""
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    for node, target in enumerate(("0", "90402")):
+        folder = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{node}"
+        folder.mkdir(parents=True)
+        (folder / "gfx_target_version").write_text(f"{target}\n")
+    assert visible_gpus("cuda", {}, tmp_path) == ("cuda:0", "cuda:1")
+    assert visible_gpus("rocm", {}, tmp_path) == ("rocm:0",)
+    assert visible_gpus("cuda", {"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == ()
+
+
+# --- near names --------------------------------------------------------------
+
+
+def test_an_unknown_name_is_answered_with_the_near_one_or_all():
+    """Case and dashes do not count; where nothing is near, all names are listed."""
+    assert did_you_mean("Log-Levle", ["slots", "log_level"]) == "; did you mean 'log_level'?"
+    assert did_you_mean("zzz", ["slots", "name"]) == "; there are slots, name"

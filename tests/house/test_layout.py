@@ -1,0 +1,83 @@
+"""The tree's own rules: sizes, mirrored tests, a sentence for each test."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("disco_client", "disco_server")
+PLACES = (*PACKAGES, "benchmarks", "examples", "tests")
+GENERATED = ROOT / "disco_client" / "pb"
+MAX_LINES = 500
+
+# Modules without a test file of their own, and why. An entry must go when the
+# module goes or its test comes.
+UNMIRRORED = {
+    "disco_client/version.py": "one constant",
+}
+
+
+def sources(*places: str) -> Iterator[Path]:
+    """The Python files in some folders, generated ones left out."""
+    for place in places:
+        for file in sorted((ROOT / place).rglob("*.py")):
+            if GENERATED not in file.parents:
+                yield file
+
+
+def name(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def mirror(module: Path) -> Path:
+    """Where the tests of a module belong."""
+    inside = module.relative_to(ROOT)
+    return ROOT / "tests" / inside.parent / f"test_{inside.name}"
+
+
+def modules() -> list[Path]:
+    return [file for file in sources(*PACKAGES) if not file.name.startswith("__")]
+
+
+def test_no_file_is_too_long():
+    """A file that outgrows the limit is two files."""
+    lengths = {name(file): len(file.read_text().splitlines()) for file in sources(*PLACES)}
+    long = [f"{file} has {lines} lines" for file, lines in lengths.items() if lines > MAX_LINES]
+    assert not long, f"split what exceeds {MAX_LINES} lines:\n" + "\n".join(long)
+
+
+def test_every_test_says_what_it_shows():
+    """Each test function has a docstring that states the behaviour."""
+    silent = [
+        f"{name(file)}:{node.lineno} {node.name}"
+        for file in sources("tests")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and not ast.get_docstring(node)
+    ]
+    assert not silent, "give a docstring to each of:\n" + "\n".join(silent)
+
+
+def test_every_module_has_its_test_file():
+    """The tests of a/b.py are in tests/a/test_b.py."""
+    missing = [
+        f"{name(module)} wants {name(mirror(module))}"
+        for module in modules()
+        if not mirror(module).exists() and name(module) not in UNMIRRORED
+    ]
+    assert not missing, (
+        "write these test files, or say in UNMIRRORED of tests/house/test_layout.py "
+        "why there is none:\n" + "\n".join(missing)
+    )
+
+
+def test_the_list_of_exceptions_is_honest():
+    """No entry outlives its module or its excuse."""
+    known = {name(module) for module in modules()}
+    gone = [entry for entry in UNMIRRORED if entry not in known]
+    tested = [entry for entry in UNMIRRORED if mirror(ROOT / entry).exists()]
+    assert not gone, f"remove from UNMIRRORED, no such module: {gone}"
+    assert not tested, f"remove from UNMIRRORED, has a test now: {tested}"
