@@ -92,7 +92,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    from importlib import import_module  # noqa: PLC0415  (only when a name is first used)
+    from importlib import import_module
 
     module = import_module(f"{__name__}.{_HOME_OF.get(name, 'errors')}")
     value = getattr(module, name)

@@ -79,7 +79,7 @@ class Collectives(ABC):
         self,
         src: object,
         dst: DRef | None = None,
-        in_group: bool = True,  # noqa: FBT001, FBT002  (the original's signature)
+        in_group: bool = True,
     ) -> DRef:
         """Copies a host array to every worker.
 
@@ -99,7 +99,7 @@ class Collectives(ABC):
         self.broadcast_from_worker0(self.copy_to_worker_0(array), dst, in_group=False)
         return dst
 
-    def broadcast_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:  # noqa: FBT001, FBT002
+    def broadcast_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
         """Copies worker 0's array (each group's first worker's) to all workers.
 
         Args:
@@ -117,7 +117,7 @@ class Collectives(ABC):
         self,
         src: object,
         dst: DRef | None = None,
-        in_group: bool = True,  # noqa: FBT001, FBT002
+        in_group: bool = True,
     ) -> DRef:
         """Gives each worker one slice of a host array along its first axis.
 
@@ -152,7 +152,7 @@ class Collectives(ABC):
         self.scatter_from_worker0(sent, dst, in_group=False)
         return dst
 
-    def scatter_from_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> DRef:  # noqa: FBT001, FBT002
+    def scatter_from_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> DRef:
         """Gives each worker one equal flat chunk of worker 0's array.
 
         Args:
@@ -168,7 +168,7 @@ class Collectives(ABC):
         )
         return to_array
 
-    def gather_to_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> DRef:  # noqa: FBT001, FBT002
+    def gather_to_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> DRef:
         """Collects every worker's array on worker 0, in rank order.
 
         Args:
@@ -183,7 +183,7 @@ class Collectives(ABC):
         self._call_builtin("runtime.disco.gather_to_worker0", from_array, bool(in_group), to_array)
         return to_array
 
-    def allreduce(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:  # noqa: FBT001, FBT002
+    def allreduce(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:
         """Reduces the workers' arrays element by element; all get the result.
 
         Args:
@@ -202,7 +202,7 @@ class Collectives(ABC):
         self._call_builtin("runtime.disco.allreduce", src, _op_code(op), bool(in_group), dst)
         return dst
 
-    def allgather(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:  # noqa: FBT001, FBT002
+    def allgather(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
         """Collects every worker's array on every worker, in rank order.
 
         Args:
@@ -216,7 +216,7 @@ class Collectives(ABC):
         self._call_builtin("runtime.disco.allgather", src, bool(in_group), dst)
         return dst
 
-    def reduce_scatter(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:  # noqa: FBT001, FBT002
+    def reduce_scatter(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:
         """Reduces the workers' arrays; each worker gets one equal chunk of the result.
 
         Args:
@@ -234,7 +234,7 @@ class Collectives(ABC):
         self._call_builtin("runtime.disco.reduce_scatter", src, _op_code(op), bool(in_group), dst)
         return dst
 
-    def all_to_all(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:  # noqa: FBT001, FBT002
+    def all_to_all(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
         """Sends one equal chunk of each worker's array to each worker.
 
         Args:

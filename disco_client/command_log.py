@@ -17,6 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from types import CodeType
 from typing import Any, TypeAlias
@@ -34,7 +35,7 @@ WINDOW_BYTES = 32 << 20
 """How much may be under way before the slowest worker has executed it; a call
 beyond that waits. This bounds the memory of every relay on the way."""
 
-_PACKAGE = os.path.dirname(__file__) + os.sep
+_PACKAGE = str(Path(__file__).parent) + os.sep
 _COMMAND_BYTES = 64  # an ordinary command's size, for the window's sake
 
 Site: TypeAlias = tuple[CodeType, int]
@@ -78,15 +79,16 @@ class CommandLog:
     Args:
         session: The session's id, written into each envelope.
         num_workers: How many workers acknowledge.
+
+    Attributes:
         on_expect: Called with (seq, workers) under the log's lock, before a
             command that will be answered can leave.
+        told: Whether a call has raised the error that closed the log.
     """
 
-    def __init__(
-        self, session: int, num_workers: int, on_expect: Callable[[int, int], None]
-    ) -> None:
+    def __init__(self, session: int, num_workers: int) -> None:
         self._session = session
-        self._on_expect = on_expect
+        self.on_expect: Callable[[int, int], None] = lambda _seq, _answers: None
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._ids = RegisterIds()
@@ -101,10 +103,11 @@ class CommandLog:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._awake = False
         self._closed: SessionError | None = None
+        self.told = False
 
     # The program's side ----------------------------------------------------
 
-    def issue(  # noqa: PLR0913  (the parts of a command)
+    def issue(
         self,
         action: Action,
         fill: Fill | None = None,
@@ -135,7 +138,9 @@ class CommandLog:
             if self._seq - self._acked >= WINDOW_COMMANDS or self._bytes_under_way > WINDOW_BYTES:
                 self._wait_for_room()
             if self._closed is not None:
-                raise self._closed
+                self.told = True
+                # The same error is raised each time, with the traceback of this time.
+                raise self._closed.with_traceback(None)
             batch = self._filling
             command = batch.commands.add()
             if fill is not None:
@@ -157,7 +162,7 @@ class CommandLog:
                 command.worker_plus_one = worker + 1
             batch.sites.append(site)
             if answers:
-                self._on_expect(seq, answers)
+                self.on_expect(seq, answers)
             if len(batch.sites) >= MAX_BATCH_COMMANDS or batch.nbytes >= MAX_BATCH_BYTES:
                 self._seal()
         if not self._awake:

@@ -10,11 +10,9 @@ import time
 
 from disco_client.collectives import CCL_NAMES
 from disco_client.errors import ConfigError
-from disco_client.pb import controller_pb2
 from disco_client.session import LogSink, Session, print_logs
+from disco_client.transport.base import Waiting, Wish
 from disco_client.transport.grpc import GrpcTransport
-from disco_client.version import __version__
-from disco_client.wire.protocol import PROTOCOL
 
 __all__ = ["DEFAULT_ADDRESS", "connect"]
 
@@ -24,7 +22,7 @@ _QUIET_S = 0.5
 """A wait for slots shorter than this is not worth a message."""
 
 
-def connect(  # noqa: PLR0913  (each one is a plain choice of the caller)
+def connect(
     address: str | None = None,
     *,
     num_workers: int,
@@ -57,18 +55,9 @@ def connect(  # noqa: PLR0913  (each one is a plain choice of the caller)
     """
     _check(num_workers, num_groups, ccl, timeout)
     where = address or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS
-    create = controller_pb2.CreateSession(
-        protocol=PROTOCOL,
-        num_workers=num_workers,
-        num_groups=num_groups,
-        ccl=ccl or "",
-        name=name or "",
-        timeout_s=timeout,
-        owner=_owner(),
-        version=__version__,
-    )
+    wish = Wish(num_workers, num_groups, ccl or "", name or "", _owner(), timeout)
     transport = GrpcTransport(
-        where, create, connect_timeout=timeout, on_queued=_Progress(num_workers)
+        where, wish, connect_timeout=timeout, on_queued=_Progress(num_workers)
     )
     sink: LogSink | None = print_logs if logs else None
     return Session(transport, num_groups=num_groups, ccl=ccl, log_sink=sink)
@@ -83,9 +72,7 @@ def _check(num_workers: int, num_groups: int, ccl: str | None, timeout: float) -
         msg = f"expected num_workers from 1 to {MAX_WORKERS}, got {num_workers}"
         raise ConfigError(msg)
     if num_groups < 1 or num_workers % num_groups:
-        msg = (
-            f"expected num_groups to divide the {num_workers} workers evenly, got {num_groups} groups"
-        )
+        msg = f"expected num_groups to divide the {num_workers} workers evenly, got {num_groups}"
         raise ConfigError(msg)
     if ccl is not None and ccl not in CCL_NAMES:
         msg = f"expected ccl to be one of {', '.join(CCL_NAMES)}, got {ccl!r}"
@@ -111,7 +98,7 @@ class _Progress:
         self._since = time.monotonic()
         self._said = ""
 
-    def __call__(self, queued: controller_pb2.Queued) -> None:
+    def __call__(self, queued: Waiting) -> None:
         text = (
             f"waiting for {self._num_workers} slots: {queued.free_slots} of "
             f"{queued.total_slots} are free"

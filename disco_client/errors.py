@@ -254,7 +254,8 @@ def _describe(failures: Sequence[RemoteFailure]) -> str:
         lines.append(f"  issued at {first.issued_at}")
     for other in failures[1:]:
         if (other.exception, other.message) != (first.exception, first.message):
-            lines.append(f"  worker {other.worker} says: {other.exception}: {other.message}")
+            said = f"{other.exception}: {other.message}" if other.exception else other.message
+            lines.append(f"  worker {other.worker} says: {said}")
     if first.traceback:
         lines.append(f"traceback on worker {first.worker}:")
         lines.extend(f"  {line}" for line in first.traceback.rstrip().splitlines())

@@ -77,10 +77,10 @@ class DRef:
             RemoteError: The register is poisoned by an earlier failure.
             SessionError: The session is closed or lost.
         """
-        import numpy as np  # noqa: PLC0415  (here only to keep the type's import lazy)
+        import numpy as np
 
         value = self.debug_get_from_remote(worker_id)
-        if isinstance(value, (np.ndarray, np.generic)):
+        if isinstance(value, (np.ndarray, bool, int, float)):
             return np.asarray(value)
         msg = f"expected an array in register {self.reg_id} of worker {worker_id}, got {value!r}"
         raise TypeError(msg)

@@ -61,6 +61,9 @@ class Inbox:
         acknowledge: Told (worker, seq) with every reply.
         acked: The newest command that every worker has executed.
         site: Finds the client's line of a command that is still remembered.
+
+    Attributes:
+        told: Whether a call has raised the error that ended the session.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Inbox:
         self._pending: dict[int, list[tuple[RemoteFailure, FailureKind]]] = {}
         self._sites: OrderedDict[int, IssuedAt] = OrderedDict()
         self._lost: SessionError | None = None
+        self.told = False
 
     def expect(self, seq: int, answers: int) -> None:
         """Makes room for the replies to a command that is about to leave."""
@@ -166,7 +170,8 @@ class Inbox:
             with self._lock:
                 del self._answers[seq]
         if answer.error is not None:
-            raise answer.error
+            self.told = True
+            raise answer.error.with_traceback(None)
         if answer.failures:
             raise self._build(answer.failures)
         return answer
@@ -207,7 +212,9 @@ class Inbox:
 
     def _build(self, failures: list[tuple[RemoteFailure, FailureKind]]) -> RemoteError:
         """One error from the failures of one command; causes before consequences."""
-        ordered = sorted(failures, key=lambda f: (f[1] is FailureKind.ABORTED, f[0].seq, f[0].worker))
+        ordered = sorted(
+            failures, key=lambda f: (f[1] is FailureKind.ABORTED, f[0].seq, f[0].worker)
+        )
         with self._lock:
             for failure, _ in ordered:
                 self._pending.pop(failure.seq, None)

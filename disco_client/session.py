@@ -6,11 +6,10 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Self, SupportsIndex, TypeAlias
 
-import numpy as np
-
+from disco_client.arrays import Array, Downloads, Uploads, as_host_array, kind_of
 from disco_client.collectives import Collectives
 from disco_client.command_log import CommandLog, Fill
 from disco_client.errors import (
@@ -26,54 +25,27 @@ from disco_client.transport.base import Events, RankPlace, Transport
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.codec import (
     Action,
-    ArrayPorter,
     EncodedCommand,
     EncodedValue,
     decode_value,
     encode_value,
 )
-from disco_client.wire.values import Device, Shape, dtype_from_name
+from disco_client.wire.values import Device, Shape, dtype_from_name, is_array
 
 __all__ = ["Session"]
 
 _logger = logging.getLogger(__name__)
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
 LogSink: TypeAlias = Callable[[int, str, bool, list[str]], None]
 
 _CLOSE_TIMEOUT_S = 10.0
 
 
-class _Uploads(ArrayPorter):
-    """Collects the large arrays of one command; they leave after it was issued."""
-
-    def __init__(self, take_ticket: Callable[[], int]) -> None:
-        self._take_ticket = take_ticket
-        self.offered: list[tuple[int, Array]] = []
-
-    def offer(self, array: Array) -> int:
-        ticket = self._take_ticket()
-        self.offered.append((ticket, array))
-        return ticket
+def drop_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
+    """Does nothing with workers' output."""
 
 
-class _Downloads(ArrayPorter):
-    """Fetches the large arrays of one reply."""
-
-    def __init__(self, transport: Transport, worker: int, into: Array | None = None) -> None:
-        self._transport = transport
-        self._worker = worker
-        self._into = into
-
-    def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
-        out = self._into
-        if out is None or not out.flags.c_contiguous or out.dtype != dtype:
-            out = np.empty(shape, dtype)
-        self._transport.download(ticket, self._worker, byte_view(out))
-        return out
-
-
-def print_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:  # noqa: FBT001
+def print_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
     """Writes workers' output to this process's standard error, each line with its rank."""
     del stderr
     for line in lines:
@@ -112,20 +84,16 @@ class Session(Collectives):
         self._tickets = 0
         self._closed = False
         # What the transport's threads call must not keep the session alive.
-        inbox = Inbox(
-            lambda worker, seq: log.acknowledge(worker, seq),
-            lambda: log.acked,
-            lambda seq: log.site(seq),
-        )
-        log = CommandLog(welcome.session, len(welcome.ranks), inbox.expect)
+        log = CommandLog(welcome.session, len(welcome.ranks))
+        inbox = Inbox(log.acknowledge, lambda: log.acked, log.site)
+        log.on_expect = inbox.expect
         self._inbox, self._log = inbox, log
 
         def lost(error: SessionError) -> None:
             log.close(error, drop=True)
             inbox.lose(error)
 
-        sink = log_sink or (lambda *_: None)
-        transport.start(Events(log.take, inbox.receive, sink, lost))
+        transport.start(Events(log.take, inbox.receive, log_sink or drop_logs, lost))
         self._finalizer = weakref.finalize(self, _close, log, transport, welcome.name)
 
     # What it is ----------------------------------------------------------------
@@ -213,7 +181,7 @@ class Session(Collectives):
                 f"of type {type(func).__name__}"
             )
             raise TypeError(msg)
-        uploads = _Uploads(self._take_ticket)
+        uploads = Uploads(self._take_ticket)
 
         def fill(command: EncodedCommand) -> int:
             add = command.args.add
@@ -262,8 +230,8 @@ class Session(Collectives):
         shape: Iterable[SupportsIndex],
         dtype: object,
         device: Device | str | None = None,
-        worker0_only: bool = False,  # noqa: FBT001, FBT002  (the original's signature)
-        in_group: bool = True,  # noqa: FBT001, FBT002
+        worker0_only: bool = False,
+        in_group: bool = True,
     ) -> DRef:
         """Allocates an uninitialised array on the workers.
 
@@ -306,7 +274,7 @@ class Session(Collectives):
             EncodingError: The host array holds Python objects.
             SessionError: The session is closed or lost.
         """
-        array = _host_array(host_array)
+        array = as_host_array(host_array)
         if remote_array is None:
             remote_array = self.empty(array.shape, array.dtype, worker0_only=True, in_group=False)
         self._send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
@@ -325,8 +293,8 @@ class Session(Collectives):
             EncodingError: The host array cannot be written.
             SessionError: The session is closed or lost.
         """
-        if not isinstance(host_array, np.ndarray) or not host_array.flags.writeable:
-            msg = f"expected a writable numpy array to copy into, got {_kind(host_array)}"
+        if not is_array(host_array) or not host_array.flags.writeable:
+            msg = f"expected a writable numpy array to copy into, got {kind_of(host_array)}"
             raise EncodingError(msg)
 
         def fill(command: EncodedCommand) -> int:
@@ -342,7 +310,7 @@ class Session(Collectives):
         return self._ask(Action.DEBUG_GET_FROM_REMOTE, ref, self._check_worker(worker))
 
     def _set(self, ref: DRef, worker: int, value: object) -> None:
-        array = _host_array(value)
+        array = as_host_array(value)
         self._send_array(
             Action.DEBUG_SET_REGISTER, ref, self._check_worker(worker), array, answers=1
         )
@@ -358,14 +326,15 @@ class Session(Collectives):
         reg = self._check_ref(ref)
         seq, _ = self._log.issue(action, fill, reg=reg, worker=worker, answers=1)
         answer = self._inbox.wait(seq, self._transport.check_alive)
+        self._inbox.raise_pending()
         value: EncodedValue = answer.values[worker]
-        return decode_value(value, _Downloads(self._transport, worker, into))
+        return decode_value(value, Downloads(self._transport, worker, into))
 
     def _send_array(
         self, action: Action, ref: DRef, worker: int, array: Array, *, answers: int
     ) -> None:
         reg = self._check_ref(ref)
-        uploads = _Uploads(self._take_ticket)
+        uploads = Uploads(self._take_ticket)
 
         def fill(command: EncodedCommand) -> int:
             value = command.args.add()
@@ -447,9 +416,17 @@ class Session(Collectives):
     def __exit__(self, kind: object, value: object, trace: object) -> None:
         try:
             if kind is None and not self._closed:
-                self.sync_all()
+                self._raise_unseen()
         finally:
             self.shutdown()
+
+    def _raise_unseen(self) -> None:
+        """Raises what no call has raised yet."""
+        lost = self._log.closed
+        if lost is None:
+            self.sync_all()
+        elif not (self._log.told or self._inbox.told):
+            raise lost
 
     # Checks --------------------------------------------------------------------------
 
@@ -494,22 +471,3 @@ def _dims(shape: object) -> Iterable[Any]:
         return shape  # pyright: ignore[reportUnknownVariableType]
     msg = f"expected a shape such as (2, 3), got {shape!r}"
     raise TypeError(msg)
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, np.ndarray):
-        return "a read-only one"
-    return f"{value!r} of type {type(value).__name__}"
-
-
-def _host_array(value: object) -> Array:
-    if isinstance(value, DRef):
-        msg = "expected a host array, got a reference to an array on the workers"
-        raise EncodingError(msg)
-    array = np.asarray(value)
-    if array.dtype.hasobject or array.dtype.kind in "SU":
-        msg = f"expected an array of numbers, got {_kind(value)}"
-        raise EncodingError(msg)
-    return array
-
-

@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    from importlib import import_module  # noqa: PLC0415  (only when a name is first used)
+    from importlib import import_module
 
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value

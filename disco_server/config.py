@@ -14,7 +14,7 @@ import socket
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path  # noqa: TC003 - the type of a field, for those who ask at run time
+from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
 
 from disco_client.errors import ConfigError

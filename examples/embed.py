@@ -74,7 +74,7 @@ def _run(options: argparse.Namespace) -> int:
         embedder = Embedder(session, str(settings.folder) if options.model else None)
         loaded = clock()
         embeddings = embedder.embed(make_batches(tokens))
-        timings.embed = clock() - loaded
+        timings.embed = embedder.seconds
         timings.shares = embedder.shares
     timings.tokenize = tokenized - started
     timings.connect = connected - tokenized
@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.json:
         for row in embeddings:
-            # Eight decimals keep every bit of a float32 that a vector of length 1 can use.
+            # Eight decimals are finer than the error of float32 arithmetic.
             print(json.dumps([round(float(value), 8) for value in row]))
         sys.stdout.flush()
     else:

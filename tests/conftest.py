@@ -2,7 +2,174 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
 import pytest
+
+from disco_client import Session, connect
+from disco_server.cli.local import LocalCluster
+
+WORKER_MODULES = Path(__file__).parent / "worker_modules"
+FUNCTIONS = "disco_test_functions"
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """Two real worker daemons with two slots each, and their controller."""
+    with LocalCluster(2, 2, import_path=[str(WORKER_MODULES)]) as running:
+        yield running
+
+
+@pytest.fixture
+def open_session(cluster: LocalCluster) -> Iterator[Callable[..., Session]]:
+    """Opens sessions with the tests' worker functions; they end with the test."""
+    opened: list[Session] = []
+
+    def open_one(num_workers: int = 4, **options: object) -> Session:
+        session = connect(cluster.address, num_workers=num_workers, **options)  # type: ignore[arg-type]
+        opened.append(session)
+        session.import_python_module(FUNCTIONS)
+        return session
+
+    yield open_one
+    for session in opened:
+        session.shutdown()
+
+
+@pytest.fixture
+def session(open_session: Callable[..., Session]) -> Session:
+    """A session of four workers on two nodes."""
+    return open_session(4)
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 20.0, what: str = "") -> object:
+    """Waits until a condition gives something true, and returns that; fails after the timeout."""
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout:g} s for {what or 'a condition'} in vain")
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[..., object]:
+    """Waits for a condition with a deadline; no test depends on how long a sleep is."""
+    return wait_until
+
+
+class Daemon:
+    """One daemon as a child process; its output goes to files, which tests may read.
+
+    Attributes:
+        process: The child.
+        folder: Where its files are.
+        address: Of a controller, where it listens; known once it is ready.
+    """
+
+    def __init__(self, what: str, options: list[str], folder: Path, env: dict[str, str]) -> None:
+        self.folder = folder
+        self.address = ""
+        self._out, self._err = folder / "stdout", folder / "stderr"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", f"disco_server.cli.{what}", *options],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=env,
+                cwd=folder,
+            )
+
+    @property
+    def stdout(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text()
+
+    def await_ready(self) -> str:
+        """Waits for the line that is promised, and returns it."""
+
+        def ready() -> str | None:
+            line, end, _ = self.stdout.partition("\n")
+            if not end and self.process.poll() is not None:
+                pytest.fail(f"the daemon ended with {self.process.returncode}:\n{self.stderr}")
+            return line if end else None
+
+        line = str(wait_until(ready, 30.0, f"a ready line\n{self.stderr}"))
+        self.address = line.rsplit(" ", 1)[-1]
+        return line
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 20.0) -> int:
+        return self.process.wait(timeout)
+
+    def family(self) -> list[psutil.Process]:
+        """The daemon's descendants of this moment."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+class Daemons:
+    """Starts daemons of one test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.started: list[Daemon] = []
+
+    def _start(self, what: str, options: tuple[object, ...], env: dict[str, str]) -> Daemon:
+        folder = self._folder / f"{what}-{len(self.started)}"
+        folder.mkdir()
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("DISCO_")}
+        path = os.pathsep.join(filter(None, (str(WORKER_MODULES), os.environ.get("PYTHONPATH"))))
+        daemon = Daemon(
+            what, [str(o) for o in options], folder, {**inherited, "PYTHONPATH": path, **env}
+        )
+        self.started.append(daemon)
+        return daemon
+
+    def controller(self, *options: object, ready: bool = True, **env: str) -> Daemon:
+        """Starts a controller, on a free port unless the options say otherwise."""
+        if "--listen" not in options and "DISCO_LISTEN" not in env and "--config" not in options:
+            options = ("--listen", "127.0.0.1:0", *options)
+        daemon = self._start("controller", options, env)
+        if ready:
+            daemon.await_ready()
+        return daemon
+
+    def worker(self, address: str, *options: object, ready: bool = True, **env: str) -> Daemon:
+        """Starts a worker daemon that lets sessions import the tests' functions."""
+        common = ("--controller", address, "--allow-module", FUNCTIONS)
+        daemon = self._start("worker", (*common, *options), env)
+        if ready:
+            daemon.await_ready()
+        return daemon
+
+    def close(self) -> None:
+        """Ends what still runs, however it was left."""
+        for daemon in self.started:
+            if daemon.process.poll() is None:
+                daemon.send(signal.SIGCONT)
+                daemon.send(signal.SIGKILL)
+            daemon.wait()
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[Daemons]:
+    """Starts daemons one by one; all of them end with the test."""
+    started = Daemons(tmp_path)
+    yield started
+    started.close()
 
 
 @pytest.hookimpl(tryfirst=True)

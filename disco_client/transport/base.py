@@ -8,7 +8,42 @@ from typing import Protocol
 
 from disco_client.errors import SessionError
 
-__all__ = ["Events", "RankPlace", "Transport", "Welcome"]
+__all__ = ["Events", "RankPlace", "Transport", "Waiting", "Welcome", "Wish"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The session a client asks for.
+
+    Attributes:
+        num_workers, num_groups: How many workers, in how many groups.
+        ccl: The collective library; empty lets the first collective choose.
+        name: What lists call it; empty for a made-up one.
+        owner: ``user@host:pid``, for whoever asks who holds the slots.
+        timeout: Seconds to wait for slots.
+    """
+
+    num_workers: int
+    num_groups: int
+    ccl: str
+    name: str
+    owner: str
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a session that waits for slots is told.
+
+    Attributes:
+        ahead: Sessions that are served first.
+        total_slots: Slots of the cluster.
+        free_slots: Those of them that no session holds.
+    """
+
+    ahead: int
+    total_slots: int
+    free_slots: int
 
 
 @dataclass(frozen=True, slots=True)

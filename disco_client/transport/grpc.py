@@ -12,16 +12,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
 from disco_client import errors
-from disco_client.pb import controller_pb2, controller_pb2_grpc, envelope_pb2, node_pb2
-from disco_client.transport.base import Events, RankPlace, Welcome
+from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
+from disco_client.transport.base import Events, RankPlace, Waiting, Welcome, Wish
 from disco_client.transport.options import CHANNEL_OPTIONS, target
+from disco_client.version import __version__
 from disco_client.wire.arrays import chunk_data, encode_head, encode_stream
 from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.protocol import PROTOCOL
 
 __all__ = ["GrpcTransport"]
 
@@ -37,7 +39,7 @@ class GrpcTransport:
 
     Args:
         address: ``HOST:PORT`` or ``unix:/path``.
-        create: What to ask for.
+        wish: What to ask for.
         connect_timeout: Seconds to wait for the controller to answer at all.
         on_queued: Told whenever the session's place in the queue changes.
 
@@ -51,14 +53,15 @@ class GrpcTransport:
     def __init__(
         self,
         address: str,
-        create: controller_pb2.CreateSession,
+        wish: Wish,
         *,
         connect_timeout: float,
-        on_queued: Callable[[controller_pb2.Queued], None],
+        on_queued: Callable[[Waiting], None],
     ) -> None:
         self._address = address
         self._channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
-        self._stub = controller_pb2_grpc.SessionServiceStub(self._channel)
+        # Bytes cross it as they are, which the types of its methods do not foresee.
+        self._untyped: Any = cast("Any", self._channel)
         self._started = threading.Event()
         self._ended = threading.Event()
         self._closing = False
@@ -68,10 +71,10 @@ class GrpcTransport:
         try:
             self._await_controller(connect_timeout)
             # Bytes in and out; the stub's typed method would copy each payload twice.
-            stream = self._channel.stream_stream(_SERVICE + "Open")
-            self._call: Any = stream(self._outgoing(create))
+            stream = self._untyped.stream_stream(_SERVICE + "Open")
+            self._call: Any = stream(self._outgoing(wish))
             self._key = b""
-            self._welcome = self._await_ready(create, on_queued)
+            self._welcome = self._await_ready(wish, on_queued)
         except BaseException:
             self._started.set()
             self._channel.close()
@@ -89,7 +92,7 @@ class GrpcTransport:
         except grpc.FutureTimeoutError:
             ready.cancel()
             msg = (
-                f"no controller answers at {self._address} (waited {timeout:.0f} s); start one with "
+                f"no controller answers at {self._address} (waited {timeout:.0f} s); start one: "
                 f"'disco-controller --listen {self._address}', or correct the address "
                 "(argument of connect(), or DISCO_ADDRESS)"
             )
@@ -97,14 +100,14 @@ class GrpcTransport:
 
     def _await_ready(
         self,
-        create: controller_pb2.CreateSession,
-        on_queued: Callable[[controller_pb2.Queued], None],
+        wish: Wish,
+        on_queued: Callable[[Waiting], None],
     ) -> Welcome:
         try:
             for raw in self._call:
                 received = envelope_pb2.Envelope.FromString(raw)
                 if received.kind == Kind.QUEUED:
-                    on_queued(controller_pb2.Queued.FromString(received.payload))
+                    on_queued(_waiting(received.payload))
                 elif received.kind == Kind.READY:
                     ready = controller_pb2.SessionReady.FromString(received.payload)
                     self._key = ready.transfer_key
@@ -115,9 +118,10 @@ class GrpcTransport:
                     return Welcome(ready.session, ready.name, ranks)
                 elif received.kind == Kind.ENDED:
                     ended = controller_pb2.SessionEnded.FromString(received.payload)
-                    raise _end_error(ended, create)
+                    raise _end_error(ended, wish.name)
                 elif received.kind == Kind.REFUSED:
-                    raise errors.ConnectionFailed(node_pb2.Refused.FromString(received.payload).message)
+                    refused = node_pb2.Refused.FromString(received.payload)
+                    raise errors.ConnectionFailed(refused.message)
         except grpc.RpcError as error:
             raise errors.ConnectionFailed(self._stream_broke(error)) from None
         msg = f"the controller at {self._address} ended the session before it was ready"
@@ -129,8 +133,8 @@ class GrpcTransport:
 
     # The stream --------------------------------------------------------------
 
-    def _outgoing(self, create: controller_pb2.CreateSession) -> Iterator[bytes]:
-        yield envelope(Kind.CREATE, create.SerializeToString())
+    def _outgoing(self, wish: Wish) -> Iterator[bytes]:
+        yield envelope(Kind.CREATE, _encode_wish(wish))
         self._started.wait()
         events = self._events
         if events is None:  # it never became a session
@@ -198,7 +202,7 @@ class GrpcTransport:
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
         """Sends an array's bytes to a worker; returns when they may be changed."""
         head = encode_head(self._welcome.session, self._key, ticket, len(data), worker)
-        call = self._channel.stream_unary(
+        call = self._untyped.stream_unary(
             _SERVICE + "Upload",
             response_deserializer=controller_pb2.UploadResult.FromString,
         )
@@ -210,7 +214,7 @@ class GrpcTransport:
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
         """Fills a buffer with the array that a worker offered."""
         head = encode_head(self._welcome.session, self._key, ticket, len(into), worker)
-        call = self._channel.unary_stream(
+        call = self._untyped.unary_stream(
             _SERVICE + "Download",
             request_serializer=controller_pb2.Transfer.SerializeToString,
         )
@@ -247,16 +251,31 @@ class GrpcTransport:
         self._channel.close()
 
 
+def _encode_wish(wish: Wish) -> bytes:
+    return controller_pb2.CreateSession(
+        protocol=PROTOCOL,
+        num_workers=wish.num_workers,
+        num_groups=wish.num_groups,
+        ccl=wish.ccl,
+        name=wish.name,
+        timeout_s=wish.timeout,
+        owner=wish.owner,
+        version=__version__,
+    ).SerializeToString()
+
+
+def _waiting(payload: bytes) -> Waiting:
+    queued = controller_pb2.Queued.FromString(payload)
+    return Waiting(queued.ahead, queued.total_slots, queued.free_slots)
+
+
 def _details(error: grpc.RpcError) -> str:
-    code = getattr(error, "code", None)
-    details = getattr(error, "details", None)
-    name = code().name if callable(code) else type(error).__name__
-    return f"{name}: {details() if callable(details) else error}"
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__
 
 
-def _end_error(
-    ended: controller_pb2.SessionEnded, create: controller_pb2.CreateSession
-) -> errors.DiscoError:
+def _end_error(ended: controller_pb2.SessionEnded, name: str) -> errors.DiscoError:
     """The error of a session that never began."""
     if ended.reason == controller_pb2.END_REASON_NO_SLOTS:
         return errors.NoSlots(
@@ -266,7 +285,7 @@ def _end_error(
         )
     if ended.reason == controller_pb2.END_REASON_REFUSED:
         return errors.ConfigError(ended.message)
-    return _lost_error(ended, create.name)
+    return _lost_error(ended, name)
 
 
 def _lost_error(ended: controller_pb2.SessionEnded, name: str) -> errors.SessionError:

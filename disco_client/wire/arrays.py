@@ -9,7 +9,7 @@ protobuf encoding of the message, byte for byte.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,12 +22,16 @@ CHUNK_BYTES = 1 << 20
 """Bytes in a chunk: the size at which gRPC streams were measured fastest."""
 
 _DATA_TAG = (2 << 3) | 2
+_MORE = 0x80
+"""Set in every byte of a varint but the last."""
+
+_MAX_SHIFT = 35
 
 
 def _varint(value: int) -> bytes:
     out = bytearray()
-    while value > 0x7F:
-        out.append((value & 0x7F) | 0x80)
+    while value >= _MORE:
+        out.append((value % _MORE) | _MORE)
         value >>= 7
     out.append(value)
     return bytes(out)
@@ -42,7 +46,7 @@ def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
     if not array.flags.c_contiguous:
         msg = "expected a C-contiguous array; numpy.ascontiguousarray makes one"
         raise EncodingError(msg)
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return memoryview(cast("Any", array.reshape(-1).view(np.uint8)))
 
 
 def encode_head(
@@ -75,12 +79,12 @@ def chunk_data(raw: bytes) -> memoryview:
     view = memoryview(raw)
     if view and view[0] == _DATA_TAG:
         length, shift, at = 0, 0, 1
-        while at < len(view) and shift < 35:
+        while at < len(view) and shift < _MAX_SHIFT:
             byte = view[at]
-            length |= (byte & 0x7F) << shift
+            length |= (byte % _MORE) << shift
             shift += 7
             at += 1
-            if byte < 0x80:
+            if byte < _MORE:
                 break
         if at + length == len(view):
             return view[at:]

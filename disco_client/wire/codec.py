@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from disco_client.wire.values import (
     Shape,
     dtype_from_name,
     dtype_name,
+    is_array,
 )
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "encode_failure",
     "encode_value",
     "envelope",
+    "type_name",
 ]
 
 EncodedValue: TypeAlias = values_pb2.Value
@@ -128,7 +130,7 @@ def _no_register(_value: object) -> int | None:
     return None
 
 
-def envelope(  # noqa: PLR0913  (the fields of the message)
+def envelope(
     kind: int,
     payload: bytes = b"",
     *,
@@ -178,17 +180,14 @@ def encode_value(
     if register is not None:
         out.reg = register
         return
-    if isinstance(value, np.ndarray):
+    if is_array(value):
         _encode_array(out, value, porter)
     elif isinstance(value, (list, tuple)) and not isinstance(value, Shape):
         _check_depth(depth)
-        items = out.list.items
-        out.list.SetInParent()
-        for item in value:
-            encode_value(items.add(), item, porter, register_of, depth + 1)
+        _encode_list(out, cast("Sequence[Any]", value), porter, register_of, depth)
     elif isinstance(value, dict):
         _check_depth(depth)
-        _encode_map(out, value, porter, register_of, depth)
+        _encode_map(out, cast("dict[Any, Any]", value), porter, register_of, depth)
     else:
         _encode_other(out, value)
 
@@ -268,27 +267,27 @@ _SIMPLE: dict[type, Callable[[EncodedValue, Any], None]] = {
 }
 
 
-def _encode_other(out: EncodedValue, value: object) -> None:
+def _encode_other(out: EncodedValue, value: Any) -> None:
     if isinstance(value, np.dtype):
-        _encode_dtype(out, value)  # pyright: ignore[reportUnknownArgumentType]
+        _encode_dtype(out, cast("np.dtype[Any]", value))
     elif isinstance(value, np.generic):
-        _encode_scalar(out, value)
+        _encode_scalar(out, cast("np.generic[Any]", value))
     elif isinstance(value, type) and issubclass(value, np.generic):
-        _encode_dtype(out, np.dtype(value))
+        _encode_dtype(out, np.dtype(cast("type[np.generic[Any]]", value)))
     else:
         for kind in (bool, int, float, str, bytes):
             if isinstance(value, kind):
                 _SIMPLE[kind](out, value)
                 return
         msg = (
-            f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot travel; "
+            f"a value of type {type_name(value)} cannot travel; "
             "expected None, bool, int, float, str, bytes, dtype, Device, Shape, ndarray, DRef, "
             "or a list or string-keyed dict of these"
         )
         raise EncodingError(msg)
 
 
-def _encode_scalar(out: EncodedValue, value: np.generic) -> None:
+def _encode_scalar(out: EncodedValue, value: np.generic[Any]) -> None:
     item: object = value.item()
     if type(item) in (bool, int, float):
         _SIMPLE[type(item)](out, item)
@@ -296,8 +295,25 @@ def _encode_scalar(out: EncodedValue, value: np.generic) -> None:
         _encode_array(out, np.asarray(value), _NO_PORTER)
 
 
+def _encode_list(
+    out: EncodedValue,
+    value: Sequence[Any],
+    porter: ArrayPorter,
+    register_of: RegisterOf,
+    depth: int,
+) -> None:
+    out.list.SetInParent()
+    items = out.list.items
+    for item in value:
+        encode_value(items.add(), item, porter, register_of, depth + 1)
+
+
 def _encode_map(
-    out: EncodedValue, value: dict[Any, Any], porter: ArrayPorter, register_of: RegisterOf, depth: int
+    out: EncodedValue,
+    value: dict[Any, Any],
+    porter: ArrayPorter,
+    register_of: RegisterOf,
+    depth: int,
 ) -> None:
     out.map.SetInParent()
     items = out.map.items
@@ -319,6 +335,11 @@ def _encode_array(out: EncodedValue, value: np.ndarray[Any, Any], porter: ArrayP
         encoded.inline = value.tobytes()
     else:
         encoded.ticket = porter.offer(np.ascontiguousarray(value))
+
+
+def type_name(value: object) -> str:
+    """The qualified name of a value's type."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 # Decoding -----------------------------------------------------------------
@@ -348,7 +369,7 @@ def _refuse_register(register: int) -> Any:
     raise EncodingError(msg)
 
 
-def decode_value(
+def decode_value(  # noqa: PLR0911  (one return for each kind of value)
     value: EncodedValue,
     porter: ArrayPorter = _NO_PORTER,
     registers: Callable[[int], Any] = _refuse_register,

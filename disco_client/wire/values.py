@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 
@@ -40,6 +40,7 @@ __all__ = [
     "cuda",
     "dtype_from_name",
     "dtype_name",
+    "is_array",
     "rocm",
 ]
 
@@ -97,7 +98,7 @@ class Shape(tuple[int, ...]):
 
     __slots__ = ()
 
-    def __new__(cls, dims: Iterable[int] = ()) -> Shape:
+    def __new__(cls, dims: Iterable[int] = ()) -> Self:
         """Makes a shape of any integers.
 
         Raises:
@@ -133,6 +134,11 @@ class Opaque:
         return f"<{self.type} on the worker: {self.text}>"
 
 
+def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
+    """Whether a value is a numpy array."""
+    return isinstance(value, np.ndarray)
+
+
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """The name under which a dtype travels.
 
@@ -166,7 +172,7 @@ def dtype_from_name(name: object) -> np.dtype[Any]:
 
 def _extension_dtype(name: str) -> np.dtype[Any]:
     try:
-        import ml_dtypes  # noqa: PLC0415  (optional, and needed for few programs)
+        import ml_dtypes
     except ImportError:
         msg = f"dtype {name!r} needs the package ml_dtypes: pip install ml_dtypes"
         raise ConfigError(msg) from None

@@ -19,10 +19,29 @@ __all__ = ["main"]
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="disco-controller")
-@click.option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 picks a free one.  [default: 127.0.0.1:7600]")
-@click.option("--port-file", type=click.Path(dir_okay=False, path_type=Path), metavar="PATH", help="Write the port here once ready.")
-@click.option("--session-lease", "session_lease_s", metavar="SECONDS", help="How long a session outlives its client's connection.  [default: 10]")
-@click.option("--node-lease", "node_lease_s", metavar="SECONDS", help="After how long a silent node is lost.  [default: 10]")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Where to listen; port 0 picks a free one.  [default: 127.0.0.1:7600]",
+)
+@click.option(
+    "--port-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="Write the port here once ready.",
+)
+@click.option(
+    "--session-lease",
+    "session_lease_s",
+    metavar="SECONDS",
+    help="How long a session outlives its client's connection.  [default: 10]",
+)
+@click.option(
+    "--node-lease",
+    "node_lease_s",
+    metavar="SECONDS",
+    help="After how long a silent node is lost.  [default: 10]",
+)
 @daemon_options
 @report_errors
 def main(config: Path | None, **flags: object) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import click
 
@@ -48,7 +48,7 @@ class LocalCluster:
         pids: The processes of the daemons.
     """
 
-    def __init__(  # noqa: PLR0913  (each one is a plain choice of the caller)
+    def __init__(
         self,
         nodes: int = 1,
         slots: int = 2,
@@ -145,7 +145,7 @@ class LocalCluster:
         self._processes.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> LocalCluster:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
@@ -177,14 +177,36 @@ def _script_folder(command: Sequence[str]) -> list[str]:
 @click.command(
     context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
 )
-@click.option("--nodes", type=click.IntRange(1, 64), default=1, show_default=True, help="How many worker daemons.")
-@click.option("--slots", type=click.IntRange(1, 256), default=None, help="Slots of each of them.  [default: CPU cores]")
-@click.option("--listen", metavar="HOST:PORT", default=None, help="Listen there instead of on a private Unix socket.")
-@click.option("--allow-module", "allow_modules", multiple=True, metavar="PATTERN", help="What sessions may import; repeatable.  [default: anything]")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="How many worker daemons.",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1, 256),
+    default=None,
+    help="Slots of each of them.  [default: CPU cores]",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default=None,
+    help="Listen there instead of on a private Unix socket.",
+)
+@click.option(
+    "--allow-module",
+    "allow_modules",
+    multiple=True,
+    metavar="PATTERN",
+    help="What sessions may import; repeatable.  [default: anything]",
+)
 @log_level_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @report_errors
-def local(  # noqa: PLR0913  (click passes each option by name)
+def local(
     nodes: int,
     slots: int | None,
     listen: str | None,

@@ -19,13 +19,42 @@ __all__ = ["main"]
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="disco-worker")
-@click.option("--controller", metavar="HOST:PORT", help="The controller to join.  [default: 127.0.0.1:7600]")
-@click.option("--slots", type=int, metavar="N", help="How many workers fit here.  [default: CPU cores, or one a GPU]")
-@click.option("--devices", metavar="LIST", help="cpu, cuda, or numbered GPUs such as cuda:0,1.  [default: cpu]")
-@click.option("--name", metavar="NAME", help="This node's name, unique in the cluster.  [default: host name]")
-@click.option("--allow-module", "allow_modules", multiple=True, metavar="PATTERN", help="What sessions may import, besides numpy and cupy; repeatable.")
-@click.option("--warm", type=int, metavar="N", help="Interpreters kept ready for new sessions.  [default: slots, at most 8]")
-@click.option("--rank-threads", type=int, metavar="N", help="Threads of a worker's numerical libraries.  [default: an equal share of the cores]")
+@click.option(
+    "--controller", metavar="HOST:PORT", help="The controller to join.  [default: 127.0.0.1:7600]"
+)
+@click.option(
+    "--slots",
+    type=int,
+    metavar="N",
+    help="How many workers fit here.  [default: CPU cores, or one a GPU]",
+)
+@click.option(
+    "--devices",
+    metavar="LIST",
+    help="cpu, cuda, or numbered GPUs such as cuda:0,1.  [default: cpu]",
+)
+@click.option(
+    "--name", metavar="NAME", help="This node's name, unique in the cluster.  [default: host name]"
+)
+@click.option(
+    "--allow-module",
+    "allow_modules",
+    multiple=True,
+    metavar="PATTERN",
+    help="What sessions may import, besides numpy and cupy; repeatable.",
+)
+@click.option(
+    "--warm",
+    type=int,
+    metavar="N",
+    help="Interpreters kept ready for new sessions.  [default: slots, at most 8]",
+)
+@click.option(
+    "--rank-threads",
+    type=int,
+    metavar="N",
+    help="Threads of a worker's numerical libraries.  [default: an equal share of the cores]",
+)
 @daemon_options
 @report_errors
 def main(config: Path | None, **flags: object) -> None:

@@ -20,12 +20,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from enum import IntEnum
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
 
 from disco_client.errors import ConfigError
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 __all__ = [
     "AbortedError",
@@ -202,8 +204,9 @@ class Communicator(ABC):
     def allreduce(self, src: Array, dst: Array, op: ReduceOp, *, in_group: bool = True) -> None:
         """Combines equally long sources element by element, everywhere.
 
-        AVG divides the sum; integers, whose sums wrap, are divided toward zero. float16 and bfloat16 are added in float32 and rounded
-        once. Booleans know SUM and MAX as "or", PROD and MIN as "and".
+        AVG divides the sum; integers, whose sums wrap, are divided toward zero.
+        float16 and bfloat16 are combined in float32 and rounded once. Booleans know
+        SUM and MAX as "or", PROD and MIN as "and".
 
         Args:
             src: n elements.

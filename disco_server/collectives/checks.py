@@ -9,7 +9,7 @@ which would wait for it otherwise.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -104,14 +104,14 @@ class Offer(NamedTuple):
     Attributes:
         op: The collective, plus 16 times the reduction where there is one.
         dtype: The code of the dtype, 0 for none.
-        count: Elements of one part.
+        elements: How many are in one part.
         problem: What is wrong on this rank; empty if nothing is.
         family: How the elements are combined.
     """
 
     op: int
     dtype: int
-    count: int
+    elements: int
     problem: str = ""
     family: Family = Family.OPAQUE
 
@@ -139,17 +139,20 @@ def check_equal(
         parts: Into how many equal parts both must fall.
     """
     code = int(op) if reduce is None else op + 16 * reduce
-    if not isinstance(src, np.ndarray):
+    source, target = _as_array(src), _as_array(dst)
+    if source is None:
         return Offer(code, 0, 0, f"the source must be an array, not {_name(src)}")
-    if not isinstance(dst, np.ndarray):
+    if target is None:
         return Offer(code, 0, 0, f"the destination must be an array, not {_name(dst)}")
-    size = src.size
+    size = source.size
     problem = ""
-    if dst.size != size:
-        problem = f"the destination {_text(dst)} needs {size} elements, as {_text(src)} has"
+    if target.size != size:
+        problem = f"the destination {_text(target)} needs {size} elements, as {_text(source)} has"
     elif size % parts:
-        problem = f"{_text(src)} cannot be split into {parts} equal parts"
-    return _check(code, src, dst, size // parts, reduce, problem or _check_writeable(dst))
+        problem = f"{_text(source)} cannot be split into {parts} equal parts"
+    else:
+        problem = _check_writeable(target)
+    return _check(code, source, target, size // parts, reduce, problem)
 
 
 def check_parts(
@@ -171,31 +174,32 @@ def check_parts(
     joins = op in (Op.ALLGATHER, Op.GATHER)
     if not root:
         src, dst = (src, src) if joins else (dst, dst)
-    if not isinstance(src, np.ndarray):
+    source, target = _as_array(src), _as_array(dst)
+    if source is None:
         return Offer(code, 0, 0, f"the source must be an array, not {_name(src)}")
-    if not isinstance(dst, np.ndarray):
+    if target is None:
         return Offer(code, 0, 0, f"the destination must be an array, not {_name(dst)}")
     problem = ""
-    count = src.size if joins else dst.size
-    if root and (dst.size if joins else src.size) != count * parts:
-        whole, part = (dst, src) if joins else (src, dst)
+    whole, part = (target, source) if joins else (source, target)
+    if root and whole.size != part.size * parts:
         problem = f"{_text(whole)} does not hold {parts} parts like {_text(part)}"
     elif root or not joins:
-        problem = _check_writeable(dst)
-    return _check(code, src, dst, count, reduce, problem)
+        problem = _check_writeable(target)
+    return _check(code, source, target, part.size, reduce, problem)
 
 
 def check_point(buf: object, peer: int, me: int, workers: int, *, receives: bool) -> Offer:
     """Checks one end of a transfer between two workers."""
     code = int(Op.SEND_RECV)
-    if not isinstance(buf, np.ndarray):
+    array = _as_array(buf)
+    if array is None:
         return Offer(code, 0, 0, f"the buffer must be an array, not {_name(buf)}")
     problem = ""
     if not 0 <= peer < workers or peer == me:
         problem = f"worker {peer} is not another one of the {workers} workers"
     elif receives:
-        problem = _check_writeable(buf)
-    return _check(code, buf, buf, buf.size, None, problem)
+        problem = _check_writeable(array)
+    return _check(code, array, array, array.size, None, problem)
 
 
 def op_name(op: int) -> str:
@@ -244,9 +248,14 @@ def _check_reduction(kind: Kind, reduce: ReduceOp) -> str:
     return ""
 
 
-def _text(array: object) -> str:
-    if not isinstance(array, np.ndarray):
-        return _name(array)
+def _as_array(value: object) -> Array | None:
+    return cast("Array", value) if isinstance(value, np.ndarray) else None
+
+
+def _text(value: object) -> str:
+    array = _as_array(value)
+    if array is None:
+        return _name(value)
     return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
 
 

@@ -86,7 +86,9 @@ class _Rows:
             comm.Irecv([part, mpi.BYTE], peer, self._tag + _DETAIL_TAG)
             for part, peer in zip(theirs, self._peers, strict=True)
         ]
-        requests += [comm.Isend([mine, mpi.BYTE], peer, self._tag + _DETAIL_TAG) for peer in self._peers]
+        requests += [
+            comm.Isend([mine, mpi.BYTE], peer, self._tag + _DETAIL_TAG) for peer in self._peers
+        ]
         self._wait_all(requests)
         return [bytes(part).rstrip(b"\0") for part in theirs]
 
@@ -190,7 +192,7 @@ class MpiCommunicator(Communicator):
         side = self._group if in_group else self._world
         offer = checks.check_equal(Op.ALLREDUCE, src, dst, op)
         self._meet(side, offer, src, dst)
-        if offer.count:
+        if offer.elements:
             source, target = _stage(src, dst)
             side.moves.allreduce(source, target, op, offer.family)
             _unstage(target, dst)
@@ -200,7 +202,7 @@ class MpiCommunicator(Communicator):
         side = self._group if in_group else self._world
         offer = checks.check_parts(Op.ALLGATHER, src, dst, side.size, root=True)
         self._meet(side, offer, src, dst)
-        if offer.count:
+        if offer.elements:
             source, target = _stage(src, dst)
             side.moves.allgather(source, target)
             _unstage(target, dst)
@@ -211,7 +213,7 @@ class MpiCommunicator(Communicator):
         source = src if self._is_root(side) else dst
         offer = checks.check_equal(Op.BROADCAST, source, dst)
         self._meet(side, offer, source, dst)
-        if offer.count:
+        if offer.elements:
             source, target = _stage(cast("Array", source), dst)
             side.moves.broadcast(source, target)
             _unstage(target, dst)
@@ -222,7 +224,7 @@ class MpiCommunicator(Communicator):
         root = self._is_root(side)
         offer = checks.check_parts(Op.SCATTER, src, dst, side.size, root=root)
         self._meet(side, offer, src if root else None, dst)
-        if offer.count:
+        if offer.elements:
             source, target = _stage(cast("Array", src) if root else dst, dst)
             side.moves.scatter(source, target)
             _unstage(target, dst)
@@ -233,7 +235,7 @@ class MpiCommunicator(Communicator):
         root = self._is_root(side)
         offer = checks.check_parts(Op.GATHER, src, dst, side.size, root=root)
         self._meet(side, offer, src, dst if root else None)
-        if offer.count:
+        if offer.elements:
             whole = cast("Array", dst) if root else src
             source, target = _stage(src, whole)
             side.moves.gather(source, target)
@@ -247,7 +249,7 @@ class MpiCommunicator(Communicator):
         side = self._group if in_group else self._world
         offer = checks.check_parts(Op.REDUCE_SCATTER, src, dst, side.size, op, root=True)
         self._meet(side, offer, src, dst)
-        if offer.count:
+        if offer.elements:
             source, target = _stage(src, dst)
             side.moves.reduce_scatter(source, target, op, offer.family)
             _unstage(target, dst)
@@ -257,7 +259,7 @@ class MpiCommunicator(Communicator):
         side = self._group if in_group else self._world
         offer = checks.check_equal(Op.ALL_TO_ALL, src, dst, parts=side.size)
         self._meet(side, offer, src, dst)
-        if offer.count:
+        if offer.elements:
             source, target = _stage(src, dst)
             side.moves.all_to_all(source, target)
             _unstage(target, dst)
@@ -322,7 +324,7 @@ class MpiCommunicator(Communicator):
         if lane is None:
             raise MismatchError((self._worker_id,), self._tell(offer, *arrays, 0))
         self._agree(lane, offer, *arrays, worker if receives else self._worker_id)
-        if not offer.count:
+        if not offer.elements:
             return
         moves = self._world.moves
         source, target = _stage(buf, buf)

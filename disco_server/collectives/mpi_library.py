@@ -79,7 +79,7 @@ def load_mpi(library: str, *, oversubscribed: bool) -> tuple[Any, MpiLibrary]:
         # Intel MPI's ranks spin through their whole time slice otherwise, 8 ms a step.
         os.environ.setdefault("I_MPI_WAIT_MODE", "1")
     try:
-        import mpi4py  # noqa: PLC0415
+        import mpi4py
 
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False

@@ -89,7 +89,7 @@ class Row(NamedTuple):
         nth: Which collective of the lane in that command, from 0.
         op: The operation, as in `checks.Offer`.
         dtype: The code of its dtype.
-        count: The elements of one part.
+        elements: How many are in one part.
         wrong: 1 if the rank's own check failed. A token has here the command in
             which it was aborted last.
         extra: What else must agree. A token has here the worker that was to blame.
@@ -100,7 +100,7 @@ class Row(NamedTuple):
     nth: int = 0
     op: int = 0
     dtype: int = 0
-    count: int = 0
+    elements: int = 0
     wrong: int = 0
     extra: int = 0
 
@@ -221,11 +221,11 @@ class Preflight:
     """
 
     me: int
-    lanes: list[Lane] = field(default_factory=lambda: [])
+    lanes: list[Lane] = field(default_factory=list[Lane])
     position: int = -1
     failed: int = -1
     busy: bool = False
-    _floors: dict[int, int] = field(default_factory=lambda: {})
+    _floors: dict[int, int] = field(default_factory=dict[int, int])
     _blame: tuple[int, int] = (-2, -1)
 
     def add_lane(self, peers: Sequence[int], exchange: Exchange) -> Lane:
@@ -234,7 +234,9 @@ class Preflight:
         self.lanes.append(lane)
         return lane
 
-    def next_row(self, lane: Lane, offer: tuple[int, int, int], extra: int, *, wrong: bool) -> bytes:
+    def next_row(
+        self, lane: Lane, offer: tuple[int, int, int], extra: int, *, wrong: bool
+    ) -> bytes:
         """Makes the row of the next call in a lane.
 
         Args:
@@ -262,7 +264,7 @@ class Preflight:
         exchange = lane.exchange
         exchange.start(row)
         exchange.wait()
-        if exchange.received == row * len(lane.peers):
+        if bytes(exchange.received) == row * len(lane.peers):
             lane.ran = self.position
             return True
         return False
@@ -302,8 +304,7 @@ class Preflight:
 
     def cannot_enter(self, seq: int) -> None:
         """Posts a token in every lane that has none pending."""
-        if seq > self.failed:
-            self.failed = seq
+        self.failed = max(self.failed, seq)
         self._serve(None, self.position - 1)
         for lane in self.lanes:
             if not lane.pending:

@@ -39,7 +39,7 @@ def open_communicator(
     """
     if name in ("", "mpi"):
         # mpi4py costs a tenth of a second to import; a rank without it pays nothing.
-        from disco_server.collectives.mpi import MpiCommunicator  # noqa: PLC0415
+        from disco_server.collectives.mpi import MpiCommunicator
 
         return MpiCommunicator.create(
             worker_id, num_workers, num_groups, library=library, local_workers=local_workers

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -39,8 +40,8 @@ async def _run(config: ControllerConfig) -> int:
     hub = Hub(config.session_lease_s, config.node_lease_s, config.heartbeat_s)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     Edge(hub).add_to(server)
-    checks = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    checks = cast("Any", health).aio.HealthServicer()
+    cast("Any", health_pb2_grpc).add_HealthServicer_to_server(checks, server)
     names = (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     address = _bind(server, config)

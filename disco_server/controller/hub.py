@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
-from disco_server.controller.exchange import Exchanges
 from disco_server.channels.outbox import Outbox
+from disco_server.controller.exchange import Exchanges
 from disco_server.controller.transfers import Transfers
 from disco_server.core.cluster import (
     Cluster,
@@ -118,7 +118,7 @@ class Hub:
         if session.session not in self.routes:
             links = [self.links[share.node] for share in shares]
             self.routes[session.session] = tuple(link.outbox for link in links)
-            self.exchanges.open(session.session, len(shares))
+            self.exchanges.open(session.session)
         self._post(
             node, envelope(Kind.START_RANKS, start.SerializeToString(), session=session.session)
         )

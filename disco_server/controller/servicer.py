@@ -7,13 +7,12 @@ they came; only the calls that are answered once use generated messages.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -22,8 +21,8 @@ from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.protocol import PROTOCOL, mismatch
-from disco_server.controller.hub import Hub, NodeLink, session_info
 from disco_server.channels.outbox import Outbox
+from disco_server.controller.hub import Hub, NodeLink, session_info
 from disco_server.core.membership import Node, NodeRefused
 from disco_server.core.session_state import End, EndReason, SessionTable
 
@@ -85,12 +84,12 @@ class Edge:
             )
 
         def collect(handler: Any) -> Any:
-            return grpc.unary_stream_rpc_method_handler(
+            return cast("Any", grpc).unary_stream_rpc_method_handler(
                 handler, request_deserializer=pb.Transfer.FromString
             )
 
         def bring(handler: Any) -> Any:
-            return grpc.stream_unary_rpc_method_handler(
+            return cast("Any", grpc).stream_unary_rpc_method_handler(
                 handler, response_serializer=pb.UploadResult.SerializeToString
             )
 
@@ -304,6 +303,10 @@ class Edge:
                 outbox = clients.get(received.session)
                 if outbox is not None and self._on_node(received.session, name):
                     outbox.post(raw, droppable=kind == Kind.LOG)
+            elif kind == Kind.OPEN_CCL:
+                if self._on_node(received.session, name):
+                    for route in hub.routes.get(received.session, ()):
+                        route.post(raw)
             elif kind == Kind.RANKS_READY:
                 ready = node_pb2.RanksReady.FromString(received.payload)
                 ranks = [(r.worker, name, r.pid, r.device) for r in ready.ranks]
@@ -345,9 +348,7 @@ class Edge:
         """Takes an array from a node and passes it on to the client."""
         head = await self._head(stream, context)
         session = await self._authorised(head, context)
-        await self._hub.transfers.bring(
-            (session.session, "down", head.worker, head.ticket), stream
-        )
+        await self._hub.transfers.bring((session.session, "down", head.worker, head.ticket), stream)
         return controller_pb2.UploadResult(nbytes=head.nbytes)
 
     # The rendezvous ---------------------------------------------------------------------
@@ -356,8 +357,7 @@ class Edge:
     async def put(self, request: node_pb2.PutRequest, context: Context) -> node_pb2.PutResult:
         """Writes keys of a session's exchange."""
         await self._check_node(request.session, request.node_key, context)
-        with self._exchange_errors(context):
-            self._hub.exchanges.put(request.session, dict(request.items))
+        self._hub.exchanges.put(request.session, request.items)
         return node_pb2.PutResult()
 
     @_guarded
@@ -388,9 +388,7 @@ class Edge:
     async def _authorised(self, head: controller_pb2.Transfer, context: Context) -> SessionTable:
         session = self._hub.session_of(head)
         if session is None:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, "no running session of that id and key"
-            )
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no running session of that id and key")
             raise AssertionError  # abort() raises; this tells the type checker
         return session
 
@@ -429,7 +427,5 @@ def _check_create(kind: int, create: controller_pb2.CreateSession) -> str | None
 
 
 def _refused_session(problem: str) -> bytes:
-    ended = controller_pb2.SessionEnded(
-        reason=controller_pb2.END_REASON_REFUSED, message=problem
-    )
+    ended = controller_pb2.SessionEnded(reason=controller_pb2.END_REASON_REFUSED, message=problem)
     return envelope(Kind.ENDED, ended.SerializeToString())

@@ -204,7 +204,7 @@ class Cluster:
         session.step(Step.READY)
         return [TellReady(session)]
 
-    def rank_exited(  # noqa: PLR0913  (what is known of a dead rank)
+    def rank_exited(
         self,
         session_id: int,
         node: str,
@@ -282,7 +282,9 @@ class Cluster:
         effects: list[Effect] = []
         for session in list(self.sessions.values()):
             if session.state is SessionState.QUEUED and now >= session.deadline:
-                effects += self.end(session.session, End(EndReason.NO_SLOTS, self._no_slots(session)))
+                effects += self.end(
+                    session.session, End(EndReason.NO_SLOTS, self._no_slots(session))
+                )
             elif session.state is SessionState.DETACHED and now >= session.deadline:
                 message = f"its client did not come back within {self._session_lease:g} s"
                 effects += self.end(session.session, End(EndReason.CLOSED, message))

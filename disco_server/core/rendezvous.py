@@ -59,8 +59,8 @@ class Wake:
 @dataclass(slots=True)
 class _Fence:
     participants: int
-    waiters: dict[int, Hashable] = field(default_factory=lambda: {})
-    items: dict[str, bytes] = field(default_factory=lambda: {})
+    waiters: dict[int, Hashable] = field(default_factory=dict[int, Hashable])
+    items: dict[str, bytes] = field(default_factory=dict[str, bytes])
     done: bool = False
 
 
@@ -244,13 +244,9 @@ class Rendezvous:
         self._check_same(items, self._store)
         new: Sequence[str] = [key for key in items if key not in self._store]
         if len(self._store) + len(new) > self._limits.entries:
-            raise RendezvousError(
-                f"the session would store more than {self._limits.entries} keys"
-            )
+            raise RendezvousError(f"the session would store more than {self._limits.entries} keys")
 
-    def _check_arrival(
-        self, name: str, fence: _Fence, participant: int, participants: int
-    ) -> None:
+    def _check_arrival(self, name: str, fence: _Fence, participant: int, participants: int) -> None:
         if participants != fence.participants:
             raise RendezvousError(
                 f"fence {name!r} is for {fence.participants} participants, but participant"

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import MutableMapping
 
 __all__ = ["PARENT_VARIABLE", "die_with", "die_with_parent_in"]
 
@@ -30,7 +31,7 @@ def die_with(parent: int, number: signal.Signals) -> None:
             os.kill(os.getpid(), number)
 
 
-def die_with_parent_in(environ: os._Environ[str]) -> None:  # noqa: SLF001  (its public name is a variable)
+def die_with_parent_in(environ: MutableMapping[str, str]) -> None:
     """Does so where the environment says that the parent wants it; forgets the wish."""
     parent = environ.pop(PARENT_VARIABLE, None)
     if parent is not None and parent.isdigit():

@@ -29,10 +29,9 @@ _MAX_BYTES = 1 << 46
 def _op(value: Any) -> ReduceOp:
     if isinstance(value, str):
         return ReduceOp.from_name(value)
-    code = value[0] if isinstance(value, Sequence) and len(value) == 1 else value
     try:
-        return ReduceOp(code)
-    except ValueError:
+        return ReduceOp(value[0] if isinstance(value, Shape) else value)
+    except (ValueError, IndexError):
         msg = f"expected a reduction from 0 (sum) to 4 (avg), got {value!r}"
         raise ArgumentRefused(msg) from None
 
@@ -132,9 +131,7 @@ def module_get_function(module: Any, name: str) -> Any:
     if not isinstance(module, ModuleType):
         msg = f"expected a module in the register, got {type(module).__name__}"
         raise ArgumentRefused(msg)
-    if name.startswith("_") or not module_allowed(
-        module.__name__, current_worker().allow_modules
-    ):
+    if name.startswith("_") or not module_allowed(module.__name__, current_worker().allow_modules):
         msg = f"function {name!r} of module {module.__name__!r} is not allowed"
         raise ModuleNotAllowed(msg)
     func = getattr(module, name, None)
@@ -202,7 +199,7 @@ def all_to_all(send: Array, in_group: Any, recv: Array) -> None:
 
 
 @register_func("runtime.disco.barrier")
-def barrier(in_group: Any = False) -> None:  # noqa: FBT002  (called by position from afar)
+def barrier(in_group: Any = False) -> None:
     """Waits until every rank is here."""
     current_worker().comm.barrier(in_group=bool(in_group))
 

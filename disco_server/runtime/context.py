@@ -83,11 +83,11 @@ class Worker:
         """
         if self._comm is None:
             self._ccl = ccl
-        comm = self.comm
-        if ccl != self._ccl:
-            from disco_server.collectives.base import UnavailableError  # noqa: PLC0415
+        _ = self.comm
+        if ccl != (self._ccl or "mpi"):
+            from disco_server.collectives.base import UnavailableError
 
-            msg = f"this session uses {self._ccl or 'mpi'} already, so {ccl!r} cannot start ({comm!r})"
+            msg = f"this session uses {self._ccl or 'mpi'} already, so {ccl!r} cannot start"
             raise UnavailableError(msg)
 
     def set_position(self, seq: int) -> None:
@@ -139,9 +139,7 @@ class Worker:
         self.comm.allreduce(src, out, ReduceOp.from_name(op), in_group=in_group)
         return out
 
-    def allgather(
-        self, src: Array, dst: Array | None = None, *, in_group: bool = True
-    ) -> Array:
+    def allgather(self, src: Array, dst: Array | None = None, *, in_group: bool = True) -> Array:
         """Collects every worker's array on every worker, in rank order.
 
         Args:
@@ -182,6 +180,8 @@ def current_worker() -> Worker:
     """
     worker: Worker | None = getattr(_local, "worker", None)
     if worker is None:
-        msg = "the current thread is not a worker's; call this inside a function that a session runs"
+        msg = (
+            "the current thread is not a worker's; call this inside a function that a session runs"
+        )
         raise ValueError(msg)
     return worker

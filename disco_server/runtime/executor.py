@@ -7,6 +7,7 @@ it an :class:`Outlet` for what goes back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,15 +23,17 @@ from disco_client.wire.codec import (
     decode_args,
     encode_failure,
     encode_value,
+    type_name,
 )
-from disco_client.wire.values import Opaque
-from disco_server.runtime import builtins as _builtins  # noqa: F401  (registers them)
+from disco_client.wire.values import Opaque, is_array
 from disco_server.runtime.context import Worker
 from disco_server.runtime.errors import ArgumentRefused, describe_failure
 from disco_server.runtime.functions import resolve
 from disco_server.runtime.register_file import Poison, Poisoned, RegisterFile
 
 __all__ = ["Executor", "Outlet"]
+
+import_module("disco_server.runtime.builtins")  # registers them
 
 _ACK_COMMANDS = 1024
 """How many commands may run before the client hears of it, if nothing else is said."""
@@ -183,7 +186,7 @@ class Executor:
                 held = self.registers.read(command.reg)
             except Poisoned:
                 held = None  # a good value heals the register
-            if isinstance(held, np.ndarray):
+            if is_array(held):
                 self._check_fits(held, value.shape, value.dtype)
                 held[...] = value.reshape(held.shape)
             else:
@@ -197,7 +200,9 @@ class Executor:
         self.stopped = True
 
     def _refuse_action(self, seq: int, command: EncodedCommand) -> None:
-        error = ArgumentRefused(f"expected an action this worker knows, got number {command.action}")
+        error = ArgumentRefused(
+            f"expected an action this worker knows, got number {command.action}"
+        )
         self._fail(seq, command, error)
 
     def _args(self, command: EncodedCommand) -> list[Any]:
@@ -205,7 +210,7 @@ class Executor:
 
     def _check_fits(self, held: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
         """Refuses a copy between arrays of other sizes or dtypes; shapes may differ."""
-        if not isinstance(held, np.ndarray):
+        if not is_array(held):
             msg = f"expected an array in the register, got {type(held).__name__}"
             raise ArgumentRefused(msg)
         size = 1
@@ -235,9 +240,8 @@ class Executor:
             encode_value(out, value, self._porter)
         except EncodingError:
             out.Clear()
-            kind = type(value)
             text = repr(value)[:_OPAQUE_TEXT]
-            encode_value(out, Opaque(f"{kind.__module__}.{kind.__qualname__}", text))
+            encode_value(out, Opaque(type_name(value), text))
 
     def _answer_poison(self, seq: int, poison: Poison) -> None:
         reply = EncodedReply(seq=seq, ack=seq)
@@ -270,7 +274,7 @@ class Executor:
         self._worker.cannot_enter(seq)
 
 
-_ACTION_NAMES = {
+_ACTION_NAMES: dict[int, str] = {
     Action.GET_GLOBAL_FUNC: "get_global_func",
     Action.COPY_FROM_WORKER0: "copy_from_worker_0",
     Action.COPY_TO_WORKER0: "copy_to_worker_0",

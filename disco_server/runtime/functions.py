@@ -63,7 +63,7 @@ def import_allowed(name: str, patterns: Sequence[str]) -> ModuleType:
         allowed = ", ".join(patterns) or "nothing"
         msg = (
             f"module {name!r} is not on this worker's allow-list ({allowed}); "
-            f"start disco-worker with --allow-module {name.split('.')[0]}"
+            f"start disco-worker with --allow-module {name.split('.', maxsplit=1)[0]}"
         )
         raise ModuleNotAllowed(msg)
     try:
@@ -119,7 +119,7 @@ def _walk(name: str, parts: list[str], cut: int, patterns: Sequence[str]) -> Cal
 
 
 def _near(name: str) -> str:
-    import difflib  # noqa: PLC0415  (only for a message)
+    import difflib
 
     close = difflib.get_close_matches(name, _registry, n=1, cutoff=0.75)
     return f"; did you mean {close[0]!r}?" if close else ""

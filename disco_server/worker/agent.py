@@ -9,6 +9,7 @@ import random
 import secrets
 import socket
 from collections.abc import Mapping
+from typing import Any, cast
 
 import grpc
 
@@ -17,8 +18,8 @@ from disco_client.transport.options import CHANNEL_OPTIONS, target
 from disco_client.version import __version__
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_client.wire.protocol import PROTOCOL
-from disco_server.config import WorkerConfig
 from disco_server.channels.outbox import Outbox
+from disco_server.config import WorkerConfig
 from disco_server.worker.arrays import ArrayCarrier
 from disco_server.worker.spares import Spares
 from disco_server.worker.supervisor import Supervisor
@@ -63,7 +64,9 @@ class Agent:
                 pause, said = _BACKOFF_S[0], ""
             if why != said:
                 _logger.warning(
-                    "not connected to the controller at %s: %s; trying again", self._config.controller, why
+                    "not connected to the controller at %s: %s; trying again",
+                    self._config.controller,
+                    why,
                 )
                 said = why
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  (no secret)
@@ -114,10 +117,8 @@ class Agent:
                 await asyncio.shield(supervisor.end_all())
                 self._supervisor = None
 
-    async def _talk(
-        self, channel: grpc.aio.Channel, supervisor: Supervisor, outbox: Outbox
-    ) -> str:
-        stream = channel.stream_stream("/disco.v1.NodeService/Register")()
+    async def _talk(self, channel: grpc.aio.Channel, supervisor: Supervisor, outbox: Outbox) -> str:
+        stream = cast("Any", channel).stream_stream("/disco.v1.NodeService/Register")()
         await stream.write(self._introduction())
         writing = asyncio.ensure_future(outbox.run(stream.write))
         beating = asyncio.ensure_future(self._beat(outbox, stream))
@@ -141,7 +142,7 @@ class Agent:
             await asyncio.gather(writing, beating, return_exceptions=True)
             stream.cancel()
 
-    async def _beat(self, outbox: Outbox, stream: grpc.aio.StreamStreamCall) -> None:
+    async def _beat(self, outbox: Outbox, stream: Any) -> None:
         """Says that this loop turns, and ends the stream of a controller whose loop does not."""
         loop = asyncio.get_running_loop()
         self._heard = loop.time()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 
@@ -20,11 +21,11 @@ class ArrayCarrier:
     """Moves arrays over one connection to the controller."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._fetch = channel.unary_stream(
+        self._fetch: Any = channel.unary_stream(
             _SERVICE + "Fetch",
             request_serializer=controller_pb2.Transfer.SerializeToString,
         )
-        self._push = channel.stream_unary(
+        self._push: Any = channel.stream_unary(
             _SERVICE + "Push",
             response_deserializer=controller_pb2.UploadResult.FromString,
         )
@@ -44,9 +45,7 @@ class ArrayCarrier:
                     data = chunk_data(raw)
                     shared[at : at + len(data)] = data
                     at += len(data)
-            if at != transfer.nbytes:
-                msg = f"expected an upload of {transfer.nbytes} bytes, got {at}"
-                raise OSError(msg)
+            _check_size(transfer.nbytes, at)
         except BaseException:
             os.close(fd)
             raise
@@ -74,3 +73,9 @@ class ArrayCarrier:
             await self._push(chunks())
         finally:
             shared.close()
+
+
+def _check_size(expected: int, got: int) -> None:
+    if expected != got:
+        msg = f"expected an upload of {expected} bytes, got {got}"
+        raise OSError(msg)

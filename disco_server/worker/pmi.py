@@ -14,15 +14,17 @@ a session its own, and `sweep_shared_memory` removes what a dead one left.
 from __future__ import annotations
 
 import asyncio
-import socket
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 
 from disco_client.errors import ConfigError
+
+if TYPE_CHECKING:
+    import socket
 
 __all__ = ["PmiNode", "kvsname", "map_processes", "sweep_shared_memory"]
 
@@ -32,6 +34,7 @@ _MAX_KEY = 64
 _MAX_VALUE = 1024
 _MAX_LINE = 4096
 _MAX_PUTS = 4096
+_NAME = re.compile(r"[!-~]+")
 
 Fence = Callable[[str, Mapping[str, bytes]], Awaitable[Mapping[str, bytes]]]
 OnAbort = Callable[[int, str], None]
@@ -44,14 +47,12 @@ class _ProtocolError(Exception):
 class PmiNode:
     """Answers the MPI libraries of one session's ranks on one node.
 
-    It lives in one event loop, as an async context manager; leaving it ends all
-    connections.
-
     Args:
-        layout: The ranks of each node of the session, all nodes in the same order
-            everywhere.
-        node: Which of them this is.
-        name: The key-value space, from `kvsname`; the same on all nodes.
+        ranks: The ranks of this node, each with the daemon's end of its socket,
+            which belongs to this object from now on.
+        nodes: The ranks of each node of the session, the same on all of them.
+        kvsname: The key-value space, from the function of that name; the same on
+            all nodes.
         fence: Gives this node's puts to the other nodes and returns what all nodes
             brought. It is called with the same names in the same order on each
             node, and may raise.
@@ -60,93 +61,59 @@ class PmiNode:
             fence fails.
 
     Raises:
-        ConfigError: The layout does not hold each rank once, or a name is too long.
+        ConfigError: The nodes do not hold each rank once, the ranks are not those
+            of one node, or the name is too long.
     """
 
     def __init__(
         self,
         *,
-        layout: Sequence[Sequence[int]],
-        node: int,
-        name: str,
+        ranks: Mapping[int, socket.socket],
+        nodes: Sequence[Sequence[int]],
+        kvsname: str,
         fence: Fence,
         on_abort: OnAbort,
     ) -> None:
-        ranks = sorted(rank for ranks in layout for rank in ranks)
-        if ranks != list(range(len(ranks))) or not 0 <= node < len(layout):
-            raise ConfigError(f"node {node} of {layout} does not describe ranks from 0 up, once each")
-        if not 0 < len(name) < _MAX_NAME or not name.isascii() or not name.isprintable():
-            raise ConfigError(f"{name!r} cannot name a key-value space")
-        mapping = map_processes(layout)
-        self._size = len(ranks)
-        self._ranks = frozenset(layout[node])
-        self._name = name
+        everyone = sorted(rank for node in nodes for rank in node)
+        if everyone != list(range(len(everyone))):
+            raise ConfigError(f"the nodes {nodes} do not hold ranks from 0 up, each once")
+        if set(ranks) not in [set(node) for node in nodes]:
+            raise ConfigError(
+                f"the ranks {sorted(ranks)} are not those of one of the nodes {nodes}"
+            )
+        if not 0 < len(kvsname) < _MAX_NAME or not _NAME.fullmatch(kvsname):
+            raise ConfigError(f"{kvsname!r} cannot name a key-value space")
+        self._ranks = dict(ranks)
+        self._size = len(everyone)
+        self._name = kvsname
         self._fence = fence
         self._on_abort = on_abort
-        self._store: dict[str, str] = {"PMI_process_mapping": mapping}
+        self._store = {"PMI_process_mapping": map_processes(nodes)}
         self._puts: dict[str, bytes] = {}
         self._barrier: dict[int, asyncio.StreamWriter] = {}
         self._fences = 0
         self._broken = ""
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Ends all connections."""
-        await self.close()
-
-    def attach(self, rank: int) -> socket.socket:
-        """Begins to serve a rank; to be called from the event loop.
-
-        Returns:
-            The rank's end. Pass its descriptor to the rank process (`pass_fds`) and
-            close it here; `environment` says what else the process needs.
-
-        Raises:
-            ConfigError: The rank is not of this node or has been attached.
-        """
-        if rank not in self._ranks or rank in self._tasks:
-            raise ConfigError(f"rank {rank} is not an unattached one of {sorted(self._ranks)}")
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        self._tasks[rank] = asyncio.create_task(self._serve(rank, ours), name=f"pmi-{rank}")
-        return theirs
-
-    def environment(self, rank: int, fd: int) -> dict[str, str]:
-        """What a rank process must find in its environment.
-
-        Args:
-            rank: The rank.
-            fd: The descriptor of its end, as it is numbered in that process.
-        """
-        return {
-            "PMI_FD": str(fd),
-            "PMI_RANK": str(rank),
-            "PMI_SIZE": str(self._size),
-            "MPI_LOCALNRANKS": str(len(self._ranks)),
-        }
+    async def serve(self) -> None:
+        """Answers until every rank has finalized or gone, or `close` is called."""
+        async with asyncio.TaskGroup() as group:
+            self._tasks = [
+                group.create_task(self._serve(rank, ours), name=f"pmi-{rank}")
+                for rank, ours in self._ranks.items()
+            ]
 
     async def close(self) -> None:
-        """Ends all connections; the ranks' libraries abort if they are not done."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
+        """Ends all connections; ranks that still need an answer find theirs closed."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for ours in self._ranks.values():
+            ours.close()
 
     async def _serve(self, rank: int, ours: socket.socket) -> None:
-        try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE)
-        except BaseException:
-            ours.close()
-            raise
+        ours.setblocking(False)
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE)
         try:
             if not await self._answer_all(rank, reader, writer):
                 self._break(rank, f"rank {rank} ended before it finalized MPI")
@@ -171,7 +138,7 @@ class PmiNode:
             if "mcmd" in fields:
                 # A request of several lines: only spawn has that form.
                 while line and line != b"endcmd\n":
-                    line = await reader.readline()  # noqa: PLW2901 - the rest of one request
+                    line = await reader.readline()
                 command = "spawn"
             if command == "barrier_in":
                 await self._arrive(rank, writer)
@@ -189,27 +156,27 @@ class PmiNode:
     def _answer(self, command: str, fields: Mapping[str, str]) -> str:
         match command:
             case "init":
-                version = fields.get("pmi_version", "")
-                status = 0 if version == "1" else -1
-                return f"cmd=response_to_init rc={status} pmi_version=1 pmi_subversion=1"
+                status = 0 if fields.get("pmi_version") == "1" else -1
+                answer = f"response_to_init rc={status} pmi_version=1 pmi_subversion=1"
             case "get_maxes":
                 limits = f"kvsname_max={_MAX_NAME} keylen_max={_MAX_KEY} vallen_max={_MAX_VALUE}"
-                return f"cmd=maxes rc=0 {limits}"
+                answer = f"maxes rc=0 {limits}"
             case "get_appnum":
-                return "cmd=appnum rc=0 appnum=0"
+                answer = "appnum rc=0 appnum=0"
             case "get_my_kvsname":
-                return f"cmd=my_kvsname rc=0 kvsname={self._name}"
+                answer = f"my_kvsname rc=0 kvsname={self._name}"
             case "get_universe_size":
-                return f"cmd=universe_size rc=0 size={self._size}"
+                answer = f"universe_size rc=0 size={self._size}"
             case "put":
                 problem = self._put(fields)
-                return f"cmd=put_result rc={-1 if problem else 0} msg={problem or 'success'}"
+                answer = f"put_result rc={-1 if problem else 0} msg={problem or 'success'}"
             case "get":
-                return self._get(fields)
+                answer = self._get(fields)
             case "finalize":
-                return "cmd=finalize_ack rc=0"
+                answer = "finalize_ack rc=0"
             case _:
-                return f"cmd={command[:_MAX_KEY]}_result rc=-1 msg=unknown_command"
+                answer = f"{command[:_MAX_KEY]}_result rc=-1 msg=unknown_command"
+        return f"cmd={answer}"
 
     def _put(self, fields: Mapping[str, str]) -> str:
         key, value = fields.get("key", ""), fields.get("value", "")
@@ -228,8 +195,8 @@ class PmiNode:
     def _get(self, fields: Mapping[str, str]) -> str:
         value = self._store.get(fields.get("key", ""))
         if value is None or fields.get("kvsname", self._name) != self._name:
-            return "cmd=get_result rc=-1 msg=key_not_found"
-        return f"cmd=get_result rc=0 msg=success value={value}"
+            return "get_result rc=-1 msg=key_not_found"
+        return f"get_result rc=0 msg=success value={value}"
 
     async def _arrive(self, rank: int, writer: asyncio.StreamWriter) -> None:
         """Notes a rank at the barrier; the last one exchanges the puts and frees all."""
@@ -263,11 +230,11 @@ class PmiNode:
             self._on_abort(rank, reason)
 
 
-def map_processes(layout: Sequence[Sequence[int]]) -> str:
+def map_processes(nodes: Sequence[Sequence[int]]) -> str:
     """Says which ranks share a node, in the words of PMI_process_mapping.
 
     Args:
-        layout: The ranks of each node, each rank from 0 up once.
+        nodes: The ranks of each node, each rank from 0 up once.
 
     Returns:
         "(vector,(0,2,2))" for two nodes with two consecutive ranks each. Each
@@ -276,7 +243,7 @@ def map_processes(layout: Sequence[Sequence[int]]) -> str:
     Raises:
         ConfigError: The text is longer than a rank can receive.
     """
-    home = {rank: node for node, ranks in enumerate(layout) for rank in ranks}
+    home = {rank: node for node, ranks in enumerate(nodes) for rank in ranks}
     runs = [(node, len(list(run))) for node, run in groupby(home[rank] for rank in sorted(home))]
     triples: list[list[int]] = []
     for node, count in runs:
@@ -287,7 +254,7 @@ def map_processes(layout: Sequence[Sequence[int]]) -> str:
     text = f"(vector,{','.join(f'({a},{b},{c})' for a, b, c in triples)})"
     if len(text) > _MAX_VALUE:
         raise ConfigError(
-            f"{len(triples)} different pieces of layout are too many for MPI's start-up"
+            f"{len(triples)} different pieces are too many for MPI's start-up"
             " protocol; give each node consecutive ranks"
         )
     return text

@@ -84,8 +84,8 @@ class RankHandle:
         finally:
             theirs.close()
             pmi_theirs.close()
-        ours.setblocking(False)  # noqa: FBT003
-        pmi_ours.setblocking(False)  # noqa: FBT003
+        ours.setblocking(False)
+        pmi_ours.setblocking(False)
         return cls(process, ours, pmi_ours)
 
     # Envelopes --------------------------------------------------------------------
@@ -157,7 +157,7 @@ class RankHandle:
 
     # Output and exit ------------------------------------------------------------------
 
-    async def _read_output(self, stream: asyncio.StreamReader, is_error: bool) -> None:  # noqa: FBT001
+    async def _read_output(self, stream: asyncio.StreamReader, is_error: bool) -> None:
         rest = b""
         while data := await stream.read(64 * 1024):
             *lines, rest = (rest + data).split(b"\n")
@@ -167,7 +167,7 @@ class RankHandle:
         if rest:
             self._emit(is_error, [rest])
 
-    def _emit(self, is_error: bool, lines: list[bytes]) -> None:  # noqa: FBT001
+    def _emit(self, is_error: bool, lines: list[bytes]) -> None:
         text = [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
         if not text:
             return

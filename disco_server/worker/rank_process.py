@@ -31,7 +31,7 @@ _POLL_S = 0.001
 
 def _open_communicator(worker: Worker, ccl: str) -> Communicator:
     """Opens the session's communicator, after telling the other ranks to do the same."""
-    from disco_server.collectives.select import open_communicator  # noqa: PLC0415  (loads MPI)
+    from disco_server.collectives.select import open_communicator
 
     return open_communicator(
         ccl,

@@ -44,7 +44,8 @@ class Spares:
             if not handle.exited.done():
                 return handle
             _logger.warning(
-                "a spare interpreter ended by itself: %s", " | ".join(handle.last_lines) or "silently"
+                "a spare interpreter ended by itself: %s",
+                " | ".join(handle.last_lines) or "silently",
             )
             handle.close()
         return await RankHandle.spawn(self._environ)

@@ -62,13 +62,13 @@ class Supervisor:
         carrier: Moves host arrays.
     """
 
-    def __init__(  # noqa: PLR0913  (its environment, piece by piece)
+    def __init__(
         self,
         *,
         node: str,
         allow_modules: tuple[str, ...],
         spares: Spares,
-        post: Callable[[bytes], None],
+        post: Callable[[bytes], object],
         fence: Fence,
         carrier: ArrayCarrier,
     ) -> None:
@@ -143,7 +143,7 @@ class Supervisor:
             await asyncio.wait_for(asyncio.gather(*session.assigned.values()), _START_TIMEOUT_S)
         except TimeoutError:
             late = [w for w, done in session.assigned.items() if not done.done()]
-            session.log.error("workers %s did not start in time", late)
+            session.log.warning("workers %s did not start in time", late)
             for worker in late:
                 session.ranks[worker].kill()
             return
@@ -157,9 +157,7 @@ class Supervisor:
         session.log.info("ranks %s run on %s", list(session.ranks), self._node)
         self._spares.refill_later()
 
-    def _adopt(
-        self, session: _NodeSession, worker: int, device: str, handle: RankHandle
-    ) -> None:
+    def _adopt(self, session: _NodeSession, worker: int, device: str, handle: RankHandle) -> None:
         session.ranks[worker] = handle
         handle.on_envelope = lambda raw, received, fds: self._from_rank(
             session, worker, raw, received, fds
@@ -220,9 +218,7 @@ class Supervisor:
         elif kind in (Kind.REPLY, Kind.OPEN_CCL) and received.session == session.session:
             self._post(raw)
 
-    def _output(
-        self, session: _NodeSession, worker: int, is_error: bool, lines: list[str]
-    ) -> None:
+    def _output(self, session: _NodeSession, worker: int, is_error: bool, lines: list[str]) -> None:
         log = bind(session.log, rank=worker)
         for line in lines:
             log.info("[worker %d %s] %s", worker, self._node, line)
@@ -243,15 +239,13 @@ class Supervisor:
             session.log.debug("an upload ended early: %s", error)
             return
         except OSError as error:
-            session.log.error("no room for an upload of %d bytes: %s", transfer.nbytes, error)
+            session.log.warning("no room for an upload of %d bytes: %s", transfer.nbytes, error)
             return
         handle = session.ranks.get(transfer.worker)
         if handle is None:
             os.close(fd)
             return
-        raw = envelope(
-            Kind.ARRAY_IN, transfer.SerializeToString(), session=session.session
-        )
+        raw = envelope(Kind.ARRAY_IN, transfer.SerializeToString(), session=session.session)
         handle.send(frame(raw), fd)
 
     async def _push(

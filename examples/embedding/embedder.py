@@ -47,7 +47,9 @@ class Embedder:
             all-MiniLM-L6-v2 of each.
 
     Attributes:
-        shares: How the time of the latest ``embed`` divides, one entry a worker.
+        seconds: How long the latest ``embed`` took, from the first batch to the
+            last embedding.
+        shares: How that time divides, one entry a worker.
 
     Raises:
         disco_client.RemoteError: A worker cannot load its share.
@@ -59,6 +61,7 @@ class Embedder:
         self._forward = session.get_global_func("examples.embedding.forward")
         self._times = session.get_global_func("examples.embedding.times")
         self._model = session.get_global_func("examples.embedding.load")(folder)
+        self.seconds = 0.0
         self.shares: list[Share] = []
         # Without this, the loading would be counted with the first batch.
         session.sync_all()
@@ -89,7 +92,7 @@ class Embedder:
                 results.append((ready, vectors.numpy()))
             pending.append((batch, self._forward(self._model, batch.ids, batch.lengths)))
         results.extend((batch, vectors.numpy()) for batch, vectors in pending)
-        elapsed = time.perf_counter() - started
+        elapsed = self.seconds = time.perf_counter() - started
         self.shares = [
             Share(
                 compute=now[0] - then[0],

@@ -1,0 +1,78 @@
+"""``disco status``: what a cluster has and runs."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+import grpc
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+from rich.table import Table
+
+from disco_client.errors import ConnectionFailed
+from disco_client.pb import controller_pb2, controller_pb2_grpc
+from disco_client.transport.options import CHANNEL_OPTIONS, target
+from disco_server.cli.options import report_errors
+from disco_server.config import DEFAULT_ADDRESS
+
+__all__ = ["status"]
+
+_TIMEOUT_S = 5.0
+
+
+@click.command()
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    envvar="DISCO_ADDRESS",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    help="The controller.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
+@report_errors
+def status(address: str, as_json: bool) -> None:
+    """Shows nodes, slots and sessions."""
+    with grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS) as channel:
+        stub = controller_pb2_grpc.SessionServiceStub(channel)
+        try:
+            found = stub.List(controller_pb2.ListRequest(), timeout=_TIMEOUT_S)
+        except grpc.RpcError as error:
+            code = error.code().name
+            msg = f"no controller answers at {address} ({code}); see --address"
+            raise ConnectionFailed(msg) from None
+    if as_json:
+        content = MessageToDict(
+            found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        click.echo(json.dumps(content))
+        return
+    _print_tables(found, address)
+
+
+def _print_tables(found: controller_pb2.ListResult, address: str) -> None:
+    console = Console(width=None if os.isatty(1) else 120)
+    nodes = Table(title=f"nodes at {address}", title_justify="left")
+    for column in ("node", "slots", "free", "devices", "version"):
+        nodes.add_column(column)
+    for node in found.nodes:
+        kinds = ", ".join(sorted(set(node.devices)))
+        nodes.add_row(node.name, str(node.slots), str(node.free_slots), kinds, node.version)
+    sessions = Table(title="sessions", title_justify="left")
+    for column in ("session", "name", "state", "workers", "nodes", "owner", "age"):
+        sessions.add_column(column)
+    for s in found.sessions:
+        where = ", ".join(sorted({rank.node for rank in s.ranks}))
+        sessions.add_row(
+            f"{s.session:016x}",
+            s.name,
+            s.state,
+            str(s.num_workers),
+            where,
+            s.owner,
+            f"{s.age_s:.0f} s",
+        )
+    console.print(nodes)
+    console.print(sessions)

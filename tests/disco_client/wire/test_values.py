@@ -1,0 +1,93 @@
+"""The small types of the language, and the names under which dtypes travel."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from disco_client import ConfigError, Device, Opaque, Shape, cpu, cuda, rocm
+from disco_client.wire.values import dtype_from_name, dtype_name
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ("cpu", cpu()),
+        ("cuda", cuda(0)),
+        ("cuda:3", cuda(3)),
+        ("rocm(1)", rocm(1)),
+        (" cpu:0 ", cpu(0)),
+    ],
+)
+def test_a_device_is_read_from_its_common_spellings(text, device):
+    """The kind alone means index 0; colon and brackets are the same."""
+    assert Device.parse(text) == device
+    assert Device.parse(str(device)) == device
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0:1", "CPU"])
+def test_other_spellings_of_a_device_are_refused(text):
+    """The message shows what came and what would be right."""
+    with pytest.raises(ConfigError, match="'cuda:0'") as refused:
+        Device.parse(text)
+    assert repr(text) in str(refused.value)
+
+
+def test_a_shape_is_a_tuple_of_integers_of_any_kind():
+    """Numpy's integers become Python's, and nothing negative or fractional comes in."""
+    shape = Shape([np.int64(2), 3, np.uint8(4)])
+    assert shape == (2, 3, 4)
+    assert all(type(dim) is int for dim in shape)
+    assert repr(shape) == "Shape([2, 3, 4])"
+    assert Shape() == ()
+
+
+@pytest.mark.parametrize(
+    ("dims", "error"), [([2.0], TypeError), ([True], TypeError), (["2"], TypeError), ([-1], ValueError)]
+)
+def test_a_wrong_dimension_is_refused_with_what_came(dims, error):
+    """Before anything is sent."""
+    with pytest.raises(error, match=repr(dims[0])):
+        Shape(dims)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(np.dtype(kind) for kind in "?bBhHiIlLefdFD"),
+        np.dtype(ml_dtypes.bfloat16),
+        np.dtype(ml_dtypes.float8_e4m3fn),
+        np.dtype(ml_dtypes.int4),
+        np.dtype("datetime64[ns]"),
+        np.dtype("U5"),
+        np.dtype("S3"),
+    ],
+    ids=str,
+)
+def test_a_dtype_comes_back_from_its_name(dtype):
+    """What travels as a name is the same dtype on the other side."""
+    assert dtype_from_name(dtype_name(dtype)) == dtype
+
+
+@pytest.mark.parametrize(
+    "dtype", [object, [("a", "i4")], ("f4", (2,)), "M8[s], O", "V8"], ids=str
+)
+def test_dtypes_without_plain_elements_have_no_name(dtype):
+    """Python objects, records, sub-arrays and bare bytes are refused."""
+    with pytest.raises(ConfigError):
+        dtype_name(np.dtype(dtype))
+
+
+@pytest.mark.parametrize("name", ["float33", "", 5.5, "[('a', 'i4')]", "i4,i4"])
+def test_what_names_no_dtype_is_refused(name):
+    """With a message that shows it."""
+    with pytest.raises(ConfigError):
+        dtype_from_name(name)
+
+
+def test_an_opaque_says_where_its_object_is():
+    """Its text is for people."""
+    assert str(Opaque("builtins.object", "<object>")) == (
+        "<builtins.object on the worker: <object>>"
+    )

@@ -1,0 +1,284 @@
+"""How ranks agree to begin, over a network that exists only in this file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_server.collectives.preflight import (
+    Lane,
+    Preflight,
+    Row,
+    Verdict,
+    VerdictKind,
+    decide,
+)
+
+CALL = Row(1, 5, 0, 1, 2, 3, 0, 0)
+RANKS = 4
+LANES = [(0, 1, 2, 3), (0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)]
+# The pairs (0, 1) and (2, 3) are lanes apart from the groups of the same ranks.
+LANES += [(0, 1), (2, 3)]
+
+
+def token(seq: int, blame: tuple[int, int] = (-2, -1)) -> Row:
+    return Row(0, seq, 0, 0, 0, 0, *blame)
+
+
+def test_equal_calls_run():
+    """Calls that agree in everything run."""
+    assert decide([(0, CALL), (1, CALL)], CALL).kind is VerdictKind.RUN
+
+
+def test_odd_calls_are_named():
+    """The ranks outside the largest party are the odd ones."""
+    other = CALL._replace(elements=4)
+    rows = [(0, other), (1, CALL), (2, CALL)]
+    assert decide(rows, CALL) == Verdict(VerdictKind.MISMATCH, (0,))
+    assert decide([(0, CALL), (1, other)], CALL) == Verdict(VerdictKind.MISMATCH, (1,))
+
+
+def test_wrong_calls_are_named():
+    """A rank whose own check failed is the odd one, whatever the others brought."""
+    wrong = CALL._replace(wrong=1)
+    assert decide([(0, wrong), (1, wrong), (2, CALL)], CALL).workers == (0, 1)
+    assert decide([(0, wrong), (1, wrong)], wrong).kind is VerdictKind.MISMATCH
+
+
+def test_calls_of_different_commands_differ():
+    """Two calls of one kind in two commands must not meet."""
+    assert decide([(0, CALL), (1, CALL._replace(seq=7))], CALL).kind is VerdictKind.MISMATCH
+
+
+def test_old_tokens_repeat():
+    """A token from before the command says that its rank may still come."""
+    assert decide([(0, CALL), (1, token(4))], CALL).kind is VerdictKind.REPEAT
+
+
+def test_tokens_abort():
+    """A token of the command or a later one aborts and names its rank."""
+    rows = [(0, CALL), (1, token(5)), (2, token(3)), (3, token(9))]
+    assert decide(rows, CALL) == Verdict(VerdictKind.ABORTED, (1, 3))
+
+
+def test_blame_goes_to_the_first_cause():
+    """A rank that was itself aborted in the command names who was to blame."""
+    rows = [(0, CALL), (1, token(5, (5, 3))), (2, token(6, (6, 0))), (3, token(5))]
+    assert decide(rows, CALL).workers == (2, 3)
+
+
+@dataclass
+class Network:
+    """Keeps what each member of a lane posted, round by round."""
+
+    members: tuple[int, ...]
+    posts: dict[int, list[bytes]] = field(default_factory=dict)
+
+
+class Wire:
+    """One rank's end of a lane."""
+
+    def __init__(self, network: Network, rank: int) -> None:
+        self._network = network
+        self._rank = rank
+        self._mine = network.posts.setdefault(rank, [])
+        self._others = [member for member in network.members if member != rank]
+        self.received = bytearray(64 * len(self._others))
+        self.replayed = False
+
+    def start(self, row: bytes) -> None:
+        if not self.replayed:
+            assert self.test(), "a rank posted before its last round was complete"
+            self._mine.append(bytes(row))
+
+    def test(self) -> bool:
+        count = len(self._mine)
+        if any(len(self._network.posts.get(other, ())) < count for other in self._others):
+            return False
+        if count:
+            rows = [self._network.posts[other][count - 1] for other in self._others]
+            self.received[:] = b"".join(rows)
+        return True
+
+    def wait(self) -> None:
+        assert self.test()
+
+
+@dataclass
+class Rank:
+    """One rank that executes a log; its generator yields wherever a real one waits."""
+
+    rank: int
+    preflight: Preflight
+    lanes: dict[int, Lane]
+    ran: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    verdicts: dict[tuple[int, int], Verdict] = field(default_factory=dict)
+
+    def enter(self, lane: Lane) -> Generator[None, None, Verdict]:
+        row = self.preflight.next_row(lane, (1, 2, 3), 0, wrong=False)
+        wire = lane.exchange
+        assert isinstance(wire, Wire)
+        short = not (self.preflight.busy or lane.pending)
+        if short:
+            wire.start(row)
+            while not wire.test():
+                yield
+            # The round is complete, so the real code can run without blocking.
+            wire.replayed = True
+            agreed = self.preflight.enter_now(lane, row)
+            wire.replayed = False
+            if agreed:
+                return Verdict(VerdictKind.RUN)
+        return (yield from self.preflight.negotiate(lane, row, posted=short))
+
+    def execute(self, log: Log) -> Generator[None, None, None]:
+        for seq, command in enumerate(log.commands, start=1):
+            self.preflight.position = seq
+            failed = False
+            fate = log.fates.get((seq, self.rank))
+            for index, number in enumerate(command):
+                if fate == index:
+                    failed = True
+                    break
+                if number not in self.lanes:
+                    continue
+                verdict = yield from self.enter(self.lanes[number])
+                self.verdicts[seq, index] = verdict
+                if verdict.kind is VerdictKind.RUN:
+                    self.ran.setdefault(number, []).append((seq, index))
+                else:
+                    failed = True
+                    if not log.catches:
+                        break
+            if failed or fate is not None:
+                self.preflight.cannot_enter(seq)
+            for _ in range(log.idle):
+                self.preflight.poll()
+                yield
+
+
+@dataclass(frozen=True)
+class Log:
+    """What the session executes: lanes of each command, and who fails before which."""
+
+    commands: list[list[int]]
+    fates: dict[tuple[int, int], int]
+    idle: int
+    catches: bool
+    seed: int
+
+
+def make_ranks() -> list[Rank]:
+    networks = [Network(members) for members in LANES]
+    ranks: list[Rank] = []
+    for rank in range(RANKS):
+        preflight = Preflight(rank)
+        lanes = {
+            number: preflight.add_lane(
+                [member for member in network.members if member != rank], Wire(network, rank)
+            )
+            for number, network in enumerate(networks)
+            if rank in network.members
+        }
+        ranks.append(Rank(rank, preflight, lanes))
+    return ranks
+
+
+def run_all(steps: dict[int, Generator[None, None, None]], ranks: list[Rank], seed: int) -> None:
+    """Steps the ranks in random order until all are done; those that are done idle."""
+    chance = random.Random(seed)
+    done: set[int] = set()
+    for _ in range(60_000):
+        if len(done) == len(steps):
+            return
+        rank = chance.randrange(RANKS)
+        # Bursts, because a rank alone may run far ahead.
+        for _ in range(chance.choice((1, 1, 2, 30))):
+            if rank in done:
+                ranks[rank].preflight.poll()
+            elif next(steps[rank], StopIteration) is StopIteration:
+                done.add(rank)
+    stuck = {
+        each.rank: (each.preflight.position, each.preflight.failed)
+        for each in ranks
+        if each.rank not in done
+    }
+    raise AssertionError(f"these ranks wait for ever: {stuck}")
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    lane = st.sampled_from([0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8])
+    commands = draw(st.lists(st.lists(lane, max_size=3), min_size=1, max_size=8))
+    fates = {
+        (seq, rank): draw(st.integers(0, len(command)))
+        for seq, command in enumerate(commands, start=1)
+        for rank in draw(st.sets(st.integers(0, RANKS - 1), max_size=RANKS))
+        if draw(st.booleans())
+    }
+    return Log(
+        commands, fates, draw(st.integers(0, 3)), draw(st.booleans()), draw(st.integers(0, 2**32))
+    )
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(logs())
+def test_every_collective_of_every_log_ends(log: Log):
+    """Whoever fails whichever command, no rank waits for ever, and only equals meet.
+
+    On all members of a lane the same collectives run in the same order; a command
+    that no rank failed runs everywhere; whoever is named in an error did fail.
+    """
+    ranks = make_ranks()
+    run_all({rank.rank: rank.execute(log) for rank in ranks}, ranks, log.seed)
+    for number, members in enumerate(LANES):
+        runs = [ranks[member].ran.get(number, []) for member in members]
+        assert all(run == runs[0] for run in runs), f"lane {number}: {runs}"
+    for rank in ranks:
+        for (seq, _), verdict in rank.verdicts.items():
+            failed = {other for other in range(RANKS) if (seq, other) in log.fates}
+            if not failed:
+                assert verdict.kind is VerdictKind.RUN, f"{verdict} in sound command {seq}"
+            elif not log.catches:
+                assert verdict.kind is not VerdictKind.MISMATCH
+                assert set(verdict.workers) <= failed
+    run_all({rank.rank: rank.preflight.leave() for rank in ranks}, ranks, log.seed)
+    assert not any(lane.pending for rank in ranks for lane in rank.lanes.values())
+
+
+def test_tokens_are_quiet_once_all_are_past_them():
+    """After one failure of one rank, the next collective of all ends the polling."""
+    log = Log([[], [0], [0]], {(1, 2): 0}, 1, catches=False, seed=1)
+    ranks = make_ranks()
+    steps = {rank.rank: rank.execute(log) for rank in ranks}
+    for rank in ranks:
+        next(steps[rank.rank])
+    assert [rank.preflight.busy for rank in ranks] == [False, False, True, False]
+    run_all(steps, ranks, 1)
+    assert not any(rank.preflight.busy for rank in ranks)
+    assert [rank.ran[0] for rank in ranks] == [[(2, 0), (3, 0)]] * RANKS
+
+
+def test_a_rank_that_went_past_without_failing_is_noticed():
+    """A token of an earlier failure tells its rank of a call that it passed."""
+    ranks = make_ranks()
+    ranks[3].preflight.position = 1
+    ranks[3].preflight.cannot_enter(1)
+    ranks[3].preflight.position = 4
+    for rank in ranks[:3]:
+        rank.preflight.position = 4
+    waits = [rank.enter(rank.lanes[0]) for rank in ranks[:3]]
+    ended: list[Verdict] = []
+    for _ in range(10):
+        for steps in list(waits):
+            try:
+                next(steps)
+            except StopIteration as stop:
+                ended.append(stop.value)
+                waits.remove(steps)
+        ranks[3].preflight.poll()
+    assert ended == [Verdict(VerdictKind.ABORTED, (3,))] * 3
