@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from types import CodeType
 from typing import Any, TypeAlias
 
-from disco_client.errors import IssuedAt, SessionError
+from disco_client.errors import EncodingError, IssuedAt, SessionError
 from disco_client.registers import RegisterIds
 from disco_client.wire.codec import Action, EncodedBatch, EncodedCommand, Kind, envelope
 
@@ -30,6 +30,9 @@ __all__ = ["CommandLog", "Fill"]
 
 MAX_BATCH_COMMANDS = 2048
 MAX_BATCH_BYTES = 1 << 20
+MAX_COMMAND_BYTES = 32 << 20
+"""What one command may hold, so that a batch with it passes every relay."""
+
 WINDOW_COMMANDS = 64 * 1024
 WINDOW_BYTES = 32 << 20
 """How much may be under way before the slowest worker has executed it; a call
@@ -144,11 +147,7 @@ class CommandLog:
             batch = self._filling
             command = batch.commands.add()
             if fill is not None:
-                try:
-                    batch.nbytes += fill(command)
-                except BaseException:
-                    del batch.commands[-1]
-                    raise
+                self._fill(batch, command, fill)
             if self._dead:
                 self._release_into(command)
             if reg is None:
@@ -169,6 +168,21 @@ class CommandLog:
             self._awake = True
             self._wake.put(None)
         return seq, reg
+
+    def _fill(self, batch: _Batch, command: EncodedCommand, fill: Fill) -> None:
+        try:
+            nbytes = fill(command)
+        except BaseException:
+            del batch.commands[-1]
+            raise
+        if nbytes > MAX_COMMAND_BYTES:
+            del batch.commands[-1]
+            msg = (
+                f"expected a command of at most {MAX_COMMAND_BYTES} bytes, got {nbytes}; "
+                "send large data as numpy arrays, which travel beside the commands"
+            )
+            raise EncodingError(msg)
+        batch.nbytes += nbytes
 
     def release(self, register: int) -> None:
         """Notes that a reference died; safe inside the garbage collector."""

@@ -275,10 +275,8 @@ class Session(Collectives):
             SessionError: The session is closed or lost.
         """
         array = as_host_array(host_array)
-        if remote_array is None:
-            remote_array = self.empty(array.shape, array.dtype, worker0_only=True, in_group=False)
-        self._send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
-        return remote_array
+        reg = self._send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
+        return DRef(reg, self) if remote_array is None else remote_array
 
     def copy_from_worker_0(self, host_array: Array, remote_array: DRef) -> None:
         """Fills a host array from worker 0; waits until it is filled.
@@ -331,21 +329,24 @@ class Session(Collectives):
         return decode_value(value, Downloads(self._transport, worker, into))
 
     def _send_array(
-        self, action: Action, ref: DRef, worker: int, array: Array, *, answers: int
-    ) -> None:
-        reg = self._check_ref(ref)
+        self, action: Action, ref: DRef | None, worker: int, array: Array, *, answers: int
+    ) -> int:
+        """Issues a copy to a worker; returns the register, a new one without ``ref``."""
         uploads = Uploads(self._take_ticket)
 
         def fill(command: EncodedCommand) -> int:
             value = command.args.add()
             encode_value(value, array, uploads)
+            command.args.add().bool = ref is None
             return value.ByteSize()
 
-        seq, _ = self._log.issue(action, fill, reg=reg, worker=worker, answers=answers)
+        reg = None if ref is None else self._check_ref(ref)
+        seq, reg = self._log.issue(action, fill, reg=reg, worker=worker, answers=answers)
         for ticket, offered in uploads.offered:
             self._upload(ticket, worker, offered)
         if answers:
             self._inbox.wait(seq, self._transport.check_alive)
+        return reg
 
     def _upload(self, ticket: int, worker: int | None, array: Array) -> None:
         workers = range(self.num_workers) if worker is None else (worker,)

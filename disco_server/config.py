@@ -30,6 +30,7 @@ from disco_server.settings import (
     read_dial,
     read_listen,
     read_node_name,
+    read_optional_listen,
     read_path,
     read_patterns,
     read_seconds,
@@ -206,6 +207,9 @@ class WorkerConfig(_Settings):
             none. AUTO: as many as slots, at most 8.
         rank_threads: Threads a rank's numerical libraries may use. AUTO: an
             equal share of the cores.
+        array_listen: Where clients may bring and fetch host arrays without the
+            detour through the controller: like `ControllerConfig.listen`. None:
+            a free port of the address from which the controller is reached.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         log_format: ``text`` or ``json``.
 
@@ -220,6 +224,7 @@ class WorkerConfig(_Settings):
     allow_modules: tuple[str, ...] = DEFAULT_MODULES
     warm: int = AUTO
     rank_threads: int = AUTO
+    array_listen: str | None = None
     log_level: str = "info"
     log_format: str = "text"
 
@@ -232,6 +237,7 @@ class WorkerConfig(_Settings):
         "allow_modules": read_patterns,
         "warm": whole(0, _MAX_SLOTS, auto=True),
         "rank_threads": whole(1, _MAX_SLOTS, auto=True),
+        "array_listen": read_optional_listen,
         "log_level": one_of(LOG_LEVELS),
         "log_format": one_of(LOG_FORMATS),
     }
@@ -265,6 +271,13 @@ class WorkerConfig(_Settings):
     def controller_address(self) -> Address:
         """`controller`, taken apart."""
         return Address.parse(self.controller, where="controller")
+
+    @property
+    def array_address(self) -> Address | None:
+        """`array_listen`, taken apart."""
+        if self.array_listen is None:
+            return None
+        return Address.parse(self.array_listen, where="array_listen", any_port=True)
 
 
 # --- names and the file ------------------------------------------------------

@@ -239,6 +239,11 @@ def read_listen(value: object, where: str) -> str:
     return str(Address.parse(value, where=where, any_port=True))
 
 
+def read_optional_listen(value: object, where: str) -> str | None:
+    """Reads the address to listen on, where none is an answer too."""
+    return None if value is None else read_listen(value, where)
+
+
 def read_dial(value: object, where: str) -> str:
     """Reads an address to connect to, in the form that gRPC takes."""
     return str(Address.parse(value, where=where))

@@ -179,10 +179,13 @@ class RankInfo(google.protobuf.message.Message):
     NODE_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     DEVICE_FIELD_NUMBER: builtins.int
+    ARRAY_ADDRESS_FIELD_NUMBER: builtins.int
     worker: builtins.int
     node: builtins.str
     pid: builtins.int
     device: builtins.str
+    array_address: builtins.str
+    """Where its daemon serves ArrayService; empty where it does not."""
     def __init__(
         self,
         *,
@@ -190,8 +193,9 @@ class RankInfo(google.protobuf.message.Message):
         node: builtins.str = ...,
         pid: builtins.int = ...,
         device: builtins.str = ...,
+        array_address: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "node", b"node", "pid", b"pid", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["array_address", b"array_address", "device", b"device", "node", b"node", "pid", b"pid", "worker", b"worker"]) -> None: ...
 
 global___RankInfo = RankInfo
 
@@ -268,11 +272,14 @@ class Transfer(google.protobuf.message.Message):
     TICKET_FIELD_NUMBER: builtins.int
     WORKER_FIELD_NUMBER: builtins.int
     NBYTES_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
     session: builtins.int
     transfer_key: builtins.bytes
     ticket: builtins.int
     worker: builtins.int
     nbytes: builtins.int
+    error: builtins.str
+    """Towards a rank: why the array will not come."""
     def __init__(
         self,
         *,
@@ -281,8 +288,9 @@ class Transfer(google.protobuf.message.Message):
         ticket: builtins.int = ...,
         worker: builtins.int = ...,
         nbytes: builtins.int = ...,
+        error: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nbytes", b"nbytes", "session", b"session", "ticket", b"ticket", "transfer_key", b"transfer_key", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "nbytes", b"nbytes", "session", b"session", "ticket", b"ticket", "transfer_key", b"transfer_key", "worker", b"worker"]) -> None: ...
 
 global___Transfer = Transfer
 

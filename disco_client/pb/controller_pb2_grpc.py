@@ -41,16 +41,6 @@ class SessionServiceStub(object):
                 request_serializer=disco__client_dot_pb_dot_envelope__pb2.Envelope.SerializeToString,
                 response_deserializer=disco__client_dot_pb_dot_envelope__pb2.Envelope.FromString,
                 _registered_method=True)
-        self.Upload = channel.stream_unary(
-                '/disco.v1.SessionService/Upload',
-                request_serializer=disco__client_dot_pb_dot_controller__pb2.ArrayChunk.SerializeToString,
-                response_deserializer=disco__client_dot_pb_dot_controller__pb2.UploadResult.FromString,
-                _registered_method=True)
-        self.Download = channel.unary_stream(
-                '/disco.v1.SessionService/Download',
-                request_serializer=disco__client_dot_pb_dot_controller__pb2.Transfer.SerializeToString,
-                response_deserializer=disco__client_dot_pb_dot_controller__pb2.ArrayChunk.FromString,
-                _registered_method=True)
         self.List = channel.unary_unary(
                 '/disco.v1.SessionService/List',
                 request_serializer=disco__client_dot_pb_dot_controller__pb2.ListRequest.SerializeToString,
@@ -70,20 +60,6 @@ class SessionServiceServicer(object):
     def Open(self, request_iterator, context):
         """The life of a session: CREATE first; then QUEUED until it is placed,
         READY, batches one way and replies the other, CLOSE and ENDED.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Upload(self, request_iterator, context):
-        """Carries one host array to the worker that waits for its ticket.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Download(self, request, context):
-        """Carries one array from the worker that offered its ticket.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,16 +86,6 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.Open,
                     request_deserializer=disco__client_dot_pb_dot_envelope__pb2.Envelope.FromString,
                     response_serializer=disco__client_dot_pb_dot_envelope__pb2.Envelope.SerializeToString,
-            ),
-            'Upload': grpc.stream_unary_rpc_method_handler(
-                    servicer.Upload,
-                    request_deserializer=disco__client_dot_pb_dot_controller__pb2.ArrayChunk.FromString,
-                    response_serializer=disco__client_dot_pb_dot_controller__pb2.UploadResult.SerializeToString,
-            ),
-            'Download': grpc.unary_stream_rpc_method_handler(
-                    servicer.Download,
-                    request_deserializer=disco__client_dot_pb_dot_controller__pb2.Transfer.FromString,
-                    response_serializer=disco__client_dot_pb_dot_controller__pb2.ArrayChunk.SerializeToString,
             ),
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
@@ -160,60 +126,6 @@ class SessionService(object):
             '/disco.v1.SessionService/Open',
             disco__client_dot_pb_dot_envelope__pb2.Envelope.SerializeToString,
             disco__client_dot_pb_dot_envelope__pb2.Envelope.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Upload(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/disco.v1.SessionService/Upload',
-            disco__client_dot_pb_dot_controller__pb2.ArrayChunk.SerializeToString,
-            disco__client_dot_pb_dot_controller__pb2.UploadResult.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Download(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/disco.v1.SessionService/Download',
-            disco__client_dot_pb_dot_controller__pb2.Transfer.SerializeToString,
-            disco__client_dot_pb_dot_controller__pb2.ArrayChunk.FromString,
             options,
             channel_credentials,
             insecure,
@@ -268,6 +180,132 @@ class SessionService(object):
             '/disco.v1.SessionService/Close',
             disco__client_dot_pb_dot_controller__pb2.CloseRequest.SerializeToString,
             disco__client_dot_pb_dot_controller__pb2.CloseResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class ArrayServiceStub(object):
+    """Host arrays on their way to and from workers. Every worker daemon serves it
+    for its own ranks; the controller serves it for all, for clients that cannot
+    reach the daemon.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Upload = channel.stream_unary(
+                '/disco.v1.ArrayService/Upload',
+                request_serializer=disco__client_dot_pb_dot_controller__pb2.ArrayChunk.SerializeToString,
+                response_deserializer=disco__client_dot_pb_dot_controller__pb2.UploadResult.FromString,
+                _registered_method=True)
+        self.Download = channel.unary_stream(
+                '/disco.v1.ArrayService/Download',
+                request_serializer=disco__client_dot_pb_dot_controller__pb2.Transfer.SerializeToString,
+                response_deserializer=disco__client_dot_pb_dot_controller__pb2.ArrayChunk.FromString,
+                _registered_method=True)
+
+
+class ArrayServiceServicer(object):
+    """Host arrays on their way to and from workers. Every worker daemon serves it
+    for its own ranks; the controller serves it for all, for clients that cannot
+    reach the daemon.
+    """
+
+    def Upload(self, request_iterator, context):
+        """Carries one host array to the worker that waits for its ticket.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Download(self, request, context):
+        """Carries one array from the worker that offered its ticket.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ArrayServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Upload': grpc.stream_unary_rpc_method_handler(
+                    servicer.Upload,
+                    request_deserializer=disco__client_dot_pb_dot_controller__pb2.ArrayChunk.FromString,
+                    response_serializer=disco__client_dot_pb_dot_controller__pb2.UploadResult.SerializeToString,
+            ),
+            'Download': grpc.unary_stream_rpc_method_handler(
+                    servicer.Download,
+                    request_deserializer=disco__client_dot_pb_dot_controller__pb2.Transfer.FromString,
+                    response_serializer=disco__client_dot_pb_dot_controller__pb2.ArrayChunk.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'disco.v1.ArrayService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('disco.v1.ArrayService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class ArrayService(object):
+    """Host arrays on their way to and from workers. Every worker daemon serves it
+    for its own ranks; the controller serves it for all, for clients that cannot
+    reach the daemon.
+    """
+
+    @staticmethod
+    def Upload(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/disco.v1.ArrayService/Upload',
+            disco__client_dot_pb_dot_controller__pb2.ArrayChunk.SerializeToString,
+            disco__client_dot_pb_dot_controller__pb2.UploadResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Download(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/disco.v1.ArrayService/Download',
+            disco__client_dot_pb_dot_controller__pb2.Transfer.SerializeToString,
+            disco__client_dot_pb_dot_controller__pb2.ArrayChunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -30,18 +30,6 @@ class SessionServiceStub:
     READY, batches one way and replies the other, CLOSE and ENDED.
     """
 
-    Upload: grpc.StreamUnaryMultiCallable[
-        disco_client.pb.controller_pb2.ArrayChunk,
-        disco_client.pb.controller_pb2.UploadResult,
-    ]
-    """Carries one host array to the worker that waits for its ticket."""
-
-    Download: grpc.UnaryStreamMultiCallable[
-        disco_client.pb.controller_pb2.Transfer,
-        disco_client.pb.controller_pb2.ArrayChunk,
-    ]
-    """Carries one array from the worker that offered its ticket."""
-
     List: grpc.UnaryUnaryMultiCallable[
         disco_client.pb.controller_pb2.ListRequest,
         disco_client.pb.controller_pb2.ListResult,
@@ -64,18 +52,6 @@ class SessionServiceAsyncStub:
     """The life of a session: CREATE first; then QUEUED until it is placed,
     READY, batches one way and replies the other, CLOSE and ENDED.
     """
-
-    Upload: grpc.aio.StreamUnaryMultiCallable[
-        disco_client.pb.controller_pb2.ArrayChunk,
-        disco_client.pb.controller_pb2.UploadResult,
-    ]
-    """Carries one host array to the worker that waits for its ticket."""
-
-    Download: grpc.aio.UnaryStreamMultiCallable[
-        disco_client.pb.controller_pb2.Transfer,
-        disco_client.pb.controller_pb2.ArrayChunk,
-    ]
-    """Carries one array from the worker that offered its ticket."""
 
     List: grpc.aio.UnaryUnaryMultiCallable[
         disco_client.pb.controller_pb2.ListRequest,
@@ -103,22 +79,6 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def Upload(
-        self,
-        request_iterator: _MaybeAsyncIterator[disco_client.pb.controller_pb2.ArrayChunk],
-        context: _ServicerContext,
-    ) -> typing.Union[disco_client.pb.controller_pb2.UploadResult, collections.abc.Awaitable[disco_client.pb.controller_pb2.UploadResult]]:
-        """Carries one host array to the worker that waits for its ticket."""
-
-    @abc.abstractmethod
-    def Download(
-        self,
-        request: disco_client.pb.controller_pb2.Transfer,
-        context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[disco_client.pb.controller_pb2.ArrayChunk], collections.abc.AsyncIterator[disco_client.pb.controller_pb2.ArrayChunk]]:
-        """Carries one array from the worker that offered its ticket."""
-
-    @abc.abstractmethod
     def List(
         self,
         request: disco_client.pb.controller_pb2.ListRequest,
@@ -135,3 +95,64 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         """Ends a session by its id."""
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
+
+class ArrayServiceStub:
+    """Host arrays on their way to and from workers. Every worker daemon serves it
+    for its own ranks; the controller serves it for all, for clients that cannot
+    reach the daemon.
+    """
+
+    def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
+    Upload: grpc.StreamUnaryMultiCallable[
+        disco_client.pb.controller_pb2.ArrayChunk,
+        disco_client.pb.controller_pb2.UploadResult,
+    ]
+    """Carries one host array to the worker that waits for its ticket."""
+
+    Download: grpc.UnaryStreamMultiCallable[
+        disco_client.pb.controller_pb2.Transfer,
+        disco_client.pb.controller_pb2.ArrayChunk,
+    ]
+    """Carries one array from the worker that offered its ticket."""
+
+class ArrayServiceAsyncStub:
+    """Host arrays on their way to and from workers. Every worker daemon serves it
+    for its own ranks; the controller serves it for all, for clients that cannot
+    reach the daemon.
+    """
+
+    Upload: grpc.aio.StreamUnaryMultiCallable[
+        disco_client.pb.controller_pb2.ArrayChunk,
+        disco_client.pb.controller_pb2.UploadResult,
+    ]
+    """Carries one host array to the worker that waits for its ticket."""
+
+    Download: grpc.aio.UnaryStreamMultiCallable[
+        disco_client.pb.controller_pb2.Transfer,
+        disco_client.pb.controller_pb2.ArrayChunk,
+    ]
+    """Carries one array from the worker that offered its ticket."""
+
+class ArrayServiceServicer(metaclass=abc.ABCMeta):
+    """Host arrays on their way to and from workers. Every worker daemon serves it
+    for its own ranks; the controller serves it for all, for clients that cannot
+    reach the daemon.
+    """
+
+    @abc.abstractmethod
+    def Upload(
+        self,
+        request_iterator: _MaybeAsyncIterator[disco_client.pb.controller_pb2.ArrayChunk],
+        context: _ServicerContext,
+    ) -> typing.Union[disco_client.pb.controller_pb2.UploadResult, collections.abc.Awaitable[disco_client.pb.controller_pb2.UploadResult]]:
+        """Carries one host array to the worker that waits for its ticket."""
+
+    @abc.abstractmethod
+    def Download(
+        self,
+        request: disco_client.pb.controller_pb2.Transfer,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[disco_client.pb.controller_pb2.ArrayChunk], collections.abc.AsyncIterator[disco_client.pb.controller_pb2.ArrayChunk]]:
+        """Carries one array from the worker that offered its ticket."""
+
+def add_ArrayServiceServicer_to_server(servicer: ArrayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

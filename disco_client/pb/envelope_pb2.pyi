@@ -68,6 +68,8 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """empty; the sender is about to leave"""
     KIND_REFUSED: _Kind.ValueType  # 29
     """Refused"""
+    KIND_PUSH: _Kind.ValueType  # 30
+    """Transfer: the node is to push this download"""
     KIND_ASSIGN: _Kind.ValueType  # 40
     """Worker daemon and rank process.
     AssignRank
@@ -131,6 +133,8 @@ KIND_DRAIN: Kind.ValueType  # 28
 """empty; the sender is about to leave"""
 KIND_REFUSED: Kind.ValueType  # 29
 """Refused"""
+KIND_PUSH: Kind.ValueType  # 30
+"""Transfer: the node is to push this download"""
 KIND_ASSIGN: Kind.ValueType  # 40
 """Worker daemon and rank process.
 AssignRank

@@ -26,6 +26,7 @@ class RegisterNode(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
+    ARRAY_ADDRESS_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     name: builtins.str
     version: builtins.str
@@ -33,6 +34,8 @@ class RegisterNode(google.protobuf.message.Message):
     """Made anew at each start of the daemon."""
     host: builtins.str
     pid: builtins.int
+    array_address: builtins.str
+    """Where it serves ArrayService to clients; empty where it does not."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """One device a slot."""
@@ -47,8 +50,9 @@ class RegisterNode(google.protobuf.message.Message):
         incarnation: builtins.int = ...,
         host: builtins.str = ...,
         pid: builtins.int = ...,
+        array_address: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["devices", b"devices", "host", b"host", "incarnation", b"incarnation", "name", b"name", "pid", b"pid", "protocol", b"protocol", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["array_address", b"array_address", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "name", b"name", "pid", b"pid", "protocol", b"protocol", "version", b"version"]) -> None: ...
 
 global___RegisterNode = RegisterNode
 

@@ -18,10 +18,10 @@ import grpc
 
 from disco_client import errors
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
+from disco_client.transport.array_client import ArrayClient
 from disco_client.transport.base import Events, RankPlace, Waiting, Welcome, Wish
 from disco_client.transport.options import CHANNEL_OPTIONS, target
 from disco_client.version import __version__
-from disco_client.wire.arrays import chunk_data, encode_head, encode_stream
 from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.protocol import PROTOCOL
 
@@ -73,7 +73,6 @@ class GrpcTransport:
             # Bytes in and out; the stub's typed method would copy each payload twice.
             stream = self._untyped.stream_stream(_SERVICE + "Open")
             self._call: Any = stream(self._outgoing(wish))
-            self._key = b""
             self._welcome = self._await_ready(wish, on_queued)
         except BaseException:
             self._started.set()
@@ -110,7 +109,10 @@ class GrpcTransport:
                     on_queued(_waiting(received.payload))
                 elif received.kind == Kind.READY:
                     ready = controller_pb2.SessionReady.FromString(received.payload)
-                    self._key = ready.transfer_key
+                    doors = {rank.worker: rank.array_address for rank in ready.ranks}
+                    self._arrays = ArrayClient(
+                        self._channel, ready.session, ready.transfer_key, doors
+                    )
                     ranks = tuple(
                         RankPlace(rank.worker, rank.node, rank.pid, rank.device)
                         for rank in ready.ranks
@@ -201,29 +203,15 @@ class GrpcTransport:
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
         """Sends an array's bytes to a worker; returns when they may be changed."""
-        head = encode_head(self._welcome.session, self._key, ticket, len(data), worker)
-        call = self._untyped.stream_unary(
-            _SERVICE + "Upload",
-            response_deserializer=controller_pb2.UploadResult.FromString,
-        )
         try:
-            call(encode_stream(head, data))
+            self._arrays.upload(ticket, worker, data)
         except grpc.RpcError as error:
             raise self._transfer_failed("upload", error) from None
 
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
         """Fills a buffer with the array that a worker offered."""
-        head = encode_head(self._welcome.session, self._key, ticket, len(into), worker)
-        call = self._untyped.unary_stream(
-            _SERVICE + "Download",
-            request_serializer=controller_pb2.Transfer.SerializeToString,
-        )
-        at = 0
         try:
-            for raw in call(head):
-                data = chunk_data(raw)
-                into[at : at + len(data)] = data
-                at += len(data)
+            at = self._arrays.download(ticket, worker, into)
         except grpc.RpcError as error:
             raise self._transfer_failed("download", error) from None
         if at != len(into):
@@ -248,6 +236,7 @@ class GrpcTransport:
             with contextlib.suppress(Exception):
                 self._call.cancel()
             reader.join(timeout)
+        self._arrays.close()
         self._channel.close()
 
 

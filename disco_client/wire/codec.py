@@ -89,6 +89,7 @@ class Kind(enum.IntEnum):
     FETCH = 27
     DRAIN = 28
     REFUSED = 29
+    PUSH = 30
     ASSIGN = 40
     ASSIGNED = 41
     ARRAY_IN = 42
@@ -243,7 +244,11 @@ def _encode_device(out: EncodedValue, value: Any) -> None:
 
 def _encode_shape(out: EncodedValue, value: Any) -> None:
     out.shape.SetInParent()
-    out.shape.dims.extend(value)
+    try:
+        out.shape.dims.extend(value)
+    except ValueError:
+        msg = f"expected dimensions of 64 bits, got {value}"
+        raise EncodingError(msg) from None
 
 
 def _encode_opaque(out: EncodedValue, value: Any) -> None:
@@ -279,8 +284,9 @@ def _encode_other(out: EncodedValue, value: Any) -> None:
             if isinstance(value, kind):
                 _SIMPLE[kind](out, value)
                 return
+        kind = type_name(cast("object", value))
         msg = (
-            f"a value of type {type_name(value)} cannot travel; "
+            f"a value of type {kind} cannot travel; "
             "expected None, bool, int, float, str, bytes, dtype, Device, Shape, ndarray, DRef, "
             "or a list or string-keyed dict of these"
         )
@@ -321,11 +327,18 @@ def _encode_map(
         if not isinstance(key, str):
             msg = f"expected string keys in a map, got {key!r} of type {type(key).__name__}"
             raise EncodingError(msg)
-        encode_value(items[key], item, porter, register_of, depth + 1)
+        try:
+            slot = items[key]
+        except ValueError:
+            msg = f"expected keys that UTF-8 can encode, got {key!r}"
+            raise EncodingError(msg) from None
+        encode_value(slot, item, porter, register_of, depth + 1)
 
 
 def _encode_array(out: EncodedValue, value: np.ndarray[Any, Any], porter: ArrayPorter) -> None:
     encoded = out.array
+    if not value.dtype.isnative:  # names of dtypes do not say the order of bytes
+        value = value.astype(value.dtype.newbyteorder("="))
     try:
         encoded.dtype = dtype_name(value.dtype)
     except ConfigError as error:

@@ -145,7 +145,8 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     Raises:
         ConfigError: The dtype is structured, or holds Python objects.
     """
-    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
+    bare = dtype.type is np.void  # bfloat16 and its kind have types of their own
+    if bare or dtype.hasobject or dtype.subdtype is not None:
         msg = f"expected a plain numeric dtype, got {dtype}"
         raise ConfigError(msg)
     if dtype.kind in "SUmM":

@@ -55,6 +55,11 @@ __all__ = ["main"]
     metavar="N",
     help="Threads of a worker's numerical libraries.  [default: an equal share of the cores]",
 )
+@click.option(
+    "--array-listen",
+    metavar="HOST:PORT",
+    help="Where clients bring and fetch host arrays.  [default: a free port]",
+)
 @daemon_options
 @report_errors
 def main(config: Path | None, **flags: object) -> None:

@@ -127,7 +127,7 @@ class Hub:
         ready = controller_pb2.SessionReady(
             session=session.session,
             name=session.name,
-            ranks=rank_infos(session),
+            ranks=[self._with_door(info) for info in rank_infos(session)],
             transfer_key=session.transfer_key,
             version=__version__,
             heartbeat_s=self.heartbeat,
@@ -140,6 +140,12 @@ class Hub:
         bind(_logger, session=session.name).info(
             "session runs: %d workers on %s for %s", session.num_workers, nodes, session.owner
         )
+
+    def _with_door(self, info: controller_pb2.RankInfo) -> controller_pb2.RankInfo:
+        """Adds where the rank's daemon takes arrays; for the owner of the session only."""
+        node = self.cluster.members.nodes.get(info.node)
+        info.array_address = node.array_address if node is not None else ""
+        return info
 
     def _tell_ended(self, session: SessionTable, end: End) -> None:
         session_id = session.session

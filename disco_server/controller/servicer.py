@@ -32,6 +32,7 @@ SERVICE_NAMES = (
     "disco.v1.SessionService",
     "disco.v1.NodeService",
     "disco.v1.RendezvousService",
+    "disco.v1.ArrayService",
 )
 
 _logger = logging.getLogger("disco.controller")
@@ -96,8 +97,6 @@ class Edge:
         methods: dict[str, dict[str, Any]] = {
             SERVICE_NAMES[0]: {
                 "Open": stream(self.open),
-                "Upload": bring(self.upload),
-                "Download": collect(self.download),
                 "List": unary(self.list, pb.ListRequest, pb.ListResult),
                 "Close": unary(self.close, pb.CloseRequest, pb.CloseResult),
             },
@@ -106,6 +105,7 @@ class Edge:
                 "Fetch": collect(self.fetch),
                 "Push": bring(self.push),
             },
+            SERVICE_NAMES[3]: {"Upload": bring(self.upload), "Download": collect(self.download)},
             SERVICE_NAMES[2]: {
                 "Put": unary(self.put, npb.PutRequest, npb.PutResult),
                 "Get": unary(self.get, npb.GetRequest, npb.GetResult),
@@ -173,16 +173,7 @@ class Edge:
         """Takes an array from a client and passes it on to a node."""
         head = await self._head(stream, context)
         session = await self._authorised(head, context)
-        node = self._hub.node_of_worker(session, head.worker)
-        if node is None:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"session has no worker {head.worker}"
-            )
-        link = self._hub.links.get(node or "")
-        if link is not None:
-            link.outbox.post(
-                envelope(Kind.FETCH, head.SerializeToString(), session=session.session)
-            )
+        await self._ask_node(Kind.FETCH, session, head, context)
         key = (session.session, "up", head.worker, head.ticket)
         await self._hub.transfers.bring(key, stream)
         return controller_pb2.UploadResult(nbytes=head.nbytes)
@@ -191,6 +182,7 @@ class Edge:
     async def download(self, head: controller_pb2.Transfer, context: Context) -> None:
         """Passes an array that a node pushes on to a client."""
         session = await self._authorised(head, context)
+        await self._ask_node(Kind.PUSH, session, head, context)
         await self._pass_on((session.session, "down", head.worker, head.ticket), context)
 
     @_guarded
@@ -282,6 +274,7 @@ class Edge:
             version=info.version,
             host=info.host,
             heard=time.monotonic(),
+            array_address=info.array_address,
         )
         if info.name not in self._hub.links:
             self._hub.links[info.name] = link
@@ -391,6 +384,19 @@ class Edge:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no running session of that id and key")
             raise AssertionError  # abort() raises; this tells the type checker
         return session
+
+    async def _ask_node(
+        self, kind: Kind, session: SessionTable, head: controller_pb2.Transfer, context: Context
+    ) -> None:
+        """Tells the node of a worker to do its part of a transfer."""
+        node = self._hub.node_of_worker(session, head.worker)
+        link = self._hub.links.get(node or "")
+        if link is None:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"the session has no worker {head.worker}"
+            )
+        else:
+            link.outbox.post(envelope(kind, head.SerializeToString(), session=session.session))
 
     async def _check_node(self, session_id: int, key: bytes, context: Context) -> None:
         name = self._hub.node_of_key(key)

@@ -26,6 +26,7 @@ class Node:
         incarnation: Made anew at each start of the daemon.
         version: Its release.
         host: The machine's name.
+        array_address: Where it serves arrays to clients; may be empty.
         heard: When it last said anything.
         taken: Slot number to the session that holds it.
         draining: It takes no new sessions.
@@ -39,6 +40,7 @@ class Node:
     heard: float
     taken: dict[int, int] = field(default_factory=dict[int, int])
     draining: bool = False
+    array_address: str = ""
 
     @property
     def free(self) -> FreeSlots:

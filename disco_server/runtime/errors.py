@@ -9,7 +9,7 @@ from disco_client.errors import ConfigError, EncodingError, RemoteFailure
 from disco_client.wire.codec import FailureKind
 from disco_server.collectives.base import AbortedError, MismatchError, UnavailableError
 
-__all__ = ["ArgumentRefused", "FunctionMissing", "ModuleNotAllowed", "describe_failure"]
+__all__ = ["ArgumentRefused", "FunctionMissing", "ModuleNotAllowed", "describe_failure", "sendable"]
 
 MAX_MESSAGE = 4096
 MAX_TRACEBACK = 16 * 1024
@@ -52,7 +52,7 @@ def describe_failure(
     failure = RemoteFailure(
         worker=worker,
         seq=seq,
-        message=_cut(str(error), MAX_MESSAGE),
+        message=_cut(_text_of(error), MAX_MESSAGE),
         node=node,
         function=function,
         exception="" if own else _qualified(type(error)),
@@ -71,7 +71,20 @@ def _format(error: Exception, trace: TracebackType | None) -> str:
     return "".join(traceback.format_exception(type(error), error, below))
 
 
+def _text_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception as another:  # noqa: BLE001  (an exception's own code may raise)
+        return f"its text raised {type(another).__name__}"
+
+
+def sendable(text: str) -> str:
+    """Escapes what UTF-8 cannot encode, as in the names of some files."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _cut(text: str, limit: int) -> str:
+    text = sendable(text)
     if len(text) <= limit:
         return text
     half = limit // 2

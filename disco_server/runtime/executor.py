@@ -6,6 +6,7 @@ it an :class:`Outlet` for what goes back.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from disco_client.wire.codec import (
 )
 from disco_client.wire.values import Opaque, is_array
 from disco_server.runtime.context import Worker
-from disco_server.runtime.errors import ArgumentRefused, describe_failure
+from disco_server.runtime.errors import ArgumentRefused, describe_failure, sendable
 from disco_server.runtime.functions import resolve
 from disco_server.runtime.register_file import Poison, Poisoned, RegisterFile
 
@@ -40,6 +41,8 @@ _ACK_COMMANDS = 1024
 
 _ACK_BYTES = 1 << 20
 _OPAQUE_TEXT = 200
+_MAX_REPLY_BYTES = 32 << 20
+"""What an answer may hold besides arrays, so that every relay passes it."""
 
 
 class Outlet(Protocol):
@@ -63,7 +66,7 @@ class Executor:
         self._outlet = outlet
         self._porter = outlet.porter
         self.registers = RegisterFile()
-        self._names: dict[int, str] = {}
+        self._names: dict[int, tuple[object, str]] = {}
         self.seq = 0
         self._acked = 0
         self._bytes = 0
@@ -139,7 +142,7 @@ class Executor:
             return
         if command.reg:
             self.registers.write(command.reg, func)
-            self._names[command.reg] = str(name)
+            self._names[command.reg] = func, str(name)
 
     def _kill(self, _seq: int, command: EncodedCommand) -> None:
         if command.reg:
@@ -170,7 +173,10 @@ class Executor:
 
     def _copy_to(self, seq: int, command: EncodedCommand) -> None:
         try:
-            value = self._args(command)[0]
+            value, is_new = self._args(command)
+            if is_new:
+                self.registers.write(command.reg, value)
+                return
             held = self.registers.read(command.reg)
             self._check_fits(held, value.shape, value.dtype)
             held[...] = value.reshape(held.shape)
@@ -236,12 +242,12 @@ class Executor:
         self._send(reply, seq)
 
     def _encode(self, out: EncodedValue, value: Any) -> None:
-        try:
+        with contextlib.suppress(EncodingError):
             encode_value(out, value, self._porter)
-        except EncodingError:
-            out.Clear()
-            text = repr(value)[:_OPAQUE_TEXT]
-            encode_value(out, Opaque(type_name(value), text))
+            if out.ByteSize() <= _MAX_REPLY_BYTES:
+                return
+        out.Clear()
+        encode_value(out, Opaque(type_name(value), _text_of(value)))
 
     def _answer_poison(self, seq: int, poison: Poison) -> None:
         reply = EncodedReply(seq=seq, ack=seq)
@@ -256,13 +262,12 @@ class Executor:
     def _fail(
         self, seq: int, command: EncodedCommand, error: Exception, *, poison: bool = True
     ) -> None:
-        function = self._names.get(command.func, "") if command.func else ""
         failure, kind = describe_failure(
             error,
             worker=self._worker.worker_id,
             node=self._worker.node,
             seq=seq,
-            function=function or _ACTION_NAMES.get(command.action, ""),
+            function=self._function_name(command) or _ACTION_NAMES.get(command.action, ""),
         )
         writes = command.action in (Action.CALL_PACKED, Action.GET_GLOBAL_FUNC)
         if poison and writes and command.reg:
@@ -272,6 +277,19 @@ class Executor:
         # Told before peers are released, so that the cause arrives first.
         self._send(reply, seq)
         self._worker.cannot_enter(seq)
+
+    def _function_name(self, command: EncodedCommand) -> str:
+        func, name = self._names.get(command.func, (None, ""))
+        # The register may hold another function by now.
+        return name if command.func and self.registers.holds(command.func, func) else ""
+
+
+def _text_of(value: Any) -> str:
+    """What an object that stays here says of itself; a repr is code that may raise."""
+    try:
+        return sendable(repr(value)[:_OPAQUE_TEXT])
+    except Exception as error:  # noqa: BLE001  (whatever the object's author did)
+        return f"its repr raised {type(error).__name__}"
 
 
 _ACTION_NAMES: dict[int, str] = {

@@ -52,6 +52,10 @@ class RegisterFile:
             raise Poisoned(value)
         return value
 
+    def holds(self, register: int, value: object) -> bool:
+        """Whether this very object is in a register."""
+        return register < len(self._slots) and self._slots[register] is value
+
     def write(self, register: int, value: Any) -> None:
         """Replaces the content.
 

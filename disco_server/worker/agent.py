@@ -38,9 +38,14 @@ class Agent:
     Args:
         config: What the daemon offers.
         spares: Where interpreters come from; they outlive connections.
+
+    Attributes:
+        array_address: Where clients can hand in arrays themselves; set before run().
+        registered: Set while the controller knows this daemon.
     """
 
     def __init__(self, config: WorkerConfig, spares: Spares) -> None:
+        self.array_address = ""
         self._config = config
         self._spares = spares
         self._incarnation = secrets.randbits(63)
@@ -49,6 +54,11 @@ class Agent:
         self._supervisor: Supervisor | None = None
         self._heard = 0.0
         self.registered = asyncio.Event()
+
+    @property
+    def supervisor(self) -> Supervisor | None:
+        """What runs here, while there is a controller."""
+        return self._supervisor
 
     async def run(self) -> None:
         """Connects again and again, with growing pauses; ends only when cancelled."""
@@ -161,6 +171,7 @@ class Agent:
             version=__version__,
             incarnation=self._incarnation,
             host=socket.gethostname(),
+            array_address=self.array_address,
             pid=os.getpid(),
         )
         return envelope(Kind.REGISTER, info.SerializeToString())

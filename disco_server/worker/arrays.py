@@ -1,10 +1,10 @@
-"""Host arrays between the controller's streams and the memory shared with a rank."""
+"""Host arrays between gRPC streams and the memory that is shared with a rank."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -12,20 +12,92 @@ from disco_client.pb import controller_pb2
 from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_chunk
 from disco_server.channels.shared import allocate, map_shared
 
-__all__ = ["ArrayCarrier"]
+__all__ = ["ArrayCarrier", "Offers", "receive_array", "send_array"]
 
 _SERVICE = "/disco.v1.NodeService/"
 
 
+async def receive_array(chunks: AsyncIterator[bytes], nbytes: int) -> int:
+    """Collects an array into shared memory and returns its descriptor.
+
+    Args:
+        chunks: Encoded data chunks.
+        nbytes: The array's size.
+
+    Raises:
+        OSError: There is no room, or what came is of another size.
+        grpc.RpcError: The sender went away.
+    """
+    fd = allocate(nbytes)
+    try:
+        with map_shared(fd, nbytes) as shared:
+            at = 0
+            async for raw in chunks:
+                data = chunk_data(raw)
+                _check_size(nbytes, at + len(data), at_most=True)
+                shared[at : at + len(data)] = data
+                at += len(data)
+        _check_size(nbytes, at)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+async def send_array(fd: int, nbytes: int) -> AsyncIterator[bytes]:
+    """Yields an array in encoded data chunks; closes the descriptor."""
+    try:
+        shared = map_shared(fd, nbytes)
+    finally:
+        os.close(fd)
+    with shared, memoryview(shared) as view:
+        for start in range(0, nbytes, CHUNK_BYTES):
+            with view[start : start + CHUNK_BYTES] as piece:
+                yield encode_chunk(piece)
+
+
+def _check_size(expected: int, got: int, *, at_most: bool = False) -> None:
+    if got > expected or (got < expected and not at_most):
+        msg = f"expected an array of {expected} bytes, got {got}{' or more' * at_most}"
+        raise OSError(msg)
+
+
+class Offers:
+    """The arrays that one session's ranks offer, until somebody asks for them."""
+
+    def __init__(self) -> None:
+        self._offers: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def add(self, worker: int, ticket: int, fd: int, nbytes: int) -> None:
+        """Keeps an array; the descriptor belongs to this object from now on."""
+        self._offers[worker, ticket] = (fd, nbytes)
+
+    def take(self, worker: int, ticket: int) -> tuple[int, int]:
+        """Returns an array's descriptor and size; each array is taken once.
+
+        Raises:
+            KeyError: The worker has offered no array under this ticket.
+        """
+        return self._offers.pop((worker, ticket))
+
+    def close(self) -> None:
+        """Lets go of what nobody asked for."""
+        while self._offers:
+            _, (fd, _) = self._offers.popitem()
+            os.close(fd)
+
+
 class ArrayCarrier:
-    """Moves arrays over one connection to the controller."""
+    """Moves arrays over the daemon's connection to the controller."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._fetch: Any = channel.unary_stream(
+        # Bytes cross it as they are, which the types of its methods do not foresee.
+        untyped = cast("Any", channel)
+        self._fetch: Any = untyped.unary_stream(
             _SERVICE + "Fetch",
             request_serializer=controller_pb2.Transfer.SerializeToString,
         )
-        self._push: Any = channel.stream_unary(
+        self._push: Any = untyped.stream_unary(
             _SERVICE + "Push",
             response_deserializer=controller_pb2.UploadResult.FromString,
         )
@@ -37,45 +109,18 @@ class ArrayCarrier:
             OSError: There is no room, or the upload is not of the size it named.
             grpc.RpcError: The session or the client went away.
         """
-        fd = allocate(transfer.nbytes)
-        try:
-            with map_shared(fd, transfer.nbytes) as shared:
-                at = 0
-                async for raw in self._fetch(transfer):
-                    data = chunk_data(raw)
-                    shared[at : at + len(data)] = data
-                    at += len(data)
-            _check_size(transfer.nbytes, at)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+        return await receive_array(self._fetch(transfer), transfer.nbytes)
 
-    async def push(self, transfer: controller_pb2.Transfer, fd: int) -> None:
+    async def push(self, transfer: controller_pb2.Transfer, fd: int, nbytes: int) -> None:
         """Sends the array that a rank offers to the client; closes the descriptor.
 
         Raises:
             grpc.RpcError: The session or the client went away.
         """
-        try:
-            shared = map_shared(fd, transfer.nbytes)
-        finally:
-            os.close(fd)
 
         async def chunks() -> AsyncIterator[bytes]:
             yield controller_pb2.ArrayChunk(transfer=transfer).SerializeToString()
-            with memoryview(shared) as view:
-                for start in range(0, len(view), CHUNK_BYTES):
-                    with view[start : start + CHUNK_BYTES] as piece:
-                        yield encode_chunk(piece)
+            async for chunk in send_array(fd, nbytes):
+                yield chunk
 
-        try:
-            await self._push(chunks())
-        finally:
-            shared.close()
-
-
-def _check_size(expected: int, got: int) -> None:
-    if expected != got:
-        msg = f"expected an upload of {expected} bytes, got {got}"
-        raise OSError(msg)
+        await self._push(chunks())

@@ -10,6 +10,7 @@ import signal
 
 from disco_server.config import WorkerConfig
 from disco_server.worker.agent import Agent
+from disco_server.worker.array_service import ArrayService, choose_address
 from disco_server.worker.spares import Spares
 
 __all__ = ["run"]
@@ -26,7 +27,11 @@ _THREAD_VARIABLES = (
 
 
 def run(config: WorkerConfig) -> int:
-    """Runs a worker daemon until it is told to stop; returns the exit code."""
+    """Runs a worker daemon until it is told to stop; returns the exit code.
+
+    Raises:
+        ConfigError: It cannot listen where it was told to.
+    """
     return asyncio.run(_run(config))
 
 
@@ -35,7 +40,11 @@ async def _run(config: WorkerConfig) -> int:
     _on_signals(stop, stop_now)
     spares = Spares(config.warm, rank_environment(config))
     agent = Agent(config, spares)
+    listen = config.array_address or choose_address(config.controller_address)
+    arrays = ArrayService(listen, lambda: agent.supervisor)
     try:
+        await arrays.start()
+        agent.array_address = arrays.address
         await spares.fill()
         running = asyncio.ensure_future(agent.run())
         announcing = asyncio.ensure_future(_announce(agent, config))
@@ -48,6 +57,7 @@ async def _run(config: WorkerConfig) -> int:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
     finally:
+        await arrays.stop()
         await spares.close()
     return 0
 

@@ -7,7 +7,7 @@ import select
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,14 @@ from disco_server.channels.frames import FrameReader, frame, receive, send_with_
 from disco_server.channels.shared import allocate, map_shared
 
 __all__ = ["DaemonGone", "RankPort"]
+
+
+class _Arrived(NamedTuple):
+    """An upload: its descriptor and size, or why there is none."""
+
+    fd: int
+    nbytes: int
+    error: str
 
 
 class DaemonGone(Exception):
@@ -31,7 +39,7 @@ class RankPort(ArrayPorter):
         self._sock = sock
         self._reader = FrameReader()
         self._frames: deque[EncodedEnvelope] = deque()
-        self._arrays: dict[int, tuple[int, int]] = {}
+        self._arrays: dict[int, _Arrived] = {}
         self._tickets = 0
         self._session = 0
         self._worker = 0
@@ -69,7 +77,8 @@ class RankPort(ArrayPorter):
             received = EncodedEnvelope.FromString(raw)
             if received.kind == Kind.ARRAY_IN:
                 transfer = controller_pb2.Transfer.FromString(received.payload)
-                self._arrays[transfer.ticket] = (self._reader.fds.popleft(), transfer.nbytes)
+                fd = -1 if transfer.error else self._reader.fds.popleft()
+                self._arrays[transfer.ticket] = _Arrived(fd, transfer.nbytes, transfer.error)
             else:
                 self._frames.append(received)
 
@@ -115,7 +124,9 @@ class RankPort(ArrayPorter):
         """
         while ticket not in self._arrays:
             self._read()
-        fd, nbytes = self._arrays.pop(ticket)
+        fd, nbytes, error = self._arrays.pop(ticket)
+        if error:
+            raise OSError(error)
         try:
             shared = map_shared(fd, nbytes)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,7 +15,7 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame
 from disco_server.observe.logs import BoundLogger, bind
-from disco_server.worker.arrays import ArrayCarrier
+from disco_server.worker.arrays import ArrayCarrier, Offers
 from disco_server.worker.pmi import PmiNode, kvsname, sweep_shared_memory
 from disco_server.worker.rank_handle import RankHandle
 from disco_server.worker.spares import Spares
@@ -36,6 +37,7 @@ class _NodeSession:
     session: int
     start: node_pb2.StartRanks
     log: BoundLogger
+    offers: Offers = field(default_factory=Offers)
     ranks: dict[int, RankHandle] = field(default_factory=dict[int, RankHandle])
     assigned: dict[int, asyncio.Future[None]] = field(
         default_factory=dict[int, "asyncio.Future[None]"]
@@ -113,6 +115,9 @@ class Supervisor:
         elif kind == Kind.FETCH:
             transfer = controller_pb2.Transfer.FromString(received.payload)
             self._spawn(self._fetch(session, transfer), session)
+        elif kind == Kind.PUSH:
+            transfer = controller_pb2.Transfer.FromString(received.payload)
+            self._spawn(self._push(session, transfer), session)
         elif kind == Kind.END_SESSION and not session.ending:
             self._spawn(self._end(session))
 
@@ -208,11 +213,8 @@ class Supervisor:
     ) -> None:
         kind = received.kind
         if kind == Kind.ARRAY_OUT:
-            transfer = controller_pb2.Transfer.FromString(received.payload)
-            transfer.session = session.session
-            transfer.transfer_key = session.start.transfer_key
-            transfer.worker = worker
-            self._spawn(self._push(session, transfer, reader.fds.popleft()), session)
+            offered = controller_pb2.Transfer.FromString(received.payload)
+            session.offers.add(worker, offered.ticket, reader.fds.popleft(), offered.nbytes)
         elif kind == Kind.ASSIGNED:
             session.assigned[worker].set_result(None)
         elif kind in (Kind.REPLY, Kind.OPEN_CCL) and received.session == session.session:
@@ -232,27 +234,56 @@ class Supervisor:
 
     # Arrays ------------------------------------------------------------------------------
 
+    def knows(self, transfer: controller_pb2.Transfer) -> bool:
+        """Whether a transfer names a worker of a session here, and its secret."""
+        session = self._sessions.get(transfer.session)
+        return (
+            session is not None
+            and transfer.worker in session.ranks
+            and hmac.compare_digest(session.start.transfer_key, transfer.transfer_key)
+        )
+
+    def hand_in(self, transfer: controller_pb2.Transfer, fd: int) -> None:
+        """Gives an array to its rank; the descriptor is closed there."""
+        session = self._sessions.get(transfer.session)
+        handle = session.ranks.get(transfer.worker) if session is not None else None
+        if handle is None:
+            os.close(fd)
+            return
+        handle.send(frame(_array_in(transfer)), fd)
+
+    def refuse(self, transfer: controller_pb2.Transfer, why: str) -> None:
+        """Tells a rank, which waits for it, that an array will not come."""
+        session = self._sessions.get(transfer.session)
+        handle = session.ranks.get(transfer.worker) if session is not None else None
+        if handle is not None:
+            handle.send(frame(_array_in(transfer, why)))
+
+    def hand_out(self, transfer: controller_pb2.Transfer) -> tuple[int, int]:
+        """Returns the descriptor and the size of an array that a rank offers.
+
+        Raises:
+            KeyError: There is none under this ticket.
+        """
+        return self._sessions[transfer.session].offers.take(transfer.worker, transfer.ticket)
+
     async def _fetch(self, session: _NodeSession, transfer: controller_pb2.Transfer) -> None:
         try:
             fd = await self._carrier.fetch(transfer)
         except grpc.RpcError as error:
             session.log.debug("an upload ended early: %s", error)
-            return
         except OSError as error:
-            session.log.warning("no room for an upload of %d bytes: %s", transfer.nbytes, error)
-            return
-        handle = session.ranks.get(transfer.worker)
-        if handle is None:
-            os.close(fd)
-            return
-        raw = envelope(Kind.ARRAY_IN, transfer.SerializeToString(), session=session.session)
-        handle.send(frame(raw), fd)
+            session.log.warning("an upload of %d bytes failed: %s", transfer.nbytes, error)
+            self.refuse(transfer, str(error))
+        else:
+            self.hand_in(transfer, fd)
 
-    async def _push(
-        self, session: _NodeSession, transfer: controller_pb2.Transfer, fd: int
-    ) -> None:
+    async def _push(self, session: _NodeSession, transfer: controller_pb2.Transfer) -> None:
         try:
-            await self._carrier.push(transfer, fd)
+            fd, nbytes = self.hand_out(transfer)
+            await self._carrier.push(transfer, fd, nbytes)
+        except KeyError:
+            session.log.warning("worker %d offers no array %d", transfer.worker, transfer.ticket)
         except grpc.RpcError as error:
             session.log.debug("a download ended early: %s", error)
 
@@ -288,6 +319,7 @@ class Supervisor:
         for task in list(session.tasks):
             task.cancel()
         await asyncio.gather(*session.tasks, return_exceptions=True)
+        session.offers.close()
         sweep_shared_memory(kvsname(session.session))
         self._sessions.pop(session.session, None)
         self._tell(session, Kind.SESSION_GONE)
@@ -299,3 +331,15 @@ class Supervisor:
         await asyncio.gather(*(self._end(session) for session in going))
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _array_in(transfer: controller_pb2.Transfer, error: str = "") -> bytes:
+    """What a rank is told about an array; the session's secret is not its business."""
+    told = controller_pb2.Transfer(
+        session=transfer.session,
+        ticket=transfer.ticket,
+        worker=transfer.worker,
+        nbytes=transfer.nbytes,
+        error=error,
+    )
+    return envelope(Kind.ARRAY_IN, told.SerializeToString(), session=transfer.session)

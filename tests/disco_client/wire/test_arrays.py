@@ -33,7 +33,9 @@ def test_a_chunk_is_what_protobuf_would_write(data):
 def test_lengths_of_every_width_are_written_right(nbytes):
     """Where the length needs another byte, too."""
     data = bytes(nbytes)
-    assert encode_chunk(memoryview(data)) == controller_pb2.ArrayChunk(data=data).SerializeToString()
+    assert (
+        encode_chunk(memoryview(data)) == controller_pb2.ArrayChunk(data=data).SerializeToString()
+    )
     assert len(chunk_data(encode_chunk(memoryview(data)))) == nbytes
 
 

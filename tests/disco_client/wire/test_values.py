@@ -44,7 +44,8 @@ def test_a_shape_is_a_tuple_of_integers_of_any_kind():
 
 
 @pytest.mark.parametrize(
-    ("dims", "error"), [([2.0], TypeError), ([True], TypeError), (["2"], TypeError), ([-1], ValueError)]
+    ("dims", "error"),
+    [([2.0], TypeError), ([True], TypeError), (["2"], TypeError), ([-1], ValueError)],
 )
 def test_a_wrong_dimension_is_refused_with_what_came(dims, error):
     """Before anything is sent."""
@@ -70,9 +71,7 @@ def test_a_dtype_comes_back_from_its_name(dtype):
     assert dtype_from_name(dtype_name(dtype)) == dtype
 
 
-@pytest.mark.parametrize(
-    "dtype", [object, [("a", "i4")], ("f4", (2,)), "M8[s], O", "V8"], ids=str
-)
+@pytest.mark.parametrize("dtype", [object, [("a", "i4")], ("f4", (2,)), "M8[s], O", "V8"], ids=str)
 def test_dtypes_without_plain_elements_have_no_name(dtype):
     """Python objects, records, sub-arrays and bare bytes are refused."""
     with pytest.raises(ConfigError):

@@ -1,0 +1,112 @@
+"""A yardstick in a process of its own, which may hang or die without harm to the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+__all__ = ["BENCHMARKS", "Child", "ChildFailed", "with_path"]
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+_END_S = 2.0
+
+
+class ChildFailed(Exception):
+    """A child ended, or did not answer in time."""
+
+
+def with_path(*folders: Path | str) -> dict[str, str]:
+    """This process's environment, in which Python searches some folders first."""
+    path = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
+
+
+class Child:
+    """A Python process that answers one line for each line it is sent; a context manager.
+
+    Args:
+        arguments: What follows the interpreter on its command line.
+        environ: Its environment; None for this one's with the benchmarks' folder
+            on the path.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], environ: Mapping[str, str] | None = None
+    ) -> None:
+        self._name = " ".join(arguments)
+        self._buffer = b""
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=with_path(BENCHMARKS) if environ is None else environ,
+            start_new_session=True,
+        )
+
+    def ask(self, line: str, timeout: float) -> str:
+        """Sends a line and returns the answer.
+
+        Raises:
+            ChildFailed: No answer came within ``timeout`` seconds.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{line}\n".encode())
+        except BrokenPipeError:
+            raise self._ended() from None
+        return self.read_line(timeout)
+
+    def read_line(self, timeout: float) -> str:
+        """Returns the next line that the child prints.
+
+        Raises:
+            ChildFailed: It printed none within ``timeout`` seconds.
+        """
+        assert self._process.stdout is not None
+        stream = self._process.stdout
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select((stream,), (), (), left)[0]:
+                msg = f"{self._name} gave no answer within {timeout:.0f} s"
+                raise ChildFailed(msg)
+            data = os.read(stream.fileno(), 1 << 16)
+            if not data:
+                raise self._ended()
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode()
+
+    def _ended(self) -> ChildFailed:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        return ChildFailed(f"{self._name} ended with status {self._process.returncode}")
+
+    def close(self) -> None:
+        """Ends the child and what it started; idempotent."""
+        process = self._process
+        if process.stdin is not None:
+            process.stdin.close()  # the polite way to say that nothing more comes
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        # What it started is in its group, and may be there when it is not.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

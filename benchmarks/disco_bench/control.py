@@ -1,0 +1,185 @@
+"""Commands and answers through controller and daemons: throughput and round trips."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import disco_client
+from disco_bench.bench import WORKERS, Bench
+from disco_bench.child import BENCHMARKS, Child, ChildFailed, with_path
+from disco_bench.grpc_yardstick import raw_grpc
+from disco_bench.sampling import Pair, alternate, median_of, rotate
+from disco_bench.table import Limit, Measured, Spec, Unavailable
+
+__all__ = ["COMMANDS", "SYNC", "measure_commands", "measure_sync"]
+
+PEERS_ROUND_TRIP_S = 0.6e-3
+"""One call of one worker in Ray 2.60 and Monarch 0.7, on a machine of two cores."""
+PEERS_BROADCAST_S = 0.98e-3
+"""A call of four workers and all answers in Monarch 0.7; Ray 2.60 takes 1.7 ms."""
+_TVM_START_S = 60.0
+_TVM_ROUND_S = 60.0
+_KNOWN = "its yardstick is a known figure, not measured in this run"
+
+COMMANDS = (
+    Spec(
+        "commands.process",
+        f"commands/s, 3-argument no-op, 2 daemons x {WORKERS // 2}",
+        "1/s",
+        "TVM ProcessSession, 4 workers",
+        Limit("figure", must=60e3, aim=150e3, least=True),
+    ),
+    Spec("commands.socket", "the same", "1/s", "TVM SocketSession, 2 x 2 workers"),
+)
+SYNC = (
+    Spec(
+        "sync.worker",
+        "sync of one worker",
+        "s",
+        "raw grpcio ping-pong",
+        Limit("ratio", must=4.0, aim=2.5),
+    ),
+    Spec("sync.all", f"sync of all {WORKERS} workers", "s", "raw grpcio ping-pong"),
+    Spec(
+        "sync.round_trip_1",
+        "no-op and its sync, session of 1",
+        "s",
+        "Ray, Monarch (known)",
+        Limit("figure", must=PEERS_ROUND_TRIP_S),
+    ),
+    Spec(
+        "sync.round_trip_4",
+        "no-op and one worker's sync, session of 4",
+        "s",
+        "Ray, Monarch (known)",
+        Limit("figure", must=PEERS_ROUND_TRIP_S),
+    ),
+    Spec("sync.broadcast_4", "no-op and sync of all 4", "s", "Monarch (known)"),
+)
+
+
+# Throughput -------------------------------------------------------------------
+
+
+class _Burst:
+    """Issues many commands at once and waits until all workers have executed them."""
+
+    def __init__(self, session: disco_client.Session, count: int) -> None:
+        self._session = session
+        self._count = count
+        self._noop = session.get_global_func("bench.noop")
+        self._arguments = (session.empty((4,), "float32"), session.empty((4,), "float32"))
+
+    def __call__(self) -> float:
+        """Measures once; returns commands/s."""
+        noop, (first, second) = self._noop, self._arguments
+        started = time.perf_counter()
+        for _ in range(self._count):
+            # Kept until the next one is there, as a program that uses its results does.
+            _result = noop(first, second, 3)
+        self._session.sync_all()
+        return self._count / (time.perf_counter() - started)
+
+
+def measure_commands(bench: Bench) -> None:
+    """Compares commands/s with TVM's own sessions."""
+    count, rounds = bench.pick(30_000, 2_000), bench.pick(7, 2)
+    with bench.session() as session:
+        burst = _Burst(session, count)
+        try:
+            with tvm_peer("process") as peer:
+                pair = alternate(burst, lambda: _ask_tvm(peer, count), rounds)
+            bench.record("commands.process", pair.measured())
+        except (Unavailable, ChildFailed) as error:
+            (figures,) = rotate((burst,), rounds)
+            note = f"no figure of TVM: {error}"
+            bench.record("commands.process", Measured(statistics.median(figures), note=note))
+        try:
+            with tvm_peer("socket") as peer:
+                pair = alternate(burst, lambda: _ask_tvm(peer, count), max(1, rounds // 2))
+            bench.record("commands.socket", pair.measured())
+        except (Unavailable, ChildFailed) as error:
+            bench.excuse("commands.socket", str(error))
+
+
+@contextlib.contextmanager
+def tvm_peer(kind: str) -> Iterator[Child]:
+    """Starts TVM's Disco with a session of some kind, where it is installed.
+
+    Raises:
+        Unavailable: It is not.
+        ChildFailed: It did not start in time.
+    """
+    if importlib.util.find_spec("tvm") is None or importlib.util.find_spec("tvm_ffi") is None:
+        msg = "apache-tvm is not installed"
+        raise Unavailable(msg)
+    site = BENCHMARKS / "disco_bench" / "tvm_site"
+    arguments = ["-m", "disco_bench.tvm_peer", kind]
+    with Child(arguments, with_path(BENCHMARKS, site)) as child:
+        child.read_line(_TVM_START_S)
+        yield child
+
+
+def _ask_tvm(peer: Child, count: int) -> float:
+    return float(peer.ask(str(count), _TVM_ROUND_S))
+
+
+# Round trips ------------------------------------------------------------------
+
+
+def measure_sync(bench: Bench) -> None:
+    """Compares round trips with a raw stream and with what other systems are known for."""
+    count, rounds = bench.pick(200, 20), bench.pick(11, 2)
+    with raw_grpc() as raw:
+        with bench.session(WORKERS) as session:
+            _measure_four(bench, session, rounds, count, raw.ping)
+        with bench.session(1) as session:
+            trip = _RoundTrip(session)
+            (alone,) = rotate((lambda: median_of(trip.one, count),), rounds)
+    known = Measured(statistics.median(alone), PEERS_ROUND_TRIP_S, note=_KNOWN)
+    bench.record("sync.round_trip_1", known)
+
+
+class _RoundTrip:
+    """A no-op, and the wait for it."""
+
+    def __init__(self, session: disco_client.Session) -> None:
+        self._session = session
+        self._noop = session.get_global_func("bench.noop")
+
+    def one(self) -> None:
+        """Calls, and waits for worker 0."""
+        self._noop(1, 2, 3)
+        self._session.sync_worker(0)
+
+    def all(self) -> None:
+        """Calls, and waits for all workers."""
+        self._noop(1, 2, 3)
+        self._session.sync_all()
+
+
+def _measure_four(
+    bench: Bench, session: disco_client.Session, rounds: int, count: int, ping: Callable[[], None]
+) -> None:
+    trip = _RoundTrip(session)
+    pings, one, everyone, call_one, call_all = rotate(
+        (
+            lambda: median_of(ping, count),
+            lambda: median_of(session.sync_worker_0, count),
+            lambda: median_of(session.sync_all, count),
+            lambda: median_of(trip.one, count),
+            lambda: median_of(trip.all, count),
+        ),
+        rounds,
+    )
+    bench.record("sync.worker", Pair(one, pings).measured())
+    bench.record("sync.all", Pair(everyone, pings).measured())
+    median = statistics.median
+    bench.record(
+        "sync.round_trip_4", Measured(median(call_one), PEERS_ROUND_TRIP_S, note=_KNOWN)
+    )
+    bench.record("sync.broadcast_4", Measured(median(call_all), PEERS_BROADCAST_S, note=_KNOWN))

@@ -1,0 +1,69 @@
+"""The table as a person reads it."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from disco_bench.table import Report, Spec, Status, Verdict, describe_figure
+
+__all__ = ["print_report"]
+
+_STYLES = {
+    Verdict.AIM: "bold green",
+    Verdict.MUST: "green",
+    Verdict.MISSED: "bold red",
+    Verdict.NONE: "dim",
+    Verdict.UNKNOWN: "yellow",
+}
+_WIDTH = 150
+"""Columns of the table where it is not written to a terminal."""
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    """Prints one line a row, and below it what must be known about some of them."""
+    out = console or Console()
+    if not out.is_terminal and console is None:
+        out = Console(width=_WIDTH)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("what", "Disco", "yardstick", "its figure", "ratio", "must", "aim", "verdict"):
+        right = heading in ("Disco", "its figure", "ratio", "must", "aim")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=right)
+    section = ""
+    for spec in report.specs:
+        current = spec.key.partition(".")[0]
+        if section and current != section:
+            table.add_section()
+        section = current
+        table.add_row(*_cells(report, spec))
+    out.print(table)
+    for spec in report.specs:
+        measured = report.measured(spec.key)
+        note = measured.note if measured else f"not measured: {report.reason(spec.key)}"
+        if note:
+            out.print(Text.assemble((f"{spec.key}: ", "bold"), note), soft_wrap=True)
+
+
+def _cells(report: Report, spec: Spec) -> list[str | Text]:
+    measured, limit, verdict = report.measured(spec.key), spec.limit, report.verdict(spec.key)
+    figure = yardstick = ratio = ""
+    if measured is not None:
+        figure = describe_figure(measured.figure, spec.unit)
+        if measured.yardstick is not None:
+            yardstick = describe_figure(measured.yardstick, spec.unit)
+        if measured.quotient is not None:
+            ratio = f"{measured.quotient:.3g} ×"
+    said = "FAILED" if report.status(spec.key) is Status.FAILED else verdict.value
+    must = limit.describe(limit.must, spec.unit) if limit else ""
+    aim = limit.describe(limit.aim, spec.unit) if limit else ""
+    return [
+        spec.what,
+        figure,
+        spec.yardstick,
+        yardstick,
+        ratio,
+        must,
+        aim,
+        Text(said, style=_STYLES[verdict]),
+    ]

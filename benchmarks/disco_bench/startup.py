@@ -1,0 +1,146 @@
+"""How long until something can be done: a ready session, and the client's import."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+
+import disco_client
+from disco_bench.bench import NODES, SLOTS, WORKERS, Bench, new_cluster
+from disco_bench.sampling import rotate, time_call
+from disco_bench.table import Limit, Measured, Spec
+from disco_server.cli.local import LocalCluster
+
+__all__ = ["IMPORTS", "SESSIONS", "measure_imports", "measure_sessions"]
+
+_SPARES_S = 20.0
+_CLIENT = "from disco_client import connect"
+_BARE = "import grpc, numpy"
+_SERVER_MODULES = f"{_CLIENT}; import sys; print(sum(m.startswith('disco_server') for m in sys.modules))"
+
+SESSIONS = (
+    Spec(
+        "session.cold",
+        f"ready session, {WORKERS} workers, no spare interpreters",
+        "s",
+        f"{WORKERS} interpreters that import numpy",
+        Limit("figure", must=2.0, aim=0.8),
+    ),
+    Spec(
+        "session.warm",
+        f"ready session, {WORKERS} workers, spare interpreters",
+        "s",
+        "",
+        Limit("figure", must=0.3, aim=0.05),
+    ),
+)
+IMPORTS = (
+    Spec(
+        "import.client",
+        _CLIENT,
+        "s",
+        _BARE,
+        Limit("figure", must=0.5, aim=0.25),
+    ),
+    Spec(
+        "import.server_modules",
+        "modules of the server that it loads",
+        "count",
+        "",
+        Limit("figure", must=0),
+    ),
+)
+
+
+# Sessions -----------------------------------------------------------------------
+
+
+def measure_sessions(bench: Bench) -> None:
+    """Times from the call of connect to the return of the first sync of all workers."""
+    rounds = bench.pick(5, 1)
+    cold: list[float] = []
+    bare: list[float] = []
+    for _ in range(rounds):
+        bare.append(time_call(_start_interpreters))
+        with new_cluster(warm=0) as cluster:
+            cold.append(_time_session(cluster))
+    note = "each with daemons just started"
+    bench.record(
+        "session.cold", Measured(statistics.median(cold), statistics.median(bare), note=note)
+    )
+    warm: list[float] = []
+    for turn in range(bench.pick(9, 1) + 1):
+        _await_spares(bench.cluster)
+        seconds = _time_session(bench.cluster)
+        if turn:
+            warm.append(seconds)
+    bench.record("session.warm", Measured(statistics.median(warm)))
+
+
+def _time_session(cluster: LocalCluster) -> float:
+    started = time.perf_counter()
+    session = disco_client.connect(cluster.address, num_workers=WORKERS)
+    session.sync_all()
+    seconds = time.perf_counter() - started
+    session.shutdown()
+    return seconds
+
+
+def _start_interpreters() -> None:
+    """Starts as many bare interpreters as a session has workers, and waits for all."""
+    running = [
+        subprocess.Popen([sys.executable, "-c", "import numpy"]) for _ in range(WORKERS)
+    ]
+    for process in running:
+        process.wait()
+
+
+def _await_spares(cluster: LocalCluster) -> None:
+    """Waits until every daemon has as many spare interpreters as slots, and they are idle.
+
+    Raises:
+        TimeoutError: They never were.
+    """
+    deadline = time.monotonic() + _SPARES_S
+    before = -1.0
+    while time.monotonic() < deadline:
+        spares = [
+            child for pid in cluster.pids[1:] for child in psutil.Process(pid).children()
+        ]
+        spent = sum(sum(spare.cpu_times()[:2]) for spare in spares)
+        if len(spares) == NODES * SLOTS and spent == before:
+            return
+        before = spent
+        time.sleep(0.3)
+    msg = f"the daemons had no {NODES * SLOTS} idle spare interpreters within {_SPARES_S:.0f} s"
+    raise TimeoutError(msg)
+
+
+# The import ---------------------------------------------------------------------
+
+
+def measure_imports(bench: Bench) -> None:
+    """Times the client's import, less the start of the interpreter, and looks what it loads."""
+    rounds = bench.pick(11, 2)
+    bare, grpc, client = rotate(
+        (_interpreter("pass"), _interpreter(_BARE), _interpreter(_CLIENT)), rounds
+    )
+    start = statistics.median(bare)
+    note = f"less the {start * 1e3:.0f} ms that an interpreter takes to start and end"
+    bench.record(
+        "import.client",
+        Measured(statistics.median(client) - start, statistics.median(grpc) - start, note=note),
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", _SERVER_MODULES], capture_output=True, text=True, check=True
+    )
+    bench.record("import.server_modules", Measured(float(loaded.stdout)))
+
+
+def _interpreter(code: str) -> Callable[[], float]:
+    return lambda: time_call(lambda: subprocess.run([sys.executable, "-c", code], check=True))

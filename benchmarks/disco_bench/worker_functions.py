@@ -1,0 +1,75 @@
+"""What the workers of a session do for the benchmarks; each of them imports this."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import disco_server
+
+__all__ = ["noop", "time_collective"]
+
+
+@disco_server.register_func("bench.noop")
+def noop(_first: object, _second: object, _third: object) -> None:
+    """Takes three arguments and does nothing."""
+
+
+@disco_server.register_func("bench.time_collective")
+def time_collective(operation: str, nbytes: int, rounds: int, calls: int) -> list[list[float]]:
+    """Times a collective of Disco and the raw one of mpi4py alternately on the same arrays.
+
+    Args:
+        operation: ``"allreduce"`` or ``"allgather"``.
+        nbytes: Bytes that each rank holds afterwards.
+        rounds: How many rounds count; two more come first.
+        calls: Calls of each kind in a round.
+
+    Returns:
+        For each round the mean seconds of a call of Disco and of a raw call, as
+        this rank sees them.
+    """
+    worker = disco_server.current_worker()
+    worker.barrier()  # starts MPI
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    elements = nbytes // 4
+    shares = comm.size if operation == "allgather" else 1
+    src = np.full(elements // shares, comm.rank + 1, np.float32)
+    dst = np.zeros(elements, np.float32)
+    kinds: tuple[Callable[[], object], Callable[[], object]]
+    if operation == "allreduce":
+        kinds = (lambda: worker.allreduce(src, dst), lambda: comm.Allreduce(src, dst))
+    else:
+        kinds = (lambda: worker.allgather(src, dst), lambda: comm.Allgather(src, dst))
+    figures: list[list[float]] = []
+    for turn in range(-2, rounds):
+        figure = [0.0, 0.0]
+        for index in (0, 1) if turn % 2 else (1, 0):
+            figure[index] = _time_calls(kinds[index], calls, comm.Barrier)
+            _check(operation, dst, comm.size)
+        if turn >= 0:
+            figures.append(figure)
+    return figures
+
+
+def _time_calls(call: Callable[[], object], calls: int, barrier: Callable[[], object]) -> float:
+    barrier()
+    started = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - started) / calls
+
+
+def _check(operation: str, dst: np.ndarray[Any, Any], size: int) -> None:
+    """A fast wrong result would be no achievement."""
+    if operation == "allreduce":
+        expected = [size * (size + 1) / 2] * 2
+    else:
+        expected = [1.0, float(size)]
+    assert [float(dst[0]), float(dst[-1])] == expected, (dst[0], dst[-1], expected)
+    dst[:] = 0

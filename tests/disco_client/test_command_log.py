@@ -1,0 +1,274 @@
+"""The log: order, batches, register ids, the window, and what it forgets."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from disco_client import EncodingError, SessionClosed, command_log
+from disco_client.command_log import CommandLog
+from disco_client.wire.codec import Action, EncodedBatch, EncodedEnvelope
+
+SESSION = 0xD15C0
+
+
+def read(raw):
+    """An encoded batch: its envelope and its commands."""
+    read = EncodedEnvelope.FromString(raw)
+    assert read.session == SESSION
+    return read, EncodedBatch.FromString(read.payload).commands
+
+
+def call(log, **options):
+    return log.issue(Action.CALL_PACKED, func=1, **options)
+
+
+class LogMachine(RuleBasedStateMachine):
+    """Issues, drops, takes and acknowledges in any order, against a model."""
+
+    def __init__(self):
+        super().__init__()
+        self.log = CommandLog(SESSION, 2)
+        self.live, self.dead, self.free = [], [], []
+        self.issued, self.taken, self.most = 0, 0, 0
+        self.acks = [0, 0]
+        self.expected = []
+
+    @rule()
+    def issue(self):
+        for register in self.dead:
+            self.free.append(register)
+        released, self.dead = self.dead, []
+        seq, register = call(self.log)
+        self.issued += 1
+        assert seq == self.issued
+        assert register == (self.free.pop() if self.free else self.most + 1)
+        assert register not in self.live
+        self.most = max(self.most, register)
+        self.live.append(register)
+        self.expected.append((Action.CALL_PACKED, register, released))
+
+    @rule()
+    def refuse(self):
+        def fill(_command):
+            raise EncodingError
+
+        with pytest.raises(EncodingError):
+            call(self.log, fill=fill)
+
+    @precondition(lambda self: self.live)
+    @rule(choice=st.integers(0, 1000))
+    def drop(self, choice):
+        register = self.live.pop(choice % len(self.live))
+        self.log.release(register)
+        self.dead.append(register)
+
+    @precondition(lambda self: self.taken < self.issued or self.dead)
+    @rule()
+    def take(self):
+        if self.taken == self.issued:  # nothing but dead references: they get a command
+            self.issued += 1
+            self.expected.append((Action.KILL_REG, 0, self.dead))
+            self.free += self.dead
+            self.dead = []
+        envelope, commands = read(self.log.take())
+        assert envelope.first_seq == self.taken + 1
+        assert len(commands) == envelope.last_seq - envelope.first_seq + 1
+        got = [(c.action, c.reg, list(c.released)) for c in commands]
+        assert got == self.expected[: len(got)]
+        del self.expected[: len(got)]
+        self.taken = envelope.last_seq
+
+    @rule(worker=st.integers(0, 1), by=st.integers(0, 5))
+    def acknowledge(self, worker, by):
+        self.acks[worker] = min(self.taken, self.acks[worker] + by)
+        self.log.acknowledge(worker, self.acks[worker])
+
+    @invariant()
+    def counts_agree(self):
+        counts = self.log.statistics()
+        assert counts["issued"] == self.log.last_seq == self.issued
+        assert counts["acks"] == self.acks
+        assert counts["acked"] == self.log.acked == min(self.acks)
+        assert counts["registers"] == self.most
+
+    @invariant()
+    def lines_are_known_until_executed(self):
+        if self.issued:
+            assert (self.log.site(self.issued) is None) == (self.log.acked == self.issued)
+
+
+TestLogMachine = LogMachine.TestCase
+TestLogMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.fixture
+def log():
+    return CommandLog(SESSION, 1)
+
+
+def test_a_command_says_what_it_was_issued_with(log):
+    """Action, registers, worker and arguments; worker 0 is not "all"."""
+
+    def fill(command):
+        command.args.add().int = 5
+        return 0
+
+    log.issue(Action.DEBUG_SET_REGISTER, fill, reg=7, worker=0)
+    call(log)
+    _, (first, second) = read(log.take())
+    assert (first.action, first.reg, first.worker_plus_one) == (8, 7, 1)
+    assert first.args[0].int == 5
+    assert (second.action, second.func, second.reg, second.worker_plus_one) == (3, 1, 1, 0)
+
+
+def test_a_burst_leaves_in_batches_of_bounded_size(log, monkeypatch):
+    """By number and by bytes, in order and without a gap."""
+    monkeypatch.setattr(command_log, "MAX_BATCH_COMMANDS", 10)
+    monkeypatch.setattr(command_log, "MAX_BATCH_BYTES", 100)
+    for _ in range(25):
+        call(log)
+    for _ in range(3):
+        call(log, fill=lambda _: 60)
+    ranges = []
+    while not ranges or ranges[-1][1] < 28:
+        envelope, _ = read(log.take())
+        ranges.append((envelope.first_seq, envelope.last_seq))
+    assert ranges == [(1, 10), (11, 20), (21, 27), (28, 28)]
+
+
+def test_a_line_is_the_callers_own(log):
+    """The file, line and function outside this package, until all have executed it."""
+    seq, _ = call(log)
+    site = log.site(seq)
+    assert site.filename == __file__
+    assert site.function == test_a_line_is_the_callers_own.__name__
+    assert site.line == test_a_line_is_the_callers_own.__code__.co_firstlineno + 2
+    log.take()
+    assert log.site(seq) == site
+    log.acknowledge(0, seq)
+    assert log.site(seq) is None
+    assert log.site(seq + 1) is None
+
+
+def test_whoever_will_be_answered_is_announced_first(log):
+    """Before the command can leave, and only where an answer will come."""
+    announced = []
+    log.on_expect = lambda seq, answers: announced.append((seq, answers))
+    call(log)
+    log.issue(Action.SYNC_WORKER, reg=0, answers=4)
+    assert announced == [(2, 4)]
+
+
+@pytest.mark.parametrize("limit", ["commands", "bytes"])
+def test_a_full_window_holds_the_next_call_until_workers_catch_up(
+    log, monkeypatch, limit, eventually
+):
+    """No relay on the way ever holds more than the window."""
+    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 8 if limit == "commands" else 1000)
+    monkeypatch.setattr(command_log, "WINDOW_BYTES", 100)
+    if limit == "commands":
+        for _ in range(8):
+            call(log)
+    else:
+        call(log, fill=lambda _: 101)
+    while not log.statistics()["bytes_under_way"] and limit == "bytes":
+        log.take()
+    last = log.last_seq
+    done = threading.Event()
+    waiting = threading.Thread(target=lambda: (call(log), done.set()))
+    waiting.start()
+    assert not done.wait(0.1)
+    assert log.last_seq == last
+    if limit == "commands":
+        log.take()
+    log.acknowledge(0, last)
+    eventually(done.is_set)
+    waiting.join()
+    assert log.last_seq == last + 1
+
+
+def test_a_closed_log_lets_the_last_commands_leave(log):
+    """What was issued before is taken; what comes after is refused with the reason."""
+    call(log)
+    log.close(SessionClosed("over"), drop=False)
+    with pytest.raises(SessionClosed, match="over"):
+        call(log)
+    assert log.told
+    assert read(log.take())[0].last_seq == 1
+    assert log.take() is None
+    log.close(SessionClosed("again"), drop=False)
+    assert str(log.closed) == "over"
+
+
+def test_a_lost_log_drops_what_was_not_taken(log):
+    """Nobody is left to execute it."""
+    call(log)
+    log.close(SessionClosed("lost"), drop=True)
+    assert log.take() is None
+
+
+def test_closing_wakes_who_waits_for_room(log, monkeypatch, eventually):
+    """With the reason, not with a place in the log."""
+    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 1)
+    call(log)
+    raised = []
+
+    def wait():
+        try:
+            call(log)
+        except SessionClosed as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    log.close(SessionClosed("over"), drop=True)
+    eventually(lambda: raised)
+    waiting.join()
+
+
+def test_a_reference_may_die_while_a_command_is_written(log):
+    """The collector may run anywhere; it takes no lock that the caller holds."""
+    _, register = call(log)
+
+    def fill(_command):
+        log.release(register)
+        return 0
+
+    assert call(log, fill=fill)[1] == register
+    _, commands = read(log.take())
+    assert list(commands[1].released) == [register]
+
+
+def test_a_command_too_large_for_the_relays_is_refused(log):
+    """It says what to do instead, and takes neither a number nor a register."""
+    with pytest.raises(EncodingError, match="arrays"):
+        call(log, fill=lambda _: command_log.MAX_COMMAND_BYTES + 1)
+    assert call(log) == (1, 1)
+    assert len(read(log.take())[1]) == 1
+
+
+def test_many_threads_keep_one_order(log):
+    """Every command gets a number of its own, and the batches hold all of them."""
+    got, lock = [], threading.Lock()
+
+    def issue():
+        mine = [call(log) for _ in range(500)]
+        with lock:
+            got.extend(mine)
+
+    threads = [threading.Thread(target=issue) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    taken = 0
+    while taken < 2000:
+        envelope, commands = read(log.take())
+        assert envelope.first_seq == taken + 1
+        taken += len(commands)
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == [(n, n) for n in range(1, 2001)]

@@ -1,0 +1,217 @@
+"""Replies: who waits for them, which error is raised where, and what is the cause."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from disco_client import errors
+from disco_client.errors import IssuedAt, RemoteFailure
+from disco_client.replies import Inbox
+from disco_client.wire.codec import EncodedReply, FailureKind, encode_failure, encode_value
+
+LINE = IssuedAt("program.py", 12, "main")
+
+
+class Log:
+    """What an inbox asks of the log: acknowledgements and lines."""
+
+    def __init__(self, workers):
+        self.acks = [0] * workers
+
+    def acknowledge(self, worker, seq):
+        self.acks[worker] = max(self.acks[worker], seq)
+
+    def acked(self):
+        return min(self.acks)
+
+    def site(self, seq):
+        return LINE if self.acked() < seq else None
+
+
+@pytest.fixture
+def log():
+    return Log(4)
+
+
+@pytest.fixture
+def inbox(log):
+    return Inbox(log.acknowledge, log.acked, log.site)
+
+
+def value(seq, content):
+    reply = EncodedReply(seq=seq, ack=seq)
+    encode_value(reply.value, content)
+    return reply.SerializeToString()
+
+
+def failure(seq, worker, kind=FailureKind.EXCEPTION, *, answer=None, message="it failed"):
+    reply = EncodedReply(seq=answer or seq, ack=answer or seq)
+    failed = RemoteFailure(
+        worker=worker, seq=seq, message=message, node="n", function="f", exception="ValueError"
+    )
+    encode_failure(reply.failure, failed, kind)
+    return reply.SerializeToString()
+
+
+def never():
+    pytest.fail("waited though everything had come")
+
+
+def test_an_answer_is_complete_when_all_asked_workers_replied(inbox, log):
+    """Each worker's value under its number; acknowledgements go to the log."""
+    inbox.expect(3, 2)
+    inbox.receive(1, value(3, "b"))
+    assert not inbox._answers[3].wait(0)
+    inbox.receive(0, value(3, "a"))
+    answer = inbox.wait(3, never)
+    assert {worker: got.str for worker, got in answer.values.items()} == {0: "a", 1: "b"}
+    assert log.acks == [3, 3, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (FailureKind.EXCEPTION, errors.RemoteException),
+        (FailureKind.NOT_FOUND, errors.FunctionNotFound),
+        (FailureKind.NOT_ALLOWED, errors.NotAllowed),
+        (FailureKind.BAD_ARGUMENT, errors.BadArgument),
+        (FailureKind.MISMATCH, errors.CollectiveMismatch),
+        (FailureKind.ABORTED, errors.CollectiveAborted),
+        (FailureKind.CCL, errors.CclError),
+    ],
+)
+def test_each_kind_of_failure_is_an_error_of_its_own(inbox, log, kind, error):
+    """With the client's line joined to what the worker said."""
+    inbox.receive(2, failure(5, 2, kind))
+    log.acks = [5] * 4
+    with pytest.raises(error) as raised:
+        inbox.raise_pending()
+    assert type(raised.value) is error
+    assert (raised.value.worker, raised.value.seq, raised.value.function) == (2, 5, "f")
+    assert raised.value.issued_at == LINE
+    inbox.raise_pending()
+
+
+def test_the_failure_of_an_answered_command_is_raised_by_who_waits(inbox):
+    """And not a second time by the next sync, although it was reported before, too."""
+    inbox.receive(1, failure(4, 1))
+    inbox.expect(7, 1)
+    inbox.receive(1, failure(4, 1, answer=7))
+    with pytest.raises(errors.RemoteException) as raised:
+        inbox.wait(7, never)
+    assert raised.value.seq == 4
+    inbox.raise_pending()
+
+
+def test_workers_that_failed_alike_are_one_error(inbox):
+    """In the order of their ranks, whatever the order of arrival."""
+    for worker in (3, 0, 2):
+        inbox.receive(worker, failure(5, worker))
+    with pytest.raises(errors.RemoteException) as raised:
+        inbox.raise_pending()
+    assert [each.worker for each in raised.value.failures] == [0, 2, 3]
+
+
+def test_the_first_failed_command_is_raised_and_the_rest_counted(inbox):
+    """A program sees the first cause; what failed later may be its consequence."""
+    inbox.receive(0, failure(9, 0, message="later"))
+    inbox.receive(1, failure(5, 1, message="first"))
+    with pytest.raises(errors.RemoteException, match="first") as raised:
+        inbox.raise_pending()
+    assert "1 later command" in raised.value.__notes__[0]
+    inbox.raise_pending()
+
+
+def test_the_cause_of_an_aborted_collective_is_waited_for(inbox):
+    """Its peers hear of the abort first; the rank that caused it is what the user sees."""
+    inbox.receive(0, failure(5, 0, FailureKind.ABORTED, message="worker 2 cannot come"))
+    reported = threading.Timer(0.1, lambda: inbox.receive(2, failure(5, 2, message="the cause")))
+    reported.start()
+    with pytest.raises(errors.RemoteException, match="the cause") as raised:
+        inbox.raise_pending()
+    reported.join()
+    assert [each.worker for each in raised.value.failures] == [2, 0]
+
+
+def test_an_abort_without_a_cause_is_raised_when_all_have_passed(inbox, log):
+    """Once every rank has passed the command, nobody is left to report another cause."""
+    log.acks = [5] * 4
+    inbox.receive(0, failure(5, 0, FailureKind.ABORTED))
+    with pytest.raises(errors.CollectiveAborted):
+        inbox.raise_pending()
+
+
+def test_losing_the_session_ends_every_wait(inbox):
+    """That under way, and those that come later; what had come stays."""
+    inbox.expect(1, 1)
+    inbox.expect(2, 1)
+    inbox.receive(0, value(1, 5))
+    raised = []
+
+    def wait():
+        try:
+            inbox.wait(2, lambda: None)
+        except errors.SessionError as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    lost = errors.ControllerLost("gone")
+    inbox.lose(lost)
+    inbox.lose(errors.ControllerLost("gone again"))
+    waiting.join(5)
+    assert raised == [lost]
+    assert inbox.told
+    assert inbox.wait(1, never).values[0].int == 5
+    inbox.expect(3, 4)
+    with pytest.raises(errors.ControllerLost, match="gone$"):
+        inbox.wait(3, never)
+
+
+def test_who_waits_looks_after_the_line(inbox):
+    """A wait without replies asks again and again whether any can still come."""
+
+    def dead():
+        raise errors.ControllerLost("silent")
+
+    inbox.expect(1, 1)
+    with pytest.raises(errors.ControllerLost, match="silent"):
+        inbox.wait(1, dead)
+
+
+def test_an_error_is_raised_in_one_of_many_waiting_threads(inbox, log):
+    """Threads that sync at the same time share the errors; none fails in another way."""
+    log.acks = [10_000] * 4
+    told, wrong = [], []
+
+    def sync():
+        for _ in range(2000):
+            try:
+                inbox.raise_pending()
+            except errors.RemoteError as error:
+                told.append(error)
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=sync) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for seq in range(1, 2000):
+        inbox.receive(0, failure(seq, 0, FailureKind.ABORTED))
+    for thread in threads:
+        thread.join()
+    inbox._pending.clear()
+    assert not wrong
+    assert len({error.seq for error in told}) == len(told)
+    assert told
+
+
+def test_a_second_answer_of_one_worker_changes_nothing(inbox):
+    """Replies that come again, or for nobody, are let go."""
+    inbox.expect(1, 1)
+    inbox.receive(0, value(1, 5))
+    inbox.receive(0, value(1, 6))
+    inbox.receive(0, value(99, 6))
+    assert inbox.wait(1, never).values[0].int == 5
