@@ -6,6 +6,7 @@ Whoever knocks must know the secret of a session that runs here.
 
 from __future__ import annotations
 
+import ipaddress
 import shutil
 import socket
 import tempfile
@@ -149,10 +150,11 @@ _OWN_SOCKET = Address(path="/dev/null")
 def choose_address(controller: Address) -> Address:
     """Where to listen when nobody said: as far as the controller is away.
 
-    A controller on a Unix socket or on loopback has its clients on this machine;
-    of another one, this machine's address on the way there is taken.
+    A controller on a Unix socket or on loopback has its clients on this machine,
+    where a Unix socket carries twice as much as TCP. Of another controller, this
+    machine's address on the way there is taken.
     """
-    if controller.path:
+    if controller.path or _is_loopback(controller.host):
         return _OWN_SOCKET
     try:
         found = socket.getaddrinfo(controller.host, controller.port, type=socket.SOCK_DGRAM)
@@ -161,4 +163,11 @@ def choose_address(controller: Address) -> Address:
             probe.connect(where)  # sends nothing; the kernel only picks a route
             return Address(probe.getsockname()[0], 0)
     except OSError:
-        return Address("127.0.0.1", 0)
+        return _OWN_SOCKET
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
