@@ -27,6 +27,10 @@ _BOTH: list[tuple[str, Any]] = [
     ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Frames of 1 MiB and a stream's window of several chunks carry arrays about
+    # half as fast again as the defaults (16 KiB, 64 KiB) do.
+    ("grpc.http2.max_frame_size", 1 << 20),
+    ("grpc.http2.lookahead_bytes", 8 << 20),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
 ]

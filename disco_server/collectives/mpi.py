@@ -4,13 +4,6 @@ The world is the one the process was started in: that of the worker daemon, whic
 answers MPI's start-up protocol (`PMI_FD`), or of mpiexec, srun or an operator.
 Its ranks must be the session's workers. Before each operation the ranks compare
 what they brought, as `preflight` describes.
-
-The rows of a round travel as small messages from each rank to each other, by
-persistent requests. Against the collectives of MPI that has three advantages: the
-receives can be withdrawn or drained at the end; a rank that has failed can post
-without waiting in the same way in which one that has not posts and waits (MPI does
-not match blocking with non-blocking collectives); and it is the fastest of the four
-ways tried for 2 to 8 ranks.
 """
 
 from __future__ import annotations
@@ -35,78 +28,30 @@ from disco_server.collectives.base import (
 from disco_server.collectives.checks import Offer, Op
 from disco_server.collectives.mpi_library import MpiLibrary, load_mpi
 from disco_server.collectives.mpi_moves import Moves
-from disco_server.collectives.preflight import ROW_BYTES, Lane, Preflight, VerdictKind
+from disco_server.collectives.mpi_rows import MpiRows
+from disco_server.collectives.numeric import combine
+from disco_server.collectives.preflight import Lane, Preflight, VerdictKind
 
 __all__ = ["MpiCommunicator"]
 
 _Result = TypeVar("_Result")
-_DETAIL_BYTES = 400
-_DETAIL_TAG = 16
 _SPINS = 2000
 _NAP_S = 50e-6
-
-
-class _Rows:
-    """Exchanges the rows of one lane; satisfies `preflight.Exchange`."""
-
-    def __init__(self, mpi: Any, comm: Any, peers: Sequence[int], tag: int) -> None:
-        self._mpi, self._comm, self._peers, self._tag = mpi, comm, tuple(peers), tag
-        self.received = bytearray(ROW_BYTES * len(peers))
-        self._row = bytearray(ROW_BYTES)
-        parts = memoryview(self.received)
-        self._requests: list[Any] = []
-        for index, peer in enumerate(peers):
-            part = parts[index * ROW_BYTES : (index + 1) * ROW_BYTES]
-            self._requests.append(comm.Recv_init([part, mpi.BYTE], peer, tag))
-        for peer in peers:
-            self._requests.append(comm.Send_init([self._row, mpi.BYTE], peer, tag))
-        self._start_all = mpi.Prequest.Startall
-        self._wait_all = mpi.Request.Waitall
-        self._test_all = mpi.Request.Testall
-
-    def start(self, row: bytes) -> None:
-        """Posts this rank's row."""
-        self._row[:] = row
-        self._start_all(self._requests)
-
-    def test(self) -> bool:
-        """Whether all rows have come and this rank's has gone."""
-        return bool(self._test_all(self._requests))
-
-    def wait(self) -> None:
-        """Waits for the same."""
-        self._wait_all(self._requests)
-
-    def tell(self, text: bytes) -> list[bytes]:
-        """Exchanges short texts with the peers; all must call it after the same round."""
-        mpi, comm = self._mpi, self._comm
-        mine = text.ljust(_DETAIL_BYTES, b"\0")
-        theirs = [bytearray(_DETAIL_BYTES) for _ in self._peers]
-        requests = [
-            comm.Irecv([part, mpi.BYTE], peer, self._tag + _DETAIL_TAG)
-            for part, peer in zip(theirs, self._peers, strict=True)
-        ]
-        requests += [
-            comm.Isend([mine, mpi.BYTE], peer, self._tag + _DETAIL_TAG) for peer in self._peers
-        ]
-        self._wait_all(requests)
-        return [bytes(part).rstrip(b"\0") for part in theirs]
-
-    def free(self) -> None:
-        """Gives the requests back; none may be active."""
-        for request in self._requests:
-            request.Free()
 
 
 class _Side:
     """All workers, or this rank's group: an MPI communicator and its lane."""
 
-    def __init__(self, comm: Any, members: range, moves: Moves, lane: Lane | None) -> None:
+    def __init__(
+        self, comm: Any, members: range, moves: Moves, lane: Lane | None, rows: MpiRows | None
+    ) -> None:
         self.comm = comm
         self.members = members
         self.moves = moves
         self.lane = lane
+        self.rows = rows
         self.size = len(members)
+        self.data_bytes = rows.data_bytes if rows is not None else -1
 
 
 class MpiCommunicator(Communicator):
@@ -125,14 +70,18 @@ class MpiCommunicator(Communicator):
         self._rows_comm = mpi.COMM_WORLD.Dup()
         self._data_comm = mpi.COMM_WORLD.Dup()
         self._preflight = Preflight(worker_id)
-        self._exchanges: list[_Rows] = []
+        self._exchanges: list[MpiRows] = []
         world = self.members(in_group=False)
         self._world = self._make_side(self._data_comm, world, 0)
         self._group = self._world
         if num_groups > 1:
             comm = self._data_comm.Split(self.group_id, worker_id)
             self._group = self._make_side(comm, self.members(in_group=True), 1)
-        self._pairs = {peer: self._add_lane((peer,), 2) for peer in world if peer != worker_id}
+        self._pairs = {
+            peer: self._add_lane(sorted((peer, worker_id)), 2, with_data=False)[0]
+            for peer in world
+            if peer != worker_id
+        }
 
     @classmethod
     def create(
@@ -191,16 +140,25 @@ class MpiCommunicator(Communicator):
         """See `Communicator.allreduce`."""
         side = self._group if in_group else self._world
         offer = checks.check_equal(Op.ALLREDUCE, src, dst, op)
-        self._meet(side, offer, src, dst)
-        if offer.elements:
+        if self._rides(side, offer, src):
+            parts = self._meet_with(side, offer, src, dst)
+            target = dst if dst.flags.c_contiguous else np.empty(dst.shape, dst.dtype)
+            combine(parts, target.reshape(-1), op, offer.family)
+        else:
+            self._meet(side, offer, src, dst)
+            if not offer.elements:
+                return
             source, target = _stage(src, dst)
             side.moves.allreduce(source, target, op, offer.family)
-            _unstage(target, dst)
+        _unstage(target, dst)
 
     def allgather(self, src: Array, dst: Array, *, in_group: bool = True) -> None:
         """See `Communicator.allgather`."""
         side = self._group if in_group else self._world
         offer = checks.check_parts(Op.ALLGATHER, src, dst, side.size, root=True)
+        if self._rides(side, offer, src):
+            dst[...] = self._meet_with(side, offer, src, dst).reshape(dst.shape)
+            return
         self._meet(side, offer, src, dst)
         if offer.elements:
             source, target = _stage(src, dst)
@@ -303,14 +261,20 @@ class MpiCommunicator(Communicator):
             self._mpi.Finalize()
 
     def _make_side(self, comm: Any, members: range, tag: int) -> _Side:
-        peers = [worker for worker in members if worker != self.worker_id]
-        lane = self._add_lane(peers, tag) if peers else None
-        return _Side(comm, members, Moves(self._mpi, comm, self._library.piece(len(members))), lane)
+        moves = Moves(self._mpi, comm, self._library.piece(len(members)))
+        if len(members) == 1:
+            return _Side(comm, members, moves, None, None)
+        lane, rows = self._add_lane(members, tag, with_data=True)
+        return _Side(comm, members, moves, lane, rows)
 
-    def _add_lane(self, peers: Sequence[int], tag: int) -> Lane:
-        exchange = _Rows(self._mpi, self._rows_comm, peers, tag)
-        self._exchanges.append(exchange)
-        return self._preflight.add_lane(peers, exchange)
+    def _add_lane(
+        self, members: Sequence[int], tag: int, *, with_data: bool
+    ) -> tuple[Lane, MpiRows]:
+        rows = MpiRows(
+            self._mpi, self._rows_comm, self._worker_id, members, tag, with_data=with_data
+        )
+        self._exchanges.append(rows)
+        return self._preflight.add_lane(members, rows), rows
 
     def _is_root(self, side: _Side) -> bool:
         return side.members[0] == self._worker_id
@@ -334,18 +298,37 @@ class MpiCommunicator(Communicator):
         else:
             moves.send(source, worker)
 
+    def _rides(self, side: _Side, offer: Offer, src: Array) -> bool:
+        """Whether data is so small that it rides along with the rows; all ranks agree on it."""
+        return not offer.problem and offer.elements > 0 and src.nbytes <= side.data_bytes
+
+    def _meet_with(self, side: _Side, offer: Offer, src: Array, dst: Array) -> Array:
+        """Meets the peers with data; returns everyone's, shape (ranks, elements)."""
+        rows = cast("MpiRows", side.rows)
+        self._agree(cast("Lane", side.lane), offer, src, dst, 0, src.tobytes())
+        return rows.data(src.nbytes).view(src.dtype)
+
     def _meet(self, side: _Side, offer: Offer, src: object, dst: object) -> None:
+        """Meets the peers; returns if the operation may begin."""
         lane = side.lane
         if lane is not None:
             self._agree(lane, offer, src, dst, 0)
         elif offer.problem:
             raise MismatchError((self._worker_id,), self._tell(offer, src, dst, 0))
 
-    def _agree(self, lane: Lane, offer: Offer, src: object, dst: object, extra: int) -> None:
+    def _agree(
+        self,
+        lane: Lane,
+        offer: Offer,
+        src: object,
+        dst: object,
+        extra: int,
+        data: bytes = b"",
+    ) -> None:
         """Meets the peers; returns if all may begin, raises the same on all otherwise."""
         preflight = self._preflight
         wrong = bool(offer.problem)
-        row = preflight.next_row(lane, offer[:3], extra, wrong=wrong)
+        row = preflight.next_row(lane, offer[:3], extra, wrong=wrong) + data
         short = not (wrong or preflight.busy or lane.pending)
         if short and preflight.enter_now(lane, row):
             return
@@ -357,10 +340,10 @@ class MpiCommunicator(Communicator):
             if offer.problem:
                 raise MismatchError((self._worker_id,), mine)
             raise AbortedError(verdict.workers, self.position, checks.op_name(offer.op))
-        texts = cast("_Rows", lane.exchange).tell(mine.encode()[:_DETAIL_BYTES])
+        peers = [member for member in lane.members if member != self._worker_id]
         brought: dict[str, list[int]] = {mine: [self._worker_id]}
-        for worker, text in zip(lane.peers, texts, strict=True):
-            brought.setdefault(text.decode(errors="replace"), []).append(worker)
+        for worker, text in zip(peers, cast("MpiRows", lane.exchange).tell(mine), strict=True):
+            brought.setdefault(text, []).append(worker)
         raise MismatchError(verdict.workers, _compare(brought, verdict.workers))
 
     def _tell(self, offer: Offer, src: object, dst: object, nth: int) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from disco_server.collectives.base import Array, ReduceOp
 from disco_server.collectives.checks import Family
+from disco_server.collectives.numeric import divide, narrow
 
 __all__ = ["Moves"]
 
@@ -147,7 +148,7 @@ class Moves:
             wide = self._wide(stop - start)
             wide[:] = src[start:stop]
             self._allreduce(wide, wide, self._ops[op])
-            _narrow(wide, dst[start:stop], self._size if op is ReduceOp.AVG else 1)
+            narrow(wide, dst[start:stop], self._size if op is ReduceOp.AVG else 1)
 
     def _reduce_scatter_half(self, src: Array, dst: Array, op: ReduceOp) -> None:
         rows = src.reshape(self._size, -1)
@@ -160,7 +161,7 @@ class Moves:
             # In place the result lies at the front of the buffer.
             self._comm.Reduce_scatter_block(self._in_place, [wide, kind], self._ops[op])
             divisor = self._size if op is ReduceOp.AVG else 1
-            _narrow(wide[:width], dst[start:stop], divisor)
+            narrow(wide[:width], dst[start:stop], divisor)
 
     def _wide(self, count: int) -> Array:
         if self._scratch is None or self._scratch.size < count:
@@ -186,28 +187,6 @@ class Moves:
         if src is dst or not np.may_share_memory(src, dst):
             return src
         return dst if src.ctypes.data == dst.ctypes.data else src.copy()
-
-
-def divide(array: Array, divisor: int) -> None:
-    """Divides in place; integers toward zero, also where the divisor exceeds their range."""
-    if array.dtype.kind in "iu":
-        if divisor > np.iinfo(array.dtype).max:
-            wide = array.astype(np.int64)
-            divide(wide, divisor)
-            array[...] = wide
-            return
-        # x - fmod(x, n) lies toward zero and is a multiple of n.
-        array -= np.fmod(array, divisor)
-        array //= divisor
-    else:
-        array /= divisor
-
-
-def _narrow(wide: Array, dst: Array, divisor: int) -> None:
-    if divisor > 1:
-        wide /= divisor
-    with np.errstate(over="ignore", invalid="ignore"):
-        dst[:] = wide
 
 
 def _cut(size: int, piece: int) -> Iterator[tuple[int, int]]:

@@ -173,11 +173,13 @@ def _find_odd(rows: Sequence[tuple[int, Row]]) -> tuple[int, ...]:
 class Exchange(Protocol):
     """Carries the rows of one lane's rounds; one round at a time."""
 
-    received: bytearray
-    """After a round: the rows of the others, in the order of `Lane.peers`."""
-
     def start(self, row: bytes) -> None:
-        """Posts this rank's row of the next round; returns at once."""
+        """Posts this rank's row of the next round; returns at once.
+
+        Args:
+            row: `ROW_BYTES` of row. A few bytes of data may follow, which the
+                protocol does not look at.
+        """
 
     def test(self) -> bool:
         """Whether the round is complete."""
@@ -186,13 +188,17 @@ class Exchange(Protocol):
     def wait(self) -> None:
         """Waits until the round is complete."""
 
+    def rows(self) -> bytes:
+        """After a round: the rows of all ranks of the lane, in the order of their ids."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Lane:
     """One rank's view of a lane.
 
     Attributes:
-        peers: The worker ids of the other ranks.
+        members: The worker ids of its ranks, in order.
         exchange: Carries their rows.
         pending: A token was posted and its round is not complete.
         ran: The last command in which a collective of this lane began.
@@ -200,7 +206,7 @@ class Lane:
         nth: How many collectives of that command were entered here.
     """
 
-    peers: tuple[int, ...]
+    members: tuple[int, ...]
     exchange: Exchange
     pending: bool = False
     ran: int = -1
@@ -228,9 +234,9 @@ class Preflight:
     _floors: dict[int, int] = field(default_factory=dict[int, int])
     _blame: tuple[int, int] = (-2, -1)
 
-    def add_lane(self, peers: Sequence[int], exchange: Exchange) -> Lane:
-        """Begins a lane with these other ranks."""
-        lane = Lane(tuple(peers), exchange)
+    def add_lane(self, members: Sequence[int], exchange: Exchange) -> Lane:
+        """Begins a lane of these ranks, this one among them."""
+        lane = Lane(tuple(sorted(members)), exchange)
         self.lanes.append(lane)
         return lane
 
@@ -264,7 +270,7 @@ class Preflight:
         exchange = lane.exchange
         exchange.start(row)
         exchange.wait()
-        if bytes(exchange.received) == row * len(lane.peers):
+        if exchange.rows() == row[:ROW_BYTES] * len(lane.members):
             lane.ran = self.position
             return True
         return False
@@ -276,7 +282,7 @@ class Preflight:
 
         Args:
             lane: Where to enter.
-            row: What `next_row` made.
+            row: What `next_row` made, perhaps with data behind it.
             posted: `enter_now` has posted it.
 
         Returns:
@@ -286,13 +292,13 @@ class Preflight:
             while lane.pending:
                 yield from self._wait(lane)
                 self._finish_token(lane, self.position - 1)
-        mine = Row._make(_LAYOUT.unpack(row))
+        mine = Row._make(_LAYOUT.unpack_from(row))
         while True:
             if not posted:
                 lane.exchange.start(row)
                 yield from self._wait(lane)
             posted = False
-            verdict = decide([(self.me, mine), *self._read(lane)], mine)
+            verdict = decide(self._read(lane), mine)
             if verdict.kind is not VerdictKind.REPEAT:
                 break
         if verdict.kind is VerdictKind.ABORTED:
@@ -356,7 +362,9 @@ class Preflight:
 
     def _finish_token(self, lane: Lane, passed: int) -> None:
         lane.pending = False
-        for _, row in self._read(lane):
+        for worker, row in self._read(lane):
+            if worker == self.me:
+                continue
             if row.floor <= self.failed or (row.call and row.seq <= passed):
                 self._post_token(lane, passed)
                 return
@@ -366,12 +374,8 @@ class Preflight:
         lane.pending = True
 
     def _read(self, lane: Lane) -> list[tuple[int, Row]]:
-        rows = [
-            (worker, Row._make(row))
-            for worker, row in zip(
-                lane.peers, _LAYOUT.iter_unpack(lane.exchange.received), strict=True
-            )
-        ]
+        found = map(Row._make, _LAYOUT.iter_unpack(lane.exchange.rows()))
+        rows = list(zip(lane.members, found, strict=True))
         for worker, row in rows:
             if row.floor > self._floors.get(worker, -1):
                 self._floors[worker] = row.floor
@@ -381,10 +385,13 @@ class Preflight:
         """Finds out whether a pending token can still matter."""
         floors = self._floors
         for lane in self.lanes:
-            for worker in lane.peers:
+            for worker in lane.members:
                 if lane.ran > floors.get(worker, -1):
                     floors[worker] = lane.ran
-        self.busy = any(
-            lane.pending and any(floors.get(worker, -1) <= self.failed for worker in lane.peers)
+        late = {
+            worker
             for lane in self.lanes
-        )
+            for worker in lane.members
+            if worker != self.me and floors.get(worker, -1) <= self.failed
+        }
+        self.busy = any(lane.pending and not late.isdisjoint(lane.members) for lane in self.lanes)

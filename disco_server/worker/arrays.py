@@ -10,7 +10,7 @@ import grpc
 
 from disco_client.pb import controller_pb2
 from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_chunk
-from disco_server.channels.shared import allocate, map_shared
+from disco_server.channels.shared import allocate, map_shared, write_shared
 
 __all__ = ["ArrayCarrier", "Offers", "receive_array", "send_array"]
 
@@ -30,13 +30,12 @@ async def receive_array(chunks: AsyncIterator[bytes], nbytes: int) -> int:
     """
     fd = allocate(nbytes)
     try:
-        with map_shared(fd, nbytes) as shared:
-            at = 0
-            async for raw in chunks:
-                data = chunk_data(raw)
-                _check_size(nbytes, at + len(data), at_most=True)
-                shared[at : at + len(data)] = data
-                at += len(data)
+        at = 0
+        async for raw in chunks:
+            data = chunk_data(raw)
+            _check_size(nbytes, at + len(data), at_most=True)
+            write_shared(fd, data, at)
+            at += len(data)
         _check_size(nbytes, at)
     except BaseException:
         os.close(fd)

@@ -15,7 +15,7 @@ from disco_client.pb import controller_pb2
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.codec import ArrayPorter, EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame, receive, send_with_fd
-from disco_server.channels.shared import allocate, map_shared
+from disco_server.channels.shared import allocate, map_shared, write_shared
 
 __all__ = ["DaemonGone", "RankPort"]
 
@@ -98,8 +98,7 @@ class RankPort(ArrayPorter):
         self._tickets += 1
         fd = allocate(array.nbytes)
         try:
-            with map_shared(fd, array.nbytes) as shared:
-                np.frombuffer(shared, np.uint8)[:] = np.frombuffer(byte_view(array), np.uint8)
+            write_shared(fd, byte_view(array))
             transfer = controller_pb2.Transfer(
                 session=self._session,
                 ticket=self._tickets,

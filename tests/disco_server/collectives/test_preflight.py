@@ -87,7 +87,7 @@ class Wire:
         self._rank = rank
         self._mine = network.posts.setdefault(rank, [])
         self._others = [member for member in network.members if member != rank]
-        self.received = bytearray(64 * len(self._others))
+        self._rows = b""
         self.replayed = False
 
     def start(self, row: bytes) -> None:
@@ -100,9 +100,12 @@ class Wire:
         if any(len(self._network.posts.get(other, ())) < count for other in self._others):
             return False
         if count:
-            rows = [self._network.posts[other][count - 1] for other in self._others]
-            self.received[:] = b"".join(rows)
+            posts = self._network.posts
+            self._rows = b"".join(posts[rank][count - 1] for rank in self._network.members)
         return True
+
+    def rows(self) -> bytes:
+        return self._rows
 
     def wait(self) -> None:
         assert self.test()
@@ -178,9 +181,7 @@ def make_ranks() -> list[Rank]:
     for rank in range(RANKS):
         preflight = Preflight(rank)
         lanes = {
-            number: preflight.add_lane(
-                [member for member in network.members if member != rank], Wire(network, rank)
-            )
+            number: preflight.add_lane(network.members, Wire(network, rank))
             for number, network in enumerate(networks)
             if rank in network.members
         }

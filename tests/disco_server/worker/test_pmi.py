@@ -189,21 +189,11 @@ sys.stdin.read()
 def test_an_abort_is_reported():
     """MPI_Abort reaches the callback with the rank that called it."""
     world = World(4, [[0, 1]])
-
-    async def run() -> None:
-        # The other rank would wait in its finalize for ever: the owner ends it.
-        task = asyncio.create_task(world.run("abort"))
-        while not world.aborts:
-            await asyncio.sleep(0.01)
-        task.cancel()
-
-    pairs_before = len(world.aborts)
-    asyncio.run(asyncio.wait_for(_abort_one(world), 30))
-    assert pairs_before == 0
-    assert world.aborts[0] == (1, "rank 1 called MPI_Abort with status 7")
+    asyncio.run(asyncio.wait_for(abort_one(world), 30))
+    assert world.aborts == [(1, "rank 1 called MPI_Abort with status 7")]
 
 
-async def _abort_one(world: World) -> None:
+async def abort_one(world: World) -> None:
     pairs = [socket.socketpair() for _ in range(2)]
     aborted = asyncio.Event()
 
@@ -226,3 +216,212 @@ async def _abort_one(world: World) -> None:
         process.communicate()
     await server.close()
     await serving
+
+
+@dataclass
+class Line:
+    """A rank that speaks the protocol by hand."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def ask(self, text: str | bytes) -> str:
+        self.writer.write(text if isinstance(text, bytes) else f"{text}\n".encode())
+        return (await self.reader.readline()).decode().strip()
+
+
+@asynccontextmanager
+async def hand_made(aborts: list[tuple[int, str]], fence=None, ranks: int = 2):
+    """Serves ranks that this test plays itself."""
+    pairs = [socket.socketpair() for _ in range(ranks)]
+    server = PmiNode(
+        ranks={rank: pair[0] for rank, pair in enumerate(pairs)},
+        nodes=[list(range(ranks))],
+        kvsname="disco-test",
+        fence=fence or Fences(1).of(0),
+        on_abort=lambda rank, why: aborts.append((rank, why)),
+    )
+    serving = asyncio.create_task(server.serve())
+    lines = [Line(*await asyncio.open_unix_connection(sock=pair[1])) for pair in pairs]
+    try:
+        yield lines
+    finally:
+        for line in lines:
+            line.writer.close()
+        await asyncio.wait_for(serving, 10)
+        await server.close()
+
+
+def converse(talk, **options) -> list[tuple[int, str]]:
+    """Runs a conversation; returns what was reported."""
+    aborts: list[tuple[int, str]] = []
+
+    async def run() -> None:
+        async with hand_made(aborts, **options) as lines:
+            await talk(lines)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    return aborts
+
+
+def test_the_questions_of_a_library_are_answered():
+    """Each command of PMI-1 that a start needs gets the answer it defines."""
+
+    async def talk(lines: list[Line]) -> None:
+        ask = lines[0].ask
+        version = "pmi_version=1 pmi_subversion=1"
+        assert await ask(f"cmd=init {version}") == f"cmd=response_to_init rc=0 {version}"
+        assert "rc=-1" in await ask("cmd=init pmi_version=2 pmi_subversion=0")
+        assert "keylen_max=64 vallen_max=1024" in await ask("cmd=get_maxes")
+        assert await ask("cmd=get_appnum") == "cmd=appnum rc=0 appnum=0"
+        assert await ask("cmd=get_universe_size") == "cmd=universe_size rc=0 size=2"
+        assert await ask("cmd=get_my_kvsname") == "cmd=my_kvsname rc=0 kvsname=disco-test"
+        mapping = await ask("cmd=get kvsname=disco-test key=PMI_process_mapping")
+        assert mapping.endswith("value=(vector,(0,1,2))")
+        for line in lines:
+            assert await line.ask("cmd=finalize") == "cmd=finalize_ack rc=0"
+
+    assert converse(talk) == []
+
+
+def test_unknown_commands_do_no_harm():
+    """An unknown command, a spawn of several lines included, gets rc=-1 and the line lives."""
+
+    async def talk(lines: list[Line]) -> None:
+        answer = await lines[0].ask("cmd=publish_name service=x port=y")
+        assert answer == "cmd=publish_name_result rc=-1 msg=unknown_command"
+        spawn = b"mcmd=spawn\nnprocs=1\nexecname=/bin/true\nendcmd\n"
+        assert "cmd=spawn_result rc=-1" in await lines[0].ask(spawn)
+        for line in lines:
+            assert "rc=0" in await line.ask("cmd=finalize")
+
+    assert converse(talk) == []
+
+
+def test_keys_are_written_once_and_within_limits():
+    """A second value, a long key or value, and a strange key-value space are refused."""
+
+    async def talk(lines: list[Line]) -> None:
+        ask = lines[0].ask
+        assert "rc=0" in await ask("cmd=put kvsname=disco-test key=a value=x y=z")
+        assert (await ask("cmd=get kvsname=disco-test key=a")).endswith("value=x y=z")
+        assert "rc=0" in await ask("cmd=put kvsname=disco-test key=a value=x y=z")
+        assert "duplicate_key" in await ask("cmd=put kvsname=disco-test key=a value=other")
+        assert "too_long" in await ask(f"cmd=put kvsname=disco-test key={'k' * 65} value=x")
+        assert "too_long" in await ask(f"cmd=put kvsname=disco-test key=b value={'v' * 1025}")
+        assert "unknown_kvsname" in await ask("cmd=put kvsname=other key=b value=x")
+        assert "key_not_found" in await ask("cmd=get kvsname=other key=a")
+        assert "key_not_found" in await ask("cmd=get kvsname=disco-test key=b")
+        for line in lines:
+            await line.ask("cmd=finalize")
+
+    assert converse(talk) == []
+
+
+@pytest.mark.parametrize("noise", [b"\xff\xfe\n", b"hello\n", b"cmd=" + b"x" * 5000 + b"\n"])
+def test_nonsense_ends_only_its_own_line(noise):
+    """Malformed bytes close the connection they came on; the other rank goes on."""
+
+    async def talk(lines: list[Line]) -> None:
+        assert await lines[0].ask(noise) == ""
+        assert "rc=0" in await lines[1].ask("cmd=get_appnum")
+        assert "rc=0" in await lines[1].ask("cmd=finalize")
+
+    [(rank, why)] = converse(talk)
+    assert rank == 0
+    assert "does not speak PMI-1" in why
+
+
+def test_a_failed_fence_frees_the_ranks():
+    """If the nodes do not meet, all ranks get rc=-1 and the callback learns why."""
+
+    async def fence(name: str, items: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        raise TimeoutError(f"node 1 did not come to {name}")
+
+    async def talk(lines: list[Line]) -> None:
+        answers = await asyncio.gather(*(line.ask("cmd=barrier_in") for line in lines))
+        assert answers == ["cmd=barrier_out rc=-1"] * 2
+        for line in lines:
+            await line.ask("cmd=finalize")
+
+    [(rank, why)] = converse(talk, fence=fence)
+    assert rank == -1
+    assert "node 1 did not come to pmi-0" in why
+
+
+def test_a_rank_that_leaves_frees_those_in_the_barrier():
+    """A barrier that cannot complete any more answers rc=-1."""
+
+    async def talk(lines: list[Line]) -> None:
+        waiting = asyncio.create_task(lines[0].ask("cmd=barrier_in"))
+        lines[1].writer.close()
+        assert await waiting == "cmd=barrier_out rc=-1"
+        await lines[0].ask("cmd=finalize")
+
+    assert converse(talk) == [(1, "rank 1 ended before it finalized MPI")]
+
+
+def test_a_fence_carries_what_was_put_since_the_last():
+    """Each barrier exchanges its own puts, under names that count up."""
+    calls: list[tuple[str, dict[str, bytes]]] = []
+
+    async def fence(name: str, items: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        calls.append((name, dict(items)))
+        return {**items, f"far-{name}": b"there"}
+
+    async def talk(lines: list[Line]) -> None:
+        await lines[0].ask("cmd=put kvsname=disco-test key=a value=1")
+        await asyncio.gather(*(line.ask("cmd=barrier_in") for line in lines))
+        await lines[1].ask("cmd=put kvsname=disco-test key=b value=2")
+        await asyncio.gather(*(line.ask("cmd=barrier_in") for line in lines))
+        assert (await lines[1].ask("cmd=get key=far-pmi-0")).endswith("value=there")
+        for line in lines:
+            await line.ask("cmd=finalize")
+
+    assert converse(talk, fence=fence) == []
+    assert calls == [("pmi-0", {"a": b"1"}), ("pmi-1", {"b": b"2"})]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        ([[0]], "(vector,(0,1,1))"),
+        ([[0, 1], [2, 3]], "(vector,(0,2,2))"),
+        ([[0], [1, 2, 3]], "(vector,(0,1,1),(1,1,3))"),
+        ([[0], [1], [2]], "(vector,(0,3,1))"),
+        ([[0, 2], [1, 3]], "(vector,(0,2,1),(0,2,1))"),
+        ([[2, 3], [0, 1]], "(vector,(1,1,2),(0,1,2))"),
+    ],
+)
+def test_layouts_are_described(nodes, text):
+    """Runs of consecutive ranks become triples, even and uneven nodes alike."""
+    assert map_processes(nodes) == text
+
+
+def test_layouts_have_limits():
+    """A layout too ragged for one value is refused with a way out."""
+    nodes = [list(range(node, 400, 2)) for node in range(2)]
+    with pytest.raises(ConfigError, match="consecutive"):
+        map_processes(nodes)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "name"),
+    [([0], [[0], [0]], "x"), ([0], [[0, 1]], "x"), ([0], [[0]], ""), ([0], [[0]], "a b")],
+)
+def test_wrong_descriptions_are_refused(ranks, nodes, name):
+    """Doubled or foreign ranks and unusable names are found at once."""
+    with pytest.raises(ConfigError):
+        PmiNode(
+            ranks=dict.fromkeys(ranks),
+            nodes=nodes,
+            kvsname=name,
+            fence=Fences(1).of(0),
+            on_abort=lambda rank, why: None,
+        )
+
+
+def test_names_differ_by_session_and_attempt():
+    """No two starts share a key-value space."""
+    names = {kvsname(session, attempt) for session in (1, 2**63) for attempt in (0, 1)}
+    assert len(names) == 4

@@ -1,0 +1,63 @@
+"""Arithmetic that MPI does not do: averages, halves, and combining rows of one array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from disco_server.collectives.base import Array, ReduceOp
+from disco_server.collectives.checks import Family
+
+__all__ = ["combine", "divide", "narrow"]
+
+_UFUNCS: tuple[np.ufunc, ...] = (np.add, np.multiply, np.minimum, np.maximum, np.add)
+_BOOL_UFUNCS: tuple[np.ufunc, ...] = (
+    np.logical_or,
+    np.logical_and,
+    np.logical_and,
+    np.logical_or,
+)
+
+
+def combine(parts: Array, dst: Array, op: ReduceOp, family: Family) -> None:
+    """Reduces the rows of a matrix, in their order.
+
+    Args:
+        parts: One row a rank, shape (ranks, elements).
+        dst: Takes the result, shape (elements,), same dtype.
+        op: The operation.
+        family: How elements of this dtype are combined.
+    """
+    ufunc = (_BOOL_UFUNCS if family is Family.BOOL else _UFUNCS)[op]
+    divisor = len(parts) if op is ReduceOp.AVG else 1
+    if family is Family.HALF:
+        narrow(ufunc.reduce(parts.astype(np.float32), axis=0), dst, divisor)
+        return
+    # Without a dtype numpy would widen small integers instead of wrapping them.
+    ufunc.reduce(parts, axis=0, dtype=dst.dtype, out=dst)
+    if divisor > 1:
+        divide(dst, divisor)
+
+
+def divide(array: Array, divisor: int) -> None:
+    """Divides in place; integers toward zero, also where the divisor exceeds their range."""
+    if array.dtype.kind not in "iu":
+        array /= divisor
+    elif divisor > np.iinfo(array.dtype).max:
+        wide: Array = array.astype(np.int64)
+        divide(wide, divisor)
+        array[...] = wide
+    else:
+        # x - fmod(x, n) lies between x and zero and is a multiple of n.
+        array -= np.fmod(array, divisor)
+        array //= divisor
+
+
+def narrow(wide: np.ndarray[Any, np.dtype[np.float32]], dst: Array, divisor: int = 1) -> None:
+    """Rounds float32 into halves, after a division that may change `wide`."""
+    if divisor > 1:
+        wide /= divisor
+    # A value beyond the range of float16 becomes infinite, as it does everywhere.
+    with np.errstate(over="ignore", invalid="ignore"):
+        dst[...] = wide
