@@ -27,6 +27,7 @@ class RegisterNode(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     ARRAY_ADDRESS_FIELD_NUMBER: builtins.int
+    HOST_ID_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     name: builtins.str
     version: builtins.str
@@ -36,6 +37,8 @@ class RegisterNode(google.protobuf.message.Message):
     pid: builtins.int
     array_address: builtins.str
     """Where it serves ArrayService to clients; empty where it does not."""
+    host_id: builtins.str
+    """The same for daemons whose ranks can share memory."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """One device a slot."""
@@ -51,8 +54,9 @@ class RegisterNode(google.protobuf.message.Message):
         host: builtins.str = ...,
         pid: builtins.int = ...,
         array_address: builtins.str = ...,
+        host_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["array_address", b"array_address", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "name", b"name", "pid", b"pid", "protocol", b"protocol", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["array_address", b"array_address", "devices", b"devices", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "name", b"name", "pid", b"pid", "protocol", b"protocol", "version", b"version"]) -> None: ...
 
 global___RegisterNode = RegisterNode
 
@@ -141,7 +145,10 @@ class NodeRanks(google.protobuf.message.Message):
     NODE_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
+    HOST_ID_FIELD_NUMBER: builtins.int
     node: builtins.str
+    host_id: builtins.str
+    """The same for nodes whose ranks can share memory."""
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -154,8 +161,9 @@ class NodeRanks(google.protobuf.message.Message):
         node: builtins.str = ...,
         workers: collections.abc.Iterable[builtins.int] | None = ...,
         devices: collections.abc.Iterable[builtins.str] | None = ...,
+        host_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["devices", b"devices", "node", b"node", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["devices", b"devices", "host_id", b"host_id", "node", b"node", "workers", b"workers"]) -> None: ...
 
 global___NodeRanks = NodeRanks
 

@@ -63,13 +63,20 @@ class Kind(NamedTuple):
         code: Its number in headers.
         name: Its name as numpy writes it.
         family: How its elements are combined.
+        refused: The reductions it does not know.
     """
 
     code: int
     name: str
     family: Family
+    refused: frozenset[ReduceOp]
 
 
+_REFUSED = {
+    Family.BOOL: frozenset({ReduceOp.AVG}),
+    Family.COMPLEX: frozenset({ReduceOp.MIN, ReduceOp.MAX}),
+    Family.OPAQUE: frozenset(ReduceOp),
+}
 _NAMES: dict[Family, tuple[str, ...]] = {
     Family.BOOL: ("bool",),
     Family.INTEGER: ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -88,7 +95,7 @@ _NAMES: dict[Family, tuple[str, ...]] = {
     ),
 }
 _BY_NAME = {
-    name: Kind(code, name, family)
+    name: Kind(code, name, family, _REFUSED.get(family, frozenset()))
     for code, (family, name) in enumerate(
         ((family, name) for family, names in _NAMES.items() for name in names), start=1
     )
@@ -138,14 +145,13 @@ def check_equal(
         reduce: The reduction, where there is one.
         parts: Into how many equal parts both must fall.
     """
-    code = int(op) if reduce is None else op + 16 * reduce
+    code = _code(op, reduce)
     source, target = _as_array(src), _as_array(dst)
     if source is None:
         return Offer(code, 0, 0, f"the source must be an array, not {_name(src)}")
     if target is None:
         return Offer(code, 0, 0, f"the destination must be an array, not {_name(dst)}")
     size = source.size
-    problem = ""
     if target.size != size:
         problem = f"the destination {_text(target)} needs {size} elements, as {_text(source)} has"
     elif size % parts:
@@ -170,7 +176,7 @@ def check_parts(
         root: Whether this rank has the array of all parts; if it has not, that
             array is not looked at.
     """
-    code = int(op) if reduce is None else op + 16 * reduce
+    code = _code(op, reduce)
     joins = op in (Op.ALLGATHER, Op.GATHER)
     if not root:
         src, dst = (src, src) if joins else (dst, dst)
@@ -219,18 +225,26 @@ def describe(offer: Offer, src: object, dst: object) -> str:
     return f"{name} {', '.join(parts)}".rstrip()
 
 
+# Adding two enums costs as much as the rest of a check; looking their sum up does not.
+_CODES = {(op, reduce): int(op) + 16 * int(reduce) for op in Op for reduce in ReduceOp}
+
+
+def _code(op: Op, reduce: ReduceOp | None) -> int:
+    return int(op) if reduce is None else _CODES[op, reduce]
+
+
 def _check(
-    code: int, src: Array, dst: Array, count: int, reduce: ReduceOp | None, problem: str
+    code: int, src: Array, dst: Array, elements: int, reduce: ReduceOp | None, problem: str
 ) -> Offer:
     dtype = src.dtype
     kind = find_kind(dtype)
     if kind is None:
         return Offer(code, 0, 0, f"dtype {dtype} cannot take part in a collective")
-    if dst.dtype != dtype:
+    if dst.dtype is not dtype and dst.dtype != dtype:
         problem = f"the destination {_text(dst)} must be {dtype}, as the source {_text(src)} is"
-    if not problem and reduce is not None:
+    elif kind.refused and not problem and reduce is not None:
         problem = _check_reduction(kind, reduce)
-    return Offer(code, kind.code, count, problem, kind.family)
+    return Offer(code, kind.code, elements, problem, kind.family)
 
 
 def _check_writeable(array: Array) -> str:
@@ -238,14 +252,13 @@ def _check_writeable(array: Array) -> str:
 
 
 def _check_reduction(kind: Kind, reduce: ReduceOp) -> str:
-    family = kind.family
-    if family is Family.BOOL and reduce is ReduceOp.AVG:
+    if reduce not in kind.refused:
+        return ""
+    if kind.family is Family.BOOL:
         return "bool has no avg; use sum or max for or, prod or min for and"
-    if family is Family.COMPLEX and reduce in (ReduceOp.MIN, ReduceOp.MAX):
+    if kind.family is Family.COMPLEX:
         return f"{kind.name} has no order, so no {reduce.name.lower()}"
-    if family is Family.OPAQUE:
-        return f"{kind.name} can be moved but not reduced; convert it to float32 first"
-    return ""
+    return f"{kind.name} can be moved but not reduced; convert it to float32 first"
 
 
 def _as_array(value: object) -> Array | None:

@@ -28,7 +28,7 @@ from disco_server.collectives.base import (
 from disco_server.collectives.checks import Offer, Op
 from disco_server.collectives.mpi_library import MpiLibrary, load_mpi
 from disco_server.collectives.mpi_moves import Moves
-from disco_server.collectives.mpi_rows import MpiRows
+from disco_server.collectives.mpi_rows import RIDER, MpiRows
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.preflight import Lane, Preflight, VerdictKind
 
@@ -140,24 +140,25 @@ class MpiCommunicator(Communicator):
         """See `Communicator.allreduce`."""
         side = self._group if in_group else self._world
         offer = checks.check_equal(Op.ALLREDUCE, src, dst, op)
-        if self._rides(side, offer, src):
-            parts = self._meet_with(side, offer, src, dst)
+        if 0 < offer.elements <= side.data_bytes and src.nbytes <= side.data_bytes:
+            parts = self._meet_with_data(side, offer, src, dst)
             target = dst if dst.flags.c_contiguous else np.empty(dst.shape, dst.dtype)
             combine(parts, target.reshape(-1), op, offer.family)
-        else:
-            self._meet(side, offer, src, dst)
-            if not offer.elements:
-                return
+            _unstage(target, dst)
+            return
+        self._meet(side, offer, src, dst)
+        if offer.elements:
             source, target = _stage(src, dst)
             side.moves.allreduce(source, target, op, offer.family)
-        _unstage(target, dst)
+            _unstage(target, dst)
 
     def allgather(self, src: Array, dst: Array, *, in_group: bool = True) -> None:
         """See `Communicator.allgather`."""
         side = self._group if in_group else self._world
         offer = checks.check_parts(Op.ALLGATHER, src, dst, side.size, root=True)
-        if self._rides(side, offer, src):
-            dst[...] = self._meet_with(side, offer, src, dst).reshape(dst.shape)
+        if 0 < offer.elements <= side.data_bytes and src.nbytes <= side.data_bytes:
+            parts = self._meet_with_data(side, offer, src, dst)
+            dst[...] = np.concatenate(parts).reshape(dst.shape)
             return
         self._meet(side, offer, src, dst)
         if offer.elements:
@@ -298,15 +299,17 @@ class MpiCommunicator(Communicator):
         else:
             moves.send(source, worker)
 
-    def _rides(self, side: _Side, offer: Offer, src: Array) -> bool:
-        """Whether data is so small that it rides along with the rows; all ranks agree on it."""
-        return not offer.problem and offer.elements > 0 and src.nbytes <= side.data_bytes
+    def _meet_with_data(self, side: _Side, offer: Offer, src: Array, dst: Array) -> list[Array]:
+        """Meets the peers with data that rides along; returns that of all ranks, flat.
 
-    def _meet_with(self, side: _Side, offer: Offer, src: Array, dst: Array) -> Array:
-        """Meets the peers with data; returns everyone's, shape (ranks, elements)."""
-        rows = cast("MpiRows", side.rows)
-        self._agree(cast("Lane", side.lane), offer, src, dst, 0, src.tobytes())
-        return rows.data(src.nbytes).view(src.dtype)
+        Whether it rides depends on nothing but what the rows compare, so all ranks
+        that may begin agree on it.
+        """
+        parts: list[Array] = []
+        if not offer.problem:
+            parts = cast("MpiRows", side.rows).stage(src)
+        self._agree(cast("Lane", side.lane), offer, src, dst, 0, RIDER if parts else b"")
+        return parts
 
     def _meet(self, side: _Side, offer: Offer, src: object, dst: object) -> None:
         """Meets the peers; returns if the operation may begin."""
@@ -323,12 +326,12 @@ class MpiCommunicator(Communicator):
         src: object,
         dst: object,
         extra: int,
-        data: bytes = b"",
+        rider: bytes = b"",
     ) -> None:
         """Meets the peers; returns if all may begin, raises the same on all otherwise."""
         preflight = self._preflight
         wrong = bool(offer.problem)
-        row = preflight.next_row(lane, offer[:3], extra, wrong=wrong) + data
+        row = preflight.next_row(lane, offer[:3], extra, wrong=wrong) + rider
         short = not (wrong or preflight.busy or lane.pending)
         if short and preflight.enter_now(lane, row):
             return

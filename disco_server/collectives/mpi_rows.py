@@ -21,13 +21,17 @@ import numpy as np
 from disco_server.collectives.base import Array
 from disco_server.collectives.preflight import ROW_BYTES
 
-__all__ = ["MpiRows"]
+__all__ = ["RIDER", "MpiRows"]
+
+RIDER = b"+"
+"""Stands behind a row with which staged data rides."""
 
 # Among more ranks the copies to everyone cost more than a collective of MPI.
 _MOST_RANKS = 8
 _DATA_BYTES = 4096
 _TEXT_BYTES = 400
 _TEXT_TAG = 16
+_MOST_VIEWS = 256
 
 
 class MpiRows:
@@ -59,9 +63,10 @@ class MpiRows:
         self._mpi, self._comm, self._tag = mpi, comm, tag
         self._peers = [member for member in members if member != me]
         slots = np.zeros((len(members), ROW_BYTES + self.data_bytes), np.uint8)
-        mine = slots[list(members).index(me)]
+        self._index = list(members).index(me)
+        mine = slots[self._index]
         self._slots = slots
-        self._mine = memoryview(mine)
+        self._head = memoryview(mine[:ROW_BYTES])
         self._heads = slots[:, :ROW_BYTES]
         receives: list[Any] = [
             comm.Recv_init([slots[index], mpi.BYTE], member, tag)
@@ -75,15 +80,15 @@ class MpiRows:
         self._short = receives + sends
         self._long = receives + sends_with_data
         self._active = self._short
+        self._views: dict[tuple[np.dtype[Any], int], list[Array]] = {}
         self._start_all = mpi.Prequest.Startall
         self._wait_all = mpi.Request.Waitall
         self._test_all = mpi.Request.Testall
 
     def start(self, row: bytes) -> None:
-        """Posts this rank's row, with the data behind it."""
-        size = len(row)
-        self._mine[:size] = row
-        self._active = self._short if size == ROW_BYTES else self._long
+        """Posts this rank's row; if `RIDER` follows it, with the data staged before."""
+        self._head[:] = row[:ROW_BYTES]
+        self._active = self._short if len(row) == ROW_BYTES else self._long
         self._start_all(self._active)
 
     def test(self) -> bool:
@@ -98,9 +103,24 @@ class MpiRows:
         """The rows of all members in their order."""
         return self._heads.tobytes()
 
-    def data(self, nbytes: int) -> Array:
-        """What rode behind the rows of the last round, shape (members, nbytes), as a view."""
-        return self._slots[:, ROW_BYTES : ROW_BYTES + nbytes]
+    def stage(self, array: Array) -> list[Array]:
+        """Puts data of at most `data_bytes` where it rides along with the next row.
+
+        A token that is posted or pending meanwhile is not disturbed: it is short.
+
+        Returns:
+            Where the data of all members will be after the round, as flat arrays.
+        """
+        key = (array.dtype, array.size)
+        views = self._views.get(key)
+        if views is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            end = ROW_BYTES + array.nbytes
+            views = [slot[ROW_BYTES:end].view(array.dtype) for slot in self._slots]
+            self._views[key] = views
+        views[self._index][:] = array.reshape(-1)
+        return views
 
     def tell(self, text: str) -> list[str]:
         """Exchanges short texts with the other members, in their order.

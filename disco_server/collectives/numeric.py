@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,22 +21,24 @@ _BOOL_UFUNCS: tuple[np.ufunc, ...] = (
 )
 
 
-def combine(parts: Array, dst: Array, op: ReduceOp, family: Family) -> None:
-    """Reduces the rows of a matrix, in their order.
+def combine(parts: Sequence[Array], dst: Array, op: ReduceOp, family: Family) -> None:
+    """Reduces arrays in their order, so that all ranks get the same bits.
 
     Args:
-        parts: One row a rank, shape (ranks, elements).
-        dst: Takes the result, shape (elements,), same dtype.
+        parts: One array a rank, at least two, shape (elements,).
+        dst: Takes the result, shape (elements,), same dtype; none of the parts.
         op: The operation.
         family: How elements of this dtype are combined.
     """
     ufunc = (_BOOL_UFUNCS if family is Family.BOOL else _UFUNCS)[op]
     divisor = len(parts) if op is ReduceOp.AVG else 1
     if family is Family.HALF:
-        narrow(ufunc.reduce(parts.astype(np.float32), axis=0), dst, divisor)
+        wide = np.stack(parts).astype(np.float32)
+        narrow(ufunc.reduce(wide, axis=0), dst, divisor)
         return
-    # Without a dtype numpy would widen small integers instead of wrapping them.
-    ufunc.reduce(parts, axis=0, dtype=dst.dtype, out=dst)
+    ufunc(parts[0], parts[1], dst)
+    for part in parts[2:]:
+        ufunc(dst, part, dst)
     if divisor > 1:
         divide(dst, divisor)
 

@@ -177,8 +177,8 @@ class Exchange(Protocol):
         """Posts this rank's row of the next round; returns at once.
 
         Args:
-            row: `ROW_BYTES` of row. A few bytes of data may follow, which the
-                protocol does not look at.
+            row: `ROW_BYTES` of row, perhaps with something behind it that only the
+                exchange understands.
         """
 
     def test(self) -> bool:
@@ -282,7 +282,7 @@ class Preflight:
 
         Args:
             lane: Where to enter.
-            row: What `next_row` made, perhaps with data behind it.
+            row: What `next_row` made, perhaps with more behind it.
             posted: `enter_now` has posted it.
 
         Returns:

@@ -110,7 +110,12 @@ class Hub:
             ccl=session.ccl,
             transfer_key=session.transfer_key,
             nodes=[
-                node_pb2.NodeRanks(node=s.node, workers=s.workers, devices=s.devices)
+                node_pb2.NodeRanks(
+                    node=s.node,
+                    workers=s.workers,
+                    devices=s.devices,
+                    host_id=self.cluster.members.nodes[s.node].host_id,
+                )
                 for s in shares
             ],
             node_index=[share.node for share in shares].index(node),

@@ -275,6 +275,7 @@ class Edge:
             host=info.host,
             heard=time.monotonic(),
             array_address=info.array_address,
+            host_id=info.host_id or info.name,
         )
         if info.name not in self._hub.links:
             self._hub.links[info.name] = link

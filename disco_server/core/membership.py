@@ -26,6 +26,7 @@ class Node:
         incarnation: Made anew at each start of the daemon.
         version: Its release.
         host: The machine's name.
+        host_id: The same for daemons whose ranks can share memory.
         array_address: Where it serves arrays to clients; may be empty.
         heard: When it last said anything.
         taken: Slot number to the session that holds it.
@@ -41,6 +42,7 @@ class Node:
     taken: dict[int, int] = field(default_factory=dict[int, int])
     draining: bool = False
     array_address: str = ""
+    host_id: str = ""
 
     @property
     def free(self) -> FreeSlots:

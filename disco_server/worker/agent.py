@@ -21,6 +21,7 @@ from disco_client.wire.protocol import PROTOCOL
 from disco_server.channels.outbox import Outbox
 from disco_server.config import WorkerConfig
 from disco_server.worker.arrays import ArrayCarrier
+from disco_server.worker.host import host_id
 from disco_server.worker.spares import Spares
 from disco_server.worker.supervisor import Supervisor
 
@@ -172,6 +173,7 @@ class Agent:
             incarnation=self._incarnation,
             host=socket.gethostname(),
             array_address=self.array_address,
+            host_id=host_id(),
             pid=os.getpid(),
         )
         return envelope(Kind.REGISTER, info.SerializeToString())

@@ -50,7 +50,8 @@ class PmiNode:
     Args:
         ranks: The ranks of this node, each with the daemon's end of its socket,
             which belongs to this object from now on.
-        nodes: The ranks of each node of the session, the same on all of them.
+        nodes: The ranks of each machine of the session, the same for all daemons;
+            several daemons may share one.
         kvsname: The key-value space, from the function of that name; the same on
             all nodes.
         fence: Gives this node's puts to the other nodes and returns what all nodes
@@ -77,7 +78,7 @@ class PmiNode:
         everyone = sorted(rank for node in nodes for rank in node)
         if everyone != list(range(len(everyone))):
             raise ConfigError(f"the nodes {nodes} do not hold ranks from 0 up, each once")
-        if set(ranks) not in [set(node) for node in nodes]:
+        if not any(set(ranks) <= set(node) for node in nodes):
             raise ConfigError(
                 f"the ranks {sorted(ranks)} are not those of one of the nodes {nodes}"
             )

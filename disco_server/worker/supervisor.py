@@ -194,7 +194,7 @@ class Supervisor:
 
         session.pmi = PmiNode(
             ranks={worker: handle.pmi for worker, handle in session.ranks.items()},
-            nodes=[list(node.workers) for node in start.nodes],
+            nodes=_by_host(start),
             kvsname=kvsname(session.session),
             fence=fence,
             on_abort=lambda rank, why: session.log.debug("MPI of rank %d: %s", rank, why),
@@ -331,6 +331,14 @@ class Supervisor:
         await asyncio.gather(*(self._end(session) for session in going))
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _by_host(start: node_pb2.StartRanks) -> list[list[int]]:
+    """The ranks of each machine: daemons that share one share its memory too."""
+    hosts: dict[str, list[int]] = {}
+    for node in start.nodes:
+        hosts.setdefault(node.host_id, []).extend(node.workers)
+    return list(hosts.values())
 
 
 def _array_in(transfer: controller_pb2.Transfer, error: str = "") -> bytes:
