@@ -27,7 +27,9 @@ from disco_bench.model import MODEL, measure_model
 from disco_bench.render import print_report
 from disco_bench.startup import IMPORTS, SESSIONS, measure_imports, measure_sessions
 from disco_bench.table import Report, Spec, Status
+
 from disco_client import __version__
+from disco_server.settings import cpu_cores
 
 __all__ = ["main"]
 
@@ -60,15 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = _parse(arguments)
     report = Report()
-    load = os.getloadavg()[0]
+    machine = _machine()
     with Bench(report, quick=options.quick) as bench:
-        for name in options.only or SECTIONS:
+        for name in dict.fromkeys(options.only or SECTIONS):
             _measure(name, bench, report)
     print_report(report)
+    print(
+        f"{machine['cores']} cores, of which {machine['load_before']:.1f} were busy before; what "
+        "has no ratio is slower on a busy machine"
+    )
     if options.quick:
         print("measured with --quick: the figures only show that everything works")
     if options.json is not None:
-        content = {**_machine(load), "quick": options.quick, "rows": report.to_json()}
+        content = {**machine, "quick": options.quick, "rows": report.to_json()}
         options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return _exit_code(report, check=options.check)
 
@@ -94,15 +100,14 @@ def _exit_code(report: Report, *, check: bool) -> int:
     return 1 if failed or (check and missed) else 0
 
 
-def _machine(load: float) -> dict[str, Any]:
-    """Where and with what it was measured; ``load`` is what ran before, in processes."""
-    affinity = getattr(os, "sched_getaffinity", None)
+def _machine() -> dict[str, Any]:
+    """Where and with what is measured, and how many processes run there already."""
     return {
         "disco": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "cores": len(affinity(0)) if affinity else os.cpu_count(),
-        "load_before": load,
+        "cores": cpu_cores(),
+        "load_before": os.getloadavg()[0],
     }
 
 

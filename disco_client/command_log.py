@@ -262,7 +262,8 @@ class CommandLog:
                     self._under_way.append(batch)
                 elif self._closed is not None:
                     return None
-                more = bool(self._sealed or self._filling.sites) or self._closed is not None
+                waits = self._sealed or self._filling.sites or self._dead
+                more = bool(waits) or self._closed is not None
             if more:
                 self._wake.put(None)
             if batch is not None:

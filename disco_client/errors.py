@@ -27,7 +27,7 @@ The tree::
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 __all__ = [
@@ -59,6 +59,18 @@ __all__ = [
 
 class DiscoError(Exception):
     """The base of every error of this library."""
+
+    def __reduce__(self) -> tuple[Callable[..., Exception], tuple[object, ...]]:
+        # Programs hand errors to other processes of theirs; fields go along.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(
+    kind: type[DiscoError], args: tuple[object, ...], fields: dict[str, object]
+) -> DiscoError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class ConfigError(DiscoError, ValueError):

@@ -80,6 +80,7 @@ class Inbox:
         self._answers: dict[int, Answer] = {}
         self._pending: dict[int, list[tuple[RemoteFailure, FailureKind]]] = {}
         self._sites: OrderedDict[int, IssuedAt] = OrderedDict()
+        self._raised: OrderedDict[int, None] = OrderedDict()
         self._lost: SessionError | None = None
         self.told = False
 
@@ -115,6 +116,8 @@ class Inbox:
             known = self._sites.get(failure.seq)
             failure = replace(failure, issued_at=known)
             if reply.seq not in self._answers:
+                if failure.seq in self._raised:
+                    return  # other ranks' part in a failure that a call has raised
                 self._pending.setdefault(failure.seq, []).append((failure, kind))
                 self._arrived.notify_all()
                 return
@@ -185,10 +188,12 @@ class Inbox:
         if not self._pending:
             return
         with self._lock:
-            first = min(self._pending)
-            if all(kind is FailureKind.ABORTED for _, kind in self._pending[first]):
+            first = min(self._pending, default=0)
+            if all(kind is FailureKind.ABORTED for _, kind in self._pending.get(first, ())):
                 self._await_cause(first)
-                first = min(self._pending)
+                first = min(self._pending, default=0)
+            if not first:
+                return  # another thread's call has raised it
             failures = self._pending.pop(first)
             others = len(self._pending)
             self._pending.clear()
@@ -218,4 +223,7 @@ class Inbox:
         with self._lock:
             for failure, _ in ordered:
                 self._pending.pop(failure.seq, None)
+                self._raised[failure.seq] = None
+            while len(self._raised) > _REMEMBERED_SITES:
+                self._raised.popitem(last=False)
         return _ERRORS[ordered[0][1]]([failure for failure, _ in ordered])

@@ -26,7 +26,7 @@ def measure_arrays(bench: Bench) -> None:
     rounds, nbytes = bench.pick(9, 2), bench.pick(NBYTES, 4 << 20)
     host = np.arange(nbytes // 4, dtype=np.int32)
     back = np.empty_like(host)
-    data = memoryview(host.view(np.uint8))
+    data = host.data.cast("B")
     with raw_grpc() as raw, bench.session() as session:
         remote = session.empty(host.shape, host.dtype)
         session.sync_all()

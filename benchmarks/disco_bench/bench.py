@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -46,7 +46,7 @@ def new_cluster(warm: int | None = None) -> LocalCluster:
 
 
 @contextlib.contextmanager
-def _variable(name: str, value: str | None) -> Iterator[None]:
+def _variable(name: str, value: str | None) -> Generator[None]:
     before = os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value

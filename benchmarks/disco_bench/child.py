@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ __all__ = ["BENCHMARKS", "Child", "ChildFailed", "with_path"]
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 _END_S = 2.0
+_LAST_WORDS = 400
 
 
 class ChildFailed(Exception):
@@ -29,6 +31,13 @@ def with_path(*folders: Path | str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
 
 
+def _unnamed_file() -> int:
+    """Opens a file that is gone when it is closed; returns its descriptor."""
+    descriptor, path = tempfile.mkstemp()
+    Path(path).unlink()
+    return descriptor
+
+
 class Child:
     """A Python process that answers one line for each line it is sent; a context manager.
 
@@ -38,15 +47,15 @@ class Child:
             on the path.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], environ: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         self._name = " ".join(arguments)
         self._buffer = b""
+        self._errors = _unnamed_file()
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._errors,
             bufsize=0,
             env=with_path(BENCHMARKS) if environ is None else environ,
             start_new_session=True,
@@ -89,7 +98,11 @@ class Child:
     def _ended(self) -> ChildFailed:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
-        return ChildFailed(f"{self._name} ended with status {self._process.returncode}")
+        size = os.fstat(self._errors).st_size
+        raw = os.pread(self._errors, _LAST_WORDS, max(0, size - _LAST_WORDS))
+        last = raw.decode(errors="replace").strip()
+        status = self._process.returncode
+        return ChildFailed(f"{self._name} ended with status {status}: {last or 'silently'}")
 
     def close(self) -> None:
         """Ends the child and what it started; idempotent."""
@@ -102,8 +115,9 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        if process.stdout is not None:
+        if process.stdout is not None and not process.stdout.closed:
             process.stdout.close()
+            os.close(self._errors)
 
     def __enter__(self) -> Self:
         return self

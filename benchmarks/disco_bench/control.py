@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 import disco_client
 from disco_bench.bench import WORKERS, Bench
 from disco_bench.child import BENCHMARKS, Child, ChildFailed, with_path
 from disco_bench.grpc_yardstick import raw_grpc
-from disco_bench.sampling import Pair, alternate, median_of, rotate
-from disco_bench.table import Limit, Measured, Spec, Unavailable
+from disco_bench.sampling import Pair, alone, alternate, median_of, rotate
+from disco_bench.table import Limit, Spec, Unavailable
 
 __all__ = ["COMMANDS", "SYNC", "measure_commands", "measure_sync"]
 
@@ -97,7 +96,7 @@ def measure_commands(bench: Bench) -> None:
         except (Unavailable, ChildFailed) as error:
             (figures,) = rotate((burst,), rounds)
             note = f"no figure of TVM: {error}"
-            bench.record("commands.process", Measured(statistics.median(figures), note=note))
+            bench.record("commands.process", alone(figures, note=note))
         try:
             with tvm_peer("socket") as peer:
                 pair = alternate(burst, lambda: _ask_tvm(peer, count), max(1, rounds // 2))
@@ -107,7 +106,7 @@ def measure_commands(bench: Bench) -> None:
 
 
 @contextlib.contextmanager
-def tvm_peer(kind: str) -> Iterator[Child]:
+def tvm_peer(kind: str) -> Generator[Child]:
     """Starts TVM's Disco with a session of some kind, where it is installed.
 
     Raises:
@@ -139,9 +138,8 @@ def measure_sync(bench: Bench) -> None:
             _measure_four(bench, session, rounds, count, raw.ping)
         with bench.session(1) as session:
             trip = _RoundTrip(session)
-            (alone,) = rotate((lambda: median_of(trip.one, count),), rounds)
-    known = Measured(statistics.median(alone), PEERS_ROUND_TRIP_S, note=_KNOWN)
-    bench.record("sync.round_trip_1", known)
+            (figures,) = rotate((lambda: median_of(trip.one, count),), rounds)
+    bench.record("sync.round_trip_1", alone(figures, PEERS_ROUND_TRIP_S, _KNOWN))
 
 
 class _RoundTrip:
@@ -178,8 +176,5 @@ def _measure_four(
     )
     bench.record("sync.worker", Pair(one, pings).measured())
     bench.record("sync.all", Pair(everyone, pings).measured())
-    median = statistics.median
-    bench.record(
-        "sync.round_trip_4", Measured(median(call_one), PEERS_ROUND_TRIP_S, note=_KNOWN)
-    )
-    bench.record("sync.broadcast_4", Measured(median(call_all), PEERS_BROADCAST_S, note=_KNOWN))
+    bench.record("sync.round_trip_4", alone(call_one, PEERS_ROUND_TRIP_S, _KNOWN))
+    bench.record("sync.broadcast_4", alone(call_all, PEERS_BROADCAST_S, _KNOWN))

@@ -39,7 +39,7 @@ async def _download(request: bytes, context: Any) -> None:
 
 async def _serve() -> None:
     server = grpc.aio.server()
-    handlers = {
+    handlers: dict[str, Any] = {
         "Ping": grpc.stream_stream_rpc_method_handler(_ping),
         "Upload": grpc.stream_unary_rpc_method_handler(_upload),
         "Download": grpc.unary_stream_rpc_method_handler(_download),

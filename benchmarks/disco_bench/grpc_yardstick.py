@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -61,7 +61,7 @@ class RawGrpc:
 
 
 @contextlib.contextmanager
-def raw_grpc() -> Iterator[RawGrpc]:
+def raw_grpc() -> Generator[RawGrpc]:
     """Starts the server and connects to it."""
     with Child(["-m", "disco_bench.grpc_server"]) as server:
         address = f"127.0.0.1:{server.read_line(_START_S)}"

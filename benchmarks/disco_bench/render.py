@@ -53,7 +53,7 @@ def _cells(report: Report, spec: Spec) -> list[str | Text]:
         if measured.yardstick is not None:
             yardstick = describe_figure(measured.yardstick, spec.unit)
         if measured.quotient is not None:
-            ratio = f"{measured.quotient:.3g} ×"
+            ratio = f"{measured.quotient:.3g} x"
     said = "FAILED" if report.status(spec.key) is Status.FAILED else verdict.value
     must = limit.describe(limit.must, spec.unit) if limit else ""
     aim = limit.describe(limit.aim, spec.unit) if limit else ""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from disco_bench.table import Measured
 
-__all__ = ["Pair", "alternate", "median_of", "rotate", "time_call"]
+__all__ = ["Pair", "alone", "alternate", "median_of", "quartiles", "rotate", "time_call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,29 @@ class Pair:
     theirs: list[float]
 
     @property
-    def ratio(self) -> float:
-        """The median of the rounds' ratios."""
-        return statistics.median(a / b for a, b in zip(self.ours, self.theirs, strict=True))
+    def ratios(self) -> list[float]:
+        """What the rounds' figures are to one another."""
+        return [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
 
     def measured(self, note: str = "") -> Measured:
-        """The medians and the ratio as a row takes them."""
+        """The medians of figures and ratios as a row takes them."""
+        median, ratios = statistics.median, self.ratios
         return Measured(
-            statistics.median(self.ours), statistics.median(self.theirs), self.ratio, note
+            median(self.ours), median(self.theirs), median(ratios), note, quartiles(ratios)
         )
+
+
+def alone(figures: Sequence[float], yardstick: float | None = None, note: str = "") -> Measured:
+    """The median of Disco's figures, where the yardstick was not measured in the same rounds."""
+    return Measured(statistics.median(figures), yardstick, note=note, spread=quartiles(figures))
+
+
+def quartiles(figures: Sequence[float]) -> tuple[float, float]:
+    """Between which two values the middle half of some figures lies."""
+    if len(figures) == 1:
+        return figures[0], figures[0]
+    low, _, high = statistics.quantiles(figures, n=4, method="inclusive")
+    return low, high
 
 
 def alternate(

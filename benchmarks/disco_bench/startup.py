@@ -12,7 +12,7 @@ import psutil
 
 import disco_client
 from disco_bench.bench import NODES, SLOTS, WORKERS, Bench, new_cluster
-from disco_bench.sampling import rotate, time_call
+from disco_bench.sampling import alone, rotate, time_call
 from disco_bench.table import Limit, Measured, Spec
 from disco_server.cli.local import LocalCluster
 
@@ -21,7 +21,9 @@ __all__ = ["IMPORTS", "SESSIONS", "measure_imports", "measure_sessions"]
 _SPARES_S = 20.0
 _CLIENT = "from disco_client import connect"
 _BARE = "import grpc, numpy"
-_SERVER_MODULES = f"{_CLIENT}; import sys; print(sum(m.startswith('disco_server') for m in sys.modules))"
+_SERVER_MODULES = (
+    f"{_CLIENT}; import sys; print(sum(m.startswith('disco_server') for m in sys.modules))"
+)
 
 SESSIONS = (
     Spec(
@@ -70,16 +72,14 @@ def measure_sessions(bench: Bench) -> None:
         with new_cluster(warm=0) as cluster:
             cold.append(_time_session(cluster))
     note = "each with daemons just started"
-    bench.record(
-        "session.cold", Measured(statistics.median(cold), statistics.median(bare), note=note)
-    )
+    bench.record("session.cold", alone(cold, statistics.median(bare), note))
     warm: list[float] = []
     for turn in range(bench.pick(9, 1) + 1):
         _await_spares(bench.cluster)
         seconds = _time_session(bench.cluster)
         if turn:
             warm.append(seconds)
-    bench.record("session.warm", Measured(statistics.median(warm)))
+    bench.record("session.warm", alone(warm))
 
 
 def _time_session(cluster: LocalCluster) -> float:
@@ -93,9 +93,7 @@ def _time_session(cluster: LocalCluster) -> float:
 
 def _start_interpreters() -> None:
     """Starts as many bare interpreters as a session has workers, and waits for all."""
-    running = [
-        subprocess.Popen([sys.executable, "-c", "import numpy"]) for _ in range(WORKERS)
-    ]
+    running = [subprocess.Popen([sys.executable, "-c", "import numpy"]) for _ in range(WORKERS)]
     for process in running:
         process.wait()
 
@@ -109,9 +107,7 @@ def _await_spares(cluster: LocalCluster) -> None:
     deadline = time.monotonic() + _SPARES_S
     before = -1.0
     while time.monotonic() < deadline:
-        spares = [
-            child for pid in cluster.pids[1:] for child in psutil.Process(pid).children()
-        ]
+        spares = [child for pid in cluster.pids[1:] for child in psutil.Process(pid).children()]
         spent = sum(sum(spare.cpu_times()[:2]) for spare in spares)
         if len(spares) == NODES * SLOTS and spent == before:
             return
@@ -134,7 +130,7 @@ def measure_imports(bench: Bench) -> None:
     note = f"less the {start * 1e3:.0f} ms that an interpreter takes to start and end"
     bench.record(
         "import.client",
-        Measured(statistics.median(client) - start, statistics.median(grpc) - start, note=note),
+        alone([seconds - start for seconds in client], statistics.median(grpc) - start, note),
     )
     loaded = subprocess.run(
         [sys.executable, "-c", _SERVER_MODULES], capture_output=True, text=True, check=True

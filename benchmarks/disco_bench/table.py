@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Any, Literal
 
 __all__ = [
-    "AIM",
     "Limit",
     "Measured",
     "Report",
@@ -20,8 +19,8 @@ __all__ = [
     "judge",
 ]
 
-AIM = 1e-9
-"""Slack of a comparison, as a share: a figure that equals its limit holds it."""
+_SLACK = 1e-9
+"""Of a comparison, as a share: a figure that equals its limit holds it."""
 
 Unit = Literal["s", "B/s", "1/s", "B", "count"]
 _SCALES: dict[Unit, Sequence[tuple[float, str]]] = {
@@ -75,7 +74,7 @@ class Limit:
 
     def holds(self, value: float, bound: float) -> bool:
         """Whether a value is on the right side of a bound."""
-        slack = AIM * abs(bound)
+        slack = _SLACK * abs(bound)
         return value >= bound - slack if self.least else value <= bound + slack
 
     def describe(self, bound: float | None, unit: Unit) -> str:
@@ -84,7 +83,7 @@ class Limit:
             return ""
         sign = "≥" if self.least else "≤"
         if self.of == "ratio":
-            return f"{sign} {bound:.3g} ×"
+            return f"{sign} {bound:.3g} x"
         plus = "+" if self.of == "excess" else ""
         return f"{sign} {plus}{describe_figure(bound, unit)}"
 
@@ -119,12 +118,15 @@ class Measured:
             paired, because the median of their ratios is steadier than the ratio
             of the medians.
         note: What a reader must know about it.
+        spread: The quartiles of the ratios where rounds were paired, otherwise of
+            Disco's figures: half of the rounds lay between the two.
     """
 
     figure: float
     yardstick: float | None = None
     ratio: float | None = None
     note: str = ""
+    spread: tuple[float, float] | None = None
 
     @property
     def quotient(self) -> float | None:
@@ -200,10 +202,10 @@ class Report:
     def excuse_rest(self, specs: Sequence[Spec], error: Exception) -> None:
         """Gives the rows that were not measured an error as their reason."""
         status = Status.UNAVAILABLE if isinstance(error, Unavailable) else Status.FAILED
-        reason = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
+        kind = "" if isinstance(error, Unavailable) else f"{type(error).__name__}: "
         for spec in specs:
             if self.status(spec.key) is Status.FAILED and spec.key not in self._reasons:
-                self.excuse(spec.key, reason, status)
+                self.excuse(spec.key, f"{kind}{error}", status)
 
     def status(self, key: str) -> Status:
         """What became of a row; one that was never measured has failed."""
@@ -251,6 +253,7 @@ class Report:
             "disco": measured and measured.figure,
             "yardstick": {"name": spec.yardstick, "figure": measured and measured.yardstick},
             "ratio": measured and measured.quotient,
+            "spread": measured and measured.spread,
             "limit": limit
             and {
                 "of": limit.of,

@@ -67,9 +67,7 @@ def _time_calls(call: Callable[[], object], calls: int, barrier: Callable[[], ob
 
 def _check(operation: str, dst: np.ndarray[Any, Any], size: int) -> None:
     """A fast wrong result would be no achievement."""
-    if operation == "allreduce":
-        expected = [size * (size + 1) / 2] * 2
-    else:
-        expected = [1.0, float(size)]
+    total = size * (size + 1) / 2
+    expected = [total, total] if operation == "allreduce" else [1.0, float(size)]
     assert [float(dst[0]), float(dst[-1])] == expected, (dst[0], dst[-1], expected)
     dst[:] = 0

@@ -224,6 +224,7 @@ class AssignRank(google.protobuf.message.Message):
     DEVICE_FIELD_NUMBER: builtins.int
     SESSION_NAME_FIELD_NUMBER: builtins.int
     ALLOW_MODULES_FIELD_NUMBER: builtins.int
+    LOCAL_WORKERS_FIELD_NUMBER: builtins.int
     worker: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -231,6 +232,8 @@ class AssignRank(google.protobuf.message.Message):
     node: builtins.str
     device: builtins.str
     session_name: builtins.str
+    local_workers: builtins.int
+    """How many ranks of the session run on this machine."""
     @property
     def allow_modules(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -244,8 +247,9 @@ class AssignRank(google.protobuf.message.Message):
         device: builtins.str = ...,
         session_name: builtins.str = ...,
         allow_modules: collections.abc.Iterable[builtins.str] | None = ...,
+        local_workers: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_modules", b"allow_modules", "ccl", b"ccl", "device", b"device", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_modules", b"allow_modules", "ccl", b"ccl", "device", b"device", "local_workers", b"local_workers", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "worker", b"worker"]) -> None: ...
 
 global___AssignRank = AssignRank
 

@@ -85,15 +85,16 @@ class GrpcTransport:
         return self._welcome
 
     def _await_controller(self, timeout: float) -> None:
-        ready = grpc.channel_ready_future(self._channel)
+        # Any call that waits for the connection tells whether somebody answers; a
+        # channel's own ready future would keep a polling thread for a while.
+        probe = self._untyped.unary_unary(_SERVICE + "List")
         try:
-            ready.result(timeout=timeout)
-        except grpc.FutureTimeoutError:
-            ready.cancel()
+            probe(b"", timeout=timeout, wait_for_ready=True)
+        except grpc.RpcError as error:
             msg = (
-                f"no controller answers at {self._address} (waited {timeout:.0f} s); start one: "
-                f"'disco-controller --listen {self._address}', or correct the address "
-                "(argument of connect(), or DISCO_ADDRESS)"
+                f"no controller answers at {self._address} (waited up to {timeout:.0f} s, "
+                f"{_details(error)}); start one: 'disco-controller --listen {self._address}', "
+                "or correct the address (argument of connect(), or DISCO_ADDRESS)"
             )
             raise errors.ConnectionFailed(msg) from None
 

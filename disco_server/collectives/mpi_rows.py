@@ -14,24 +14,40 @@ messages: its ranks have all the data as soon as they know that they agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from disco_server.collectives.base import Array
 from disco_server.collectives.preflight import ROW_BYTES
 
-__all__ = ["RIDER", "MpiRows"]
+__all__ = ["NO_DATA", "MpiRows", "Staged"]
 
-RIDER = b"+"
-"""Stands behind a row with which staged data rides."""
+NO_DATA = b""
+"""Stands behind a row with which no data rides; see `MpiRows.find_place`."""
 
 # Among more ranks the copies to everyone cost more than a collective of MPI.
 _MOST_RANKS = 8
-_DATA_BYTES = 4096
+# How much data may ride. A row is sent with the least of these that holds its data,
+# as a persistent request has one length.
+_LENGTHS = (256, 1024, 4096, 16384)
 _TEXT_BYTES = 400
 _TEXT_TAG = 16
 _MOST_VIEWS = 256
+
+
+class Staged(NamedTuple):
+    """Where data of one dtype and size rides.
+
+    Attributes:
+        mine: This rank's, flat.
+        parts: That of all members after the round, flat.
+        rider: Stands behind the row with which it rides.
+    """
+
+    mine: Array
+    parts: list[Array]
+    rider: bytes
 
 
 class MpiRows:
@@ -59,7 +75,8 @@ class MpiRows:
         *,
         with_data: bool,
     ) -> None:
-        self.data_bytes = _DATA_BYTES if with_data and len(members) <= _MOST_RANKS else 0
+        lengths = _LENGTHS if with_data and len(members) <= _MOST_RANKS else ()
+        self.data_bytes = max(lengths, default=0)
         self._mpi, self._comm, self._tag = mpi, comm, tag
         self._peers = [member for member in members if member != me]
         slots = np.zeros((len(members), ROW_BYTES + self.data_bytes), np.uint8)
@@ -73,22 +90,21 @@ class MpiRows:
             for index, member in enumerate(members)
             if member != me
         ]
-        sends = self._prepare(mine[:ROW_BYTES])
-        sends_with_data = self._prepare(mine) if self.data_bytes else []
-        self._all = receives + sends + sends_with_data
+        sends = [self._prepare(mine[: ROW_BYTES + length]) for length in (0, *lengths)]
+        self._all = receives + [request for each in sends for request in each]
         # Receives stand first, so that a message finds its place when it comes.
-        self._short = receives + sends
-        self._long = receives + sends_with_data
-        self._active = self._short
-        self._views: dict[tuple[np.dtype[Any], int], list[Array]] = {}
+        self._rounds = [receives + each for each in sends]
+        self._active = self._rounds[0]
+        self._lengths = lengths
+        self._views: dict[tuple[np.dtype[Any], int], Staged] = {}
         self._start_all = mpi.Prequest.Startall
         self._wait_all = mpi.Request.Waitall
         self._test_all = mpi.Request.Testall
 
     def start(self, row: bytes) -> None:
-        """Posts this rank's row; if `RIDER` follows it, with the data staged before."""
+        """Posts this rank's row, with as much data as the bytes behind it say."""
         self._head[:] = row[:ROW_BYTES]
-        self._active = self._short if len(row) == ROW_BYTES else self._long
+        self._active = self._rounds[len(row) - ROW_BYTES]
         self._start_all(self._active)
 
     def test(self) -> bool:
@@ -103,24 +119,26 @@ class MpiRows:
         """The rows of all members in their order."""
         return self._heads.tobytes()
 
-    def stage(self, array: Array) -> list[Array]:
-        """Puts data of at most `data_bytes` where it rides along with the next row.
+    def find_place(self, dtype: np.dtype[Any], size: int) -> Staged:
+        """Finds where data rides along with rows, at most `data_bytes` of it.
 
-        A token that is posted or pending meanwhile is not disturbed: it is short.
+        A token that is posted meanwhile, or pending, is not disturbed: none rides
+        along with it.
 
-        Returns:
-            Where the data of all members will be after the round, as flat arrays.
+        Args:
+            dtype: Of the data.
+            size: How many elements each rank has.
         """
-        key = (array.dtype, array.size)
-        views = self._views.get(key)
-        if views is None:
+        staged = self._views.get((dtype, size))
+        if staged is None:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
-            end = ROW_BYTES + array.nbytes
-            views = [slot[ROW_BYTES:end].view(array.dtype) for slot in self._slots]
-            self._views[key] = views
-        views[self._index][:] = array.reshape(-1)
-        return views
+            nbytes = dtype.itemsize * size
+            parts = [slot[ROW_BYTES : ROW_BYTES + nbytes].view(dtype) for slot in self._slots]
+            tier = 1 + sum(nbytes > length for length in self._lengths)
+            staged = Staged(parts[self._index], parts, b"+" * tier)
+            self._views[dtype, size] = staged
+        return staged
 
     def tell(self, text: str) -> list[str]:
         """Exchanges short texts with the other members, in their order.

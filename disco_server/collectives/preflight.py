@@ -72,6 +72,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from disco_server.collectives.checks import Offer
+
 __all__ = ["ROW_BYTES", "Exchange", "Lane", "Preflight", "Row", "Verdict", "VerdictKind", "decide"]
 
 _LAYOUT = struct.Struct("8q")
@@ -240,16 +242,13 @@ class Preflight:
         self.lanes.append(lane)
         return lane
 
-    def next_row(
-        self, lane: Lane, offer: tuple[int, int, int], extra: int, *, wrong: bool
-    ) -> bytes:
+    def next_row(self, lane: Lane, offer: Offer, extra: int) -> bytes:
         """Makes the row of the next call in a lane.
 
         Args:
             lane: Where it is about to enter.
-            offer: Operation, dtype and count.
+            offer: What this rank brings.
             extra: What else must agree.
-            wrong: Whether this rank's own check failed.
         """
         seq = self.position
         if lane.seq != seq:
@@ -257,7 +256,8 @@ class Preflight:
             lane.nth = 0
         nth = lane.nth
         lane.nth = nth + 1
-        return pack_row(1, seq, nth, *offer, wrong, extra)
+        op, dtype, elements, problem, _ = offer
+        return pack_row(1, seq, nth, op, dtype, elements, problem != "", extra)
 
     def enter_now(self, lane: Lane, row: bytes) -> bool:
         """Enters by the short way: one round, waited for.

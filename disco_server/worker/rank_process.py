@@ -29,8 +29,8 @@ __all__ = ["main"]
 _POLL_S = 0.001
 
 
-def _open_communicator(worker: Worker, ccl: str) -> Communicator:
-    """Opens the session's communicator, after telling the other ranks to do the same."""
+def _open_communicator(worker: Worker, ccl: str, local_workers: int) -> Communicator:
+    """Opens the session's communicator; every rank must."""
     from disco_server.collectives.select import open_communicator
 
     return open_communicator(
@@ -38,6 +38,7 @@ def _open_communicator(worker: Worker, ccl: str) -> Communicator:
         worker_id=worker.worker_id,
         num_workers=worker.num_workers,
         num_groups=worker.num_groups,
+        local_workers=local_workers,
     )
 
 
@@ -47,7 +48,7 @@ def _assigned(port: RankPort, session: int, assign: node_pb2.AssignRank) -> Work
     def open_communicator(worker: Worker, ccl: str) -> Communicator:
         # A rank that failed before its first collective would not come by itself.
         port.send(Kind.OPEN_CCL)
-        return _open_communicator(worker, ccl)
+        return _open_communicator(worker, ccl, assign.local_workers)
 
     os.environ["PMI_RANK"] = str(assign.worker)
     os.environ["PMI_SIZE"] = str(assign.num_workers)

@@ -178,6 +178,7 @@ class Supervisor:
             device=device,
             session_name=start.session_name,
             allow_modules=self._allow_modules,
+            local_workers=next(len(h) for h in _by_host(start) if worker in h),
         )
         handle.send(
             frame(envelope(Kind.ASSIGN, assign.SerializeToString(), session=session.session))

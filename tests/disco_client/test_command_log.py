@@ -143,7 +143,7 @@ def test_a_burst_leaves_in_batches_of_bounded_size(log, monkeypatch):
 
 def test_a_line_is_the_callers_own(log):
     """The file, line and function outside this package, until all have executed it."""
-    seq, _ = call(log)
+    seq, _ = log.issue(Action.CALL_PACKED, func=1)
     site = log.site(seq)
     assert site.filename == __file__
     assert site.function == test_a_line_is_the_callers_own.__name__

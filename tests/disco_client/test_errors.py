@@ -27,12 +27,12 @@ FAILURE = RemoteFailure(
 def test_the_tree_is_as_drawn():
     """The picture at the top of the module names every class, under its base."""
     drawn, path = {}, []
-    for line in inspect.getdoc(errors).splitlines()[3:]:
-        text = line.strip(" │├└─")
-        if not text:
+    for line in inspect.getdoc(errors).splitlines():
+        if not line.startswith("    "):
             continue
+        text = line.lstrip(" │├└─")
         name = text.split()[0]
-        depth = (len(line) - len(line.lstrip(" │├└─"))) // 4
+        depth = (len(line) - len(text)) // 4 - 1
         path = [*path[:depth], name]
         drawn[name] = path[depth - 1] if depth else "Exception"
     classes = {

@@ -124,6 +124,18 @@ def test_the_first_failed_command_is_raised_and_the_rest_counted(inbox):
     inbox.raise_pending()
 
 
+def test_a_command_is_raised_once_however_many_ranks_report_it(inbox):
+    """A rank that reports late a command whose error was raised adds nothing new."""
+    inbox.receive(1, failure(5, 1))
+    with pytest.raises(errors.RemoteException):
+        inbox.raise_pending()
+    inbox.receive(0, failure(5, 0, FailureKind.ABORTED))
+    inbox.raise_pending()
+    inbox.receive(0, failure(6, 0))
+    with pytest.raises(errors.RemoteException):
+        inbox.raise_pending()
+
+
 def test_the_cause_of_an_aborted_collective_is_waited_for(inbox):
     """Its peers hear of the abort first; the rank that caused it is what the user sees."""
     inbox.receive(0, failure(5, 0, FailureKind.ABORTED, message="worker 2 cannot come"))
@@ -166,7 +178,7 @@ def test_losing_the_session_ends_every_wait(inbox):
     assert inbox.told
     assert inbox.wait(1, never).values[0].int == 5
     inbox.expect(3, 4)
-    with pytest.raises(errors.ControllerLost, match="gone$"):
+    with pytest.raises(errors.ControllerLost, match=r"gone$"):
         inbox.wait(3, never)
 
 
@@ -184,15 +196,15 @@ def test_who_waits_looks_after_the_line(inbox):
 def test_an_error_is_raised_in_one_of_many_waiting_threads(inbox, log):
     """Threads that sync at the same time share the errors; none fails in another way."""
     log.acks = [10_000] * 4
-    told, wrong = [], []
+    told, wrong, stop = [], [], threading.Event()
 
     def sync():
-        for _ in range(2000):
+        while not stop.is_set():
             try:
                 inbox.raise_pending()
             except errors.RemoteError as error:
                 told.append(error)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 wrong.append(error)
 
     threads = [threading.Thread(target=sync) for _ in range(3)]
@@ -200,6 +212,7 @@ def test_an_error_is_raised_in_one_of_many_waiting_threads(inbox, log):
         thread.start()
     for seq in range(1, 2000):
         inbox.receive(0, failure(seq, 0, FailureKind.ABORTED))
+    stop.set()
     for thread in threads:
         thread.join()
     inbox._pending.clear()

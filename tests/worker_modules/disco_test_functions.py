@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -89,3 +92,36 @@ def shape_for(worker_id, odd, ordinary):
     """An array of ones whose shape differs on one worker."""
     me = disco_server.current_worker().worker_id
     return np.ones(tuple(odd if me == worker_id else ordinary), "float32")
+
+
+@disco_server.register_func("tests.registers")
+def registers():
+    """How many registers this worker's file has, and how many of them hold something."""
+    (file,) = [found for found in gc.get_objects() if type(found).__name__ == "RegisterFile"]
+    return list(file.statistics())
+
+
+@disco_server.register_func("tests.crash_on")
+def crash_on(worker_id):
+    """Ends one worker's process by reading memory that it does not have."""
+    if disco_server.current_worker().worker_id == worker_id:
+        ctypes.string_at(0)
+
+
+@disco_server.register_func("tests.leave_child")
+def leave_child():
+    """Starts a process that would outlive its worker, and says which."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    return child.pid
+
+
+@disco_server.register_func("tests.environment")
+def environment(name):
+    """One variable of the worker's environment."""
+    return os.environ.get(name)
+
+
+@disco_server.register_func("tests.total")
+def total(array):
+    """The sum of a large array's elements, its shape and whether it can be written."""
+    return [float(array.sum()), list(array.shape), bool(array.flags.writeable)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disco_server.collectives.checks import Offer
 from disco_server.collectives.preflight import (
     Lane,
     Preflight,
@@ -122,7 +123,7 @@ class Rank:
     verdicts: dict[tuple[int, int], Verdict] = field(default_factory=dict)
 
     def enter(self, lane: Lane) -> Generator[None, None, Verdict]:
-        row = self.preflight.next_row(lane, (1, 2, 3), 0, wrong=False)
+        row = self.preflight.next_row(lane, Offer(1, 2, 3), 0)
         wire = lane.exchange
         assert isinstance(wire, Wire)
         short = not (self.preflight.busy or lane.pending)

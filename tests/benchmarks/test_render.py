@@ -1,0 +1,26 @@
+"""The table for people."""
+
+from __future__ import annotations
+
+import io
+
+from disco_bench.render import print_report
+from disco_bench.table import Limit, Measured, Report, Spec
+from rich.console import Console
+
+
+def test_every_row_is_printed():
+    """Figures, limits, notes, and the reason of a row that could not be measured."""
+    report = Report()
+    limit = Limit("ratio", must=4.0, aim=2.5)
+    report.announce(
+        [Spec("a.one", "first", "s", "raw", limit), Spec("b.two", "second", "B/s", "raw", limit)]
+    )
+    report.record("a.one", Measured(3e-3, 1e-3, note="remark"))
+    report.excuse("b.two", "no library")
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=150))
+    text = out.getvalue()
+    for part in ("3 ms", "1 ms", "3 x", "≤ 4 x", "≤ 2.5 x", "must holds", "a.one: remark"):
+        assert part in text
+    assert "b.two: not measured: no library" in text

@@ -1,0 +1,241 @@
+"""What a program sees when a function, a worker, a daemon or a client goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from disco_client import connect, errors
+
+QUICK_S = 5.0
+"""The promise is 2 s on a machine that does nothing else."""
+
+CLIENT = """
+import sys, time
+import disco_client
+session = disco_client.connect(sys.argv[1], num_workers=2, name="doomed")
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def named(session):
+    """Shared memory of MPI, as far as it is in the file system."""
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+@pytest.fixture
+def shared_memory():
+    """The names in /dev/shm before the test."""
+    return named(None)
+
+
+def test_a_function_that_raises_on_one_rank_is_reported_and_the_session_works_on(session):
+    """The error names rank, node, function and both lines; later commands run as ever."""
+    fail_on = session.get_global_func("tests.fail_on")
+    result = fail_on(2, "no such luck")  # the issuing line
+    with pytest.raises(errors.RemoteException) as raised:
+        session.sync_all()
+    error = raised.value
+    assert (error.worker, error.node) == (2, session.workers[2].node)
+    assert error.function == "tests.fail_on"
+    assert error.exception == "ValueError"
+    assert "raise ValueError(text)" in error.remote_traceback
+    assert error.issued_at.filename == __file__
+    assert "the issuing line" in Path(__file__).read_text().splitlines()[error.issued_at.line - 1]
+    assert [failure.worker for failure in error.failures] == [2]
+    # The others have their result, and the first cause stays where there is none.
+    assert [result.debug_get_from_remote(worker) for worker in (0, 1, 3)] == [0, 1, 3]
+    with pytest.raises(errors.RemoteException, match="no such luck"):
+        result.debug_get_from_remote(2)
+    total = session.empty((3,), "float64")
+    session.allreduce(session.broadcast(np.ones(3)), total)
+    np.testing.assert_array_equal(total.numpy(1), [4, 4, 4])
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "status", "last_words"),
+    [
+        ("tests.kill_on", (1,), -signal.SIGKILL, ""),
+        ("tests.exit_on", (1, 3), 3, "these are my last words"),
+        ("tests.crash_on", (1,), -signal.SIGSEGV, "Segmentation fault"),
+    ],
+)
+def test_a_lost_worker_ends_its_session_at_once(
+    session, open_session, capfd, function, arguments, status, last_words
+):
+    """WorkerLost names rank, node, status and last output, and the slots are free again."""
+    doomed = session.get_global_func(function)
+    session.sync_all()
+    began = time.monotonic()
+    doomed(*arguments)
+    with pytest.raises(errors.WorkerLost) as raised:
+        session.sync_all()
+    assert time.monotonic() - began < QUICK_S
+    error = raised.value
+    assert (error.worker, error.node) == (1, session.workers[1].node)
+    assert error.exit_status == status
+    assert last_words in "\n".join(error.output)
+    assert last_words in str(error)
+    # Every later call says the same.
+    with pytest.raises(errors.WorkerLost):
+        session.get_global_func("tests.echo")
+    successor = open_session(4)
+    successor.sync_all()
+    assert not {rank.pid for rank in successor.workers} & {rank.pid for rank in session.workers}
+    assert not any(psutil.pid_exists(rank.pid) for rank in session.workers)
+
+
+def test_a_lost_worker_releases_its_peers_from_a_collective(session, open_session, shared_memory):
+    """Ranks that spin inside MPI for a peer that was killed end with the session."""
+    total = session.empty((1 << 20,), "float64")
+    session.allreduce(session.broadcast(np.ones(1 << 20)), total)
+    session.sync_all()
+    began = time.monotonic()
+    session.get_global_func("tests.kill_on")(3)
+    for _ in range(3):
+        session.allreduce(total, total)
+    with pytest.raises(errors.WorkerLost) as raised:
+        session.sync_all()
+    assert time.monotonic() - began < QUICK_S
+    assert raised.value.worker == 3
+    successor = open_session(4)
+    result = successor.empty((4,), "int32")
+    successor.allreduce(successor.broadcast(np.arange(4, dtype="int32")), result)
+    np.testing.assert_array_equal(result.numpy(), [0, 4, 8, 12])
+    successor.shutdown()
+    assert not any(psutil.pid_exists(rank.pid) for rank in session.workers)
+    assert {name for name in named(None) - shared_memory if "mpich" in name.lower()} == set()
+
+
+def test_what_a_worker_started_ends_with_its_session(session, eventually):
+    """A process that a function left behind does not outlive the session."""
+    leave = session.get_global_func("tests.leave_child")()
+    children = [leave.debug_get_from_remote(worker) for worker in range(4)]
+    assert all(psutil.pid_exists(pid) for pid in children)
+    session.shutdown()
+    eventually(lambda: not any(map(_runs, children)), what="the workers' children to end")
+
+
+def _runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_killed_client_s_slots_are_free_after_the_lease(daemons):
+    """Its session ends by itself, its processes too, and another client gets the slots."""
+    controller = daemons.controller("--session-lease", "0.5")
+    worker = daemons.worker(controller.address, "--slots", "2")
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, controller.address], stdout=subprocess.PIPE, text=True
+    )
+    with client:
+        assert client.stdout.readline() == "open\n"
+        first = {child.pid for child in worker.family()}
+        client.kill()
+    with connect(controller.address, num_workers=2, timeout=20) as session:
+        assert not {rank.pid for rank in session.workers} - {
+            child.pid for child in worker.family()
+        }
+        assert len(first) >= 2
+
+
+def test_a_killed_worker_daemon_leaves_no_process(daemons, shared_memory, eventually):
+    """Its ranks and its spare interpreters end with it, and the session says NodeLost."""
+    controller = daemons.controller()
+    doomed = daemons.worker(controller.address, "--slots", "2", "--name", "doomed")
+    survivor = daemons.worker(controller.address, "--slots", "2", "--name", "survivor")
+    session = connect(controller.address, num_workers=4, logs=False)
+    total = session.empty((8,), "float64")
+    session.allreduce(session.broadcast(np.ones(8)), total)
+    session.sync_all()
+    family = doomed.family()
+    ranks = [rank.pid for rank in session.workers]
+    assert {rank.pid for rank in session.workers if rank.node == "doomed"} <= {
+        child.pid for child in family
+    }
+    began = time.monotonic()
+    doomed.send(signal.SIGKILL)
+    with pytest.raises(errors.NodeLost) as raised:
+        _until_lost(session)
+    assert time.monotonic() - began < QUICK_S
+    assert raised.value.node == "doomed"
+    session.shutdown()
+    eventually(lambda: not any(child.is_running() for child in family), what="orphans to end")
+    with connect(controller.address, num_workers=2, logs=False) as another:
+        assert {rank.node for rank in another.workers} == {"survivor"}
+    assert not any(psutil.pid_exists(pid) for pid in ranks)
+    assert survivor.process.poll() is None
+    assert {name for name in named(None) - shared_memory if "mpich" in name.lower()} == set()
+
+
+def _until_lost(session):
+    """Uses a session until it says that it is lost."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        session.sync_all()
+
+
+def test_a_stopped_worker_daemon_is_lost_after_the_lease(daemons):
+    """One that is silent but connected counts as gone once its lease is over."""
+    controller = daemons.controller("--node-lease", "3", DISCO_HEARTBEAT_S="1")
+    frozen = daemons.worker(controller.address, "--slots", "1", "--name", "frozen")
+    session = connect(controller.address, num_workers=1, logs=False)
+    session.sync_all()
+    frozen.send(signal.SIGSTOP)
+    with pytest.raises(errors.NodeLost, match="silent for more than 3 s") as raised:
+        session.sync_all()
+    assert raised.value.node == "frozen"
+    session.shutdown()
+    # It may come back, and then takes sessions again.
+    frozen.send(signal.SIGCONT)
+    with connect(controller.address, num_workers=1, logs=False) as another:
+        another.sync_all()
+
+
+def test_a_killed_controller_is_reported_to_its_clients(daemons):
+    """The session's next call says ControllerLost, and the ranks end."""
+    controller = daemons.controller()
+    worker = daemons.worker(controller.address, "--slots", "2")
+    session = connect(controller.address, num_workers=2, logs=False)
+    ranks = {psutil.Process(rank.pid) for rank in session.workers}
+    assert ranks <= set(worker.family())
+    controller.send(signal.SIGKILL)
+    with pytest.raises(errors.ControllerLost):
+        _until_lost(session)
+    session.shutdown()
+    gone, alive = psutil.wait_procs(ranks, timeout=20)
+    assert len(gone) == 2
+    assert not alive
+
+
+def test_a_session_that_nobody_closed_ends_with_its_client(cluster, eventually):
+    """A program that simply returns leaves no session and no process."""
+    program = (
+        "import sys, disco_client\n"
+        "s = disco_client.connect(sys.argv[1], num_workers=2)\n"
+        "s.sync_all()\n"
+        "print(*(rank.pid for rank in s.workers))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, cluster.address],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert done.stderr == ""
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2
+    eventually(lambda: not any(map(_runs, pids)), what="the ranks to end")

@@ -1,0 +1,142 @@
+"""Getting a session: arguments, addresses, the queue, and what a person is told."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+
+from disco_client import ConfigError, ConnectionFailed, NoSlots, connect
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_workers": 0}, "num_workers from 1"),
+        ({"num_workers": 5000}, "num_workers from 1 to 4096"),
+        ({"num_workers": True}, "an integer num_workers, got True"),
+        ({"num_workers": 2.0}, "an integer num_workers, got 2.0"),
+        ({"num_workers": "2"}, "an integer num_workers"),
+        ({"num_workers": 4, "num_groups": 3}, "divide the 4 workers evenly, got 3"),
+        ({"num_workers": 4, "num_groups": 0}, "divide"),
+        ({"num_workers": 4, "num_groups": -2}, "divide"),
+        ({"num_workers": 1, "ccl": "gloo"}, "'gloo'"),
+        ({"num_workers": 1, "timeout": 0}, "timeout above 0"),
+        ({"num_workers": 1, "timeout": float("nan")}, "timeout above 0"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(options, text):
+    """With what was expected and what came; no controller need be there."""
+    with pytest.raises(ConfigError, match=text):
+        connect("127.0.0.1:1", **options)
+
+
+def test_an_address_that_cannot_be_one_is_refused():
+    """A missing port is the usual mistake, and no reason to wait half a minute."""
+    with pytest.raises((ConfigError, ConnectionFailed), match="localhost"):
+        connect("localhost", num_workers=1, timeout=1.0)
+
+
+def test_the_address_may_come_from_the_environment(cluster, monkeypatch):
+    """The argument goes before it."""
+    monkeypatch.setenv("DISCO_ADDRESS", cluster.address)
+    with connect(num_workers=1, name="from-environment") as session:
+        assert session.name == "from-environment"
+    monkeypatch.setenv("DISCO_ADDRESS", "127.0.0.1:1")
+    with connect(cluster.address, num_workers=1) as session:
+        assert session.num_workers == 1
+
+
+def test_a_session_says_where_its_workers_run(cluster):
+    """Consecutive ranks share a node; each has a process and a device."""
+    with connect(cluster.address, num_workers=3) as session:
+        places = session.workers
+        assert [place.worker for place in places] == [0, 1, 2]
+        nodes = [place.node for place in places]
+        assert nodes[0] == nodes[1] != nodes[2]
+        assert len({place.pid for place in places}) == 3
+        assert {place.device for place in places} == {"cpu:0"}
+        assert re.fullmatch("[0-9a-f]{16}", session.session_id)
+        assert session.name.startswith("session-")
+        assert "3 workers on 2 nodes, open" in repr(session)
+    assert "closed" in repr(session)
+
+
+def test_more_workers_than_slots_says_so_at_the_timeout(cluster, capfd):
+    """How many there are, how many are free, who holds the others, and what to do."""
+    with connect(cluster.address, num_workers=3, name="holder"):
+        with pytest.raises(NoSlots) as full:
+            connect(cluster.address, num_workers=2, timeout=0.7)
+        text = str(full.value)
+        assert "4 slots on 2 node(s), 1 of them free" in text
+        assert "'holder' holds 3 (" in text
+        assert (full.value.total_slots, full.value.free_slots) == (4, 1)
+    with pytest.raises(NoSlots, match="ask for fewer workers"):
+        connect(cluster.address, num_workers=5, timeout=0.3)
+
+
+def test_who_waits_is_told_for_what(cluster, capfd, eventually):
+    """On standard error, and again when something changes."""
+    holder = connect(cluster.address, num_workers=4, name="holder")
+    opened = []
+    waiting = threading.Thread(
+        target=lambda: opened.append(connect(cluster.address, num_workers=2, timeout=30))
+    )
+    waiting.start()
+    said = ""
+
+    def told():
+        nonlocal said
+        said += capfd.readouterr().err
+        return "disco: waiting for 2 slots: 0 of 4 are free" in said
+
+    eventually(told, what="a message about the wait")
+    assert not opened
+    holder.shutdown()
+    waiting.join(30)
+    assert opened[0].num_workers == 2
+    opened[0].shutdown()
+
+
+def test_sessions_that_wait_get_their_slots_in_order_of_arrival(cluster, eventually):
+    """A small one that would fit does not pass a large one that came first."""
+    import grpc
+
+    from disco_client.pb import controller_pb2, controller_pb2_grpc
+    from disco_client.transport.options import CHANNEL_OPTIONS, target
+
+    def waiting_names():
+        with grpc.insecure_channel(target(cluster.address), options=CHANNEL_OPTIONS) as channel:
+            stub = controller_pb2_grpc.SessionServiceStub(channel)
+            found = stub.List(controller_pb2.ListRequest(), timeout=5)
+        return [s.name for s in found.sessions if s.state == "queued"]
+
+    order = []
+    lock = threading.Lock()
+
+    def ask(name, workers):
+        with connect(cluster.address, num_workers=workers, name=name):
+            with lock:
+                order.append(name)
+
+    holder = connect(cluster.address, num_workers=3)
+    threads = []
+    for name, workers in (("large", 4), ("small", 1), ("last", 4)):
+        threads.append(threading.Thread(target=ask, args=(name, workers)))
+        threads[-1].start()
+        eventually(lambda name=name: name in waiting_names(), what=f"{name} in the queue")
+    assert waiting_names() == ["large", "small", "last"]
+    holder.shutdown()
+    for thread in threads:
+        thread.join(50)
+    assert order == ["large", "small", "last"]
+
+
+def test_a_client_that_stops_waiting_leaves_the_queue(cluster):
+    """Its place goes to the next one at once."""
+    with connect(cluster.address, num_workers=3):
+        with pytest.raises(NoSlots):
+            connect(cluster.address, num_workers=4, timeout=0.3)
+        with connect(cluster.address, num_workers=1, timeout=5.0) as session:
+            session.sync_all()
