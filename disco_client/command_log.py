@@ -58,6 +58,10 @@ class _Batch:
         self.sites: list[Site] = []
         self.nbytes = 0
 
+    def drop_half_commands(self) -> None:
+        """Forgets what a call left that Ctrl-C interrupted: it never happened."""
+        del self.commands[len(self.sites) :]
+
 
 def call_site() -> Site:
     """The innermost code position outside this package."""
@@ -145,6 +149,9 @@ class CommandLog:
                 # The same error is raised each time, with the traceback of this time.
                 raise self._closed.with_traceback(None)
             batch = self._filling
+            sites = batch.sites
+            if len(batch.commands) != len(sites):
+                batch.drop_half_commands()
             command = batch.commands.add()
             if fill is not None:
                 self._fill(batch, command, fill)
@@ -152,17 +159,18 @@ class CommandLog:
                 self._release_into(command)
             if reg is None:
                 reg = self._ids.allocate()
-            self._seq = seq = self._seq + 1
             command.action = action  # type: ignore[assignment]  (the numbers are the same)
             command.reg = reg
             if func:
                 command.func = func
             if worker is not None:
                 command.worker_plus_one = worker + 1
-            batch.sites.append(site)
+            seq = batch.first_seq + len(sites)
             if answers:
                 self.on_expect(seq, answers)
-            if len(batch.sites) >= MAX_BATCH_COMMANDS or batch.nbytes >= MAX_BATCH_BYTES:
+            sites.append(site)  # from here on the command is part of the log
+            self._seq = seq
+            if len(sites) >= MAX_BATCH_COMMANDS or batch.nbytes >= MAX_BATCH_BYTES:
                 self._seal()
         if not self._awake:
             self._awake = True
@@ -236,10 +244,11 @@ class CommandLog:
 
     def _seal(self) -> None:
         batch = self._filling
+        batch.drop_half_commands()
         if batch.sites:
             self._sealed.append(batch)
             self._bytes_under_way += batch.nbytes
-            self._filling = _Batch(self._seq + 1)
+            self._filling = _Batch(batch.first_seq + len(batch.sites))
 
     # The transport's side ---------------------------------------------------
 
@@ -273,11 +282,12 @@ class CommandLog:
         if self._closed is not None:
             self._dead.clear()
             return
+        self._filling.drop_half_commands()
         command = self._filling.commands.add()
         command.action = Action.KILL_REG  # type: ignore[assignment]  (the numbers are the same)
         self._release_into(command)
-        self._seq += 1
         self._filling.sites.append(call_site())
+        self._seq = self._filling.first_seq + len(self._filling.sites) - 1
 
     def _encode(self, batch: _Batch) -> bytes:
         payload = batch.message.SerializeToString()

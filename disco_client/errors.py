@@ -69,6 +69,7 @@ def _rebuild(
     kind: type[DiscoError], args: tuple[object, ...], fields: dict[str, object]
 ) -> DiscoError:
     error = kind.__new__(kind, *args)
+    error.args = args  # what is also an OSError takes them in __init__ only
     error.__dict__.update(fields)
     return error
 

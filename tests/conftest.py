@@ -172,6 +172,14 @@ def daemons(tmp_path: Path) -> Iterator[Daemons]:
     started.close()
 
 
+@pytest.fixture(scope="module")
+def shared_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
+    """Starts daemons that the tests of one file share."""
+    started = Daemons(tmp_path_factory.mktemp("daemons"))
+    yield started
+    started.close()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps the tests of a file in one process, and all that make namespaces in one.

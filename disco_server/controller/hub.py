@@ -241,7 +241,8 @@ class Hub:
         self.apply(self.cluster.tick(time.monotonic()))
 
     def beat(self) -> None:
-        """Tells every peer that this loop turns."""
+        """Tells every peer that this loop turns, and who waits what for."""
+        self.apply(self.cluster.tell_queue())
         self._beats += 1
         payload = controller_pb2.Heartbeat(count=self._beats).SerializeToString()
         raw = envelope(Kind.HEARTBEAT, payload)

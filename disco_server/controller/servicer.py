@@ -130,6 +130,12 @@ class Edge:
             return
         received = envelope_pb2.Envelope.FromString(first)
         create = controller_pb2.CreateSession.FromString(received.payload)
+        theirs = f"client {create.version or 'of unknown version'}"
+        problem = mismatch(f"controller {__version__}", PROTOCOL, theirs, create.protocol)
+        if received.kind == Kind.CREATE and problem is not None:
+            refused = node_pb2.Refused(message=problem).SerializeToString()
+            await context.write(envelope(Kind.REFUSED, refused))
+            return
         problem = _check_create(received.kind, create)
         if problem is not None:
             await context.write(_refused_session(problem))
@@ -415,10 +421,6 @@ def _check_create(kind: int, create: controller_pb2.CreateSession) -> str | None
     """Says what is wrong with a request for a session."""
     if kind != Kind.CREATE:
         return "expected a request to create a session first"
-    theirs = f"client {create.version or 'of unknown version'}"
-    problem = mismatch(f"controller {__version__}", PROTOCOL, theirs, create.protocol)
-    if problem is not None:
-        return problem
     if not 1 <= create.num_workers <= MAX_WORKERS:
         return f"expected num_workers from 1 to {MAX_WORKERS}, got {create.num_workers}"
     if create.num_groups < 1 or create.num_workers % create.num_groups:

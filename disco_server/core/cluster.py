@@ -184,10 +184,11 @@ class Cluster:
                 self.members.take(session.session, share.node, share.slots)
             effects += [StartOnNode(share.node, session) for share in shares]
         if effects:
-            effects += self._tell_queue()
+            effects += self.tell_queue()
         return effects
 
-    def _tell_queue(self) -> list[Effect]:
+    def tell_queue(self) -> list[Effect]:
+        """Tells every waiting session its place."""
         return [TellQueued(self.sessions[s], ahead) for ahead, s in enumerate(self._queue)]
 
     def ready_on_node(
@@ -237,7 +238,7 @@ class Cluster:
         effects: list[Effect] = [TellEnded(session, end)]
         if session.state is SessionState.GONE:  # it never had slots
             self._queue = [waiting for waiting in self._queue if waiting != session_id]
-            effects += [*self._forget(session), *self._tell_queue()]
+            effects += [*self._forget(session), *self.tell_queue()]
             return effects + self._place_waiting()
         session.waiting_for = {share.node for share in session.shares}
         present = [s.node for s in session.shares if s.node in self.members.nodes]

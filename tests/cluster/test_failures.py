@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from disco_client import connect, errors
+from disco_server.worker.pmi import _hash_name, kvsname
 
 QUICK_S = 5.0
 """The promise is 2 s on a machine that does nothing else."""
@@ -22,21 +23,29 @@ CLIENT = """
 import sys, time
 import disco_client
 session = disco_client.connect(sys.argv[1], num_workers=2, name="doomed")
-print("open", flush=True)
+print(*(rank.pid for rank in session.workers), flush=True)
 time.sleep(600)
 """
 
 
-def named(session):
-    """Shared memory of MPI, as far as it is in the file system."""
-    folder = Path("/dev/shm")
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+def files_of_mpi(session):
+    """What MPI has in the file system for a session."""
+    mark = _hash_name(kvsname(int(session.session_id, 16)))
+    return list(Path("/dev/shm").glob(f"mpich_*_{mark:x}_*"))
 
 
-@pytest.fixture
-def shared_memory():
-    """The names in /dev/shm before the test."""
-    return named(None)
+def runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def use_until_lost(session):
+    """Uses a session until a call says that it is lost."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        session.sync_all()
 
 
 def test_a_function_that_raises_on_one_rank_is_reported_and_the_session_works_on(session):
@@ -95,11 +104,12 @@ def test_a_lost_worker_ends_its_session_at_once(
     assert not any(psutil.pid_exists(rank.pid) for rank in session.workers)
 
 
-def test_a_lost_worker_releases_its_peers_from_a_collective(session, open_session, shared_memory):
+def test_a_lost_worker_releases_its_peers_from_a_collective(session, open_session):
     """Ranks that spin inside MPI for a peer that was killed end with the session."""
     total = session.empty((1 << 20,), "float64")
     session.allreduce(session.broadcast(np.ones(1 << 20)), total)
     session.sync_all()
+    assert files_of_mpi(session)
     began = time.monotonic()
     session.get_global_func("tests.kill_on")(3)
     for _ in range(3):
@@ -114,7 +124,7 @@ def test_a_lost_worker_releases_its_peers_from_a_collective(session, open_sessio
     np.testing.assert_array_equal(result.numpy(), [0, 4, 8, 12])
     successor.shutdown()
     assert not any(psutil.pid_exists(rank.pid) for rank in session.workers)
-    assert {name for name in named(None) - shared_memory if "mpich" in name.lower()} == set()
+    assert not files_of_mpi(session)
 
 
 def test_what_a_worker_started_ends_with_its_session(session, eventually):
@@ -123,35 +133,26 @@ def test_what_a_worker_started_ends_with_its_session(session, eventually):
     children = [leave.debug_get_from_remote(worker) for worker in range(4)]
     assert all(psutil.pid_exists(pid) for pid in children)
     session.shutdown()
-    eventually(lambda: not any(map(_runs, children)), what="the workers' children to end")
-
-
-def _runs(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    eventually(lambda: not any(map(runs, children)), what="the workers' children to end")
 
 
 def test_a_killed_client_s_slots_are_free_after_the_lease(daemons):
     """Its session ends by itself, its processes too, and another client gets the slots."""
     controller = daemons.controller("--session-lease", "0.5")
-    worker = daemons.worker(controller.address, "--slots", "2")
+    daemons.worker(controller.address, "--slots", "2")
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT, controller.address], stdout=subprocess.PIPE, text=True
     )
     with client:
-        assert client.stdout.readline() == "open\n"
-        first = {child.pid for child in worker.family()}
+        ranks = [int(word) for word in client.stdout.readline().split()]
+        assert all(map(runs, ranks))
         client.kill()
     with connect(controller.address, num_workers=2, timeout=20) as session:
-        assert not {rank.pid for rank in session.workers} - {
-            child.pid for child in worker.family()
-        }
-        assert len(first) >= 2
+        assert not {rank.pid for rank in session.workers} & set(ranks)
+    assert not any(map(runs, ranks))
 
 
-def test_a_killed_worker_daemon_leaves_no_process(daemons, shared_memory, eventually):
+def test_a_killed_worker_daemon_leaves_no_process(daemons, eventually):
     """Its ranks and its spare interpreters end with it, and the session says NodeLost."""
     controller = daemons.controller()
     doomed = daemons.worker(controller.address, "--slots", "2", "--name", "doomed")
@@ -168,7 +169,7 @@ def test_a_killed_worker_daemon_leaves_no_process(daemons, shared_memory, eventu
     began = time.monotonic()
     doomed.send(signal.SIGKILL)
     with pytest.raises(errors.NodeLost) as raised:
-        _until_lost(session)
+        use_until_lost(session)
     assert time.monotonic() - began < QUICK_S
     assert raised.value.node == "doomed"
     session.shutdown()
@@ -177,14 +178,7 @@ def test_a_killed_worker_daemon_leaves_no_process(daemons, shared_memory, eventu
         assert {rank.node for rank in another.workers} == {"survivor"}
     assert not any(psutil.pid_exists(pid) for pid in ranks)
     assert survivor.process.poll() is None
-    assert {name for name in named(None) - shared_memory if "mpich" in name.lower()} == set()
-
-
-def _until_lost(session):
-    """Uses a session until it says that it is lost."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        session.sync_all()
+    assert not files_of_mpi(session)
 
 
 def test_a_stopped_worker_daemon_is_lost_after_the_lease(daemons):
@@ -213,7 +207,7 @@ def test_a_killed_controller_is_reported_to_its_clients(daemons):
     assert ranks <= set(worker.family())
     controller.send(signal.SIGKILL)
     with pytest.raises(errors.ControllerLost):
-        _until_lost(session)
+        use_until_lost(session)
     session.shutdown()
     gone, alive = psutil.wait_procs(ranks, timeout=20)
     assert len(gone) == 2
@@ -238,4 +232,4 @@ def test_a_session_that_nobody_closed_ends_with_its_client(cluster, eventually):
     assert done.stderr == ""
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2
-    eventually(lambda: not any(map(_runs, pids)), what="the ranks to end")
+    eventually(lambda: not any(map(runs, pids)), what="the ranks to end")

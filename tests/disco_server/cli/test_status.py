@@ -1,0 +1,64 @@
+"""``disco status``: nodes, slots and sessions, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from disco_client import connect
+from disco_client.version import __version__
+from disco_server.cli.main import main
+
+
+@pytest.fixture
+def held(cluster):
+    """A session that holds three of the cluster's four slots."""
+    with connect(cluster.address, num_workers=3, name="holder") as session:
+        yield session
+
+
+def status(*arguments, **env):
+    return CliRunner().invoke(main, ["status", *arguments], env=env, prog_name="disco")
+
+
+def test_the_json_has_every_node_and_session(cluster, held):
+    """Counts, devices, versions, owners and where each rank runs; the key is not shown."""
+    shown = status("--address", cluster.address, "--json")
+    assert shown.exit_code == 0
+    content = json.loads(shown.output)
+    assert content["version"] == __version__
+    nodes = {node["name"]: node for node in content["nodes"]}
+    assert set(nodes) == {"node-0", "node-1"}
+    assert all(node["slots"] == 2 for node in nodes.values())
+    assert sum(node["free_slots"] for node in nodes.values()) == 1
+    assert {tuple(node["devices"]) for node in nodes.values()} == {("cpu", "cpu")}
+    (session,) = [found for found in content["sessions"] if found["name"] == "holder"]
+    assert session["state"] == "running"
+    assert session["num_workers"] == 3
+    assert [rank["pid"] for rank in session["ranks"]] == [rank.pid for rank in held.workers]
+    assert "@" in session["owner"]
+    assert "transfer_key" not in shown.output
+
+
+def test_the_tables_have_a_row_each(cluster, held):
+    """A row for each node and session, with the address in DISCO_ADDRESS honoured."""
+    shown = status(DISCO_ADDRESS=cluster.address)
+    assert shown.exit_code == 0
+    rows = shown.output.splitlines()
+    assert any(cluster.address in row for row in rows)
+    for name in ("node-0", "node-1"):
+        assert any(name in row and "cpu" in row for row in rows)
+    (row,) = [row for row in rows if "holder" in row]
+    assert "running" in row
+    assert held.session_id in row
+
+
+def test_where_nobody_answers_it_says_so_in_one_line(tmp_path):
+    """The exit code is 2, and the line names the address and the option."""
+    shown = status("--address", f"unix:{tmp_path}/nobody")
+    assert shown.exit_code == 2
+    (line,) = shown.output.splitlines()
+    assert f"no controller answers at unix:{tmp_path}/nobody" in line
+    assert "--address" in line
