@@ -250,7 +250,7 @@ class Session(Collectives):
         where = Device.parse(device) if isinstance(device, str) else device
         return self._call_builtin(
             "runtime.disco.empty",
-            Shape(int(dim) if not isinstance(dim, int) else dim for dim in _dims(shape)),
+            Shape(_dims(shape)),
             dtype_from_name(dtype),
             where,
             bool(worker0_only),

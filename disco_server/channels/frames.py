@@ -76,6 +76,8 @@ def receive(sock: socket.socket, reader: FrameReader) -> list[bytes] | None:
         data, fds, _, _ = socket.recv_fds(sock, _READ_BYTES, _MAX_FDS)
     except ConnectionResetError:
         return None
+    for fd in fds:
+        os.set_inheritable(fd, False)  # as every other descriptor that Python makes
     reader.fds.extend(fds)
     if not data:
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from disco_client.version import __version__
-from disco_server.cli.options import daemon_options, report_errors
+from disco_server.cli.options import daemon_options, quieten_grpc, report_errors
 from disco_server.config import ControllerConfig
 from disco_server.observe import logs
 from disco_server.observe.lifetime import die_with_parent_in
@@ -49,6 +49,7 @@ def main(config: Path | None, **flags: object) -> None:
     die_with_parent_in(os.environ)
     settings = ControllerConfig.load(flags, file=config)
     logs.setup(settings.log_level, settings.log_format)
+    quieten_grpc()
     from disco_server.controller.daemon import run  # loads gRPC, which --help need not
 
     sys.exit(run(settings))

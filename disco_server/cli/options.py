@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn, ParamSpec, TypeVar
@@ -19,6 +20,7 @@ __all__ = [
     "fail",
     "log_format_option",
     "log_level_option",
+    "quieten_grpc",
     "report_errors",
 ]
 
@@ -62,6 +64,14 @@ def log_format_option(command: Callable[_P, _R]) -> Callable[_P, _R]:
 def daemon_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
     """Adds all three: ``--config``, ``--log-level`` and ``--log-format``."""
     return config_option(log_level_option(log_format_option(command)))
+
+
+def quieten_grpc() -> None:
+    """Keeps gRPC's own lines out of the log, which nobody's format has room for.
+
+    What they say is reported by this program too. To see them, set GRPC_VERBOSITY.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def fail(error: DiscoError) -> NoReturn:

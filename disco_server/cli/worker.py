@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from disco_client.version import __version__
-from disco_server.cli.options import daemon_options, report_errors
+from disco_server.cli.options import daemon_options, quieten_grpc, report_errors
 from disco_server.config import WorkerConfig
 from disco_server.observe import logs
 from disco_server.observe.lifetime import die_with_parent_in
@@ -67,6 +67,7 @@ def main(config: Path | None, **flags: object) -> None:
     die_with_parent_in(os.environ)
     settings = WorkerConfig.load(flags, file=config)
     logs.setup(settings.log_level, settings.log_format)
+    quieten_grpc()
     from disco_server.worker.daemon import run  # loads gRPC, which --help need not
 
     sys.exit(run(settings))

@@ -34,8 +34,8 @@ class MpiLibrary:
         name: How settings and messages call it.
         mark: The text by which its file and its version string are known.
         package: The distribution to install.
-        piece: Bytes above which an allreduce goes in pieces of that size, by the
-            number of ranks up to which it holds; 0 never cuts.
+        pieces: Pairs of a number of ranks and the bytes above which an allreduce
+            among up to so many goes in pieces of that size.
     """
 
     name: str
@@ -50,7 +50,7 @@ class MpiLibrary:
 
 _ANY = 1 << 30
 LIBRARIES = (
-    MpiLibrary("mpich", "MPICH Version", "mpich", ((_ANY, 16 << 20),)),
+    MpiLibrary("mpich", "MPICH Version", "mpich", ((_ANY, 4 << 20),)),
     MpiLibrary("impi", "Intel(R) MPI Library", "impi-rt", ((2, 1 << 20),)),
 )
 _OTHER = MpiLibrary("other", "", "")
@@ -95,7 +95,7 @@ def load_mpi(library: str, *, oversubscribed: bool) -> tuple[Any, MpiLibrary]:
             f"the MPI library should be {wanted.name}, but {loaded.name} was loaded; install"
             f" {wanted.package}, or unset DISCO_MPI"
         )
-    _start(mpi, oversubscribed=oversubscribed)
+    _start(mpi, loaded)
     return mpi, loaded
 
 
@@ -150,16 +150,16 @@ def _identify(version: str) -> MpiLibrary:
     return next((each for each in LIBRARIES if each.mark in version), _OTHER)
 
 
-def _start(mpi: Any, *, oversubscribed: bool) -> None:
+def _start(mpi: Any, library: MpiLibrary) -> None:
     if mpi.Is_finalized():
         raise UnavailableError("MPI was already finalized in this process and cannot start again")
     if mpi.Is_initialized():
         return
     # One thread of a rank calls MPI, so FUNNELED is enough. But in that level MPICH
-    # combines on one node through flags in shared memory that it polls without ever
-    # yielding: 4 ranks on 2 processors need 8 ms for an allreduce of 4 KiB. With
-    # MULTIPLE it goes another way, that yields: 35 us.
-    level = mpi.THREAD_MULTIPLE if oversubscribed else mpi.THREAD_FUNNELED
+    # reduces on one node through flags in shared memory, which it polls without ever
+    # yielding (4 ranks on 2 processors: 8 ms for 4 KiB), and which is slow for much
+    # data (2 ranks: 16 ms for 16 MiB). In MULTIPLE it goes another way: 35 us, 4 ms.
+    level = mpi.THREAD_MULTIPLE if library.name == "mpich" else mpi.THREAD_FUNNELED
     try:
         mpi.Init_thread(level)
     except mpi.Exception as error:

@@ -170,7 +170,7 @@ class Cluster:
     def _place_waiting(self) -> list[Effect]:
         """Places waiting sessions strictly in order of arrival."""
         effects: list[Effect] = []
-        while self._queue:
+        while self._queue and not self.draining:
             session = self.sessions[self._queue[0]]
             free = [node.free for node in self.members.nodes.values()]
             shares = place(session.num_workers, free)

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from disco_client.wire.codec import EncodedEnvelope
 from disco_server.channels.frames import FrameReader, frame, receive
@@ -21,6 +21,8 @@ KEPT_LINES = 20
 
 _LAST_WORDS_S = 0.3
 _MAX_LINE = 16 * 1024
+
+_Pipe = tuple[asyncio.StreamReader, asyncio.ReadTransport]
 
 
 class RankHandle:
@@ -36,7 +38,11 @@ class RankHandle:
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, sock: socket.socket, pmi: socket.socket
+        self,
+        process: asyncio.subprocess.Process,
+        sock: socket.socket,
+        pmi: socket.socket,
+        output: Sequence[_Pipe],
     ) -> None:
         self._process = process
         self._sock = sock
@@ -49,10 +55,10 @@ class RankHandle:
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.on_envelope: Callable[[bytes, EncodedEnvelope, FrameReader], None] | None = None
         self.on_output: Callable[[bool, list[str]], None] | None = None
+        self._pipes = [transport for _, transport in output]
         self._output = [
             asyncio.ensure_future(self._read_output(stream, is_error))
-            for stream, is_error in ((process.stdout, False), (process.stderr, True))
-            if stream is not None
+            for (stream, _), is_error in zip(output, (False, True), strict=True)
         ]
         self.exited: asyncio.Future[int] = asyncio.ensure_future(self._watch())
         self._loop.add_reader(sock, self._readable)
@@ -62,6 +68,9 @@ class RankHandle:
         """Starts an interpreter that will be a rank once it is told which."""
         ours, theirs = socket.socketpair()
         pmi_ours, pmi_theirs = socket.socketpair()
+        # With pipes of its own, asyncio tells of an exit only when they are closed,
+        # and what the rank started may keep them open long after its death.
+        out, err = os.pipe(), os.pipe()
         try:
             env = {**environ, "PMI_FD": str(pmi_theirs.fileno()), "PYTHONUNBUFFERED": "1"}
             process = await asyncio.create_subprocess_exec(
@@ -71,8 +80,8 @@ class RankHandle:
                 str(theirs.fileno()),
                 str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stdout=out[1],
+                stderr=err[1],
                 pass_fds=(theirs.fileno(), pmi_theirs.fileno()),
                 start_new_session=True,
                 env=env,
@@ -80,13 +89,18 @@ class RankHandle:
         except BaseException:
             ours.close()
             pmi_ours.close()
+            os.close(out[0])
+            os.close(err[0])
             raise
         finally:
             theirs.close()
             pmi_theirs.close()
+            os.close(out[1])
+            os.close(err[1])
         ours.setblocking(False)
         pmi_ours.setblocking(False)
-        return cls(process, ours, pmi_ours)
+        output = [await _open_pipe(out[0]), await _open_pipe(err[0])]
+        return cls(process, ours, pmi_ours, output)
 
     # Envelopes --------------------------------------------------------------------
 
@@ -205,7 +219,18 @@ class RankHandle:
         self._loop.remove_writer(self._sock)
         for task in self._output:
             task.cancel()
+        for pipe in self._pipes:
+            pipe.close()
         self._drop_unsent()
         self._reader.close()
         self._sock.close()
         self.pmi.close()
+
+
+async def _open_pipe(fd: int) -> _Pipe:
+    """Makes a pipe readable in this loop; its transport owns the descriptor."""
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(fd, "rb", 0)
+    )
+    return stream, transport

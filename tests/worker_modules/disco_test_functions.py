@@ -125,3 +125,113 @@ def environment(name):
 def total(array):
     """The sum of a large array's elements, its shape and whether it can be written."""
     return [float(array.sum()), list(array.shape), bool(array.flags.writeable)]
+
+
+@disco_server.register_func("tests.big_int")
+def big_int():
+    """A value of a kind that may travel, in a size that may not."""
+    return 1 << 80
+
+
+class Shy:
+    """An object that does not even say what it is."""
+
+    def __repr__(self):
+        msg = "no comment"
+        raise RuntimeError(msg)
+
+
+class ShyError(Exception):
+    """An exception that does not say what happened."""
+
+    def __str__(self):
+        msg = "no comment"
+        raise RuntimeError(msg)
+
+
+@disco_server.register_func("tests.shy")
+def shy(raises):
+    """Returns or raises what cannot be described."""
+    if raises:
+        raise ShyError
+    return Shy()
+
+
+@disco_server.register_func("tests.raise_text")
+def raise_text(kind):
+    """Raises an error whose text is hard to send."""
+    texts = {"surrogate": "caf\udce9", "long": "x" * 100_000 + "end", "empty": ""}
+    raise ValueError(texts[kind])
+
+
+@disco_server.register_func("tests.text_of_bytes")
+def text_of_bytes(count):
+    """A text of this many bytes."""
+    return "x" * count
+
+
+@disco_server.register_func("tests.describe")
+def describe(value):
+    """What a worker sees of an array: dtype, shape, flags, sum."""
+    return [str(value.dtype), list(value.shape), bool(value.flags.writeable), float(value.sum())]
+
+
+@disco_server.register_func("tests.noncontiguous")
+def noncontiguous(rows, columns):
+    """A transposed array that counts."""
+    return np.arange(rows * columns, dtype="float64").reshape(columns, rows).T
+
+
+@disco_server.register_func("tests.counting_array")
+def counting_array(nbytes, dtype):
+    """A large array that counts."""
+    dtype = np.dtype(dtype)
+    return np.arange(nbytes // dtype.itemsize).astype(dtype)
+
+
+@disco_server.register_func("tests.ring")
+def ring(array):
+    """Sends an array around all workers, one after the other; returns what came."""
+    worker = disco_server.current_worker()
+    me, size = worker.worker_id, worker.num_workers
+    got = np.empty_like(array)
+    if me % 2 == 0:
+        worker.comm.send(array, (me + 1) % size)
+        worker.comm.recv(got, (me - 1) % size)
+    else:
+        worker.comm.recv(got, (me - 1) % size)
+        worker.comm.send(array, (me + 1) % size)
+    return got
+
+
+_SEND_ON = "runtime.disco.send_to_next_group", "runtime.disco.recv_from_prev_group"
+
+
+@disco_server.register_func("tests.hand_to_next_group")
+def hand_to_next_group(array):
+    """The first group sends, the second one receives; returns what each then has."""
+    from disco_server.runtime.functions import resolve
+
+    worker = disco_server.current_worker()
+    send, receive = (resolve(name, ()) for name in _SEND_ON)
+    (send if worker.worker_id < worker.group_size else receive)(array)
+    return array
+
+
+@disco_server.register_func("tests.two_sends_to_zero")
+def two_sends_to_zero(array):
+    """Worker 2 sends, worker 0 receives, the others look on."""
+    from disco_server.runtime.functions import resolve
+
+    me = disco_server.current_worker().worker_id
+    if me == 2:
+        resolve("runtime.disco.send_to_worker", ())(array, 0)
+    elif me == 0:
+        resolve("runtime.disco.recv_from_worker", ())(array, 2)
+    return array
+
+
+@disco_server.register_func("tests.add_twice")
+def add_twice(first, second):
+    """The argument of a call that is another call's result."""
+    return [first, second]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -79,13 +80,13 @@ def test_reflection_lists_the_services(channel):
 def test_a_peer_that_speaks_something_else_is_only_its_own_problem(controller, said):
     """Its connection is closed, and the controller serves on."""
     host, _, port = controller.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as peer:
+    with (
+        contextlib.suppress(OSError),  # it may be closed before all was said
+        socket.create_connection((host, int(port)), timeout=10) as peer,
+    ):
         peer.sendall(said)
         peer.shutdown(socket.SHUT_WR)
-        try:
-            while peer.recv(65536):
-                pass
-        except ConnectionResetError:
+        while peer.recv(65536):
             pass
     assert health(controller.address) == SERVING
     assert controller.process.poll() is None
@@ -119,7 +120,6 @@ def test_a_second_controller_on_the_port_is_refused(controller, daemons):
     assert second.wait() == 2
     assert second.stdout == ""
     (line,) = second.stderr.splitlines()
-    assert line.startswith("disco")
     assert f"cannot listen on {controller.address}" in line
     assert "--listen" in line
     assert health(controller.address) == SERVING
@@ -158,9 +158,7 @@ def test_flags_come_before_the_environment_before_the_file(daemons, tmp_path):
         (["--node-lease", "1"], {"DISCO_HEARTBEAT_S": "2"}, "node_lease_s"),
     ],
 )
-def test_a_wrong_setting_is_refused_by_the_name_under_which_it_was_given(
-    arguments, environ, named
-):
+def test_a_wrong_setting_is_refused_by_the_name_under_which_it_was_given(arguments, environ, named):
     """Exit code 2, and one line that names the place and what was expected."""
     shown = CliRunner().invoke(main, arguments, env=environ)
     assert shown.exit_code == 2

@@ -46,4 +46,4 @@ def test_help_loads_neither_grpc_servers_nor_devices():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert not loaded & {"mpi4py", "cupy", "disco_server.worker.daemon", "grpc_health"}
+    assert not loaded & {"mpi4py", "cupy", "disco_server.worker.daemon", "disco_server.controller"}

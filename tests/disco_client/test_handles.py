@@ -1,0 +1,183 @@
+"""References: their life is their registers' life, on a real cluster."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from disco_client import (
+    BadArgument,
+    DModule,
+    DPackedFunc,
+    DRef,
+    EncodingError,
+    ForeignReference,
+    FunctionNotFound,
+    NotAllowed,
+    Opaque,
+    RemoteException,
+    connect,
+)
+
+
+@pytest.fixture(scope="module")
+def session(cluster):
+    """Two workers, shared by the tests of this file."""
+    with connect(cluster.address, num_workers=2, name="shared") as shared:
+        shared.import_python_module("disco_test_functions")
+        yield shared
+
+
+def test_the_id_of_a_dead_reference_is_used_again_last_first(session):
+    """As in the original: what died last is taken first, before the counter moves on."""
+    echo = session.get_global_func("tests.echo")
+    first, second, third = (echo(n) for n in range(3))
+    ids = [ref.reg_id for ref in (first, second, third)]
+    del second
+    assert echo(3).reg_id == ids[1]
+    del first, third
+    fourth, fifth = echo(4), echo(5)
+    assert [fourth.reg_id, fifth.reg_id][0] in (ids[0], ids[2])
+    assert len({fourth.reg_id, fifth.reg_id, echo.reg_id}) == 3
+    assert [fourth.debug_get_from_remote(1), fifth.debug_get_from_remote(1)] == [4, 5]
+
+
+def test_a_dropped_reference_empties_the_register_without_another_call(session, eventually):
+    """Also when nothing else is sent: the workers' memory does not wait for the next command."""
+    count = session.get_global_func("tests.registers")
+    array = session.empty((10,), "float32")
+    _, held = count().debug_get_from_remote(1)
+    issued = session.statistics()["issued"]
+    del array
+    eventually(lambda: session.statistics()["issued"] == issued + 1, what="a command that frees")
+    assert count().debug_get_from_remote(1)[1] == held - 1
+
+
+def test_other_registers_with_the_same_object_keep_it(session):
+    """Freeing one reference drops only that reference's hold."""
+    array = session.copy_to_worker_0(np.arange(3))
+    alias = session.get_global_func("tests.echo")(array)
+    del array
+    session.sync_all()
+    assert alias.numpy().tolist() == [0, 1, 2]
+
+
+def test_a_function_keeps_the_reference_it_was_made_of(session):
+    """The register lives as long as any of the two."""
+    echo = session.get_global_func("tests.echo")
+    wrapped = DPackedFunc(DRef(echo.reg_id, session, owner=echo), session)
+    again = DPackedFunc(wrapped, session)
+    register = echo.reg_id
+    del echo, wrapped
+    gc.collect()
+    session.empty((1,), "int8")
+    assert again.reg_id == register
+    assert again(5).debug_get_from_remote(1) == 5
+
+
+def test_calling_a_function_reference_is_call_packed(session):
+    """With a plain reference as the result."""
+    add = session.get_global_func("tests.add")
+    assert type(add(1, 2)) is DRef
+    assert add(add(1, 2), 3).debug_get_from_remote(1) == 6
+
+
+def test_a_module_offers_its_functions(session):
+    """Whatever allowed module a register holds; private names and missing ones are refused."""
+    module = DModule(session.get_global_func("importlib.import_module")("math"), session)
+    assert isinstance(module["sqrt"], DPackedFunc)
+    assert module["sqrt"](9.0).debug_get_from_remote(1) == 3.0
+    for name, error in (
+        ("no_such", FunctionNotFound),
+        ("__loader__", NotAllowed),
+        ("pi", FunctionNotFound),
+    ):
+        module[name]
+        with pytest.raises(error, match=name):
+            session.sync_all()
+    wrong = DModule(session.get_global_func("tests.echo")(5), session)
+    wrong["f"]
+    with pytest.raises(BadArgument, match="expected a module"):
+        session.sync_all()
+
+
+def test_a_wrapper_must_be_made_for_the_references_own_session(session, open_session):
+    """A function of one session is nothing in another."""
+    other = open_session(1)
+    for kind in (DPackedFunc, DModule):
+        with pytest.raises(ForeignReference):
+            kind(other.empty((1,), "int8"), session)
+    other.shutdown()
+
+
+@pytest.mark.parametrize("count", [4, 100_000])
+def test_copying_into_a_register_fills_the_array_that_is_there(session, count):
+    """On that worker only, and every register with the same array sees it."""
+    array = session.get_global_func("tests.rank_array")([count], "float32")
+    alias = session.get_global_func("tests.echo")(array)
+    array.debug_copy_from(1, np.full(count, 9, "float32"))
+    assert (alias.numpy(1) == 9).all()
+    assert (alias.numpy(0) == 1).all()
+
+
+def test_copying_into_a_register_replaces_what_is_no_array(session):
+    """A list becomes an array as numpy makes one; None and text go."""
+    for before in (None, "text", 5):
+        ref = session.get_global_func("tests.echo")(before)
+        ref.debug_copy_from(1, [1, 2])
+        assert ref.numpy(1).tolist() == [1, 2]
+        assert ref.numpy(1).dtype == np.int64
+        assert ref.debug_get_from_remote(0) == before
+
+
+@pytest.mark.parametrize("value", [np.zeros(3, "float32"), np.zeros(2, "float64")], ids=str)
+def test_copying_an_array_that_does_not_fit_is_refused(session, value):
+    """The call itself raises; the register keeps its array."""
+    ref = session.get_global_func("tests.rank_array")([2], "float32")
+    with pytest.raises(BadArgument, match=r"float32\[2\]") as refused:
+        ref.debug_copy_from(1, value)
+    assert (refused.value.worker, refused.value.function) == (1, "debug_copy_from")
+    assert ref.numpy(1).tolist() == [2, 2]
+    session.sync_all()
+
+
+@pytest.mark.parametrize("value", [object(), "text", [None]], ids=lambda v: type(v).__name__)
+def test_only_an_array_can_be_copied_into_a_register(session, value):
+    """Refused here."""
+    with pytest.raises(EncodingError):
+        session.empty((1,), "int8").debug_copy_from(0, value)
+
+
+def test_a_good_value_heals_a_poisoned_register(session):
+    """After it, the register is as if nothing had happened."""
+    ref = session.get_global_func("tests.fail_on")(1)
+    with pytest.raises(RemoteException):
+        session.sync_all()
+    ref.debug_copy_from(1, [7])
+    assert ref.numpy(1).tolist() == [7]
+    session.sync_all()
+
+
+def test_an_object_that_cannot_travel_is_described(session):
+    """Functions, modules and the like stay where they are."""
+    func = session.get_global_func("tests.echo").debug_get_from_remote(1)
+    assert isinstance(func, Opaque)
+    assert func.type == "builtins.function"
+    assert "echo" in func.text
+
+
+def test_numpy_fetches_arrays_and_nothing_else(session):
+    """Something else in the register is named; scalars of numpy's count as numbers."""
+    assert session.get_global_func("numpy.ones")([2, 2]).numpy(1).tolist() == [[1, 1], [1, 1]]
+    with pytest.raises(TypeError, match="'text'"):
+        session.get_global_func("tests.echo")("text").numpy()
+
+
+def test_a_reference_shows_its_register_and_session(session):
+    """For people who look at one in a notebook."""
+    ref = session.empty((1,), "int8")
+    assert repr(ref) == f"DRef(reg_id={ref.reg_id}, session='shared')"
+    assert ref.session is session
+    assert ref.reg_id > 0

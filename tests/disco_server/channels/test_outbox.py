@@ -1,0 +1,120 @@
+"""What waits to be written to a stream: in order, never blocking, bounded where it may be."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from disco_server.channels.outbox import _MAX_DROPPABLE_BYTES, Outbox
+
+
+class Peer:
+    """Takes what is written; slowly, if told so."""
+
+    def __init__(self):
+        self.came = []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def write(self, raw):
+        await self.open.wait()
+        self.came.append(raw)
+
+
+def drive(test):
+    """Runs an asynchronous test within a limit."""
+
+    async def limited():
+        async with asyncio.timeout(20):
+            await test()
+
+    asyncio.run(limited())
+
+
+def test_what_was_posted_is_written_in_order_before_the_end():
+    """Before and after the writer started, and after it slept; closing loses nothing."""
+
+    async def run():
+        outbox, peer = Outbox(), Peer()
+        assert all(outbox.post(b"%d" % i) for i in range(3))
+        writing = asyncio.ensure_future(outbox.run(peer.write))
+        while len(peer.came) < 3:
+            await asyncio.sleep(0)
+        for _ in range(5):  # it sleeps by now
+            await asyncio.sleep(0)
+        assert all(outbox.post(b"%d" % i) for i in range(3, 6))
+        outbox.close()
+        await writing
+        assert peer.came == [b"%d" % i for i in range(6)]
+
+    drive(run)
+
+
+def test_nothing_is_taken_after_the_close():
+    """The one who posts is told, and closing twice is no error."""
+
+    async def run():
+        outbox, peer = Outbox(), Peer()
+        outbox.close()
+        outbox.close()
+        assert not outbox.post(b"late")
+        await outbox.run(peer.write)
+        assert peer.came == []
+
+    drive(run)
+
+
+def test_a_sleeping_writer_is_woken_by_the_close_alone():
+    """A stream with nothing to say ends at once."""
+
+    async def run():
+        outbox, peer = Outbox(), Peer()
+        writing = asyncio.ensure_future(outbox.run(peer.write))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not writing.done()
+        outbox.close()
+        await writing
+
+    drive(run)
+
+
+def test_a_slow_peer_loses_only_what_may_be_dropped():
+    """Everything else waits, and once the peer has caught up nothing is dropped any more."""
+
+    async def run():
+        outbox, peer = Outbox(), Peer()
+        peer.open.clear()
+        block = bytes(1 << 20)
+        writing = asyncio.ensure_future(outbox.run(peer.write))
+        while outbox.post(block, droppable=True):
+            pass
+        assert outbox.post(b"kept"), "what somebody waits for is always taken"
+        assert not outbox.post(b"dropped", droppable=True)
+        peer.open.set()
+        while b"kept" not in peer.came:
+            await asyncio.sleep(0)
+        assert outbox.post(b"taken again", droppable=True)
+        outbox.close()
+        await writing
+        assert peer.came[-2:] == [b"kept", b"taken again"]
+        assert len(peer.came) - 2 <= _MAX_DROPPABLE_BYTES // len(block) + 2
+
+    drive(run)
+
+
+def test_a_write_that_fails_ends_the_writer_with_its_error():
+    """Whoever owns the stream hears of it; nothing is swallowed here."""
+
+    async def run():
+        outbox = Outbox()
+        outbox.post(b"raw")
+
+        async def write(raw):
+            raise ConnectionResetError(raw)
+
+        with pytest.raises(ConnectionResetError):
+            await outbox.run(write)
+
+    drive(run)

@@ -1,0 +1,182 @@
+"""``disco local``: a cluster for one command, and nothing left of it afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from disco_client import connect, errors
+from disco_server.cli.local import LocalCluster
+
+SHOW_FAMILY = """
+import json, os, psutil, sys
+import disco_client
+above = psutil.Process(os.getppid())
+with disco_client.connect(num_workers=2) as session:
+    session.sync_all()
+    pids = [child.pid for child in above.children(recursive=True) if child.pid != os.getpid()]
+    print(json.dumps([os.environ["DISCO_ADDRESS"], session.num_workers, pids]))
+sys.exit(7)
+"""
+WAIT = """
+import signal, sys
+try:
+    print("waiting", flush=True)
+    signal.pause()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(5)
+"""
+
+
+class Local:
+    """One ``disco local`` as a child process that leads a process group."""
+
+    def __init__(self, *arguments: str) -> None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("DISCO_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "disco_server.cli.main", "local", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            start_new_session=True,
+        )
+
+    def line(self) -> str:
+        return self.process.stdout.readline()
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def finish(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=40)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def local():
+    """Starts ``disco local``; what still runs after the test is ended."""
+    started = []
+
+    def start(*arguments):
+        started.append(Local(*arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate()
+
+
+def test_the_command_runs_on_the_cluster_and_its_code_is_passed_on(local):
+    """It finds the cluster in DISCO_ADDRESS; afterwards no process and no folder is left."""
+    run = local("--nodes", "2", "--slots", "1", "--", sys.executable, "-c", SHOW_FAMILY)
+    code, out, err = run.finish()
+    assert code == 7, err
+    address, workers, pids = json.loads(out)
+    assert workers == 2
+    assert len(pids) >= 5  # a controller, two daemons, two ranks
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    path = address.removeprefix("unix:")
+    assert not os.path.exists(os.path.dirname(path))  # noqa: PTH110, PTH120  (it was a text)
+
+
+def test_a_command_that_a_signal_ended_gives_the_shell_s_code(local):
+    """As in a shell, the code is 128 and the signal's number."""
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    run = local("--slots", "1", "--", sys.executable, "-c", program)
+    assert run.finish()[0] == 128 + signal.SIGKILL
+
+
+def test_ctrl_c_is_the_command_s_and_then_everything_stops(local):
+    """A terminal signals the whole group: the command decides, the cluster ends after it."""
+    run = local("--nodes", "2", "--slots", "1", "--", sys.executable, "-c", WAIT)
+    assert run.line() == "waiting\n"
+    family = run.family()
+    os.killpg(run.process.pid, signal.SIGINT)
+    code, out, err = run.finish()
+    assert (code, out) == (5, "interrupted\n")
+    assert "Traceback" not in err
+    assert len(family) >= 4
+    assert not any(child.is_running() for child in family)
+
+
+def test_killed_by_force_it_takes_its_daemons_along(local, eventually):
+    """After SIGKILL neither the daemons nor their interpreters remain."""
+    run = local("--nodes", "2", "--slots", "2")
+    ready = run.line()
+    assert re.match(r"cluster ready; DISCO_ADDRESS=unix:\S+  \(Ctrl-C stops it\)\n", ready)
+    family = run.family()
+    assert len(family) >= 3
+    run.process.kill()
+    eventually(lambda: not any(child.is_running() for child in family), what="orphans to end")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_without_a_command_it_runs_until_it_is_told_to_stop(local, number):
+    """Either signal ends the cluster in order, with the exit code 0."""
+    run = local("--slots", "1")
+    assert run.line().startswith("cluster ready")
+    family = run.family()
+    run.process.send_signal(number)
+    code, _, err = run.finish()
+    assert code == 0
+    assert "Traceback" not in err
+    assert not any(child.is_running() for child in family)
+
+
+def test_an_unknown_command_is_refused_before_anything_starts(local):
+    """The exit code is 2, and one line repeats the program's name."""
+    code, out, err = local("--", "no-such-program-here", "--flag").finish()
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert "no-such-program-here" in line
+
+
+def test_a_port_is_opened_only_with_a_list_of_what_may_be_imported(local):
+    """With --listen the workers import numpy alone, unless --allow-module adds to it."""
+    program = (
+        "import os, disco_client\n"
+        "with disco_client.connect(num_workers=1, logs=False) as s:\n"
+        "    print(os.environ['DISCO_ADDRESS'])\n"
+        "    s.get_global_func('numpy.add'); s.sync_all()\n"
+        "    s.import_python_module('subprocess')\n"
+        "    try:\n        s.sync_all()\n"
+        "    except disco_client.errors.NotAllowed as error:\n        print('refused')\n"
+    )
+    run = local("--listen", "127.0.0.1:0", "--slots", "1", "--", sys.executable, "-c", program)
+    code, out, err = run.finish()
+    assert code == 0, err
+    address, verdict = out.split()
+    assert re.fullmatch(r"127\.0\.0\.1:[1-9][0-9]*", address)
+    assert verdict == "refused"
+
+
+def test_the_socket_is_its_user_s_alone(cluster):
+    """Nobody else can enter the folder of the socket through which code can be run."""
+    folder = os.path.dirname(cluster.address.removeprefix("unix:"))  # noqa: PTH120
+    assert os.stat(folder).st_mode & 0o077 == 0  # noqa: PTH116
+
+
+def test_in_a_program_it_is_a_context_manager(tmp_path):
+    """LocalCluster runs within the with block; a daemon that cannot start is an error."""
+    with LocalCluster(1, 1, allow_modules=["numpy"]) as running:
+        pids = running.pids
+        assert len(pids) == 2
+        with connect(running.address, num_workers=1) as session:
+            session.sync_all()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    with (
+        pytest.raises(errors.DiscoError, match="disco-controller ended with status 2"),
+        LocalCluster(1, 1, listen="nonsense"),
+    ):
+        pytest.fail("there is no cluster")

@@ -1,0 +1,103 @@
+"""Real ranks for the tests of this folder: processes that meet as a session's do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disco_server.worker.pmi import PmiNode, kvsname, sweep_shared_memory
+
+PROGRAM = Path(__file__).with_name("rank_program.py")
+
+
+class Ranks:
+    """Rank processes that execute functions of `scenarios.py`, all the same one at a time."""
+
+    def __init__(self, count: int, **environment: str) -> None:
+        self.session = int.from_bytes(os.urandom(8), "big")
+        pairs = [socket.socketpair() for _ in range(count)]
+        self.processes = [
+            self._start(rank, count, theirs, environment) for rank, (_, theirs) in enumerate(pairs)
+        ]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pmi")
+        self._thread.start()
+        node = PmiNode(
+            ranks={rank: ours for rank, (ours, _) in enumerate(pairs)},
+            nodes=[list(range(count))],
+            kvsname=kvsname(self.session),
+            fence=self._fence,
+            on_abort=lambda rank, why: None,
+        )
+        self._serving = asyncio.run_coroutine_threadsafe(node.serve(), self._loop)
+        self._node = node
+
+    def run(self, scenario: str, **arguments: Any) -> list[Any]:
+        """Runs a scenario on all ranks; returns what each gave back."""
+        line = json.dumps([scenario, arguments]) + "\n"
+        for process in self.processes:
+            process.stdin.write(line)
+            process.stdin.flush()
+        answers = [
+            json.loads(process.stdout.readline() or '["died"]') for process in self.processes
+        ]
+        wrong = {rank: each[0] for rank, each in enumerate(answers) if len(each) == 1}
+        assert not wrong, "\n".join(f"rank {rank}: {text}" for rank, text in wrong.items())
+        return [each[1] for each in answers]
+
+    def finish(self) -> list[int]:
+        """Lets all ranks leave; returns their exit statuses."""
+        for process in self.processes:
+            process.stdin.close()
+        return [process.wait(20) for process in self.processes]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            process.stdin.close()
+        asyncio.run_coroutine_threadsafe(self._node.close(), self._loop).result(10)
+        self._serving.result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        sweep_shared_memory(kvsname(self.session))
+
+    @staticmethod
+    async def _fence(name: str, items: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        return items
+
+    @staticmethod
+    def _start(rank: int, count: int, theirs: socket.socket, environment: Mapping[str, str]):
+        with theirs:
+            here = {"PMI_FD": str(theirs.fileno()), "PMI_RANK": str(rank), "PMI_SIZE": str(count)}
+            return subprocess.Popen(
+                [sys.executable, PROGRAM],
+                env=os.environ | here | environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    """Four ranks; communicators with one group and with two, for all tests of a file."""
+    started = Ranks(4)
+    try:
+        yield started
+        assert started.finish() == [0] * 4
+    finally:
+        started.close()

@@ -1,0 +1,137 @@
+"""What a rank finds wrong before it meets its peers."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from disco_server.collectives.base import ReduceOp
+from disco_server.collectives.checks import (
+    Family,
+    Op,
+    check_equal,
+    check_parts,
+    check_point,
+    describe,
+    find_kind,
+)
+
+THREE = np.zeros(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("bool", Family.BOOL),
+        ("uint16", Family.INTEGER),
+        ("longlong", Family.INTEGER),
+        ("float16", Family.HALF),
+        (ml_dtypes.bfloat16, Family.HALF),
+        ("float64", Family.FLOAT),
+        ("complex64", Family.COMPLEX),
+        (ml_dtypes.float8_e5m2, Family.OPAQUE),
+    ],
+)
+def test_dtypes_that_may_take_part(name, family):
+    """Every dtype of the wire has a family and a number of its own."""
+    assert find_kind(np.dtype(name)).family is family
+
+
+@pytest.mark.parametrize("name", ["<U3", "S4", "O", "V8", "M8[s]", ">f4", "longdouble"])
+def test_dtypes_that_may_not(name):
+    """Texts, objects, times and foreign byte orders are unknown."""
+    assert find_kind(np.dtype(name)) is None
+    offer = check_equal(Op.BROADCAST, np.zeros(1, name), np.zeros(1, name))
+    assert "cannot take part" in offer.problem
+
+
+def test_codes_are_distinct():
+    """No two dtypes share a number in headers, and no two operations do."""
+    names = ["bool", "int8", "uint8", "float16", ml_dtypes.bfloat16, "float32", "complex64"]
+    assert len({find_kind(np.dtype(name)).code for name in names}) == len(names)
+    codes = {check_equal(Op.ALLREDUCE, THREE, THREE, op).op for op in ReduceOp}
+    codes |= {check_equal(op, THREE, THREE).op for op in (Op.BROADCAST, Op.ALL_TO_ALL)}
+    assert len(codes) == 7
+
+
+def test_a_sound_offer():
+    """A sound call offers its operation, dtype and elements, and no problem."""
+    offer = check_parts(Op.ALLGATHER, THREE, np.zeros((4, 3), np.float32), 4, root=True)
+    assert (offer.op, offer.elements, offer.problem) == (Op.ALLGATHER, 3, "")
+    assert offer.dtype == find_kind(np.dtype("float32")).code
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "problem"),
+    [
+        (None, THREE, "source must be an array, not None"),
+        ([1], THREE, "source must be an array, not list"),
+        (THREE, None, "destination must be an array, not None"),
+        (THREE, np.zeros((2, 2), np.float32), r"float32\[2, 2\] needs 3 elements, as float32\[3\]"),
+        (THREE, np.zeros(3), r"destination float64\[3\] must be float32"),
+        (THREE, np.broadcast_to(THREE, 3), "read-only"),
+    ],
+)
+def test_equal_arrays(src, dst, problem):
+    """Source and destination of one rank must be equally long and of one dtype."""
+    offer = check_equal(Op.ALLREDUCE, src, dst, ReduceOp.SUM)
+    with pytest.raises(AssertionError, match=problem):
+        raise AssertionError(offer.problem)
+
+
+def test_parts_must_be_equal():
+    """An array of all parts holds as many elements as all parts."""
+    whole = np.zeros(7, np.float32)
+    assert "float32[7] does not hold 2 parts like float32[3]" in (
+        check_parts(Op.SCATTER, whole, THREE, 2, root=True).problem
+    )
+    assert "cannot be split into 2 equal parts" in (
+        check_equal(Op.ALL_TO_ALL, whole, whole, parts=2).problem
+    )
+
+
+def test_only_the_roots_array_of_parts_counts():
+    """Elsewhere it may be anything; the part decides what is offered."""
+    assert check_parts(Op.GATHER, THREE, None, 4, root=False) == (
+        check_parts(Op.GATHER, THREE, np.zeros(12, np.float32), 4, root=True)
+    )
+    assert check_parts(Op.SCATTER, "nonsense", THREE, 4, root=False).problem == ""
+    frozen = np.broadcast_to(THREE, 3)
+    assert check_parts(Op.GATHER, frozen, None, 4, root=False).problem == ""
+    assert "read-only" in check_parts(Op.SCATTER, None, frozen, 4, root=False).problem
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "problem"),
+    [
+        ("bool", ReduceOp.AVG, "bool has no avg"),
+        ("complex64", ReduceOp.MIN, "complex64 has no order, so no min"),
+        (ml_dtypes.float8_e4m3fn, ReduceOp.SUM, "can be moved but not reduced"),
+    ],
+)
+def test_reductions_a_dtype_does_not_know(dtype, op, problem):
+    """They are refused with what to do."""
+    array = np.zeros(2, dtype)
+    assert problem in check_equal(Op.ALLREDUCE, array, array, op).problem
+    assert problem in check_parts(Op.REDUCE_SCATTER, array, array[:1], 2, op, root=True).problem
+
+
+def test_ends_of_a_transfer():
+    """A transfer needs another worker, and the receiver a writable array."""
+    assert check_point(THREE, 1, 0, 2, receives=True).problem == ""
+    for peer in (0, 2, -1):
+        assert "not another one" in check_point(THREE, peer, 0, 2, receives=False).problem
+    frozen = np.broadcast_to(THREE, 3)
+    assert "read-only" in check_point(frozen, 1, 0, 2, receives=True).problem
+    assert check_point(frozen, 1, 0, 2, receives=False).problem == ""
+    assert "must be an array" in check_point(3, 1, 0, 2, receives=False).problem
+
+
+def test_offers_are_described():
+    """People read the operation, both arrays and their shapes."""
+    offer = check_equal(Op.ALLREDUCE, THREE, THREE, ReduceOp.SUM)
+    text = "allreduce(sum) of float32[3], destination float32[3]"
+    assert describe(offer, THREE, THREE) == text
+    gather = check_parts(Op.GATHER, THREE.reshape(3, 1), None, 2, root=False)
+    assert describe(gather, THREE.reshape(3, 1), None) == "gather of float32[3, 1]"

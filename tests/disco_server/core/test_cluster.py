@@ -1,0 +1,399 @@
+"""The controller's decisions: scenarios, and a model that no sequence of events may break."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+)
+
+from disco_server.core.cluster import (
+    Cluster,
+    DropNode,
+    EndOnNode,
+    SessionGone,
+    StartOnNode,
+    TellEnded,
+    TellQueued,
+    TellReady,
+)
+from disco_server.core.membership import Node, NodeRefused
+from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
+
+LEASE = 10.0
+NODE_LEASE = 5.0
+
+
+def node(name, slots=2, heard=0.0):
+    return Node(name, ("cpu",) * slots, 1, "0.1", "host", heard)
+
+
+def session(number, workers=2, deadline=100.0):
+    return SessionTable(number, f"s{number}", "me@here:1", workers, 1, "", b"key", 0.0, deadline)
+
+
+def of(effects, kind):
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+@pytest.fixture
+def cluster():
+    """Two nodes of two slots."""
+    made = Cluster(LEASE, NODE_LEASE)
+    made.node_joined(node("a"))
+    made.node_joined(node("b"))
+    return made
+
+
+def start(cluster, number, workers=2):
+    """A session that runs."""
+    asked = session(number, workers)
+    cluster.requested(asked)
+    for share in asked.shares:
+        ranks = [(worker, share.node, 100 + worker, "cpu") for worker in share.workers]
+        cluster.ready_on_node(number, share.node, ranks)
+    assert asked.state is SessionState.RUNNING
+    return asked
+
+
+def test_a_session_goes_from_request_to_ready_to_gone(cluster):
+    """Each party is told once, and the slots are free when the last node says so."""
+    asked = session(1, 3)
+    effects = cluster.requested(asked)
+    assert [effect.node for effect in of(effects, StartOnNode)] == ["a", "b"]
+    assert cluster.members.free_slots == 1
+    assert cluster.ready_on_node(1, "a", [(0, "a", 10, "cpu"), (1, "a", 11, "cpu")]) == []
+    assert cluster.ready_on_node(1, "b", [(2, "b", 12, "cpu")]) == [TellReady(asked)]
+    assert sorted(asked.ranks) == [0, 1, 2]
+    end = End(EndReason.CLOSED, "done")
+    effects = cluster.end(1, end)
+    assert effects == [TellEnded(asked, end), EndOnNode("a", 1), EndOnNode("b", 1)]
+    assert cluster.end(1, end) == []
+    assert cluster.gone_on_node(1, "a") == []
+    assert cluster.members.free_slots == 3
+    assert cluster.gone_on_node(1, "b") == [SessionGone(1)]
+    assert cluster.members.free_slots == 4
+    assert cluster.gone_on_node(1, "b") == []
+
+
+def test_a_session_that_does_not_fit_waits_and_is_told_its_place(cluster):
+    """And again when something before it changes."""
+    start(cluster, 1, 4)
+    second, third = session(2, 4), session(3, 1)
+    assert cluster.requested(second) == [TellQueued(second, 0)]
+    assert cluster.requested(third) == [TellQueued(third, 1)]
+    cluster.end(1, End(EndReason.CLOSED, ""))
+    cluster.gone_on_node(1, "a")
+    effects = cluster.gone_on_node(1, "b")
+    assert {effect.session.session for effect in of(effects, StartOnNode)} == {2}
+    assert of(effects, TellQueued) == [TellQueued(third, 0)]
+    assert cluster.tell_queue() == [TellQueued(third, 0)]
+
+
+def test_a_lost_rank_ends_its_session_with_all_that_is_known(cluster):
+    """Node, rank, status and last words; before the start it is another reason."""
+    asked = start(cluster, 1)
+    effects = cluster.rank_exited(1, "a", 1, -9, ("last words",), at_start=False)
+    (told,) = of(effects, TellEnded)
+    assert told.end.reason is EndReason.RANK_LOST
+    assert (told.end.worker, told.end.node, told.end.exit_status) == (1, "a", -9)
+    assert told.end.output == ("last words",)
+    assert "worker 1 on node 'a' was killed by signal 9 (SIGKILL)" in told.end.message
+    assert cluster.rank_exited(1, "a", 0, -9, (), at_start=False) == []
+    assert asked.end is told.end
+    cluster.requested(session(2))
+    (told,) = of(cluster.rank_exited(2, "b", 0, 1, (), at_start=True), TellEnded)
+    assert told.end.reason is EndReason.START_FAILED
+    assert "could not be started" in told.end.message
+
+
+def test_a_lost_node_ends_its_sessions_and_frees_what_they_held_elsewhere(cluster):
+    """The other nodes of those sessions are told; sessions beside them go on."""
+    both, other = start(cluster, 1, 3), start(cluster, 2, 1)
+    effects = cluster.node_left("a", "it broke")
+    assert [told.session for told in of(effects, TellEnded)] == [both]
+    assert of(effects, TellEnded)[0].end.reason is EndReason.NODE_LOST
+    assert of(effects, TellEnded)[0].end.node == "a"
+    assert of(effects, EndOnNode) == [EndOnNode("b", 1)]
+    assert other.state is SessionState.RUNNING
+    assert cluster.gone_on_node(1, "b") == [SessionGone(1)]
+    assert cluster.node_left("a", "again") == []
+    assert (cluster.members.total_slots, cluster.members.free_slots) == (2, 1)
+
+
+def test_a_node_that_leaves_takes_no_more_sessions(cluster):
+    """Its running ones end with its name, and nothing new is placed there."""
+    start(cluster, 1, 2)
+    effects = cluster.node_draining("a")
+    assert of(effects, TellEnded)[0].end.node == "a"
+    cluster.gone_on_node(1, "a")
+    start(cluster, 2, 2)
+    assert cluster.sessions[2].shares[0].node == "b"
+    waiting = session(3, 1)
+    cluster.requested(waiting)
+    assert waiting.state is SessionState.QUEUED
+    assert cluster.node_draining("nobody") == []
+
+
+def test_a_silent_node_is_dropped_after_the_lease(cluster):
+    """Whoever was heard in time stays."""
+    start(cluster, 1, 4)
+    cluster.node_heard("a", 3.0)
+    assert cluster.tick(NODE_LEASE) == []
+    effects = cluster.tick(NODE_LEASE + 1)
+    assert [drop.node for drop in of(effects, DropNode)] == ["b"]
+    assert of(effects, TellEnded)[0].end.node == "b"
+    assert list(cluster.members.nodes) == ["a"]
+
+
+def test_a_wait_for_slots_ends_at_its_time_with_the_reason(cluster):
+    """How many there are, who has them, and what to do; the next one may then fit."""
+    start(cluster, 1, 3)
+    cluster.requested(session(2, 4, deadline=5.0))
+    small = session(3, 1)
+    cluster.requested(small)
+    assert cluster.tick(4.9) == []
+    effects = cluster.tick(5.0)
+    (told,) = of(effects, TellEnded)
+    assert told.end.reason is EndReason.NO_SLOTS
+    assert "4 slots on 2 node(s), 1 of them free" in told.end.message
+    assert "'s1' holds 3 (me@here:1)" in told.end.message
+    assert "wait longer" in told.end.message
+    assert [e.session for e in of(effects, StartOnNode)] == [small]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "advice"),
+    [(0, 1, "start a worker daemon"), (1, 3, "add nodes or slots"), (1, 2, "wait longer")],
+)
+def test_what_to_do_depends_on_what_is_missing(nodes, workers, advice):
+    """No daemon at all, too few slots, or only no free ones."""
+    cluster = Cluster(LEASE, 1e9)
+    for index in range(nodes):
+        cluster.node_joined(node(f"n{index}"))
+    if workers == 2:
+        start(cluster, 1, 1)
+    cluster.requested(session(2, workers, deadline=1.0))
+    assert advice in of(cluster.tick(2.0), TellEnded)[0].end.message
+
+
+def test_a_client_that_is_cut_off_has_its_lease(cluster):
+    """Its session ends when it does not come back; one that only waited ends at once."""
+    asked = start(cluster, 1, 4)
+    assert cluster.client_left(1, now=7.0) == []
+    assert asked.state is SessionState.DETACHED
+    for name in ("a", "b"):
+        cluster.node_heard(name, 15.0)
+    assert of(cluster.tick(7.0 + LEASE - 0.1), TellEnded) == []
+    (told,) = of(cluster.tick(7.0 + LEASE), TellEnded)
+    assert "did not come back within 10 s" in told.end.message
+    cluster.requested(session(2))
+    assert of(cluster.client_left(2, 20.0), SessionGone) == [SessionGone(2)]
+    assert cluster.client_left(2, 20.0) == []
+
+
+def test_without_a_lease_a_session_ends_with_its_connection():
+    """For those who want their slots at once."""
+    cluster = Cluster(0.0, NODE_LEASE)
+    cluster.node_joined(node("a"))
+    start(cluster, 1)
+    assert of(cluster.client_left(1, 1.0), TellEnded)
+
+
+def test_a_draining_controller_ends_everything_and_starts_nothing(cluster):
+    """Those that wait are told too, and whoever asks now is refused."""
+    start(cluster, 1, 3)
+    cluster.requested(session(2, 4))
+    cluster.requested(session(3, 1))
+    effects = cluster.drain()
+    assert {told.session.session for told in of(effects, TellEnded)} == {1, 2, 3}
+    assert {told.end.reason for told in of(effects, TellEnded)} == {EndReason.DRAINED}
+    assert of(effects, StartOnNode) == []
+    late = session(4)
+    assert of(cluster.requested(late), TellEnded)[0].end.reason is EndReason.DRAINED
+    cluster.gone_on_node(1, "a")
+    assert of(cluster.gone_on_node(1, "b"), StartOnNode) == []
+    assert cluster.sessions == {}
+
+
+def test_what_arrives_too_late_changes_nothing(cluster):
+    """Messages of nodes cross the end of a session on their way."""
+    start(cluster, 1)
+    cluster.end(1, End(EndReason.CLOSED, ""))
+    assert cluster.ready_on_node(1, "a", []) == []
+    assert cluster.rank_exited(1, "a", 0, 0, (), at_start=False) == []
+    assert cluster.ready_on_node(99, "a", []) == []
+    assert cluster.gone_on_node(99, "a") == []
+    assert cluster.end(99, End(EndReason.CLOSED, "")) == []
+
+
+class ClusterMachine(RuleBasedStateMachine):
+    """Any events in any order, with a world that does what the effects say."""
+
+    nodes = Bundle("nodes")
+    sessions = Bundle("sessions")
+
+    @initialize()
+    def begin(self):
+        self.cluster = Cluster(LEASE, 1e9)
+        self.now, self.count = 0.0, 0
+        self.tables, self.queue = {}, []
+        self.held = {}  # node: {slot: session}, of the nodes that are here
+        self.ending = set()  # (node, session) that owe a "gone"
+        self.starting = {}  # session: nodes that owe a "ready"
+        self.ended, self.gone = [], []
+
+    def carry_out(self, effects):
+        placed = {}
+        for effect in effects:
+            match effect:
+                case StartOnNode(name, table):
+                    assert not self.cluster.draining
+                    share = next(s for s in table.shares if s.node == name)
+                    taken = self.held[name]
+                    assert not set(share.slots) & set(taken), "a slot was given twice"
+                    assert len(share.slots) == len(share.workers) == len(share.devices)
+                    taken.update(dict.fromkeys(share.slots, table.session))
+                    placed.setdefault(table.session, []).extend(share.workers)
+                    self.starting.setdefault(table.session, set()).add(name)
+                case EndOnNode(name, number):
+                    assert name in self.held
+                    self.ending.add((name, number))
+                    self.starting.pop(number, None)
+                case TellReady(table):
+                    assert sorted(table.ranks) == list(range(table.num_workers))
+                case TellEnded(table, _):
+                    assert table.session not in self.ended
+                    self.ended.append(table.session)
+                    if table.session in self.queue:
+                        self.queue.remove(table.session)
+                case SessionGone(number):
+                    assert number in self.ended
+                    assert number not in self.gone
+                    self.gone.append(number)
+                    assert all(number not in taken.values() for taken in self.held.values())
+                case TellQueued(table, ahead):
+                    assert table.session in self.queue[ahead:]
+                case _:
+                    pass
+        for number, workers in placed.items():
+            assert workers == list(range(self.tables[number].num_workers)), "all ranks or none"
+            assert self.queue.pop(0) == number, "the order of arrival"
+
+    @rule(target=nodes, slots=st.integers(1, 3))
+    def join(self, slots):
+        self.count += 1
+        name = f"n{self.count}"
+        self.held[name] = {}
+        self.carry_out(self.cluster.node_joined(node(name, slots)))
+        return name
+
+    @rule(name=nodes)
+    def join_twice(self, name):
+        if name in self.held:
+            with pytest.raises(NodeRefused):
+                self.cluster.node_joined(node(name))
+
+    @rule(name=consumes(nodes))
+    def leave(self, name):
+        del self.held[name]
+        self.ending = {(n, s) for n, s in self.ending if n != name}
+        for owed in self.starting.values():
+            owed.discard(name)
+        self.carry_out(self.cluster.node_left(name, "gone"))
+
+    @rule(name=nodes)
+    def drain_node(self, name):
+        self.carry_out(self.cluster.node_draining(name))
+
+    @rule(target=sessions, workers=st.integers(1, 5), patience=st.integers(1, 20))
+    def request(self, workers, patience):
+        self.count += 1
+        table = session(self.count, workers, self.now + patience)
+        self.tables[self.count] = table
+        self.queue.append(self.count)
+        self.carry_out(self.cluster.requested(table))
+        return self.count
+
+    @rule(number=sessions, choice=st.integers(0, 9))
+    def ready(self, number, choice):
+        owed = sorted(self.starting.get(number, ()))
+        if owed:
+            name = owed[choice % len(owed)]
+            self.starting[number].discard(name)
+            share = next(s for s in self.tables[number].shares if s.node == name)
+            ranks = [(worker, name, 1, "cpu") for worker in share.workers]
+            self.carry_out(self.cluster.ready_on_node(number, name, ranks))
+
+    @rule(number=sessions, worker=st.integers(0, 4))
+    def rank_dies(self, number, worker):
+        shares = self.tables[number].shares
+        if shares:
+            self.carry_out(
+                self.cluster.rank_exited(number, shares[0].node, worker, -9, (), at_start=False)
+            )
+
+    @rule(number=sessions)
+    def close(self, number):
+        self.carry_out(self.cluster.end(number, End(EndReason.CLOSED, "closed")))
+
+    @rule(number=sessions)
+    def lose_client(self, number):
+        self.carry_out(self.cluster.client_left(number, self.now))
+
+    @rule(choice=st.integers(0, 99))
+    def report_gone(self, choice):
+        if self.ending:
+            name, number = owed = sorted(self.ending)[choice % len(self.ending)]
+            self.ending.discard(owed)
+            taken = self.held[name]
+            self.held[name] = {slot: s for slot, s in taken.items() if s != number}
+            self.carry_out(self.cluster.gone_on_node(number, name))
+
+    @rule(by=st.integers(1, 8))
+    def time_passes(self, by):
+        self.now += by
+        self.carry_out(self.cluster.tick(self.now))
+
+    @rule()
+    def drain(self):
+        if self.count > 6:
+            self.carry_out(self.cluster.drain())
+
+    @invariant()
+    def slots_are_counted_right(self):
+        if not hasattr(self, "cluster"):
+            return
+        members = self.cluster.members
+        for name, known in members.nodes.items():
+            assert known.taken == self.held[name]
+        assert set(self.cluster.sessions) == set(self.tables) - set(self.gone)
+
+    @invariant()
+    def nobody_waits_who_could_run(self):
+        if hasattr(self, "cluster") and self.queue and not self.cluster.draining:
+            first = self.tables[self.queue[0]]
+            assert self.cluster.members.free_slots < first.num_workers
+
+    def teardown(self):
+        if not hasattr(self, "cluster"):
+            return
+        self.carry_out(self.cluster.drain())
+        while self.ending:
+            self.report_gone(0)
+        assert self.cluster.sessions == {}
+        assert sorted(self.gone) == sorted(self.ended) == sorted(self.tables)
+        members = self.cluster.members
+        assert members.free_slots == members.total_slots
+        assert all(not known.taken for known in members.nodes.values())
+
+
+TestClusterMachine = ClusterMachine.TestCase
+TestClusterMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
