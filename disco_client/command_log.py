@@ -42,33 +42,73 @@ _PACKAGE = str(Path(__file__).parent) + os.sep
 _COMMAND_BYTES = 64  # an ordinary command's size, for the window's sake
 
 Site: TypeAlias = tuple[CodeType, int]
+_Record: TypeAlias = tuple[int, ...]
+"""A call as the column of a batch holds it; see commands.proto."""
+
 Fill: TypeAlias = Callable[[EncodedCommand], int]
 """Writes a command's arguments; returns how many bytes of bulk are among them."""
 
 
 class _Batch:
-    """Commands that leave together, and the lines that issued them."""
+    """Commands that leave together, each with the line that issued it."""
 
-    __slots__ = ("commands", "first_seq", "message", "nbytes", "sites")
+    __slots__ = ("entries", "first_seq", "nbytes", "sites")
 
     def __init__(self, first_seq: int) -> None:
         self.first_seq = first_seq
-        self.message = EncodedBatch()
-        self.commands = self.message.commands
+        # One append makes a command part of the log, so a call that Ctrl-C
+        # interrupts has either happened or not.
+        self.entries: list[tuple[Site, _Record | EncodedCommand]] = []
         self.sites: list[Site] = []
         self.nbytes = 0
 
-    def drop_half_commands(self) -> None:
-        """Forgets what a call left that Ctrl-C interrupted: it never happened."""
-        del self.commands[len(self.sites) :]
+    @property
+    def next_seq(self) -> int:
+        """The number of the command after the last one."""
+        return self.first_seq + (len(self.entries) or len(self.sites))
+
+    def encode(self) -> bytes:
+        """Returns the batch as it travels; only the lines that issued it are kept."""
+        message = EncodedBatch()
+        commands = message.commands
+        calls: list[int] = []
+        for _, entry in self.entries:
+            if isinstance(entry, tuple):
+                calls += entry
+            else:
+                commands.append(entry)
+                calls.append(-1)
+        if len(commands) != len(self.entries):
+            message.calls.extend(calls)
+        self.sites = [site for site, _ in self.entries]
+        self.entries = []
+        return message.SerializeToString()
+
+    def site(self, seq: int) -> Site | None:
+        """The line that issued one of its commands."""
+        index = seq - self.first_seq
+        if 0 <= index < len(self.entries):
+            return self.entries[index][0]
+        return self.sites[index] if 0 <= index < len(self.sites) else None
+
+
+_outside: dict[str, bool] = {}
+"""File names of code met so far: whether they are outside this package."""
 
 
 def call_site() -> Site:
     """The innermost code position outside this package."""
-    frame = sys._getframe(1)  # noqa: SLF001  (the one way that costs a fraction of a microsecond)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    frame = sys._getframe(2)  # noqa: SLF001  (the one way that costs a fraction of a microsecond)
+    while not _is_outside(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code, frame.f_lasti
+
+
+def _is_outside(filename: str) -> bool:
+    known = _outside.get(filename)
+    if known is None:
+        known = _outside[filename] = not filename.startswith(_PACKAGE)
+    return known
 
 
 def _locate(site: Site) -> IssuedAt:
@@ -141,63 +181,71 @@ class CommandLog:
             SessionError: The session is closed or lost.
         """
         site = call_site()
-        with self._lock:
-            if self._seq - self._acked >= WINDOW_COMMANDS or self._bytes_under_way > WINDOW_BYTES:
-                self._wait_for_room()
-            if self._closed is not None:
-                self.told = True
-                # The same error is raised each time, with the traceback of this time.
-                raise self._closed.with_traceback(None)
-            batch = self._filling
-            sites = batch.sites
-            if len(batch.commands) != len(sites):
-                batch.drop_half_commands()
-            command = batch.commands.add()
-            if fill is not None:
-                self._fill(batch, command, fill)
-            if self._dead:
-                self._release_into(command)
-            if reg is None:
-                reg = self._ids.allocate()
-            command.action = action  # type: ignore[assignment]  (the numbers are the same)
-            command.reg = reg
-            if func:
-                command.func = func
-            if worker is not None:
-                command.worker_plus_one = worker + 1
-            seq = batch.first_seq + len(sites)
-            if answers:
-                self.on_expect(seq, answers)
-            sites.append(site)  # from here on the command is part of the log
-            self._seq = seq
-            if len(sites) >= MAX_BATCH_COMMANDS or batch.nbytes >= MAX_BATCH_BYTES:
-                self._seal()
-        if not self._awake:
-            self._awake = True
-            self._wake.put(None)
-        return seq, reg
-
-    def _fill(self, batch: _Batch, command: EncodedCommand, fill: Fill) -> None:
-        try:
-            nbytes = fill(command)
-        except BaseException:
-            del batch.commands[-1]
-            raise
+        command = EncodedCommand(action=action, func=func)  # type: ignore[arg-type]  (the numbers are the same)
+        nbytes = fill(command) if fill is not None else 0
         if nbytes > MAX_COMMAND_BYTES:
-            del batch.commands[-1]
             msg = (
                 f"expected a command of at most {MAX_COMMAND_BYTES} bytes, got {nbytes}; "
                 "send large data as numpy arrays, which travel beside the commands"
             )
             raise EncodingError(msg)
-        batch.nbytes += nbytes
+        if worker is not None:
+            command.worker_plus_one = worker + 1
+        with self._lock:
+            self._await_room()
+            if self._dead:
+                command.released.extend(self._take_dead())
+            if reg is None:
+                reg = self._ids.allocate()
+            command.reg = reg
+            batch = self._filling
+            seq = batch.next_seq
+            if answers:
+                self.on_expect(seq, answers)
+            batch.nbytes += nbytes
+            self._append(batch, site, command)
+        self._wake_sender()
+        return seq, reg
+
+    def issue_call(self, func: int, args: list[int]) -> int:
+        """Appends a call with nothing but references and small integers.
+
+        Args:
+            func: The register of the function.
+            args: A register as ``2 * register + 1``, an integer as ``2 * integer``.
+
+        Returns:
+            The register of its result.
+
+        Raises:
+            SessionError: The session is closed or lost.
+        """
+        site = call_site()
+        with self._lock:
+            self._await_room()
+            released = self._take_dead() if self._dead else ()
+            reg = self._ids.allocate()
+            record = (len(released), *released, func, reg, len(args), *args)
+            self._append(self._filling, site, record)
+        self._wake_sender()
+        return reg
+
+    def _append(self, batch: _Batch, site: Site, entry: _Record | EncodedCommand) -> None:
+        entries = batch.entries
+        entries.append((site, entry))
+        self._seq = batch.first_seq + len(entries) - 1
+        if len(entries) >= MAX_BATCH_COMMANDS or batch.nbytes >= MAX_BATCH_BYTES:
+            self._seal()
+
+    def _wake_sender(self) -> None:
+        if not self._awake:
+            self._awake = True
+            self._wake.put(None)
 
     def release(self, register: int) -> None:
         """Notes that a reference died; safe inside the garbage collector."""
         self._dead.append(register)
-        if not self._awake:
-            self._awake = True
-            self._wake.put(None)
+        self._wake_sender()
 
     @property
     def last_seq(self) -> int:
@@ -223,32 +271,38 @@ class CommandLog:
         """The line that issued a command not yet executed everywhere."""
         with self._lock:
             for batch in (*self._under_way, *self._sealed, self._filling):
-                index = seq - batch.first_seq
-                if 0 <= index < len(batch.sites):
-                    return _locate(batch.sites[index])
+                site = batch.site(seq)
+                if site is not None:
+                    return _locate(site)
         return None
 
-    def _wait_for_room(self) -> None:
+    def _await_room(self) -> None:
         while self._closed is None and (
             self._seq - self._acked >= WINDOW_COMMANDS or self._bytes_under_way > WINDOW_BYTES
         ):
             # The transport calls close() when the session is lost, so this ends.
             self._room.wait(1.0)
+        if self._closed is not None:
+            self.told = True
+            # The same error is raised each time, with the traceback of this time.
+            raise self._closed.with_traceback(None)
 
-    def _release_into(self, command: EncodedCommand) -> None:
-        dead = self._dead
+    def _take_dead(self) -> list[int]:
+        """The registers whose references died; their ids are free from now on."""
+        dead, ids = self._dead, self._ids
+        released: list[int] = []
         while dead:
             register = dead.popleft()
-            command.released.append(register)
-            self._ids.free(register)
+            released.append(register)
+            ids.free(register)
+        return released
 
     def _seal(self) -> None:
         batch = self._filling
-        batch.drop_half_commands()
-        if batch.sites:
+        if batch.entries:
             self._sealed.append(batch)
             self._bytes_under_way += batch.nbytes
-            self._filling = _Batch(batch.first_seq + len(batch.sites))
+            self._filling = _Batch(batch.next_seq)
 
     # The transport's side ---------------------------------------------------
 
@@ -262,7 +316,7 @@ class CommandLog:
             self._wake.get()
             self._awake = False
             with self._lock:
-                if self._dead and not self._sealed and not self._filling.sites:
+                if self._dead and not self._sealed and not self._filling.entries:
                     self._issue_kill()
                 if not self._sealed:
                     self._seal()
@@ -271,7 +325,7 @@ class CommandLog:
                     self._under_way.append(batch)
                 elif self._closed is not None:
                     return None
-                waits = self._sealed or self._filling.sites or self._dead
+                waits = self._sealed or self._filling.entries or self._dead
                 more = bool(waits) or self._closed is not None
             if more:
                 self._wake.put(None)
@@ -282,18 +336,15 @@ class CommandLog:
         if self._closed is not None:
             self._dead.clear()
             return
-        self._filling.drop_half_commands()
-        command = self._filling.commands.add()
-        command.action = Action.KILL_REG  # type: ignore[assignment]  (the numbers are the same)
-        self._release_into(command)
-        self._filling.sites.append(call_site())
-        self._seq = self._filling.first_seq + len(self._filling.sites) - 1
+        command = EncodedCommand(action=Action.KILL_REG)  # type: ignore[arg-type]  (as above)
+        command.released.extend(self._take_dead())
+        self._append(self._filling, call_site(), command)
 
     def _encode(self, batch: _Batch) -> bytes:
-        payload = batch.message.SerializeToString()
-        last = batch.first_seq + len(batch.sites) - 1
-        batch.message = EncodedBatch()
-        batch.commands = batch.message.commands
+        last = batch.next_seq - 1
+        with self._lock:
+            # A reply may look for the line of one of its commands meanwhile.
+            payload = batch.encode()
         return envelope(
             Kind.BATCH,
             payload,
@@ -313,7 +364,7 @@ class CommandLog:
                 return
             self._acked = acked
             under_way = self._under_way
-            while under_way and under_way[0].first_seq + len(under_way[0].sites) - 1 <= acked:
+            while under_way and under_way[0].next_seq - 1 <= acked:
                 self._bytes_under_way -= under_way.popleft().nbytes
             self._room.notify_all()
 

@@ -100,10 +100,12 @@ class Inbox:
         if outcome == "failure":
             # Before the acknowledgement, which may forget the command's line.
             self._receive_failure(worker, reply)
-        elif reply.seq:
-            self._complete(reply.seq, worker, reply.value if outcome == "value" else None, None)
-        if reply.ack:
             self._acknowledge(worker, reply.ack)
+            return
+        self._acknowledge(worker, reply.ack)
+        if reply.seq:
+            # Last, because a woken thread competes with this one from here on.
+            self._complete(reply.seq, worker, reply.value if outcome == "value" else None, None)
 
     def _receive_failure(self, worker: int, reply: EncodedReply) -> None:
         failure, kind = decode_failure(reply.failure)

@@ -39,6 +39,8 @@ _logger = logging.getLogger(__name__)
 LogSink: TypeAlias = Callable[[int, str, bool, list[str]], None]
 
 _CLOSE_TIMEOUT_S = 10.0
+_SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
+"""Integers that still fit 64 bits when they are doubled."""
 
 
 def drop_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
@@ -181,22 +183,28 @@ class Session(Collectives):
                 f"of type {type(func).__name__}"
             )
             raise TypeError(msg)
+        function = self._check_ref(func)
+        plain: list[int] = []
+        for arg in args:
+            if isinstance(arg, DRef):
+                plain.append(self._check_ref(arg) * 2 + 1)
+            elif type(arg) is int and _SMALLEST <= arg <= _LARGEST:
+                plain.append(arg * 2)
+            else:
+                return self._call_with_values(function, args)
+        return DRef(self._log.issue_call(function, plain), self)
+
+    def _call_with_values(self, function: int, args: tuple[object, ...]) -> DRef:
+        """Calls a function with arguments of any kind that may travel."""
         uploads = Uploads(self._take_ticket)
 
         def fill(command: EncodedCommand) -> int:
             add = command.args.add
-            bulk = 0
             for arg in args:
-                if isinstance(arg, DRef):
-                    add().reg = self._check_ref(arg)
-                else:
-                    value = add()
-                    encode_value(value, arg, uploads, self._register_of)
-                    if not isinstance(arg, (int, float, type(None))):
-                        bulk += value.ByteSize()
-            return bulk
+                encode_value(add(), arg, uploads, self._register_of)
+            return command.ByteSize()
 
-        _, reg = self._log.issue(Action.CALL_PACKED, fill, func=self._check_ref(func))
+        _, reg = self._log.issue(Action.CALL_PACKED, fill, func=function)
         out = DRef(reg, self)
         for ticket, array in uploads.offered:
             self._upload(ticket, None, array)

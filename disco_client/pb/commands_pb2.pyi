@@ -140,14 +140,27 @@ class Batch(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     COMMANDS_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
     @property
     def commands(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Command]: ...
+    @property
+    def calls(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Calls with nothing but references and small integers, the bulk of most
+        programs, as one column of numbers. It describes every command of the batch
+        in order, or is empty when all of them stand in `commands`. For each:
+          -1: the next one of `commands`;
+          or: how many registers to release first, those registers, the function's
+              register, the result's register, how many arguments, and the
+              arguments: a register as 2 * register + 1, an integer as 2 * integer.
+        """
+
     def __init__(
         self,
         *,
         commands: collections.abc.Iterable[global___Command] | None = ...,
+        calls: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["commands", b"commands"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "commands", b"commands"]) -> None: ...
 
 global___Batch = Batch
 

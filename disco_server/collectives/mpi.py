@@ -294,7 +294,7 @@ class MpiCommunicator(Communicator):
             self._mpi.Finalize()
 
     def _make_side(self, comm: Any, members: range, tag: int) -> _Side:
-        moves = Moves(self._mpi, comm, self._library.piece(len(members)))
+        moves = Moves(self._mpi, comm, self._library.cut(len(members)))
         if len(members) == 1:
             return _Side(comm, members, moves, None, None)
         lane, rows = self._add_lane(members, tag, with_data=True)
@@ -338,12 +338,15 @@ class MpiCommunicator(Communicator):
         compare, so all ranks that may begin agree on it.
         """
         offer, staged = known
+        rider = NO_DATA
+        if staged is not None:
+            staged.mine[:] = src.reshape(-1)
+            rider = staged.rider
+        if side.lane is not None:
+            self._agree(side.lane, offer, src, dst, 0, rider)
         if staged is None:
-            self._meet(side, offer, src, dst)
             side.moves.allreduce(src, dst, op, offer.family)
         else:
-            staged.mine[:] = src.reshape(-1)
-            self._meet(side, offer, src, dst, staged.rider)
             combine(staged.parts, dst.reshape(-1), op, offer.family)
 
     def _meet(
@@ -367,11 +370,11 @@ class MpiCommunicator(Communicator):
     ) -> None:
         """Meets the peers; returns if all may begin, raises the same on all otherwise."""
         preflight = self._preflight
-        row = preflight.next_row(lane, offer, extra) + rider
+        row = preflight.next_row(lane, offer, extra)
         short = not (preflight.busy or lane.pending or offer.problem)
-        if short and preflight.enter_now(lane, row):
+        if short and preflight.enter_now(lane, row, rider):
             return
-        verdict = _drive(preflight.negotiate(lane, row, posted=short))
+        verdict = _drive(preflight.negotiate(lane, row + rider, posted=short))
         if verdict.kind is VerdictKind.RUN:
             return
         mine = self._tell(offer, src, dst, lane.nth - 1)

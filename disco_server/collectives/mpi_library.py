@@ -22,6 +22,7 @@ from typing import Any
 
 from disco_client.errors import ConfigError
 from disco_server.collectives.base import UnavailableError
+from disco_server.collectives.mpi_moves import Pieces
 
 __all__ = ["LIBRARIES", "MpiLibrary", "find_library", "load_mpi"]
 
@@ -34,24 +35,30 @@ class MpiLibrary:
         name: How settings and messages call it.
         mark: The text by which its file and its version string are known.
         package: The distribution to install.
-        pieces: Pairs of a number of ranks and the bytes above which an allreduce
-            among up to so many goes in pieces of that size.
+        pieces: How large allreduces among up to so many ranks are cut. Measured
+            with 2 and 4 ranks on one node.
     """
 
     name: str
     mark: str
     package: str
-    pieces: tuple[tuple[int, int], ...] = ()
+    pieces: tuple[tuple[int, Pieces], ...] = ()
 
-    def piece(self, ranks: int) -> int:
-        """Bytes of one piece of a large allreduce among so many ranks; 0 leaves it whole."""
-        return next((size for most, size in self.pieces if ranks <= most), 0)
+    def cut(self, ranks: int) -> Pieces:
+        """How large allreduces among so many ranks are cut."""
+        return next((pieces for most, pieces in self.pieces if ranks <= most), _WHOLE)
 
 
+_WHOLE = Pieces(1 << 62, 1 << 62)
 _ANY = 1 << 30
 LIBRARIES = (
-    MpiLibrary("mpich", "MPICH Version", "mpich", ((_ANY, 4 << 20),)),
-    MpiLibrary("impi", "Intel(R) MPI Library", "impi-rt", ((2, 1 << 20),)),
+    MpiLibrary(
+        "mpich",
+        "MPICH Version",
+        "mpich",
+        ((3, Pieces(16 << 20, 2 << 20)), (_ANY, Pieces(8 << 20, 2 << 20))),
+    ),
+    MpiLibrary("impi", "Intel(R) MPI Library", "impi-rt", ((3, Pieces(8 << 20, 1 << 20)),)),
 )
 _OTHER = MpiLibrary("other", "", "")
 

@@ -7,7 +7,7 @@ mpi4py accepts as a buffer is wrapped in `[array, datatype]` pairs, without copi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from disco_server.collectives.base import Array, ReduceOp
 from disco_server.collectives.checks import Family
 from disco_server.collectives.numeric import divide, narrow
 
-__all__ = ["Moves"]
+__all__ = ["Moves", "Pieces"]
 
 # float32 elements of the buffer through which halves are reduced: 1 MiB stays in a cache.
 _HALF_PIECE = 1 << 18
@@ -36,21 +36,33 @@ _DATATYPES = {
 }
 
 
+class Pieces(NamedTuple):
+    """How large allreduces are cut.
+
+    Attributes:
+        above: Bytes up to which one goes whole.
+        piece: Bytes of a piece of a larger one.
+    """
+
+    above: int
+    piece: int
+
+
 class Moves:
     """Moves and combines arrays among the ranks of one MPI communicator.
 
     Args:
         mpi: The module `mpi4py.MPI`.
         comm: The communicator, used for nothing else.
-        piece: Bytes of the pieces in which large allreduces go; 0 leaves them whole.
+        pieces: How large allreduces are cut.
     """
 
-    def __init__(self, mpi: Any, comm: Any, piece: int) -> None:
+    def __init__(self, mpi: Any, comm: Any, pieces: Pieces) -> None:
         self._mpi = mpi
         self._comm = comm
         self._rank = int(comm.Get_rank())
         self._size = int(comm.Get_size())
-        self._piece = piece
+        self._whole, self._piece = pieces
         self._in_place = mpi.IN_PLACE
         self._types: dict[np.dtype[Any], Any] = {
             np.dtype(kind): getattr(mpi, name) for kind, name in _DATATYPES.items()
@@ -65,20 +77,19 @@ class Moves:
         if family is Family.HALF:
             self._allreduce_half(src, dst, op)
             return
-        ops = self._bool_ops if family is Family.BOOL else self._ops
-        src = self._detach(src, dst)
-        if not 0 < self._piece < src.nbytes:
-            self._allreduce(src, dst, ops[op])
+        if src is not dst:
+            src = self._detach(src, dst)
+        call = (self._bool_ops if family is Family.BOOL else self._ops)[op]
+        if src.nbytes <= self._whole:
+            kind = self._types[src.dtype]
+            self._comm.Allreduce(self._in_place if src is dst else [src, kind], [dst, kind], call)
             if op is ReduceOp.AVG:
                 divide(dst, self._size)
             return
-        src, whole = src.reshape(-1), dst.reshape(-1)
-        same = src.ctypes.data == whole.ctypes.data
-        for start, stop in _cut(src.size, self._piece // src.itemsize):
-            part = whole[start:stop]
-            self._allreduce(part if same else src[start:stop], part, ops[op])
+        for source, target in self._cut(src, dst):
+            self._allreduce(source, target, call)
             if op is ReduceOp.AVG:
-                divide(part, self._size)
+                divide(target, self._size)
 
     def reduce_scatter(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
         """Combines and leaves each rank its part."""
@@ -136,6 +147,12 @@ class Moves:
     def recv(self, buf: Array, rank: int) -> None:
         """Receives from one rank."""
         self._comm.Recv(self._buffer(buf), rank)
+
+    def _cut(self, src: Array, dst: Array) -> Iterator[tuple[Array, Array]]:
+        source, target = src.reshape(-1), dst.reshape(-1)
+        for start, stop in _cut(source.size, self._piece // source.itemsize):
+            part = target[start:stop]
+            yield (part if src is dst else source[start:stop]), part
 
     def _allreduce(self, src: Array, dst: Array, op: Any) -> None:
         kind = self._types[src.dtype]

@@ -36,9 +36,9 @@ def combine(parts: Sequence[Array], dst: Array, op: ReduceOp, family: Family) ->
         wide = np.stack(parts).astype(np.float32)
         narrow(ufunc.reduce(wide, axis=0), dst, divisor)
         return
-    ufunc(parts[0], parts[1], dst)
+    ufunc(parts[0], parts[1], out=dst)
     for part in parts[2:]:
-        ufunc(dst, part, dst)
+        ufunc(dst, part, out=dst)
     if divisor > 1:
         divide(dst, divisor)
 

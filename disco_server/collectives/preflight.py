@@ -187,8 +187,9 @@ class Exchange(Protocol):
         """Whether the round is complete."""
         ...
 
-    def wait(self) -> None:
-        """Waits until the round is complete."""
+    def meet(self, row: bytes) -> bytes:
+        """Posts a row, waits until the round is complete and returns its `rows`."""
+        ...
 
     def rows(self) -> bytes:
         """After a round: the rows of all ranks of the lane, in the order of their ids."""
@@ -259,19 +260,20 @@ class Preflight:
         op, dtype, elements, problem, _ = offer
         return pack_row(1, seq, nth, op, dtype, elements, problem != "", extra)
 
-    def enter_now(self, lane: Lane, row: bytes) -> bool:
+    def enter_now(self, lane: Lane, row: bytes, rider: bytes) -> bool:
         """Enters by the short way: one round, waited for.
+
+        Args:
+            lane: Where to enter; with no pending token, and not while `busy`.
+            row: What `next_row` made of a sound offer.
+            rider: Stands behind the row; see `Exchange.start`.
 
         Returns:
             Whether the call may run. If not, the round is complete and `negotiate`
-            with `posted` must carry on. Not to be used while the lane has a pending
-            token, while `busy`, or with a row that says `wrong`.
+            with `posted` must carry on.
         """
-        exchange = lane.exchange
-        exchange.start(row)
-        exchange.wait()
-        if exchange.rows() == row[:ROW_BYTES] * len(lane.members):
-            lane.ran = self.position
+        if lane.exchange.meet(row + rider) == row * len(lane.members):
+            lane.ran = lane.seq
             return True
         return False
 

@@ -28,6 +28,7 @@ class Worker:
         device: Its default device.
         session_name: The name of its session.
         allow_modules: Patterns of the modules that its session may use.
+        position: The number of the command that runs; the executor sets it.
     """
 
     def __init__(  # noqa: PLR0913  (what a rank is told when it is assigned)
@@ -53,7 +54,7 @@ class Worker:
         self._open = open_communicator
         self._ccl = ccl
         self._comm: Communicator | None = None
-        self._position = 0
+        self.position = 0
         self._passed = 0
 
     @property
@@ -65,14 +66,16 @@ class Worker:
     def comm(self) -> Communicator:
         """The communicator; the first use opens it, which needs every worker.
 
+        To be taken anew in each command, because it learns which one runs.
+
         Raises:
             UnavailableError: The collective library is missing or did not start.
         """
         if self._comm is None:
             self._comm = self._open(self, self._ccl)
-            self._comm.position = self._position
             if self._passed:
                 self._comm.cannot_enter(self._passed)
+        self._comm.position = self.position
         return self._comm
 
     def init_ccl(self, ccl: str) -> None:
@@ -90,12 +93,6 @@ class Worker:
             msg = f"this session uses {self._ccl or 'mpi'} already, so {ccl!r} cannot start"
             raise UnavailableError(msg)
 
-    def set_position(self, seq: int) -> None:
-        """Notes which command runs; the executor calls it before each."""
-        self._position = seq
-        if self._comm is not None:
-            self._comm.position = seq
-
     def cannot_enter(self, seq: int) -> None:
         """Tells the peers that this rank is past ``seq`` without its collectives."""
         self._passed = seq
@@ -104,7 +101,10 @@ class Worker:
 
     def poll(self) -> bool:
         """Carries on what :meth:`cannot_enter` began; whether to call it again soon."""
-        return self._comm is not None and self._comm.poll()
+        if self._comm is None:
+            return False
+        self._comm.position = self.position
+        return self._comm.poll()
 
     def close(self) -> None:
         """Lets go of the communicator without waiting for anybody."""

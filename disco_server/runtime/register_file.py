@@ -31,12 +31,16 @@ class Poisoned(Exception):
 
 
 class RegisterFile:
-    """Registers by number; it grows as far as the program's references do."""
+    """Registers by number; it grows as far as the program's references do.
 
-    __slots__ = ("_slots",)
+    Attributes:
+        slots: The contents, for the one loop where a method call would matter.
+    """
+
+    __slots__ = ("slots",)
 
     def __init__(self) -> None:
-        self._slots: list[Any] = [None] * 64
+        self.slots: list[Any] = [None] * 64
 
     def read(self, register: int) -> Any:
         """Returns the content; None where nothing was ever written.
@@ -45,7 +49,7 @@ class RegisterFile:
             Poisoned: The register stands for a failed command.
         """
         try:
-            value = self._slots[register]
+            value = self.slots[register]
         except IndexError:
             return None
         if type(value) is Poison:
@@ -54,7 +58,20 @@ class RegisterFile:
 
     def holds(self, register: int, value: object) -> bool:
         """Whether this very object is in a register."""
-        return register < len(self._slots) and self._slots[register] is value
+        return register < len(self.slots) and self.slots[register] is value
+
+    def reserve(self, register: int) -> None:
+        """Makes sure that there is a register of this number.
+
+        Raises:
+            IndexError: The number is beyond any reasonable program.
+        """
+        missing = register + 1 - len(self.slots)
+        if missing > 0:
+            if register >= _MAX_REGISTERS:
+                msg = f"expected a register below {_MAX_REGISTERS}, got {register}"
+                raise IndexError(msg)
+            self.slots.extend([None] * (missing + 63))
 
     def write(self, register: int, value: Any) -> None:
         """Replaces the content.
@@ -62,18 +79,12 @@ class RegisterFile:
         Raises:
             IndexError: The number is beyond any reasonable program.
         """
-        try:
-            self._slots[register] = value
-        except IndexError:
-            if register >= _MAX_REGISTERS:
-                msg = f"expected a register below {_MAX_REGISTERS}, got {register}"
-                raise IndexError(msg) from None
-            self._slots.extend([None] * (register + 64 - len(self._slots)))
-            self._slots[register] = value
+        self.reserve(register)
+        self.slots[register] = value
 
     def release(self, registers: Iterable[int]) -> None:
         """Empties registers whose references died."""
-        slots = self._slots
+        slots = self.slots
         size = len(slots)
         for register in registers:
             if register < size:
@@ -81,4 +92,4 @@ class RegisterFile:
 
     def statistics(self) -> tuple[int, int]:
         """Returns how many registers there are, and how many hold something."""
-        return len(self._slots), sum(value is not None for value in self._slots)
+        return len(self.slots), sum(value is not None for value in self.slots)

@@ -68,10 +68,15 @@ class RankHandle:
         """Starts an interpreter that will be a rank once it is told which."""
         ours, theirs = socket.socketpair()
         pmi_ours, pmi_theirs = socket.socketpair()
+        output: list[_Pipe] = []
         # With pipes of its own, asyncio tells of an exit only when they are closed,
         # and what the rank started may keep them open long after its death.
-        out, err = os.pipe(), os.pipe()
+        ends: list[int] = []
         try:
+            for _ in range(2):
+                end, their_end = os.pipe()
+                ends.append(their_end)
+                output.append(await _open_pipe(end))
             env = {**environ, "PMI_FD": str(pmi_theirs.fileno()), "PYTHONUNBUFFERED": "1"}
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -80,26 +85,26 @@ class RankHandle:
                 str(theirs.fileno()),
                 str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=out[1],
-                stderr=err[1],
+                stdout=ends[0],
+                stderr=ends[1],
                 pass_fds=(theirs.fileno(), pmi_theirs.fileno()),
                 start_new_session=True,
                 env=env,
             )
         except BaseException:
+            # A process that was started already finds its socket closed, and leaves.
             ours.close()
             pmi_ours.close()
-            os.close(out[0])
-            os.close(err[0])
+            for _, pipe in output:
+                pipe.close()
             raise
         finally:
             theirs.close()
             pmi_theirs.close()
-            os.close(out[1])
-            os.close(err[1])
+            for end in ends:
+                os.close(end)
         ours.setblocking(False)
         pmi_ours.setblocking(False)
-        output = [await _open_pipe(out[0]), await _open_pipe(err[0])]
         return cls(process, ours, pmi_ours, output)
 
     # Envelopes --------------------------------------------------------------------

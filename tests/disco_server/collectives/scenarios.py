@@ -24,7 +24,7 @@ from disco_server.collectives.base import (
 )
 from disco_server.collectives.checks import find_kind
 from disco_server.collectives.mpi import MpiCommunicator
-from disco_server.collectives.mpi_moves import Moves
+from disco_server.collectives.mpi_moves import Moves, Pieces
 from disco_server.collectives.mpi_rows import NO_DATA, MpiRows
 
 Array = np.ndarray
@@ -480,7 +480,7 @@ def in_pieces(place: Place) -> list[str]:
     """Allreduce in pieces, the last one short, in place and apart, averages included."""
     comm, wrong = place.flat, []
     data = comm._mpi.COMM_WORLD.Dup()
-    cut = Moves(comm._mpi, data, 4096)
+    cut = Moves(comm._mpi, data, Pieces(5000, 4096))
     for dtype in (np.dtype(np.int16), np.dtype(np.float32), np.dtype(bool)):
         for op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX):
             kind = find_kind(dtype)
@@ -509,9 +509,7 @@ def rounds(place: Place) -> list[Any]:
         staged = rows.find_place(np.dtype(np.float32), size) if size else None
         if staged is not None:
             staged.mine[:] = place.rank
-        rows.start(row + (staged.rider if staged else NO_DATA))
-        rows.wait()
-        heads = rows.rows()
+        heads = rows.meet(row + (staged.rider if staged else NO_DATA))
         data = [float(part.sum()) / size for part in staged.parts] if staged else []
         seen.append([list(heads[::64]), len(heads), data])
     comm.Barrier()
@@ -524,7 +522,8 @@ def rounds(place: Place) -> list[Any]:
         comm.Barrier()
         rows.start(bytes(64))
         seen.append(False)
-    rows.wait()
+    while not rows.test():
+        pass
     seen.append(rows.tell("é" * 300 if place.rank == 1 else f"from {place.rank}"))
     rows.free()
     comm.Free()

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from disco_server.collectives.mpi_library import LIBRARIES, MpiLibrary, find_library
+from disco_server.collectives.mpi_moves import Pieces
 
 MPICH, IMPI = LIBRARIES
 LOAD = """
@@ -97,5 +98,5 @@ def test_files_are_known_by_what_is_in_them(tmp_path):
 
 def test_pieces_depend_on_the_ranks():
     """A library may cut large data among few ranks and leave it whole among many."""
-    library = MpiLibrary("x", "y", "z", ((2, 1024), (8, 4096)))
-    assert [library.piece(ranks) for ranks in (2, 3, 8, 9)] == [1024, 4096, 4096, 0]
+    library = MpiLibrary("x", "y", "z", ((2, Pieces(9, 1)), (8, Pieces(8, 2))))
+    assert [library.cut(ranks).piece for ranks in (2, 3, 8, 9)] == [1, 2, 2, 1 << 62]

@@ -108,8 +108,10 @@ class Wire:
     def rows(self) -> bytes:
         return self._rows
 
-    def wait(self) -> None:
+    def meet(self, row: bytes) -> bytes:
+        self.start(row)
         assert self.test()
+        return self.rows()
 
 
 @dataclass
@@ -133,7 +135,7 @@ class Rank:
                 yield
             # The round is complete, so the real code can run without blocking.
             wire.replayed = True
-            agreed = self.preflight.enter_now(lane, row)
+            agreed = self.preflight.enter_now(lane, row, b"")
             wire.replayed = False
             if agreed:
                 return Verdict(VerdictKind.RUN)

@@ -67,6 +67,7 @@ class World:
 
     attempt: int
     nodes: list[list[int]] = field(default_factory=lambda: [[0, 1, 2, 3]])
+    daemons: list[list[int]] | None = None
     aborts: list[tuple[int, str]] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
@@ -77,7 +78,8 @@ class World:
 
     async def run(self, *args: str) -> None:
         pairs = {rank: socket.socketpair() for node in self.nodes for rank in node}
-        fences = Fences(len(self.nodes))
+        daemons = self.daemons or self.nodes
+        fences = Fences(len(daemons))
         servers = [
             PmiNode(
                 ranks={rank: pairs[rank][0] for rank in ranks},
@@ -86,7 +88,7 @@ class World:
                 fence=fences.of(node),
                 on_abort=lambda rank, why: self.aborts.append((rank, why)),
             )
-            for node, ranks in enumerate(self.nodes)
+            for node, ranks in enumerate(daemons)
         ]
         ranks = [self.start(rank, pairs[rank][1], args) for rank in sorted(pairs)]
         async with asyncio.TaskGroup() as group:
@@ -144,6 +146,13 @@ def test_nodes_may_be_uneven():
     world = World(1, [[0, 1], [2]])
     asyncio.run(world.run())
     assert world.outputs == ["3 6 2", "3 6 2", "3 6 1"]
+
+
+def test_two_daemons_may_serve_one_node():
+    """Ranks of one machine share memory though two daemons started them."""
+    world = World(5, [[0, 1]], daemons=[[0], [1]])
+    asyncio.run(world.run())
+    assert world.outputs == ["2 3 2"] * 2
 
 
 def test_a_killed_run_does_not_break_the_next():
@@ -407,7 +416,7 @@ def test_layouts_have_limits():
 
 @pytest.mark.parametrize(
     ("ranks", "nodes", "name"),
-    [([0], [[0], [0]], "x"), ([0], [[0, 1]], "x"), ([0], [[0]], ""), ([0], [[0]], "a b")],
+    [([0], [[0], [0]], "x"), ([0, 1], [[0], [1]], "x"), ([0], [[0]], ""), ([0], [[0]], "a b")],
 )
 def test_wrong_descriptions_are_refused(ranks, nodes, name):
     """Doubled or foreign ranks and unusable names are found at once."""

@@ -184,18 +184,12 @@ def test_an_exit_in_a_function_is_its_exit_code(rank):
 def test_it_knows_its_place_and_loads_no_grpc(rank):
     """PMI and Disco's variables tell who it is; gRPC, unsafe beside CUDA, stays unloaded."""
     rank.assign(worker=1, workers=2, allow=("*",))
+    names = ("PMI_RANK", "PMI_SIZE", "DISCO_WORKER_ID", "DISCO_NUM_WORKERS")
+    loaded = "'grpc' in __import__('sys').modules, __import__('threading').active_count()"
+    code = f"[__import__('os').environ[name] for name in {names}] + [{loaded}]"
     rank.run(
         (Action.GET_GLOBAL_FUNC, 1, 0, ["builtins.eval"]),
-        (
-            Action.CALL_PACKED,
-            2,
-            1,
-            [
-                "[__import__('os').environ[k] for k in "
-                "('PMI_RANK', 'PMI_SIZE', 'DISCO_WORKER_ID', 'DISCO_NUM_WORKERS')]"
-                " + ['grpc' in __import__('sys').modules, __import__('threading').active_count()]"
-            ],
-        ),
+        (Action.CALL_PACKED, 2, 1, [code]),
         (Action.DEBUG_GET_FROM_REMOTE, 2, 0, []),
     )
     assert list(decode_value(rank.reply().value)) == ["1", "2", "1", "2", False, 1]

@@ -1,0 +1,180 @@
+"""The rendezvous with waiting: every wait ends by a value, a time or the session's end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from disco_client.pb import node_pb2
+from disco_server.controller.exchange import Exchanges
+
+ONE, OTHER = 7, 8
+LONG = 20.0
+
+
+@pytest.fixture
+def play():
+    """Runs a scenario with the exchanges of two sessions, within a limit."""
+
+    def run(scenario):
+        async def limited():
+            exchanges = Exchanges()
+            exchanges.open(ONE)
+            exchanges.open(OTHER)
+            async with asyncio.timeout(LONG):
+                await scenario(exchanges)
+
+        asyncio.run(limited())
+
+    return run
+
+
+async def begun(waiting):
+    """Starts a call and lets it come as far as it gets by itself."""
+    task = asyncio.ensure_future(waiting)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task
+
+
+def arrival(participant, timeout=LONG, participants=2, session=ONE, **items):
+    return node_pb2.FenceRequest(
+        session=session,
+        name="cards",
+        participant=participant,
+        participants=participants,
+        items={key: value.encode() for key, value in items.items()},
+        timeout_s=timeout,
+    )
+
+
+def test_a_get_waits_for_the_put_of_its_own_session(play):
+    """The same key of another session is another key."""
+
+    async def scenario(exchanges):
+        early = await begun(exchanges.get(ONE, "id", LONG))
+        exchanges.put(OTHER, {"id": b"theirs"})
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not early.done()
+        exchanges.put(ONE, {"id": b"ours", "more": b"x"})
+        assert await early == b"ours"
+        assert await exchanges.get(ONE, "id", 0.0) == b"ours"
+        assert await exchanges.get(OTHER, "id", 0.0) == b"theirs"
+
+    play(scenario)
+
+
+def test_a_key_is_written_once(play):
+    """The same value again is no harm; another one is refused by the key's name."""
+
+    async def scenario(exchanges):
+        exchanges.put(ONE, {"id": b"first"})
+        exchanges.put(ONE, {"id": b"first"})
+        with pytest.raises(ConnectionError, match="'id' was written before"):
+            exchanges.put(ONE, {"id": b"second"})
+        assert await exchanges.get(ONE, "id", LONG) == b"first"
+
+    play(scenario)
+
+
+def test_a_get_that_nobody_answers_ends_in_time_and_leaves_nothing(play):
+    """It says which key; and a getter that went away is not waited for either."""
+
+    async def scenario(exchanges):
+        with pytest.raises(ConnectionError, match=r"nobody wrote 'id' within 0\.01 s"):
+            await exchanges.get(ONE, "id", 0.01)
+        gone = await begun(exchanges.get(ONE, "id", LONG))
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        rendezvous = exchanges._open[ONE]
+        assert (rendezvous._waiting, rendezvous._getters) == (0, {})
+        exchanges.put(ONE, {"id": b"late"})
+        assert await exchanges.get(ONE, "id", LONG) == b"late"
+
+    play(scenario)
+
+
+def test_all_leave_a_fence_with_what_all_brought(play):
+    """Nobody before the last has come; the items are keys from then on."""
+
+    async def scenario(exchanges):
+        getter = await begun(exchanges.get(ONE, "b", LONG))
+        first = await begun(exchanges.fence(arrival(1, b="two")))
+        assert not first.done()
+        assert not getter.done()
+        both = {"a": b"one", "b": b"two"}
+        assert dict(await exchanges.fence(arrival(0, a="one"))) == both
+        assert dict(await first) == both
+        assert await getter == b"two"
+
+    play(scenario)
+
+
+def test_contradicting_arrivals_are_refused_and_the_others_wait_on(play):
+    """One confused node's call ends; the fence completes when the right one comes."""
+
+    async def scenario(exchanges):
+        first = await begun(exchanges.fence(arrival(0)))
+        for wrong, text in (
+            (arrival(0), "came twice"),
+            (arrival(1, participants=3), "says 3"),
+            (arrival(2), "not one of 2"),
+        ):
+            with pytest.raises(ConnectionError, match=text):
+                await exchanges.fence(wrong)
+        assert not first.done()
+        await exchanges.fence(arrival(1))
+        await first
+
+    play(scenario)
+
+
+def test_a_fence_that_not_all_reach_ends_for_everyone_with_the_same_reason(play):
+    """Also for whoever comes or asks later: the exchange cannot go on without it."""
+
+    async def scenario(exchanges):
+        patient = await begun(exchanges.fence(arrival(0, participants=3)))
+        getter = await begun(exchanges.get(ONE, "id", LONG))
+        why = r"not every node came to 'cards' within 0\.01 s"
+        with pytest.raises(ConnectionError, match=why):
+            await exchanges.fence(arrival(1, timeout=0.01, participants=3))
+        for waiting in (
+            patient,
+            getter,
+            exchanges.fence(arrival(2, participants=3)),
+            exchanges.get(ONE, "id", LONG),
+        ):
+            with pytest.raises(ConnectionError, match=why):
+                await waiting
+        with pytest.raises(ConnectionError, match=why):
+            exchanges.put(ONE, {"id": b"x"})
+        exchanges.put(OTHER, {"id": b"x"})
+
+    play(scenario)
+
+
+def test_the_end_of_a_session_ends_its_waits_with_the_reason(play):
+    """Those of other sessions wait on, and later calls hear that it is over."""
+
+    async def scenario(exchanges):
+        waiting = [
+            await begun(exchanges.get(ONE, "id", LONG)),
+            await begun(exchanges.fence(arrival(0))),
+        ]
+        other = await begun(exchanges.get(OTHER, "id", LONG))
+        exchanges.close(ONE, "worker 3 was killed")
+        exchanges.close(ONE, "again")
+        for wait in waiting:
+            with pytest.raises(ConnectionError, match="worker 3 was killed"):
+                await wait
+        for call in (exchanges.get(ONE, "id", LONG), exchanges.fence(arrival(0))):
+            with pytest.raises(ConnectionError, match="the session is over"):
+                await call
+        with pytest.raises(ConnectionError, match="the session is over"):
+            exchanges.put(ONE, {"id": b"x"})
+        exchanges.put(OTHER, {"id": b"here"})
+        assert await other == b"here"
+
+    play(scenario)

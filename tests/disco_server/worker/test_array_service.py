@@ -1,0 +1,240 @@
+"""The daemon's door for host arrays, the detour around it, and who is sent away."""
+
+from __future__ import annotations
+
+import queue
+
+import grpc
+import numpy as np
+import pytest
+
+from disco_client import DRef, errors
+from disco_client.arrays import Uploads
+from disco_client.pb import controller_pb2
+from disco_client.transport.options import target
+from disco_client.wire.arrays import CHUNK_BYTES, encode_head, encode_stream
+from disco_client.wire.codec import Action, encode_value
+from disco_client.wire.values import INLINE_ARRAY_BYTES
+from disco_server.settings import Address
+from disco_server.worker.array_service import choose_address
+
+SERVICE = "/disco.v1.ArrayService/"
+
+
+class Knock:
+    """Calls of the array service, by hand: what a client sends is chosen by the test."""
+
+    def __init__(self, address, session):
+        self._channel = grpc.insecure_channel(target(address))
+        arrays = session._transport._arrays
+        self.session, self.key = arrays._session, arrays._key
+
+    def _upload(self):
+        return self._channel.stream_unary(
+            SERVICE + "Upload", response_deserializer=controller_pb2.UploadResult.FromString
+        )
+
+    def upload(self, ticket, data, *, nbytes=None, key=None, worker=0):
+        nbytes = len(data) if nbytes is None else nbytes
+        head = encode_head(self.session, key or self.key, ticket, nbytes, worker)
+        return self._upload()(encode_stream(head, memoryview(data)), timeout=30)
+
+    def break_off(self, ticket, nbytes):
+        """Begins an upload, and cancels it once the daemon has something of it."""
+        messages = queue.Queue()
+        head = encode_head(self.session, self.key, ticket, nbytes, 0)
+        for message in encode_stream(head, memoryview(bytes(nbytes // 2))):
+            messages.put(message)
+        call = self._upload().future(iter(messages.get, None), timeout=30)
+        while not messages.empty() and not call.done():
+            pass
+        call.cancel()
+        messages.put(None)
+
+    def raw(self, first):
+        return self._upload()(iter([first]), timeout=30)
+
+    def download(self, ticket, *, key=None, worker=0):
+        call = self._channel.unary_stream(
+            SERVICE + "Download", request_serializer=controller_pb2.Transfer.SerializeToString
+        )
+        head = encode_head(self.session, key or self.key, ticket, 0, worker)
+        return list(call(head, timeout=30))
+
+    def close(self):
+        self._channel.close()
+
+
+@pytest.fixture(scope="module")
+def session(cluster):
+    """One session for the file; what a test does to it leaves it whole."""
+    from disco_client import connect
+
+    with connect(cluster.address, num_workers=4) as opened:
+        opened.import_python_module("disco_test_functions")
+        opened.sync_all()
+        yield opened
+
+
+@pytest.fixture
+def door(session):
+    """Knocks at the door of worker 0's daemon."""
+    knock = Knock(session._transport._arrays._doors[0], session)
+    yield knock
+    knock.close()
+
+
+@pytest.fixture
+def relay(cluster, session):
+    """Knocks at the controller, which offers the same service."""
+    knock = Knock(cluster.address, session)
+    yield knock
+    knock.close()
+
+
+def announce(session, array):
+    """Issues a copy to worker 0 without its upload; returns the reference and the ticket."""
+    uploads = Uploads(session._take_ticket)
+
+    def fill(command):
+        value = command.args.add()
+        encode_value(value, array, uploads)
+        command.args.add().bool = True
+        return value.ByteSize()
+
+    _, reg = session._log.issue(Action.COPY_TO_WORKER0, fill, worker=0)
+    ((ticket, _),) = uploads.offered
+    return DRef(reg, session), ticket
+
+
+def code_of(call, *arguments, **options):
+    with pytest.raises(grpc.RpcError) as raised:
+        call(*arguments, **options)
+    return raised.value.code()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (0,),
+        (3, 0, 2),
+        (INLINE_ARRAY_BYTES // 8,),
+        (INLINE_ARRAY_BYTES // 8 + 1,),
+        (CHUNK_BYTES // 8, 1),
+        (3, CHUNK_BYTES // 8 + 1),
+    ],
+    ids=str,
+)
+def test_arrays_of_every_size_go_there_and_back(session, shape):
+    """None at all, inside the command, one chunk, several: each comes back as it went."""
+    array = np.arange(np.prod(shape), dtype="float64").reshape(shape)
+    ref = session.copy_to_worker_0(array)
+    np.testing.assert_array_equal(ref.numpy(), array)
+    back = np.empty_like(array)
+    session.copy_from_worker_0(back, ref)
+    np.testing.assert_array_equal(back, array)
+    total = session.get_global_func("tests.total")(array)
+    for worker in range(4):
+        assert total.debug_get_from_remote(worker) == [array.sum(), list(shape), True]
+
+
+def test_large_arrays_take_the_door(session):
+    """A client on the daemon's machine goes straight to it."""
+    session.copy_to_worker_0(np.zeros(1 << 20)).numpy()
+    arrays = session._transport._arrays
+    assert arrays._direct[arrays._doors[0]] is not None
+
+
+def test_where_the_door_cannot_be_reached_the_controller_relays(cluster, tmp_path):
+    """A wrong door costs a moment once; the arrays are the same, in both directions."""
+    from disco_client import connect
+
+    array = np.random.default_rng(5).random((5, CHUNK_BYTES // 16))
+    with connect(cluster.address, num_workers=4) as session:
+        session.import_python_module("disco_test_functions")
+        arrays = session._transport._arrays
+        nowhere = f"unix:{tmp_path}/nobody"
+        arrays._doors = dict.fromkeys(range(4), nowhere)
+        ref = session.copy_to_worker_0(array)
+        np.testing.assert_array_equal(ref.numpy(), array)
+        assert arrays._direct == {nowhere: None}
+        total = session.get_global_func("tests.total")(array)
+        got = [total.debug_get_from_remote(worker)[0] for worker in range(4)]
+        np.testing.assert_allclose(got, array.sum())
+        ref.debug_copy_from(3, array * 2)
+        np.testing.assert_array_equal(ref.numpy(3), array * 2)
+
+
+@pytest.mark.parametrize("way", ["door", "relay"])
+def test_a_wrong_key_is_refused(request, session, way):
+    """Without the session's secret there is nothing to find, neither way."""
+    knock = request.getfixturevalue(way)
+    for key in (bytes(16), b"short"):
+        assert code_of(knock.upload, 1, b"data", key=key) is grpc.StatusCode.NOT_FOUND
+        assert code_of(knock.download, 1, key=key) is grpc.StatusCode.NOT_FOUND
+    session.sync_all()
+
+
+def test_a_worker_that_is_not_here_is_refused(session, door):
+    """Each daemon takes arrays for its own ranks only."""
+    away = next(r.worker for r in session.workers if r.node != session.workers[0].node)
+    for worker in (away, 4):
+        assert code_of(door.upload, 1, b"data", worker=worker) is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("first", [b"", b"\xff\xff\xff", b"\x12\x02ab"])
+def test_a_stream_that_does_not_name_its_transfer_is_refused(door, first):
+    """Whatever comes first instead, nothing of it is taken."""
+    assert code_of(door.raw, first) is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("way", ["door", "relay"])
+@pytest.mark.parametrize("given", [99_999, 100_001])
+def test_another_size_than_announced_fails_the_command(request, session, way, given):
+    """The command that waits for the array gets the reason, and the session goes on."""
+    knock = request.getfixturevalue(way)
+    ref, ticket = announce(session, np.zeros(100_000, "uint8"))
+    with pytest.raises(grpc.RpcError):
+        knock.upload(ticket, bytes(given), nbytes=100_000)
+    with pytest.raises(errors.RemoteError, match="expected an array of 100000 bytes, got"):
+        session.sync_all()
+    with pytest.raises(errors.RemoteError, match="expected an array of 100000 bytes"):
+        ref.numpy()
+    session.sync_all()
+
+
+@pytest.mark.parametrize("way", ["door", "relay"])
+def test_an_upload_that_is_broken_off_fails_the_command(request, session, way):
+    """A worker does not wait for ever for the rest of an array."""
+    knock = request.getfixturevalue(way)
+    _, ticket = announce(session, np.zeros(8 << 20, "uint8"))
+    knock.break_off(ticket, 8 << 20)
+    with pytest.raises(errors.RemoteError, match="broken off"):
+        session.sync_all()
+    session.sync_all()
+
+
+def test_an_offer_is_taken_once(session, door):
+    """What the client has fetched is gone; its ticket finds nothing any more."""
+    array = np.arange(100_000.0)
+    ref = session.copy_to_worker_0(array)
+    np.testing.assert_array_equal(ref.numpy(), array)
+    for ticket in range(1, 10):
+        assert code_of(door.download, ticket) is grpc.StatusCode.NOT_FOUND
+    np.testing.assert_array_equal(ref.numpy(), array)
+
+
+def test_the_door_is_a_private_socket_where_the_controller_is_near():
+    """Near is a Unix socket or loopback; a host that nobody can find counts as near too."""
+    for near in ("unix:/run/controller", "127.0.0.1:7600", "localhost:7600", "[::1]:7600"):
+        assert choose_address(Address.parse(near)) == Address(path="/dev/null")
+    assert choose_address(Address("no-such-host.invalid", 7600)).path
+
+
+def test_a_private_socket_is_its_user_s_alone(session):
+    """The folder of the door's socket lets nobody else in."""
+    from pathlib import Path
+
+    address = session._transport._arrays._doors[0]
+    assert address.startswith("unix:")
+    assert Path(address.removeprefix("unix:")).parent.stat().st_mode & 0o077 == 0
