@@ -84,6 +84,10 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """A rank opens its communicator; relayed to every rank, which do the same.
     empty
     """
+    KIND_ARRAY_BACK: _Kind.ValueType  # 45
+    """The memory of an array that was taken, with a file descriptor, to use again.
+    empty
+    """
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
     """What an envelope's payload holds."""
@@ -147,6 +151,10 @@ KIND_ARRAY_OUT: Kind.ValueType  # 43
 """Transfer, with a file descriptor"""
 KIND_OPEN_CCL: Kind.ValueType  # 44
 """A rank opens its communicator; relayed to every rank, which do the same.
+empty
+"""
+KIND_ARRAY_BACK: Kind.ValueType  # 45
+"""The memory of an array that was taken, with a file descriptor, to use again.
 empty
 """
 global___Kind = Kind

@@ -95,6 +95,7 @@ class Kind(enum.IntEnum):
     ARRAY_IN = 42
     ARRAY_OUT = 43
     OPEN_CCL = 44
+    ARRAY_BACK = 45
 
 
 class FailureKind(enum.IntEnum):
@@ -121,6 +122,10 @@ class ArrayPorter:
         """Returns the array that was offered under this ticket."""
         msg = f"no array can be collected here (ticket {ticket}, {dtype}, {tuple(shape)})"
         raise EncodingError(msg)
+
+    def collect_into(self, ticket: int, out: np.ndarray[Any, Any]) -> None:
+        """Fills an array with the one of its dtype and size under this ticket."""
+        out[...] = self.collect(ticket, out.dtype, out.shape)
 
 
 _NO_PORTER = ArrayPorter()

@@ -10,7 +10,7 @@ import mmap
 import os
 import tempfile
 
-__all__ = ["allocate", "map_shared", "write_shared"]
+__all__ = ["SharedPool", "allocate", "map_shared", "write_shared"]
 
 
 def allocate(nbytes: int) -> int:
@@ -48,3 +48,41 @@ def write_shared(fd: int, data: memoryview, offset: int = 0) -> None:
         written = os.pwrite(fd, data, offset)
         data = data[written:]
         offset += written
+
+
+class SharedPool:
+    """Shared memory to use again: fresh pages cost several times what a copy does.
+
+    Args:
+        keep_bytes: How much to keep while nobody uses it.
+    """
+
+    def __init__(self, keep_bytes: int = 128 << 20) -> None:
+        self._keep_bytes = keep_bytes
+        self._kept: list[tuple[int, int]] = []
+
+    def take(self, nbytes: int) -> int:
+        """Returns a descriptor of at least ``nbytes``; it is the caller's from now on.
+
+        Raises:
+            OSError: There is no room.
+        """
+        fitting = [kept for kept in self._kept if kept[0] >= nbytes]
+        if not fitting:
+            return allocate(nbytes)
+        kept = min(fitting)
+        self._kept.remove(kept)
+        return kept[1]
+
+    def give(self, fd: int) -> None:
+        """Takes a descriptor over, to hand it out again or to close it."""
+        size = os.fstat(fd).st_size
+        if size + sum(kept for kept, _ in self._kept) > self._keep_bytes:
+            os.close(fd)
+        else:
+            self._kept.append((size, fd))
+
+    def close(self) -> None:
+        """Gives all of it back to the system."""
+        while self._kept:
+            os.close(self._kept.pop()[1])

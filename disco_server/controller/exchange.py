@@ -89,7 +89,7 @@ class Exchanges:
         except TimeoutError:
             why = f"not every node came to {request.name!r} within {request.timeout_s:g} s"
             # Its participant was counted, so the exchange cannot go on without it.
-            self.close(request.session, why)
+            _wake(rendezvous.fail(why))
             raise ConnectionError(why) from None
         if wake.items is None:
             raise ConnectionError(wake.error)

@@ -7,6 +7,7 @@ it an :class:`Outlet` for what goes back.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ from disco_client.wire.codec import (
     encode_value,
     type_name,
 )
-from disco_client.wire.values import Opaque, is_array
+from disco_client.wire.values import Opaque, dtype_from_name, is_array
 from disco_server.runtime.context import Worker
 from disco_server.runtime.errors import ArgumentRefused, describe_failure, sendable
 from disco_server.runtime.functions import resolve
@@ -224,13 +225,10 @@ class Executor:
 
     def _copy_to(self, seq: int, command: EncodedCommand) -> None:
         try:
-            value, is_new = self._args(command)
-            if is_new:
-                self.registers.write(command.reg, value)
+            if command.args[1].bool:
+                self.registers.write(command.reg, self._args(command)[0])
                 return
-            held = self.registers.read(command.reg)
-            self._check_fits(held, value.shape, value.dtype)
-            held[...] = value.reshape(held.shape)
+            self._copy_into(self.registers.read(command.reg), command.args[0])
         except Poisoned:
             pass  # the cause is known to the client already
         except Exception as error:  # noqa: BLE001  (whatever came is reported)
@@ -238,16 +236,14 @@ class Executor:
 
     def _set(self, seq: int, command: EncodedCommand) -> None:
         try:
-            value = self._args(command)[0]
             try:
                 held = self.registers.read(command.reg)
             except Poisoned:
                 held = None  # a good value heals the register
             if is_array(held):
-                self._check_fits(held, value.shape, value.dtype)
-                held[...] = value.reshape(held.shape)
+                self._copy_into(held, command.args[0])
             else:
-                self.registers.write(command.reg, value)
+                self.registers.write(command.reg, self._args(command)[0])
         except Exception as error:  # noqa: BLE001  (whatever came is answered)
             self._fail(seq, command, error, poison=False)
         else:
@@ -264,6 +260,18 @@ class Executor:
 
     def _args(self, command: EncodedCommand) -> list[Any]:
         return decode_args(command.args, self.registers.read, self._porter)
+
+    def _copy_into(self, held: Any, value: EncodedValue) -> None:
+        """Copies a host array into the array of a register, with one copy where it can."""
+        array = value.array
+        dtype = dtype_from_name(array.dtype)
+        fits = is_array(held) and held.dtype == dtype and held.size == math.prod(array.shape)
+        if fits and array.WhichOneof("data") == "ticket" and held.flags.c_contiguous:
+            self._porter.collect_into(array.ticket, held.reshape(-1))
+            return
+        came = decode_args((value,), self.registers.read, self._porter)[0]
+        self._check_fits(held, came.shape, came.dtype)
+        held[...] = came.reshape(held.shape)
 
     def _check_fits(self, held: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
         """Refuses a copy between arrays of other sizes or dtypes; shapes may differ."""

@@ -7,6 +7,7 @@ Whoever knocks must know the secret of a session that runs here.
 from __future__ import annotations
 
 import ipaddress
+import os
 import shutil
 import socket
 import tempfile
@@ -20,6 +21,7 @@ from google.protobuf.message import DecodeError
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2
 from disco_client.transport.options import SERVER_OPTIONS
+from disco_server.channels.shared import SharedPool
 from disco_server.config import Address
 from disco_server.worker.arrays import receive_array, send_array
 
@@ -28,6 +30,14 @@ __all__ = ["ArrayDesk", "ArrayService", "choose_address"]
 
 class ArrayDesk(Protocol):
     """Where arrays of the sessions on this node are handed in and out."""
+
+    def memory(self, transfer: controller_pb2.Transfer) -> SharedPool | None:
+        """Where memory for an array comes from."""
+        ...
+
+    def give_back(self, transfer: controller_pb2.Transfer, fd: int) -> None:
+        """Returns the memory of an array that was handed out; closes the descriptor."""
+        ...
 
     def hand_in(self, transfer: controller_pb2.Transfer, fd: int) -> None:
         """Gives an array to its rank; the descriptor is closed there."""
@@ -124,7 +134,7 @@ class ArrayService:
             transfer = controller_pb2.Transfer()
         desk = await self._admit(transfer, context)
         try:
-            fd = await receive_array(stream, transfer.nbytes)
+            fd = await receive_array(stream, transfer.nbytes, desk.memory(transfer))
         except OSError as error:
             desk.refuse(transfer, str(error))
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
@@ -139,8 +149,11 @@ class ArrayService:
         except KeyError:
             await context.abort(grpc.StatusCode.NOT_FOUND, "the worker offers no such array")
             raise AssertionError from None
-        async for chunk in send_array(fd, nbytes):
-            await context.write(chunk)
+        try:
+            async for chunk in send_array(os.dup(fd), nbytes):
+                await context.write(chunk)
+        finally:
+            desk.give_back(transfer, fd)
 
 
 _OWN_SOCKET = Address(path="/dev/null")

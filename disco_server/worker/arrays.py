@@ -10,25 +10,28 @@ import grpc
 
 from disco_client.pb import controller_pb2
 from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_chunk
-from disco_server.channels.shared import allocate, map_shared, write_shared
+from disco_server.channels.shared import SharedPool, allocate, map_shared, write_shared
 
 __all__ = ["ArrayCarrier", "Offers", "receive_array", "send_array"]
 
 _SERVICE = "/disco.v1.NodeService/"
 
 
-async def receive_array(chunks: AsyncIterator[bytes], nbytes: int) -> int:
+async def receive_array(
+    chunks: AsyncIterator[bytes], nbytes: int, memory: SharedPool | None = None
+) -> int:
     """Collects an array into shared memory and returns its descriptor.
 
     Args:
         chunks: Encoded data chunks.
         nbytes: The array's size.
+        memory: Where the memory comes from; None makes new one.
 
     Raises:
         OSError: There is no room, or what came is of another size.
         grpc.RpcError: The sender went away.
     """
-    fd = allocate(nbytes)
+    fd = allocate(nbytes) if memory is None else memory.take(nbytes)
     try:
         at = 0
         async for raw in chunks:
@@ -101,14 +104,16 @@ class ArrayCarrier:
             response_deserializer=controller_pb2.UploadResult.FromString,
         )
 
-    async def fetch(self, transfer: controller_pb2.Transfer) -> int:
+    async def fetch(
+        self, transfer: controller_pb2.Transfer, memory: SharedPool | None = None
+    ) -> int:
         """Collects an upload into shared memory and returns its descriptor.
 
         Raises:
             OSError: There is no room, or the upload is not of the size it named.
             grpc.RpcError: The session or the client went away.
         """
-        return await receive_array(self._fetch(transfer), transfer.nbytes)
+        return await receive_array(self._fetch(transfer), transfer.nbytes, memory)
 
     async def push(self, transfer: controller_pb2.Transfer, fd: int, nbytes: int) -> None:
         """Sends the array that a rank offers to the client; closes the descriptor.

@@ -15,7 +15,7 @@ from disco_client.pb import controller_pb2
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.codec import ArrayPorter, EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame, receive, send_with_fd
-from disco_server.channels.shared import allocate, map_shared, write_shared
+from disco_server.channels.shared import SharedPool, map_shared, write_shared
 
 __all__ = ["DaemonGone", "RankPort"]
 
@@ -40,6 +40,7 @@ class RankPort(ArrayPorter):
         self._reader = FrameReader()
         self._frames: deque[EncodedEnvelope] = deque()
         self._arrays: dict[int, _Arrived] = {}
+        self._memory = SharedPool()
         self._tickets = 0
         self._session = 0
         self._worker = 0
@@ -79,6 +80,8 @@ class RankPort(ArrayPorter):
                 transfer = controller_pb2.Transfer.FromString(received.payload)
                 fd = -1 if transfer.error else self._reader.fds.popleft()
                 self._arrays[transfer.ticket] = _Arrived(fd, transfer.nbytes, transfer.error)
+            elif received.kind == Kind.ARRAY_BACK:
+                self._memory.give(self._reader.fds.popleft())
             else:
                 self._frames.append(received)
 
@@ -96,7 +99,7 @@ class RankPort(ArrayPorter):
     def offer(self, array: np.ndarray[Any, Any]) -> int:
         """Hands an array to the daemon, for the client to download."""
         self._tickets += 1
-        fd = allocate(array.nbytes)
+        fd = self._memory.take(array.nbytes)
         try:
             write_shared(fd, byte_view(array))
             transfer = controller_pb2.Transfer(
@@ -117,9 +120,22 @@ class RankPort(ArrayPorter):
         return self._tickets
 
     def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
+        """Waits for an uploaded array and returns it, an array of its own.
+
+        Raises:
+            OSError: It will not come.
+            ValueError: It is of another size.
+        """
+        out = np.empty(tuple(shape), dtype)
+        self.collect_into(ticket, out)
+        return out
+
+    def collect_into(self, ticket: int, out: np.ndarray[Any, Any]) -> None:
         """Waits for an uploaded array; other envelopes keep their order meanwhile.
 
-        The array lives in the shared memory itself, which is its own from now on.
+        Raises:
+            OSError: It will not come.
+            ValueError: It is of another size.
         """
         while ticket not in self._arrays:
             self._read()
@@ -127,11 +143,14 @@ class RankPort(ArrayPorter):
         if error:
             raise OSError(error)
         try:
-            shared = map_shared(fd, nbytes)
+            if out.nbytes != nbytes:
+                msg = f"expected {out.nbytes} bytes for {out.dtype}{list(out.shape)}, got {nbytes}"
+                raise ValueError(msg)
+            with map_shared(fd, nbytes) as shared:
+                source = np.frombuffer(shared, out.dtype).reshape(out.shape)
+                out[...] = source
+                del source  # the map cannot be closed while an array looks at it
         finally:
+            raw = envelope(Kind.ARRAY_BACK, session=self._session, worker=self._worker)
+            send_with_fd(self._sock, raw, fd)
             os.close(fd)
-        count = int(np.prod(shape, dtype=np.int64))
-        if count * dtype.itemsize != nbytes:
-            msg = f"expected {count * dtype.itemsize} bytes for {dtype}{list(shape)}, got {nbytes}"
-            raise ValueError(msg)
-        return np.frombuffer(shared, dtype, count).reshape(tuple(shape))

@@ -14,6 +14,7 @@ import grpc
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame
+from disco_server.channels.shared import SharedPool
 from disco_server.observe.logs import BoundLogger, bind
 from disco_server.worker.arrays import ArrayCarrier, Offers
 from disco_server.worker.pmi import PmiNode, kvsname, sweep_shared_memory
@@ -38,6 +39,7 @@ class _NodeSession:
     start: node_pb2.StartRanks
     log: BoundLogger
     offers: Offers = field(default_factory=Offers)
+    memory: SharedPool = field(default_factory=SharedPool)
     ranks: dict[int, RankHandle] = field(default_factory=dict[int, RankHandle])
     assigned: dict[int, asyncio.Future[None]] = field(
         default_factory=dict[int, "asyncio.Future[None]"]
@@ -216,6 +218,8 @@ class Supervisor:
         if kind == Kind.ARRAY_OUT:
             offered = controller_pb2.Transfer.FromString(received.payload)
             session.offers.add(worker, offered.ticket, reader.fds.popleft(), offered.nbytes)
+        elif kind == Kind.ARRAY_BACK:
+            session.memory.give(reader.fds.popleft())
         elif kind == Kind.ASSIGNED:
             session.assigned[worker].set_result(None)
         elif kind in (Kind.REPLY, Kind.OPEN_CCL) and received.session == session.session:
@@ -244,6 +248,20 @@ class Supervisor:
             and hmac.compare_digest(session.start.transfer_key, transfer.transfer_key)
         )
 
+    def memory(self, transfer: controller_pb2.Transfer) -> SharedPool | None:
+        """Where memory for an array comes from: what a session used before, it uses again."""
+        session = self._sessions.get(transfer.session)
+        return None if session is None else session.memory
+
+    def give_back(self, transfer: controller_pb2.Transfer, fd: int) -> None:
+        """Returns the memory of an array that was handed out; closes the descriptor."""
+        session = self._sessions.get(transfer.session)
+        handle = session.ranks.get(transfer.worker) if session is not None else None
+        if handle is None:
+            os.close(fd)
+        else:
+            handle.send(frame(envelope(Kind.ARRAY_BACK, session=transfer.session)), fd)
+
     def hand_in(self, transfer: controller_pb2.Transfer, fd: int) -> None:
         """Gives an array to its rank; the descriptor is closed there."""
         session = self._sessions.get(transfer.session)
@@ -270,7 +288,7 @@ class Supervisor:
 
     async def _fetch(self, session: _NodeSession, transfer: controller_pb2.Transfer) -> None:
         try:
-            fd = await self._carrier.fetch(transfer)
+            fd = await self._carrier.fetch(transfer, session.memory)
         except grpc.RpcError as error:
             session.log.debug("an upload ended early: %s", error)
         except OSError as error:
@@ -282,7 +300,10 @@ class Supervisor:
     async def _push(self, session: _NodeSession, transfer: controller_pb2.Transfer) -> None:
         try:
             fd, nbytes = self.hand_out(transfer)
-            await self._carrier.push(transfer, fd, nbytes)
+            try:
+                await self._carrier.push(transfer, os.dup(fd), nbytes)
+            finally:
+                self.give_back(transfer, fd)
         except KeyError:
             session.log.warning("worker %d offers no array %d", transfer.worker, transfer.ticket)
         except grpc.RpcError as error:
@@ -321,6 +342,7 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*session.tasks, return_exceptions=True)
         session.offers.close()
+        session.memory.close()
         sweep_shared_memory(kvsname(session.session))
         self._sessions.pop(session.session, None)
         self._tell(session, Kind.SESSION_GONE)

@@ -65,7 +65,7 @@ def test_without_peers_no_library_is_started():
     assert worker.allreduce(array, into) is into
     np.testing.assert_array_equal(into.reshape(-1), array)
     assert worker.allreduce(array, array) is array
-    worker.set_position(5)
+    worker.position = 5
     worker.cannot_enter(5)
     assert not worker.poll()
     worker.close()
