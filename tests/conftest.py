@@ -74,13 +74,13 @@ class Daemon:
         address: Of a controller, where it listens; known once it is ready.
     """
 
-    def __init__(self, what: str, options: list[str], folder: Path, env: dict[str, str]) -> None:
+    def __init__(self, command: list[str], folder: Path, env: dict[str, str]) -> None:
         self.folder = folder
         self.address = ""
         self._out, self._err = folder / "stdout", folder / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", f"disco_server.cli.{what}", *options],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -121,10 +121,16 @@ class Daemon:
 
 
 class Daemons:
-    """Starts daemons of one test."""
+    """Starts daemons of one test.
+
+    Attributes:
+        prefix: What stands before the command of the daemons started from now on.
+        started: Those that were.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.prefix: list[str] = []
         self.started: list[Daemon] = []
 
     def _start(self, what: str, options: tuple[object, ...], env: dict[str, str]) -> Daemon:
@@ -132,9 +138,9 @@ class Daemons:
         folder.mkdir()
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("DISCO_")}
         path = os.pathsep.join(filter(None, (str(WORKER_MODULES), os.environ.get("PYTHONPATH"))))
-        daemon = Daemon(
-            what, [str(o) for o in options], folder, {**inherited, "PYTHONPATH": path, **env}
-        )
+        program = [*self.prefix, sys.executable, "-m", f"disco_server.cli.{what}"]
+        environ = {**inherited, "PYTHONPATH": path, **env}
+        daemon = Daemon([*program, *map(str, options)], folder, environ)
         self.started.append(daemon)
         return daemon
 

@@ -85,9 +85,9 @@ def chunk_data(raw: bytes) -> memoryview:
             shift += 7
             at += 1
             if byte < _MORE:
+                if at + length == len(view):
+                    return view[at:]
                 break
-        if at + length == len(view):
-            return view[at:]
     try:
         return memoryview(controller_pb2.ArrayChunk.FromString(raw).data)
     except Exception as error:

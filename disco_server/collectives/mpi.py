@@ -134,9 +134,12 @@ class MpiCommunicator(Communicator):
                 session's.
         """
         local = local_workers or int(os.environ.get("MPI_LOCALNRANKS") or num_workers)
-        mpi, known = load_mpi(library, oversubscribed=local > len(os.sched_getaffinity(0)))
+        mpi, known, started = load_mpi(library, oversubscribed=local > len(os.sched_getaffinity(0)))
         rank, size = int(mpi.COMM_WORLD.Get_rank()), int(mpi.COMM_WORLD.Get_size())
         if size != num_workers or rank != worker_id:
+            if started and size == 1:
+                # Alone it can leave at once, and takes its shared memory along.
+                mpi.Finalize()
             raise UnavailableError(
                 f"this process is rank {rank} of {size} in the MPI world, but worker"
                 f" {worker_id} of {num_workers} in the session; start one rank for each worker"

@@ -1,10 +1,11 @@
 """Which MPI library a rank loads, and how it is set up.
 
 mpi4py from PyPI brings no MPI of its own: it takes the `libmpi` that lies in the
-environment, from the wheels `mpich` or `impi-rt` or from the system. Both wheels
-write `lib/libmpi.so.12`, so the one installed last is what mpi4py finds by itself;
-the setting here, or the variable DISCO_MPI, finds the file of the other. mpi4py
-obeys MPI4PY_LIBMPI only while MPI4PY_MPIABI is unset: given that, it no longer
+environment, from the wheels `mpich` or `impi-rt` or from the system. Only one of
+the wheels should be there: both write `lib/libmpi.so.12` and `lib/libfabric.so.1`,
+and MPICH does not start with the other's libfabric. The setting here, or the variable
+DISCO_MPI, says which is meant, finds Intel's file where both are, and refuses another.
+mpi4py obeys MPI4PY_LIBMPI only while MPI4PY_MPIABI is unset: given that, it no longer
 looks for a library and leaves the choice to the dynamic linker.
 """
 
@@ -58,12 +59,12 @@ LIBRARIES = (
         "mpich",
         ((3, Pieces(16 << 20, 2 << 20)), (_ANY, Pieces(8 << 20, 2 << 20))),
     ),
-    MpiLibrary("impi", "Intel(R) MPI Library", "impi-rt", ((3, Pieces(8 << 20, 1 << 20)),)),
+    MpiLibrary("impi", "Intel(R) MPI Library", "impi-rt", ((3, Pieces(2 << 20, 1 << 20)),)),
 )
 _OTHER = MpiLibrary("other", "", "")
 
 
-def load_mpi(library: str, *, oversubscribed: bool) -> tuple[Any, MpiLibrary]:
+def load_mpi(library: str, *, oversubscribed: bool) -> tuple[Any, MpiLibrary, bool]:
     """Imports mpi4py with the wanted library and starts MPI if nobody has.
 
     Args:
@@ -73,7 +74,8 @@ def load_mpi(library: str, *, oversubscribed: bool) -> tuple[Any, MpiLibrary]:
             waits must let others run.
 
     Returns:
-        The module `mpi4py.MPI` and what is known of the library.
+        The module `mpi4py.MPI`, what is known of the library, and whether this call
+        started MPI.
 
     Raises:
         ConfigError: There is no library of that name.
@@ -94,7 +96,8 @@ def load_mpi(library: str, *, oversubscribed: bool) -> tuple[Any, MpiLibrary]:
     except (ImportError, RuntimeError) as error:
         raise UnavailableError(
             f"mpi4py with an MPI library cannot be imported: {error}. Install the extra that"
-            " brings both: pip install 'disco[mpi]'"
+            " brings both, pip install 'disco[mpi]'; the packages mpich and impi-rt overwrite"
+            " each other's files, so only one of them may be there"
         ) from error
     loaded = _identify(mpi.Get_library_version())
     if wanted is not None and loaded is not wanted:
@@ -102,8 +105,7 @@ def load_mpi(library: str, *, oversubscribed: bool) -> tuple[Any, MpiLibrary]:
             f"the MPI library should be {wanted.name}, but {loaded.name} was loaded; install"
             f" {wanted.package}, or unset DISCO_MPI"
         )
-    _start(mpi, loaded)
-    return mpi, loaded
+    return mpi, loaded, _start(mpi, loaded)
 
 
 def find_library(wanted: MpiLibrary, folders: Iterator[Path] | None = None) -> Path | None:
@@ -157,11 +159,11 @@ def _identify(version: str) -> MpiLibrary:
     return next((each for each in LIBRARIES if each.mark in version), _OTHER)
 
 
-def _start(mpi: Any, library: MpiLibrary) -> None:
+def _start(mpi: Any, library: MpiLibrary) -> bool:
     if mpi.Is_finalized():
         raise UnavailableError("MPI was already finalized in this process and cannot start again")
     if mpi.Is_initialized():
-        return
+        return False
     # One thread of a rank calls MPI, so FUNNELED is enough. But in that level MPICH
     # reduces on one node through flags in shared memory, which it polls without ever
     # yielding (4 ranks on 2 processors: 8 ms for 4 KiB), and which is slow for much
@@ -171,3 +173,4 @@ def _start(mpi: Any, library: MpiLibrary) -> None:
         mpi.Init_thread(level)
     except mpi.Exception as error:
         raise UnavailableError(f"MPI did not start: {error}") from error
+    return True

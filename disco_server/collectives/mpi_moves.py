@@ -19,6 +19,8 @@ __all__ = ["Moves", "Pieces"]
 
 # float32 elements of the buffer through which halves are reduced: 1 MiB stays in a cache.
 _HALF_PIECE = 1 << 18
+# Looking up a member of an enum is a call, which counts where calls take microseconds.
+_BOOL, _HALF, _AVG = Family.BOOL, Family.HALF, ReduceOp.AVG
 _DATATYPES = {
     "b1": "UINT8_T",
     "i1": "INT8_T",
@@ -74,21 +76,22 @@ class Moves:
 
     def allreduce(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
         """Combines into every rank's destination, which may be the source."""
-        if family is Family.HALF:
+        if family is _HALF:
             self._allreduce_half(src, dst, op)
             return
-        if src is not dst:
+        # Arrays that own their memory share it with no other; asking numpy costs more.
+        if src is not dst and not (src.flags.owndata and dst.flags.owndata):
             src = self._detach(src, dst)
-        call = (self._bool_ops if family is Family.BOOL else self._ops)[op]
+        call = (self._bool_ops if family is _BOOL else self._ops)[op]
         if src.nbytes <= self._whole:
             kind = self._types[src.dtype]
             self._comm.Allreduce(self._in_place if src is dst else [src, kind], [dst, kind], call)
-            if op is ReduceOp.AVG:
+            if op is _AVG:
                 divide(dst, self._size)
             return
         for source, target in self._cut(src, dst):
             self._allreduce(source, target, call)
-            if op is ReduceOp.AVG:
+            if op is _AVG:
                 divide(target, self._size)
 
     def reduce_scatter(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:

@@ -252,6 +252,8 @@ class Edge:
         reading = asyncio.ensure_future(self._read_node(stream, info.name))
         try:
             await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                reading.result()  # what went wrong there must not look like a goodbye
         finally:
             for task in (reading, writing):
                 task.cancel()

@@ -224,15 +224,18 @@ class Executor:
             self._answer(seq, value)
 
     def _copy_to(self, seq: int, command: EncodedCommand) -> None:
+        is_new = False
         try:
-            if command.args[1].bool:
+            is_new = command.args[1].bool
+            if is_new:
                 self.registers.write(command.reg, self._args(command)[0])
                 return
             self._copy_into(self.registers.read(command.reg), command.args[0])
         except Poisoned:
             pass  # the cause is known to the client already
         except Exception as error:  # noqa: BLE001  (whatever came is reported)
-            self._fail(seq, command, error, poison=False)
+            # What was there before is still good; what should have come is not.
+            self._fail(seq, command, error, poison=is_new)
 
     def _set(self, seq: int, command: EncodedCommand) -> None:
         try:
@@ -328,8 +331,7 @@ class Executor:
             seq=seq,
             function=self._function_name(command) or _ACTION_NAMES.get(command.action, ""),
         )
-        writes = command.action in (Action.CALL_PACKED, Action.GET_GLOBAL_FUNC)
-        if poison and writes and command.reg:
+        if poison and command.action in _WRITES and command.reg:
             self.registers.write(command.reg, Poison(failure, kind))
         reply = EncodedReply(seq=seq, ack=seq)
         encode_failure(reply.failure, failure, kind)
@@ -352,6 +354,9 @@ def _text_of(value: Any) -> str:
 
 
 _CALL: Any = Action.CALL_PACKED
+_WRITES = (Action.CALL_PACKED, Action.GET_GLOBAL_FUNC, Action.COPY_TO_WORKER0)
+"""Actions whose result is the content of their register."""
+
 _ACTION_NAMES: dict[int, str] = {
     Action.GET_GLOBAL_FUNC: "get_global_func",
     Action.COPY_FROM_WORKER0: "copy_from_worker_0",

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from disco_client.pb import node_pb2
 from disco_client.transport.options import CHANNEL_OPTIONS, target
@@ -71,6 +72,12 @@ class Agent:
                 why = await self._connect_once()
             except grpc.RpcError as error:
                 why = _reason(error)
+            except DecodeError as error:
+                why = f"it does not speak disco.v1 ({error})"
+            except Exception as error:
+                # Without this line the daemon would live on, and serve nobody.
+                _logger.exception("the connection to the controller failed")
+                why = repr(error)
             if self.registered.is_set():
                 pause, said = _BACKOFF_S[0], ""
             if why != said:
@@ -147,6 +154,11 @@ class Agent:
                     return node_pb2.Refused.FromString(received.payload).message
                 else:
                     supervisor.receive(raw, received)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return f"it said nothing for {_SILENCE_S:g} s"  # see _beat
         finally:
             for task in (writing, beating):
                 task.cancel()

@@ -139,6 +139,10 @@ class ArrayService:
             desk.refuse(transfer, str(error))
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             raise AssertionError from error
+        except BaseException:
+            # The rank waits for it, and nobody else would tell.
+            desk.refuse(transfer, "the upload was broken off")
+            raise
         desk.hand_in(transfer, fd)
         return controller_pb2.UploadResult(nbytes=transfer.nbytes)
 

@@ -291,6 +291,7 @@ class Supervisor:
             fd = await self._carrier.fetch(transfer, session.memory)
         except grpc.RpcError as error:
             session.log.debug("an upload ended early: %s", error)
+            self.refuse(transfer, "the upload was broken off")
         except OSError as error:
             session.log.warning("an upload of %d bytes failed: %s", transfer.nbytes, error)
             self.refuse(transfer, str(error))

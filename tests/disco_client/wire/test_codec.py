@@ -114,7 +114,7 @@ def test_every_value_comes_back_as_it_was(value):
         (np.float32, np.dtype("float32")),
         (ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_kindred_values_become_the_nearest_of_the_set(sent, got):
     """A tuple arrives as a list, numpy's scalars as Python's numbers."""

@@ -219,4 +219,5 @@ with MpiCommunicator.create(int(os.environ["PMI_RANK"]), 2) as comm:
         "-n",
         "2",
     )
-    assert done.stdout == "[2. 2. 2.]\n" * 2, done.stderr
+    # Lines of two processes may run into one another.
+    assert done.stdout.count("[2. 2. 2.]") == 2, done.stderr

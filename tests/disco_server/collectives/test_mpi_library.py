@@ -17,9 +17,9 @@ from disco_client.errors import ConfigError
 from disco_server.collectives.base import UnavailableError
 from disco_server.collectives.mpi_library import load_mpi
 try:
-    mpi, library = load_mpi("", oversubscribed=False)
-    print(library.name, mpi.Is_initialized(), mpi.Query_thread() >= mpi.THREAD_FUNNELED)
-    load_mpi(library.name, oversubscribed=False)
+    mpi, library, started = load_mpi("", oversubscribed=False)
+    print(library.name, started, mpi.Query_thread() >= mpi.THREAD_FUNNELED)
+    assert not load_mpi(library.name, oversubscribed=False)[2]
     mpi.Finalize()
     load_mpi("", oversubscribed=False)
 except (ConfigError, UnavailableError) as error:

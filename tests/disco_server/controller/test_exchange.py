@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import pytest
 
 from disco_client.pb import node_pb2
@@ -178,3 +179,53 @@ def test_the_end_of_a_session_ends_its_waits_with_the_reason(play):
         assert await other == b"here"
 
     play(scenario)
+
+
+# Through gRPC -------------------------------------------------------------------------
+
+
+def test_nodes_of_a_session_meet_through_its_exchange(serve):
+    """By put and get, and by a fence that leaves when all have come."""
+
+    async def scenario(rig):
+        one, two = await rig.node("one", 1), await rig.node("two", 1)
+        _, session, _ = await rig.session(one, two)
+        mine = {"session": session, "node_key": one.key}
+        get = node_pb2.GetRequest(**mine, key="id", timeout_s=30)
+        getting = asyncio.ensure_future(rig.ask("RendezvousService/Get", get, node_pb2.GetResult))
+        put = node_pb2.PutRequest(session=session, node_key=two.key, items={"id": b"unique"})
+        await rig.ask("RendezvousService/Put", put, node_pb2.PutResult)
+        assert (await getting).value == b"unique"
+        fence = {"name": "cards", "participants": 2, "timeout_s": 30}
+        fences = [
+            node_pb2.FenceRequest(
+                session=session,
+                node_key=node.key,
+                participant=number,
+                items={f"card{number}": node.name.encode()},
+                **fence,
+            )
+            for number, node in enumerate((one, two))
+        ]
+        asked = [rig.ask("RendezvousService/Fence", each, node_pb2.FenceResult) for each in fences]
+        for result in await asyncio.gather(*asked):
+            assert dict(result.items) == {"card0": b"one", "card1": b"two"}
+        late = node_pb2.GetRequest(**mine, key="never", timeout_s=0.01)
+        code, text = await rig.status(rig.ask("RendezvousService/Get", late, node_pb2.GetResult))
+        assert (code, text) == (grpc.StatusCode.ABORTED, "nobody wrote 'never' within 0.01 s")
+
+    serve(scenario)
+
+
+def test_the_exchange_is_closed_to_nodes_that_do_not_run_the_session(serve):
+    """Also to registered ones, and to whoever only guesses a key."""
+
+    async def scenario(rig):
+        inside, outside = await rig.node("in"), await rig.node("out")
+        _, session, _ = await rig.session(inside)
+        for key in (outside.key, b"", b"x" * 16):
+            put = node_pb2.PutRequest(session=session, node_key=key, items={"id": b"forged"})
+            call = rig.ask("RendezvousService/Put", put, node_pb2.PutResult)
+            assert (await rig.status(call))[0] is grpc.StatusCode.PERMISSION_DENIED
+
+    serve(scenario)

@@ -2,220 +2,45 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import re
 
 import grpc
 import pytest
 
-from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
-from disco_client.transport.options import CHANNEL_OPTIONS, SERVER_OPTIONS
-from disco_client.wire.arrays import chunk_data, encode_chunk
+from disco_client.pb import controller_pb2, node_pb2
+from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.protocol import PROTOCOL
-from disco_server.controller.hub import Hub
-from disco_server.controller.servicer import Edge
+from disco_server.controller.servicer import MAX_NAME, MAX_WORKERS
 
 Code = grpc.StatusCode
-LONG = 20.0
-
-
-class Peer:
-    """One stream to the controller; heartbeats are read over."""
-
-    def __init__(self, call):
-        self.call = call
-        self.key = b""
-
-    async def send(self, kind, message=None, **fields):
-        payload = b"" if message is None else message.SerializeToString()
-        await self.call.write(envelope(kind, payload, **fields))
-
-    async def raw(self):
-        """The next envelope's bytes; None at the stream's end."""
-        while (raw := await self.call.read()) is not grpc.aio.EOF:
-            if envelope_pb2.Envelope.FromString(raw).kind != Kind.HEARTBEAT:
-                return raw
-        return None
-
-    async def next(self, kind, message):
-        """The next envelope, which must be of this kind, and what it holds."""
-        raw = await self.raw()
-        assert raw is not None, f"the stream ended instead of {kind!r}"
-        received = envelope_pb2.Envelope.FromString(raw)
-        assert Kind(received.kind) is kind
-        return received.session, message.FromString(received.payload)
-
-    async def ended(self):
-        return (await self.next(Kind.ENDED, controller_pb2.SessionEnded))[1]
-
-    async def failure(self):
-        """The status with which the controller broke off."""
-        with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await self.raw()
-        return failed.value.code(), failed.value.details()
-
-
-class Rig:
-    """A controller on a free port, and what its peers need to speak to it."""
-
-    def __init__(self, hub, channel):
-        self.hub = hub
-        self.channel = channel
-        self.peers = []
-
-    def stream(self, method):
-        call = self.channel.stream_stream(f"/disco.v1.{method}")()
-        self.peers.append(Peer(call))
-        return self.peers[-1]
-
-    async def node(self, name, slots=2, **fields):
-        """A worker daemon that has registered."""
-        peer = self.stream("NodeService/Register")
-        await peer.send(Kind.REGISTER, registration(name, slots, **fields))
-        _, welcome = await peer.next(Kind.REGISTERED, node_pb2.NodeRegistered)
-        peer.key = welcome.node_key
-        return peer
-
-    async def client(self, **fields):
-        """A client that has asked for a session."""
-        peer = self.stream("SessionService/Open")
-        await peer.send(Kind.CREATE, creation(**fields))
-        return peer
-
-    async def session(self, nodes, **fields):
-        """A client whose session runs on these nodes: it, the session's id and its READY."""
-        client = await self.client(**fields)
-        for name, peer in nodes.items():
-            await started(name, peer)
-        session, ready = await client.next(Kind.READY, controller_pb2.SessionReady)
-        return client, session, ready
-
-    def ask(self, method, request, result):
-        call = self.channel.unary_unary(
-            f"/disco.v1.{method}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=result.FromString,
-        )
-        return call(request, timeout=LONG)
-
-    def bring(self, method, *raws):
-        """Sends a stream of messages that is answered once."""
-
-        async def stream():
-            for raw in raws:
-                yield raw
-
-        call = self.channel.stream_unary(
-            f"/disco.v1.{method}",
-            response_deserializer=controller_pb2.UploadResult.FromString,
-        )
-        return call(stream(), timeout=LONG)
-
-    def collect(self, method, transfer):
-        call = self.channel.unary_stream(
-            f"/disco.v1.{method}",
-            request_serializer=controller_pb2.Transfer.SerializeToString,
-        )
-        return call(transfer, timeout=LONG)
-
-
-@pytest.fixture(scope="module")
-def runner():
-    """One event loop for all of this file, as a daemon has one."""
-    with asyncio.Runner() as running:
-        yield running
-
-
-@pytest.fixture
-def serve(runner):
-    """Runs a scenario against a controller of its own; nothing of it outlives the test."""
-
-    def run(scenario, lease=10.0):
-        async def limited():
-            hub = Hub(session_lease=lease, node_lease=5.0, heartbeat=2.0)
-            server = grpc.aio.server(options=SERVER_OPTIONS)
-            Edge(hub).add_to(server)
-            port = server.add_insecure_port("127.0.0.1:0")
-            await server.start()
-            async with (
-                asyncio.timeout(LONG),
-                grpc.aio.insecure_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS) as channel,
-            ):
-                rig = Rig(hub, channel)
-                try:
-                    await scenario(rig)
-                finally:
-                    for peer in rig.peers:
-                        peer.call.cancel()
-                    await server.stop(None)
-
-        runner.run(limited())
-
-    return run
-
-
-def registration(name, slots=2, **fields):
-    fields = {"protocol": PROTOCOL, "version": "1", "host": "attic", **fields}
-    return node_pb2.RegisterNode(name=name, devices=["cpu"] * slots, **fields)
-
-
-def creation(**fields):
-    wish = {"num_workers": 2, "num_groups": 1, "timeout_s": 60.0, "owner": "me@here:1"}
-    return controller_pb2.CreateSession(**{"protocol": PROTOCOL, "version": "1", **wish, **fields})
-
-
-async def started(name, peer):
-    """Lets a node say that the ranks it was asked for run; returns what it was asked."""
-    session, start = await peer.next(Kind.START_RANKS, node_pb2.StartRanks)
-    mine = start.nodes[start.node_index]
-    assert mine.node == name
-    ranks = [controller_pb2.RankInfo(worker=w, pid=100 + w, device="cpu") for w in mine.workers]
-    await peer.send(Kind.RANKS_READY, node_pb2.RanksReady(ranks=ranks), session=session)
-    return session, start
-
-
-async def until(condition):
-    """Lets the loop turn until something is so; the scenario's limit ends it otherwise."""
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
-async def status_of(call):
-    """The status with which a call failed."""
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await call
-    return failed.value.code(), failed.value.details()
-
-
-def named(transfer):
-    return controller_pb2.ArrayChunk(transfer=transfer).SerializeToString()
+Reason = controller_pb2.EndReason
 
 
 # Sessions -----------------------------------------------------------------------------
 
 
 def test_a_session_is_created_waited_for_and_closed(serve):
-    """From CREATE to ENDED: queued with what holds the slots, ready when every node is."""
+    """From CREATE to ENDED: queued until there is room, ready when every node is."""
 
     async def scenario(rig):
         client = await rig.client(num_workers=3, name="mine")
         session, queued = await client.next(Kind.QUEUED, controller_pb2.Queued)
         assert (queued.ahead, queued.total_slots, queued.free_slots) == (0, 0, 0)
         one = await rig.node("one", array_address="10.0.0.1:5", host_id="h1")
-        assert (await client.next(Kind.QUEUED, controller_pb2.Queued))[1].free_slots == 2 or True
+        rig.hub.beat()
+        _, queued = await client.next(Kind.QUEUED, controller_pb2.Queued)
+        assert (queued.ahead, queued.total_slots, queued.free_slots) == (0, 2, 2)
         two = await rig.node("two")
-        number, start = await started("one", one)
+        number, start = await one.start_ranks()
         assert number == session
         assert [list(each.workers) for each in start.nodes] == [[0, 1], [2]]
         assert [each.host_id for each in start.nodes] == ["h1", "two"]
         assert (start.session_name, start.num_workers, start.num_groups) == ("mine", 3, 1)
-        assert (await started("two", two))[1].node_index == 1
+        assert (await two.start_ranks())[1].node_index == 1
         _, ready = await client.next(Kind.READY, controller_pb2.SessionReady)
-        where = [(r.worker, r.node, r.pid, r.array_address) for r in ready.ranks]
-        assert where == [
+        assert [(r.worker, r.node, r.pid, r.array_address) for r in ready.ranks] == [
             (0, "one", 100, "10.0.0.1:5"),
             (1, "one", 101, "10.0.0.1:5"),
             (2, "two", 102, ""),
@@ -223,15 +48,313 @@ def test_a_session_is_created_waited_for_and_closed(serve):
         assert ready.transfer_key == start.transfer_key
         assert len(ready.transfer_key) == 16
         await client.send(Kind.CLOSE)
-        ended = await client.ended()
-        assert ended.reason == controller_pb2.END_REASON_CLOSED
-        assert await client.raw() is None
-        for peer in (one, two):
-            assert (await peer.next(Kind.END_SESSION, node_pb2.PutResult))[0] == session
-            await peer.send(Kind.SESSION_GONE, session=session)
-        await until(lambda: not rig.hub.cluster.sessions)
+        assert (await client.ended()).reason == Reason.END_REASON_CLOSED
+        for node in (one, two):
+            await node.end_session(session)
+        await rig.until(lambda: not rig.hub.cluster.sessions)
         assert rig.hub.cluster.members.free_slots == 4
         assert not rig.hub.routes
         assert not rig.hub.clients
 
     serve(scenario)
+
+
+def test_a_session_that_waits_is_told_who_holds_the_slots(serve):
+    """And gets them, in its turn, when the holder's last process is gone, not before."""
+
+    async def scenario(rig):
+        node = await rig.node("one")
+        holder, session, _ = await rig.session(node, name="holder", owner="someone@else:5")
+        waiting = await rig.client()
+        _, queued = await waiting.next(Kind.QUEUED, controller_pb2.Queued)
+        (held,) = queued.holders
+        assert (held.name, held.owner, held.num_workers) == ("holder", "someone@else:5", 2)
+        assert not any(rank.array_address for rank in held.ranks)
+        await holder.call.done_writing()  # a goodbye as good as CLOSE
+        assert (await holder.ended()).reason == Reason.END_REASON_CLOSED
+        await node.end_session(session)
+        assert (await node.start_ranks())[0] != session
+        await waiting.next(Kind.READY, controller_pb2.SessionReady)
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize(
+    ("wish", "text"),
+    [
+        ({"num_workers": 0}, f"num_workers from 1 to {MAX_WORKERS}, got 0"),
+        ({"num_workers": MAX_WORKERS + 1}, f"num_workers from 1 to {MAX_WORKERS}"),
+        ({"num_groups": 0}, "num_groups to divide 2 workers evenly, got 0"),
+        ({"num_workers": 4, "num_groups": 3}, "divide 4 workers evenly, got 3"),
+        ({"name": "x" * (MAX_NAME + 1)}, f"at most {MAX_NAME} characters"),
+        ({"timeout_s": 0.0}, "timeout from 0"),
+        ({"timeout_s": float("nan")}, "timeout from 0"),
+        ({"timeout_s": float("inf")}, "timeout from 0"),
+    ],
+)
+def test_a_wish_that_cannot_be_served_ends_refused(serve, wish, text):
+    """With what was expected and what came; nothing of it is kept."""
+
+    async def scenario(rig):
+        ended = await (await rig.client(**wish)).ended()
+        assert ended.reason == Reason.END_REASON_REFUSED
+        assert text in ended.message
+        assert not rig.hub.cluster.sessions
+        assert not rig.hub.clients
+
+    serve(scenario)
+
+
+def test_peers_of_another_protocol_are_refused_with_both_versions(serve):
+    """Clients and nodes alike, so that a person knows which side to upgrade."""
+
+    async def scenario(rig):
+        wrong = {"protocol": PROTOCOL + 1, "version": "9.9"}
+        for peer, what in (
+            (await rig.client(**wrong), "client 9.9"),
+            (await rig.newcomer(name="n", **wrong), "worker 9.9"),
+        ):
+            message = await peer.refused()
+            assert f"controller {__version__} speaks protocol {PROTOCOL}," in message
+            assert f"{what} speaks protocol {PROTOCOL + 1}" in message
+            assert "upgrade the controller" in message
+        assert not rig.hub.cluster.members.nodes
+
+    serve(scenario)
+
+
+def test_batches_and_replies_pass_byte_for_byte_to_their_session_alone(serve):
+    """All its nodes get its commands, no other does; nobody speaks for a session not theirs."""
+
+    async def scenario(rig):
+        one, two, other = [await rig.node(name, 1) for name in ("one", "two", "other")]
+        client, session, _ = await rig.session(one, two)
+        stranger, foreign, _ = await rig.session(other, num_workers=1)
+        # An unknown field, as a newer peer may send, shows that nothing is encoded anew.
+        batch = envelope(Kind.BATCH, b"\xff\x00no protobuf", session=session, first_seq=1)
+        batch += b"\xa0\x06\x05"
+        await client.call.write(batch)
+        theirs = envelope(Kind.BATCH, b"theirs", session=foreign, first_seq=1, last_seq=1)
+        await stranger.call.write(theirs)
+        assert [await node.raw() for node in (one, two, other)] == [batch, batch, theirs]
+        await other.send(Kind.REPLY, session=session, worker=0)
+        await other.send(Kind.OPEN_CCL, session=session, worker=0)
+        await other.send(Kind.RANK_EXITED, node_pb2.RankExited(worker=0), session=session)
+        for kind in (Kind.REPLY, Kind.LOG):
+            raw = envelope(kind, b"\xff said", session=session, worker=1) + b"\xa0\x06\x05"
+            await two.call.write(raw)
+            assert await client.raw() == raw
+        opening = envelope(Kind.OPEN_CCL, session=session, worker=1)
+        await two.call.write(opening)
+        assert [await node.raw() for node in (one, two)] == [opening, opening]
+        answer = envelope(Kind.REPLY, b"mine", session=foreign, worker=0)
+        await other.call.write(answer)
+        assert await stranger.raw() == answer
+
+    serve(scenario)
+
+
+def test_a_batch_for_another_session_breaks_its_own_stream(serve):
+    """It reaches nobody, and the session that it was meant for does not notice."""
+
+    async def scenario(rig):
+        one, two = await rig.node("one"), await rig.node("two")
+        victim, session, _ = await rig.session(one)
+        culprit, own, _ = await rig.session(two)
+        await culprit.send(Kind.BATCH, session=session, first_seq=1, last_seq=1)
+        code, text = await rig.status(culprit.raw())
+        assert (code, text) == (Code.ABORTED, "expected commands of this stream's session")
+        await two.end_session(own)
+        await victim.send(Kind.BATCH, session=session, first_seq=7, last_seq=7)
+        _, batch = await one.next(Kind.BATCH)
+        assert batch is not None
+
+    serve(scenario, lease=0.0)
+
+
+def test_a_running_session_outlives_its_client_by_the_lease(serve):
+    """One that only waits does not; without its client the slots are of no use to it."""
+
+    async def scenario(rig):
+        node = await rig.node("one")
+        client, session, _ = await rig.session(node)
+        waiting = await rig.client()
+        await waiting.next(Kind.QUEUED)
+        waiting.call.cancel()
+        client.call.cancel()
+        table = rig.hub.cluster.sessions[session]
+        await rig.until(lambda: table.state.value == "detached")
+        await rig.until(lambda: list(rig.hub.cluster.sessions) == [session])
+        rig.hub.tick()
+        assert table.alive
+        table.deadline -= 10.0  # as if the lease had passed
+        rig.hub.tick()
+        await node.end_session(session)
+        await rig.until(lambda: not rig.hub.cluster.sessions)
+
+    serve(scenario)
+
+
+def test_sessions_are_listed_and_closed_by_whoever_knows_their_key(serve):
+    """A list tells no secrets; a wrong key closes nothing."""
+
+    async def scenario(rig):
+        node = await rig.node("one", 3, array_address="10.0.0.1:5")
+        client, session, ready = await rig.session(node, name="mine")
+        request, result = controller_pb2.ListRequest(), controller_pb2.ListResult
+        raw = await rig.ask("SessionService/List", request, result)
+        assert [(n.name, n.slots, n.free_slots) for n in raw.nodes] == [("one", 3, 1)]
+        assert [(s.session, s.name, s.state) for s in raw.sessions] == [
+            (session, "mine", "running")
+        ]
+        assert ready.transfer_key not in raw.SerializeToString()
+        assert b"10.0.0.1" not in raw.SerializeToString()
+
+        def close(key):
+            request = controller_pb2.CloseRequest(session=session, transfer_key=key)
+            return rig.ask("SessionService/Close", request, controller_pb2.CloseResult)
+
+        assert (await rig.status(close(b"x" * 16)))[0] is Code.NOT_FOUND
+        await close(ready.transfer_key)
+        ended = await client.ended()
+        assert ended.reason == Reason.END_REASON_STOPPED
+        assert "'mine' was closed on request" in ended.message
+        assert (await rig.status(close(ready.transfer_key)))[0] is Code.NOT_FOUND
+
+    serve(scenario)
+
+
+# Nodes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"name": ""}, "the node's name first"),
+        ({"name": "x" * (MAX_NAME + 1)}, "the node's name first"),
+        ({"name": "new", "devices": []}, "at least one slot"),
+        ({"name": "known", "host": "cellar"}, "'known' is connected already (from attic)"),
+    ],
+)
+def test_a_node_that_cannot_join_is_told_why(serve, fields, text):
+    """And whoever is there already keeps its place and its sessions."""
+
+    async def scenario(rig):
+        known = await rig.node("known")
+        client, session, _ = await rig.session(known)
+        assert text in await (await rig.newcomer(**fields)).refused()
+        assert list(rig.hub.cluster.members.nodes) == ["known"]
+        raw = envelope(Kind.REPLY, b"still here", session=session, worker=0)
+        await known.call.write(raw)
+        assert await client.raw() == raw
+
+    serve(scenario)
+
+
+def test_a_silent_node_is_lost_after_the_lease(serve):
+    """Its sessions end with its name, its stream with the reason; one that beats stays."""
+
+    async def scenario(rig):
+        silent, beating = await rig.node("silent"), await rig.node("beating")
+        client, _, _ = await rig.session(silent)
+        nodes = rig.hub.cluster.members.nodes
+        long_ago = nodes["beating"].heard - 100.0
+        nodes["silent"].heard = nodes["beating"].heard = long_ago
+        await beating.send(Kind.HEARTBEAT)
+        await rig.until(lambda: nodes["beating"].heard != long_ago)
+        rig.hub.tick()
+        assert "silent for more than 5 s" in await silent.refused()
+        ended = await client.ended()
+        assert (ended.reason, ended.node) == (Reason.END_REASON_NODE_LOST, "silent")
+        assert list(nodes) == list(rig.hub.links) == ["beating"]
+        await rig.until(lambda: not rig.hub.cluster.sessions)
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("how", ["breaks off", "says goodbye", "drains"])
+def test_a_node_that_leaves_ends_its_sessions_everywhere(serve, caplog, how):
+    """However it goes: the client hears its name, and the other nodes free their slots."""
+
+    async def scenario(rig):
+        going, staying = await rig.node("going", 1), await rig.node("staying", 1)
+        client, session, _ = await rig.session(going, staying)
+        if how == "breaks off":
+            going.call.cancel()
+        elif how == "says goodbye":
+            await going.call.done_writing()
+        else:
+            await going.send(Kind.DRAIN)
+            await going.end_session(session)
+        ended = await client.ended()
+        assert (ended.reason, ended.node) == (Reason.END_REASON_NODE_LOST, "going")
+        await staying.end_session(session)
+        await rig.until(lambda: not rig.hub.cluster.sessions)
+        assert rig.hub.cluster.members.free_slots == 1
+
+    serve(scenario)
+    assert not caplog.records, "nothing failed in the controller itself"
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_a_lost_rank_is_told_with_all_that_is_known_of_it(serve, at_start):
+    """Which, where, how it ended and its last words; a rank that never began is told apart."""
+
+    async def scenario(rig):
+        node = await rig.node("one")
+        client, session, _ = await rig.session(node)
+        lost = node_pb2.RankExited(worker=1, exit_status=-9, output=["last"], at_start=at_start)
+        await node.send(Kind.RANK_EXITED, lost, session=session)
+        ended = await client.ended()
+        family = "START_FAILED" if at_start else "RANK_LOST"
+        assert ended.reason == Reason.Value(f"END_REASON_{family}")
+        assert (ended.worker, ended.node, ended.exit_status) == (1, "one", -9)
+        assert list(ended.output) == ["last"]
+        assert "SIGKILL" in ended.message
+
+    serve(scenario)
+
+
+# What arrives broken -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.parametrize("who", ["client", "node"])
+def test_bytes_that_are_no_message_break_the_stream_with_a_reason(serve, who, when):
+    """Not an internal error: the peer is at fault, and is told."""
+
+    async def scenario(rig):
+        if when == "first":
+            method = {"client": "SessionService/Open", "node": "NodeService/Register"}[who]
+            peer = rig.stream(method)
+        else:
+            node = await rig.node("one")
+            peer = node if who == "node" else (await rig.session(node))[0]
+        await peer.call.write(b"\xff\xff no envelope")
+        code, text = await rig.status(peer.raw())
+        assert (code, text) == (Code.INVALID_ARGUMENT, "expected a disco.v1 message")
+
+    serve(scenario)
+
+
+def test_an_unforeseen_exception_leaves_only_its_id_to_the_peer(serve, caplog):
+    """The log has the same id with the traceback; others' texts are not for strangers."""
+
+    async def scenario(rig):
+        rig.hub.cluster = "secret"  # what no code is prepared for
+        request, result = controller_pb2.ListRequest(), controller_pb2.ListResult
+        client, node = await rig.client(), await rig.newcomer(name="one")
+        for call in (
+            rig.ask("SessionService/List", request, result),
+            client.raw(),
+            node.raw(),
+        ):
+            code, text = await rig.status(call)
+            assert code is Code.INTERNAL
+            pattern = r"the controller failed; its log has error ([0-9a-f]{8})"
+            error_id = re.fullmatch(pattern, text)[1]
+            (record,) = [each for each in caplog.records if error_id in each.getMessage()]
+            assert record.exc_info[0] is AttributeError
+
+    with caplog.at_level(logging.ERROR, "disco.controller"):
+        serve(scenario)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import pytest
 
+from disco_client.pb import controller_pb2, node_pb2
+from disco_client.wire.arrays import chunk_data, encode_stream
+from disco_client.wire.codec import Kind
 from disco_server.controller.transfers import Transfers
 
 KEY = (7, "up", 0, 1)
@@ -166,3 +170,105 @@ def test_a_side_that_gives_up_while_alone_leaves_nothing(play, side):
         await bringing
 
     play(scenario)
+
+
+# Through gRPC -------------------------------------------------------------------------
+
+
+def head(ready, **fields):
+    usual = {"session": ready.session, "transfer_key": ready.transfer_key, "ticket": 5}
+    return controller_pb2.Transfer(**{**usual, "worker": 1, "nbytes": 8, **fields})
+
+
+async def array(transfer, data=b""):
+    for raw in encode_stream(transfer, memoryview(data)):
+        yield raw
+
+
+async def chunks(call):
+    return [bytes(chunk_data(raw)) async for raw in call]
+
+
+def test_arrays_pass_between_client_and_node_by_their_ticket(serve):
+    """Each way through the node of the worker that is meant; no byte more or less."""
+
+    async def scenario(rig):
+        one, two = await rig.node("one", 1), await rig.node("two", 1)
+        _, session, ready = await rig.session(one, two)
+        data = bytes(range(256)) * 12_000
+        wanted = head(ready, nbytes=len(data))
+        upload = asyncio.ensure_future(rig.bring("ArrayService/Upload", array(wanted, data)))
+        assert await two.next(Kind.FETCH, controller_pb2.Transfer) == (session, wanted)
+        came = await chunks(rig.collect("NodeService/Fetch", wanted))
+        assert b"".join(came) == data
+        assert len(came) > 1
+        assert (await upload).nbytes == len(data)
+        download = asyncio.ensure_future(chunks(rig.collect("ArrayService/Download", wanted)))
+        assert await two.next(Kind.PUSH, controller_pb2.Transfer) == (session, wanted)
+        result = await rig.bring("NodeService/Push", array(wanted, data[::-1]))
+        assert result.nbytes == len(data)
+        assert b"".join(await download) == data[::-1]
+        assert not rig.hub.transfers._meetings
+
+    serve(scenario)
+
+
+def test_arrays_are_for_those_who_know_the_session_s_key(serve):
+    """A wrong key and an unknown session look the same; a worker that is not there does not."""
+
+    async def scenario(rig):
+        _, _, ready = await rig.session(await rig.node("one"))
+        for wrong in (head(ready, transfer_key=b"x" * 16), head(ready, session=1)):
+            for call in (
+                rig.bring("ArrayService/Upload", array(wrong)),
+                rig.bring("NodeService/Push", array(wrong)),
+                rig.collect("ArrayService/Download", wrong).read(),
+                rig.collect("NodeService/Fetch", wrong).read(),
+            ):
+                code, text = await rig.status(call)
+                assert (code, text) == (
+                    grpc.StatusCode.NOT_FOUND,
+                    "no running session of that id and key",
+                )
+        nobody = rig.bring("ArrayService/Upload", array(head(ready, worker=2)))
+        code, text = await rig.status(nobody)
+        assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "the session has no worker 2")
+
+    serve(scenario)
+
+
+def test_an_upload_that_does_not_name_itself_is_refused(serve):
+    """Neither data without a head, nor nothing at all, nor bytes of another kind."""
+
+    async def scenario(rig):
+        async def only(*raws):
+            for raw in raws:
+                yield raw
+
+        headless = controller_pb2.ArrayChunk(data=b"x").SerializeToString()
+        for raws in ([headless], [], [b"\xff\xff"]):
+            call = rig.bring("ArrayService/Upload", only(*raws))
+            assert (await rig.status(call))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+    serve(scenario)
+
+
+def test_the_end_of_a_session_ends_its_arrays_and_its_exchange(serve):
+    """Whoever waits in either hears of it at once."""
+
+    async def scenario(rig):
+        node = await rig.node("one")
+        client, session, ready = await rig.session(node)
+        get = node_pb2.GetRequest(session=session, node_key=node.key, key="id", timeout_s=60)
+        waiting = [
+            asyncio.ensure_future(rig.bring("ArrayService/Upload", array(head(ready)))),
+            asyncio.ensure_future(rig.collect("NodeService/Fetch", head(ready, ticket=6)).read()),
+            asyncio.ensure_future(rig.ask("RendezvousService/Get", get, node_pb2.GetResult)),
+        ]
+        await rig.until(lambda: len(rig.hub.transfers._meetings) == 2)
+        await rig.until(lambda: rig.hub.exchanges._open[session]._waiting)
+        await client.send(Kind.CLOSE)
+        for call in waiting:
+            assert (await rig.status(call))[0] is grpc.StatusCode.ABORTED
+
+    serve(scenario)

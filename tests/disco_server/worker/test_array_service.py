@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 
 import grpc
 import numpy as np
@@ -47,7 +48,7 @@ class Knock:
             messages.put(message)
         call = self._upload().future(iter(messages.get, None), timeout=30)
         while not messages.empty() and not call.done():
-            pass
+            time.sleep(0.01)
         call.cancel()
         messages.put(None)
 
@@ -145,24 +146,25 @@ def test_large_arrays_take_the_door(session):
     assert arrays._direct[arrays._doors[0]] is not None
 
 
-def test_where_the_door_cannot_be_reached_the_controller_relays(cluster, tmp_path):
+def test_where_the_door_cannot_be_reached_the_controller_relays(session, tmp_path):
     """A wrong door costs a moment once; the arrays are the same, in both directions."""
-    from disco_client import connect
-
     array = np.random.default_rng(5).random((5, CHUNK_BYTES // 16))
-    with connect(cluster.address, num_workers=4) as session:
-        session.import_python_module("disco_test_functions")
-        arrays = session._transport._arrays
-        nowhere = f"unix:{tmp_path}/nobody"
-        arrays._doors = dict.fromkeys(range(4), nowhere)
+    arrays = session._transport._arrays
+    doors = arrays._doors
+    nowhere = f"unix:{tmp_path}/nobody"
+    arrays._doors = dict.fromkeys(range(4), nowhere)
+    try:
         ref = session.copy_to_worker_0(array)
         np.testing.assert_array_equal(ref.numpy(), array)
-        assert arrays._direct == {nowhere: None}
+        assert arrays._direct[nowhere] is None
         total = session.get_global_func("tests.total")(array)
         got = [total.debug_get_from_remote(worker)[0] for worker in range(4)]
         np.testing.assert_allclose(got, array.sum())
-        ref.debug_copy_from(3, array * 2)
-        np.testing.assert_array_equal(ref.numpy(3), array * 2)
+        other = session.copy_to_worker_0(array)
+        other.debug_copy_from(3, array * 2)
+        np.testing.assert_array_equal(other.numpy(3), array * 2)
+    finally:
+        arrays._doors = doors
 
 
 @pytest.mark.parametrize("way", ["door", "relay"])
@@ -194,7 +196,11 @@ def test_another_size_than_announced_fails_the_command(request, session, way, gi
     """The command that waits for the array gets the reason, and the session goes on."""
     knock = request.getfixturevalue(way)
     ref, ticket = announce(session, np.zeros(100_000, "uint8"))
-    with pytest.raises(grpc.RpcError):
+    if way == "door":
+        with pytest.raises(grpc.RpcError, match="expected an array of 100000 bytes"):
+            knock.upload(ticket, bytes(given), nbytes=100_000)
+    else:
+        # The controller does not count what it relays; the worker's daemon does.
         knock.upload(ticket, bytes(given), nbytes=100_000)
     with pytest.raises(errors.RemoteError, match="expected an array of 100000 bytes, got"):
         session.sync_all()
@@ -209,7 +215,7 @@ def test_an_upload_that_is_broken_off_fails_the_command(request, session, way):
     knock = request.getfixturevalue(way)
     _, ticket = announce(session, np.zeros(8 << 20, "uint8"))
     knock.break_off(ticket, 8 << 20)
-    with pytest.raises(errors.RemoteError, match="broken off"):
+    with pytest.raises(errors.RemoteError, match="broken off|got 4194304"):
         session.sync_all()
     session.sync_all()
 

@@ -1,0 +1,149 @@
+"""The controller's centre: what it keeps of sessions and nodes, and how it takes its leave."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from disco_client.pb import controller_pb2, envelope_pb2
+from disco_client.wire.codec import Kind, envelope
+from disco_server.channels.outbox import Outbox
+from disco_server.controller.hub import Hub, NodeLink
+from disco_server.core.membership import Node
+
+Reason = controller_pb2.EndReason
+
+
+@pytest.fixture
+def hub():
+    return Hub(session_lease=10.0, node_lease=5.0, heartbeat=2.0)
+
+
+def joined(hub, name, slots=2):
+    """A node whose stream nobody writes yet."""
+    link = hub.links[name] = NodeLink(name, name.encode() * 4, Outbox())
+    node = Node(name, ("cpu",) * slots, incarnation=1, version="1", host="h", heard=0.0)
+    hub.apply(hub.cluster.node_joined(node))
+    return link
+
+
+def asked(hub, **fields):
+    """A session that was asked for, with its client's outbox."""
+    wish = {"num_workers": 2, "num_groups": 1, "timeout_s": 60.0, **fields}
+    session = hub.new_session(controller_pb2.CreateSession(**wish))
+    hub.clients[session.session] = Outbox()
+    hub.apply(hub.cluster.requested(session))
+    return session, hub.clients[session.session]
+
+
+def posted(outbox):
+    """The kinds of what waits to be written."""
+    return [Kind(envelope_pb2.Envelope.FromString(raw).kind) for raw in outbox._waiting]
+
+
+def test_sessions_have_ids_and_keys_that_nobody_guesses(hub):
+    """And a name in any case; what a client says of itself is kept short."""
+    sessions = [asked(hub, owner="x" * 1000)[0] for _ in range(50)]
+    assert len({session.session for session in sessions}) == 50
+    assert len({session.transfer_key for session in sessions}) == 50
+    assert all(0 < session.session < 1 << 63 for session in sessions)
+    assert all(session.name.startswith("session-") for session in sessions)
+    assert len(sessions[0].owner) == 200
+    assert asked(hub, name="mine")[0].name == "mine"
+
+
+def test_a_session_s_streams_and_meeting_places_live_as_long_as_it_does(hub):
+    """Opened before its nodes are told to start, closed with it, and no route leads on."""
+    link, other = joined(hub, "one"), joined(hub, "two")
+    session, outbox = asked(hub)
+    number = session.session
+    assert hub.routes == {number: (link.outbox,)}
+    assert posted(link.outbox) == [Kind.START_RANKS]
+    hub.exchanges.put(number, {"id": b"x"})
+    hub.apply(hub.cluster.ready_on_node(number, "one", [(0, "one", 5, ""), (1, "one", 6, "")]))
+    assert posted(outbox) == [Kind.READY]
+    hub.apply(hub.cluster.node_left("one", "it went"))
+    assert posted(outbox) == [Kind.READY, Kind.ENDED]
+    assert not outbox.post(b"more"), "the stream ends with the session"
+    assert (hub.routes, hub.clients) == ({}, {})
+    with pytest.raises(ConnectionError, match="the session is over"):
+        hub.exchanges.put(number, {"id": b"x"})
+    assert posted(other.outbox) == []
+
+
+def test_secrets_open_what_they_belong_to_and_nothing_else(hub):
+    """A session's key names its arrays, a node's key the node."""
+    joined(hub, "one", 1)
+    joined(hub, "two", 1)
+    session, _ = asked(hub)
+    right = {"session": session.session, "transfer_key": session.transfer_key}
+    assert hub.session_of(controller_pb2.Transfer(**right)) is session
+    for wrong in ({"transfer_key": b""}, {"transfer_key": b"x" * 16}, {"session": 1}):
+        assert hub.session_of(controller_pb2.Transfer(**{**right, **wrong})) is None
+    assert [hub.node_of_worker(session, worker) for worker in range(3)] == ["one", "two", None]
+    assert hub.node_of_key(b"two" * 4) == "two"
+    assert hub.node_of_key(b"") is None
+    hub.apply(hub.cluster.client_left(session.session, 0.0))
+    assert hub.session_of(controller_pb2.Transfer(**right)) is None
+
+
+def test_a_beat_reaches_everyone_whose_stream_is_not_stuck(hub):
+    """It counts on, it tells those who wait what there is, and it piles up before nobody."""
+    link = joined(hub, "one", 1)
+    _, outbox = asked(hub)
+    hub.beat()
+    hub.beat()
+    assert posted(link.outbox) == [Kind.HEARTBEAT] * 2
+    assert posted(outbox) == [Kind.QUEUED, *[Kind.QUEUED, Kind.HEARTBEAT] * 2]
+    counts = [
+        controller_pb2.Heartbeat.FromString(envelope_pb2.Envelope.FromString(raw).payload).count
+        for raw in link.outbox._waiting
+    ]
+    assert counts == [1, 2]
+    link.outbox.post(envelope(Kind.BATCH, bytes(8 << 20)))
+    hub.beat()
+    assert posted(link.outbox)[-1] is Kind.BATCH
+
+
+def test_a_drain_with_nothing_to_end_is_over_at_once(hub):
+    """Nodes are told all the same."""
+
+    async def scenario():
+        link = joined(hub, "one")
+        async with asyncio.timeout(20):
+            await hub.drain()
+        assert posted(link.outbox) == [Kind.DRAIN]
+
+    asyncio.run(scenario())
+
+
+def test_a_drain_ends_every_session_and_begins_none(serve):
+    """It lasts until the nodes say that nothing is left; newcomers hear why they are refused."""
+
+    async def scenario(rig):
+        node = await rig.node("one")
+        running, session, _ = await rig.session(node)
+        waiting = await rig.client(num_workers=5)
+        small = await rig.client(num_workers=1)
+        for peer in (waiting, small):
+            await peer.next(Kind.QUEUED)
+        draining = asyncio.ensure_future(rig.hub.drain())
+        for peer in (running, waiting, small, await rig.client()):
+            raw = await peer.raw()
+            while envelope_pb2.Envelope.FromString(raw).kind == Kind.QUEUED:
+                raw = await peer.raw()  # those ahead of it went first
+            ended = controller_pb2.SessionEnded.FromString(
+                envelope_pb2.Envelope.FromString(raw).payload
+            )
+            assert ended.reason == Reason.END_REASON_DRAINED
+            assert "shutting down" in ended.message
+        assert "shutting down" in await (await rig.newcomer(name="two")).refused()
+        assert (await node.next(Kind.END_SESSION))[0] == session
+        await node.next(Kind.DRAIN)
+        assert not draining.done()
+        await node.send(Kind.SESSION_GONE, session=session)
+        await draining
+        assert not rig.hub.cluster.sessions
+
+    serve(scenario)
