@@ -19,6 +19,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 JOBS ?= 2
 # Added to the command of `make test` and `make bench`, e.g. ARGS='-k config -x'.
 ARGS ?=
+# Numerical libraries that start a thread for every core get into each other's way
+# when several processes share the cores.
+ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Where `make protos` writes: a folder that holds (or gets) disco_client/pb.
 OUT ?= .
 
@@ -49,7 +52,7 @@ demo: $(VENV)/.stamp ## embed sentences on four workers of two daemons, and chec
 
 .PHONY: test
 test: $(VENV)/.stamp ## run all tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 .PHONY: coverage
 coverage: $(VENV)/.stamp ## run all tests and show the lines they miss

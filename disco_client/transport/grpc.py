@@ -63,6 +63,7 @@ class GrpcTransport:
         # Bytes cross it as they are, which the types of its methods do not foresee.
         self._untyped: Any = cast("Any", self._channel)
         self._started = threading.Event()
+        self._helpers: set[threading.Thread] = set()
         self._ended = threading.Event()
         self._closing = False
         self._events: Events | None = None
@@ -73,6 +74,8 @@ class GrpcTransport:
             # Bytes in and out; the stub's typed method would copy each payload twice.
             stream = self._untyped.stream_stream(_SERVICE + "Open")
             self._call: Any = stream(self._outgoing(wish))
+            helpers = self._helpers
+            self._call.add_done_callback(lambda _: helpers.add(threading.current_thread()))
             self._welcome = self._await_ready(wish, on_queued)
         except BaseException:
             self._started.set()
@@ -137,6 +140,7 @@ class GrpcTransport:
     # The stream --------------------------------------------------------------
 
     def _outgoing(self, wish: Wish) -> Iterator[bytes]:
+        self._helpers.add(threading.current_thread())
         yield envelope(Kind.CREATE, _encode_wish(wish))
         self._started.wait()
         events = self._events
@@ -239,6 +243,20 @@ class GrpcTransport:
             reader.join(timeout)
         self._arrays.close()
         self._channel.close()
+        # Python may exit right after this, and stops gRPC's threads wherever they are.
+        # One that held the call's lock would never give it back, and the destructor
+        # of the call waits for that lock: the program would not end.
+        for helper in self._helpers - {threading.current_thread()}:
+            helper.join(timeout)
+
+
+def _setter(event: threading.Event) -> Callable[[object], None]:
+    """A callback that sets an event, and holds nothing else."""
+
+    def set_event(_: object) -> None:
+        event.set()
+
+    return set_event
 
 
 def _encode_wish(wish: Wish) -> bytes:

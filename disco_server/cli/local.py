@@ -19,7 +19,7 @@ import click
 
 from disco_client.errors import ConfigError, DiscoError
 from disco_server.cli.options import log_level_option, report_errors
-from disco_server.observe.lifetime import PARENT_VARIABLE
+from disco_server.observe.lifetime import PARENT_VARIABLE, die_with
 from disco_server.settings import cpu_cores
 
 __all__ = ["LocalCluster", "local"]
@@ -249,7 +249,13 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 def _run_command(command: tuple[str, ...], address: str) -> int:
-    process = subprocess.Popen(command, env={**os.environ, "DISCO_ADDRESS": address})
+    parent = os.getpid()
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "DISCO_ADDRESS": address},
+        # The command should not outlive its cluster, however this process ends.
+        preexec_fn=lambda: die_with(parent, signal.SIGTERM),  # noqa: PLW1509  (no thread runs here)
+    )
     while True:
         try:
             status = process.wait()
@@ -262,7 +268,7 @@ def _run_command(command: tuple[str, ...], address: str) -> int:
 
 
 def _idle(cluster: LocalCluster) -> int:
-    click.echo(f"cluster ready; DISCO_ADDRESS={cluster.address}  (Ctrl-C stops it)")
     with contextlib.suppress(KeyboardInterrupt):
+        click.echo(f"cluster ready; DISCO_ADDRESS={cluster.address}  (Ctrl-C stops it)")
         signal.pause()
     return 0

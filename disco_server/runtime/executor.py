@@ -88,17 +88,22 @@ class Executor:
         """Executes the commands of a batch that were not executed before.
 
         Raises:
-            EncodingError: Commands are missing between the last one and these.
+            EncodingError: Commands are missing between the last one and these, or
+                this is no batch that a client writes.
         """
         if first_seq > self.seq + 1:
             msg = f"expected command #{self.seq + 1} next, got #{first_seq}"
             raise EncodingError(msg)
         batch = EncodedBatch.FromString(payload)
-        if batch.calls:
-            self._run_column(first_seq, list(batch.calls), iter(batch.commands))
-        else:
-            for seq, command in enumerate(batch.commands, first_seq):
-                self._run_command(seq, command)
+        try:
+            if batch.calls:
+                self._run_column(first_seq, list(batch.calls), iter(batch.commands))
+            else:
+                for seq, command in enumerate(batch.commands, first_seq):
+                    self._run_command(seq, command)
+        except (IndexError, StopIteration, ValueError) as error:
+            msg = f"cannot read the batch after command #{self.seq}: {error!r}"
+            raise EncodingError(msg) from error
         self._bytes += len(payload)
         if self.seq - self._acked >= _ACK_COMMANDS or self._bytes >= _ACK_BYTES:
             self._send(EncodedReply(ack=self.seq), self.seq)

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import grpc
@@ -25,6 +25,9 @@ __all__ = ["Fence", "Supervisor"]
 
 _logger = logging.getLogger("disco.worker")
 _START_TIMEOUT_S = 60.0
+_NO_PROCESS = 127
+"""The exit status of what could not even be started, as shells have it."""
+
 _END_GRACE_S = 0.5
 
 Fence = Callable[[int, str, int, int, Mapping[str, bytes]], Awaitable[Mapping[str, bytes]]]
@@ -138,7 +141,12 @@ class Supervisor:
         for worker in share.workers:
             session.assigned[worker] = loop.create_future()
         for worker, device in zip(share.workers, share.devices, strict=True):
-            handle = await self._spares.take()
+            try:
+                handle = await self._spares.take()
+            except OSError as error:
+                why = f"no process could be started: {error}"
+                self._tell_exit(session, worker, _NO_PROCESS, [why], at_start=True)
+                return
             if session.ending:
                 handle.kill()
                 await handle.exited
@@ -320,11 +328,19 @@ class Supervisor:
         if at_start:
             session.assigned[worker].set_exception(ConnectionError("the rank ended"))
             session.assigned[worker].exception()
+        self._tell_exit(session, worker, status, handle.last_lines, at_start=at_start)
+
+    def _tell_exit(
+        self,
+        session: _NodeSession,
+        worker: int,
+        status: int,
+        output: Iterable[str],
+        *,
+        at_start: bool,
+    ) -> None:
         exited = node_pb2.RankExited(
-            worker=worker,
-            exit_status=status,
-            output=list(handle.last_lines),
-            at_start=at_start,
+            worker=worker, exit_status=status, output=output, at_start=at_start
         )
         session.log.warning("rank %d on %s ended with status %d", worker, self._node, status)
         self._tell(session, Kind.RANK_EXITED, exited.SerializeToString())

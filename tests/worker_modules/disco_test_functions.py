@@ -160,7 +160,7 @@ def shy(raises):
 @disco_server.register_func("tests.raise_text")
 def raise_text(kind):
     """Raises an error whose text is hard to send."""
-    texts = {"surrogate": "caf\udce9", "long": "x" * 100_000 + "end", "empty": ""}
+    texts = {"surrogate": "snow\udce9", "long": "x" * 100_000 + "end", "empty": ""}
     raise ValueError(texts[kind])
 
 

@@ -8,7 +8,7 @@ import struct
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_server.channels.frames import (
@@ -51,6 +51,7 @@ def is_open(fd):
     return True
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=8), st.data())
 def test_frames_survive_any_cut(payloads, data):
     """Wherever the stream is cut, the same frames come out, and no byte is left over."""

@@ -16,10 +16,17 @@ class Peer:
         self.came = []
         self.open = asyncio.Event()
         self.open.set()
+        self.wrote = asyncio.Condition()
 
     async def write(self, raw):
         await self.open.wait()
-        self.came.append(raw)
+        async with self.wrote:
+            self.came.append(raw)
+            self.wrote.notify_all()
+
+    async def until(self, condition):
+        async with self.wrote:
+            await self.wrote.wait_for(condition)
 
 
 def drive(test):
@@ -39,8 +46,7 @@ def test_what_was_posted_is_written_in_order_before_the_end():
         outbox, peer = Outbox(), Peer()
         assert all(outbox.post(b"%d" % i) for i in range(3))
         writing = asyncio.ensure_future(outbox.run(peer.write))
-        while len(peer.came) < 3:
-            await asyncio.sleep(0)
+        await peer.until(lambda: len(peer.came) == 3)
         for _ in range(5):  # it sleeps by now
             await asyncio.sleep(0)
         assert all(outbox.post(b"%d" % i) for i in range(3, 6))
@@ -93,8 +99,7 @@ def test_a_slow_peer_loses_only_what_may_be_dropped():
         assert outbox.post(b"kept"), "what somebody waits for is always taken"
         assert not outbox.post(b"dropped", droppable=True)
         peer.open.set()
-        while b"kept" not in peer.came:
-            await asyncio.sleep(0)
+        await peer.until(lambda: b"kept" in peer.came)
         assert outbox.post(b"taken again", droppable=True)
         outbox.close()
         await writing

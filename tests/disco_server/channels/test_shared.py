@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from disco_server.channels.shared import allocate, map_shared, write_shared
+from disco_server.channels.shared import SharedPool, allocate, map_shared, write_shared
 
 CHILD = """
 import sys
@@ -67,8 +67,8 @@ def test_a_mapping_outlives_its_descriptor():
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks at /proc")
 def test_it_has_no_name_and_leaks_nothing_where_there_is_no_room(memory):
     """Nothing of it is in the file system, and what cannot be made leaves no descriptor."""
-    target = os.readlink(f"/proc/self/fd/{memory(8)}")
-    assert not Path(target).exists()
+    target = Path(f"/proc/self/fd/{memory(8)}").readlink()
+    assert not target.exists()
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(OSError, match=r".+"):
         allocate(-1)
@@ -78,3 +78,47 @@ def test_it_has_no_name_and_leaks_nothing_where_there_is_no_room(memory):
 def test_shared_memory_is_not_for_children(memory):
     """A process that user code starts does not keep it alive by accident."""
     assert not os.get_inheritable(memory(8))
+
+
+@pytest.fixture
+def pool():
+    """A pool that keeps up to 100 bytes."""
+    made = SharedPool(keep_bytes=100)
+    yield made
+    made.close()
+
+
+def closed(fd):
+    try:
+        os.fstat(fd)
+    except OSError:
+        return True
+    return False
+
+
+def test_a_pool_hands_out_the_smallest_that_fits_and_each_once(pool):
+    """What two arrays need at one time is never the same memory."""
+    given = {size: pool.take(size) for size in (20, 50, 10)}
+    assert len(set(given.values())) == 3
+    for fd in given.values():
+        pool.give(fd)
+    assert pool.take(15) == given[20]
+    assert pool.take(15) == given[50]
+    new = pool.take(15)
+    assert new not in given.values()
+    for fd in (given[20], given[50], new):
+        os.close(fd)
+
+
+def test_a_pool_keeps_no_more_than_it_may(pool):
+    """What is too much is closed at once, the rest with the pool."""
+    first, second, small = pool.take(60), pool.take(60), pool.take(30)
+    for fd in (first, second, small):
+        pool.give(fd)
+    assert closed(second)
+    assert not closed(first)
+    assert not closed(small)
+    pool.close()
+    pool.close()
+    assert closed(first)
+    assert closed(small)

@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import scenarios
+import scenarios_parts
 
 from disco_server.collectives.mpi import MpiCommunicator
 
@@ -24,7 +25,8 @@ def main() -> None:
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:
-            answer = ["", getattr(scenarios, name)(place, **arguments)]
+            home = scenarios if hasattr(scenarios, name) else scenarios_parts
+            answer = ["", getattr(home, name)(place, **arguments)]
         except Exception:  # noqa: BLE001 - the test shows whatever it was
             answer = [traceback.format_exc()]
         print(json.dumps(answer), flush=True)

@@ -22,10 +22,7 @@ from disco_server.collectives.base import (
     MismatchError,
     ReduceOp,
 )
-from disco_server.collectives.checks import find_kind
 from disco_server.collectives.mpi import MpiCommunicator
-from disco_server.collectives.mpi_moves import Moves, Pieces
-from disco_server.collectives.mpi_rows import NO_DATA, MpiRows
 
 Array = np.ndarray
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -474,57 +471,3 @@ def left_pending(place: Place) -> bool:
         place.grouped.cannot_enter(place.seq)
         return place.grouped.poll()
     return place.grouped.poll()
-
-
-def in_pieces(place: Place) -> list[str]:
-    """Allreduce in pieces, the last one short, in place and apart, averages included."""
-    comm, wrong = place.flat, []
-    data = comm._mpi.COMM_WORLD.Dup()
-    cut = Moves(comm._mpi, data, Pieces(5000, 4096))
-    for dtype in (np.dtype(np.int16), np.dtype(np.float32), np.dtype(bool)):
-        for op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX):
-            kind = find_kind(dtype)
-            if not known(dtype, op):
-                continue
-            for size in (4096 // dtype.itemsize, 10_001):
-                want = reduce_by_hand([make(each, size, dtype) for each in range(4)], op)
-                src = make(place.rank, size, dtype)
-                dst = np.empty_like(src)
-                cut.allreduce(src, dst, op, kind.family)
-                wrong += differ(f"{dtype} {op.name} {size}", dst, want)
-                cut.allreduce(src, src[:], op, kind.family)
-                wrong += differ(f"in place {dtype} {op.name} {size}", src, want)
-    data.Free()
-    return wrong
-
-
-def rounds(place: Place) -> list[Any]:
-    """Rounds of one lane by hand: rows, data that rides along, and texts."""
-    mpi = place.flat._mpi
-    comm = mpi.COMM_WORLD.Dup()
-    rows = MpiRows(mpi, comm, place.rank, range(4), 5, with_data=True)
-    seen: list[Any] = []
-    for size in (0, 1, 33, 1000, 4096):
-        row = bytes([place.rank + 1] * 64)
-        staged = rows.find_place(np.dtype(np.float32), size) if size else None
-        if staged is not None:
-            staged.mine[:] = place.rank
-        heads = rows.meet(row + (staged.rider if staged else NO_DATA))
-        data = [float(part.sum()) / size for part in staged.parts] if staged else []
-        seen.append([list(heads[::64]), len(heads), data])
-    comm.Barrier()
-    if place.rank == 0:
-        # The others have not posted, and will not before this rank has looked.
-        rows.start(bytes(64))
-        seen.append(rows.test())
-        comm.Barrier()
-    else:
-        comm.Barrier()
-        rows.start(bytes(64))
-        seen.append(False)
-    while not rows.test():
-        pass
-    seen.append(rows.tell("é" * 300 if place.rank == 1 else f"from {place.rank}"))
-    rows.free()
-    comm.Free()
-    return seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_client import Opaque, Shape
@@ -362,20 +362,40 @@ def test_a_shut_down_stops_the_loop(rank):
     assert rank.executor.stopped
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_any_command_that_parses_is_survived(raw):
-    """Random commands are executed, refused or ignored; the rank stays."""
+    """Random commands are executed, refused or ignored; only what is no batch is an error."""
     from google.protobuf.message import DecodeError
 
     rank = Rank()
     try:
         batch = EncodedBatch.FromString(raw)
-    except DecodeError:
+        rank.executor.run_batch(1, raw)
+    except (DecodeError, EncodingError):
         return
-    rank.executor.run_batch(1, batch.SerializeToString())
-    assert rank.executor.seq == len(batch.commands)
+    assert batch.calls or rank.executor.seq == len(batch.commands)
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        EncodedBatch(calls=[0]),
+        EncodedBatch(calls=[0, 1, 2]),
+        EncodedBatch(calls=[0, 1, 1 << 30, 0]),
+        EncodedBatch(calls=[-1]),
+        EncodedBatch(commands=[command(Action.SYNC_WORKER, reg=1 << 30)]),
+    ],
+    ids=["empty", "cut", "far", "without a command", "a far register"],
+)
+def test_what_no_client_writes_is_refused_as_no_batch(rank, batch):
+    """A column that ends too early and numbers beyond any program, after what went before."""
+    rank.run(SYNC)
+    with pytest.raises(EncodingError, match="cannot read the batch after command #1"):
+        rank.executor.run_batch(2, batch.SerializeToString())
+
+
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -395,3 +415,47 @@ def test_any_program_of_known_actions_is_executed_to_its_end(program):
     assert rank.executor.seq == rank.seq
     assert rank.passed == sorted(rank.passed)
     assert len(rank.run(SYNC)) == 1
+
+
+def both_forms(program):
+    """The same program as single commands and as a column with a command here and there."""
+    plain, column = EncodedBatch(), EncodedBatch()
+    for released, func, reg, args in program:
+        one = call(func, reg, *args, released=released)
+        plain.commands.append(one)
+        if "text" in args:
+            column.calls.append(-1)
+            column.commands.append(one)
+        else:
+            numbers = [2 * arg + isinstance(arg, Register) for arg in args]
+            column.calls.extend([len(released), *released, func, reg, len(args), *numbers])
+    return plain.SerializeToString(), column.SerializeToString()
+
+
+registers = st.integers(1, 5)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(3, 5), max_size=2),
+            registers,
+            st.integers(3, 5) | st.just(200),
+            st.lists(registers.map(Register) | st.integers(-9, 9) | st.just("text"), max_size=4),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_a_column_of_calls_does_what_the_commands_do(program):
+    """Byte for byte the same answers, the same registers, and nothing when it comes again."""
+    outcomes = []
+    for batch in both_forms(program):
+        rank = Rank()
+        rank.run(get_func("t.echo", 1), get_func("t.fail", 2))
+        for _ in range(2):
+            rank.executor.run_batch(3, batch)
+        held = [value for value in rank.executor.registers.slots if value is not None]
+        outcomes.append((rank.out.raw, held, rank.passed, rank.executor.seq))
+    assert outcomes[0] == outcomes[1]

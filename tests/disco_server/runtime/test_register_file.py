@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_client.errors import RemoteFailure
@@ -21,6 +21,7 @@ steps = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(steps)
 def test_it_behaves_like_a_map_that_forgets_what_is_released(program):
     """However it grew: each register holds what was last written, or nothing."""

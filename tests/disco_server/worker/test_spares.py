@@ -26,7 +26,16 @@ def with_spares(count, use):
 
 
 def children():
-    return {child.pid for child in psutil.Process().children()}
+    """The interpreters among this process's children; there may be daemons too."""
+    found = psutil.Process().children()
+    return {p.pid for p in found if "disco_server.worker.rank_process" in _command(p)}
+
+
+def _command(process):
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 async def until(condition):

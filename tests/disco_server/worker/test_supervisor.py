@@ -95,7 +95,7 @@ def test_only_what_the_daemon_allows_is_imported(daemons):
         with pytest.raises(errors.NotAllowed, match="subprocess"):
             session.sync_all()
         session.get_global_func("os.system")
-        with pytest.raises(errors.NotAllowed):
+        with pytest.raises(errors.FunctionNotFound, match="'os' is not on its allow-list"):
             session.sync_all()
 
 
