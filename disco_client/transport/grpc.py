@@ -64,6 +64,7 @@ class GrpcTransport:
         self._untyped: Any = cast("Any", self._channel)
         self._started = threading.Event()
         self._helpers: set[threading.Thread] = set()
+        self._call_over = threading.Event()
         self._ended = threading.Event()
         self._closing = False
         self._events: Events | None = None
@@ -74,8 +75,7 @@ class GrpcTransport:
             # Bytes in and out; the stub's typed method would copy each payload twice.
             stream = self._untyped.stream_stream(_SERVICE + "Open")
             self._call: Any = stream(self._outgoing(wish))
-            helpers = self._helpers
-            self._call.add_done_callback(lambda _: helpers.add(threading.current_thread()))
+            self._call.add_done_callback(_note_thread(self._helpers, self._call_over))
             self._welcome = self._await_ready(wish, on_queued)
         except BaseException:
             self._started.set()
@@ -246,17 +246,19 @@ class GrpcTransport:
         # Python may exit right after this, and stops gRPC's threads wherever they are.
         # One that held the call's lock would never give it back, and the destructor
         # of the call waits for that lock: the program would not end.
+        self._call_over.wait(timeout)
         for helper in self._helpers - {threading.current_thread()}:
             helper.join(timeout)
 
 
-def _setter(event: threading.Event) -> Callable[[object], None]:
-    """A callback that sets an event, and holds nothing else."""
+def _note_thread(threads: set[threading.Thread], over: threading.Event) -> Callable[[Any], None]:
+    """Makes a callback for the end of a call; it runs in gRPC's own thread."""
 
-    def set_event(_: object) -> None:
-        event.set()
+    def note(_call: Any) -> None:
+        threads.add(threading.current_thread())
+        over.set()
 
-    return set_event
+    return note
 
 
 def _encode_wish(wish: Wish) -> bytes:

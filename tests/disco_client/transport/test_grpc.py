@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disco_client import errors
+from disco_client import connect, errors
 from disco_client.pb import controller_pb2
 from disco_client.transport.base import Events, Wish
 from disco_client.transport.grpc import GrpcTransport
@@ -121,6 +121,18 @@ def test_a_transport_is_closed_as_often_as_one_likes(cluster):
         line.close(5)
         line.close(5)
         assert [type(error) for error in ended] == [errors.SessionClosed]
+
+
+def test_no_thread_outlives_its_session(cluster):
+    """Python may exit right after; a thread of gRPC's would be stopped with a lock in hand."""
+    before = set(threading.enumerate())
+    for _ in range(5):
+        with connect(cluster.address, num_workers=1) as session:
+            session.copy_to_worker_0(np.zeros(100_000)).numpy()
+        helpers = session._transport._helpers - {threading.main_thread()}
+        assert len(helpers) == 2, "gRPC's thread that sends, and the one that handles events"
+        assert not any(helper.is_alive() for helper in helpers)
+        assert set(threading.enumerate()) <= before
 
 
 def test_an_array_for_nobody_is_an_error_and_not_a_wait(cluster):
