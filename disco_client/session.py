@@ -332,9 +332,11 @@ class Session(Collectives):
         reg = self._check_ref(ref)
         seq, _ = self._log.issue(action, fill, reg=reg, worker=worker, answers=1)
         answer = self._inbox.wait(seq, self._transport.check_alive)
+        encoded: EncodedValue = answer.values[worker]
+        # Decoded in any case: an array that is offered must be fetched.
+        value = decode_value(encoded, Downloads(self._transport, worker, into))
         self._inbox.raise_pending()
-        value: EncodedValue = answer.values[worker]
-        return decode_value(value, Downloads(self._transport, worker, into))
+        return value
 
     def _send_array(
         self, action: Action, ref: DRef | None, worker: int, array: Array, *, answers: int
