@@ -57,7 +57,7 @@ LIBRARIES = (
         "mpich",
         "MPICH Version",
         "mpich",
-        ((3, Pieces(16 << 20, 2 << 20)), (_ANY, Pieces(8 << 20, 2 << 20))),
+        ((3, Pieces(16 << 20, 2 << 20)), (_ANY, Pieces(16 << 20, 16 << 20))),
     ),
     MpiLibrary("impi", "Intel(R) MPI Library", "impi-rt", ((3, Pieces(2 << 20, 1 << 20)),)),
 )
