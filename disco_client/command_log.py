@@ -39,7 +39,6 @@ WINDOW_BYTES = 32 << 20
 beyond that waits. This bounds the memory of every relay on the way."""
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
-_COMMAND_BYTES = 64  # an ordinary command's size, for the window's sake
 
 Site: TypeAlias = tuple[CodeType, int]
 _Record: TypeAlias = tuple[int, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import weakref
@@ -34,7 +33,6 @@ from disco_client.wire.values import Device, Shape, dtype_from_name, is_array
 
 __all__ = ["Session"]
 
-_logger = logging.getLogger(__name__)
 
 LogSink: TypeAlias = Callable[[int, str, bool, list[str]], None]
 

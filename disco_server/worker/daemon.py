@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 
@@ -15,7 +14,6 @@ from disco_server.worker.spares import Spares
 
 __all__ = ["run"]
 
-_logger = logging.getLogger("disco.worker")
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
