@@ -10,7 +10,10 @@ from scenarios import Place, differ, known, make, reduce_by_hand
 from disco_server.collectives.base import ReduceOp
 from disco_server.collectives.checks import find_kind
 from disco_server.collectives.mpi_moves import Moves, Pieces
-from disco_server.collectives.mpi_rows import NO_DATA, MpiRows
+from disco_server.collectives.mpi_rows import MpiRows
+from disco_server.collectives.node_memory import NodeMemory
+from disco_server.collectives.rows import NO_DATA
+from disco_server.collectives.sides import Tag
 
 
 def in_pieces(place: Place) -> list[str]:
@@ -35,19 +38,22 @@ def in_pieces(place: Place) -> list[str]:
     return wrong
 
 
-def rounds(place: Place) -> list[Any]:
+def rounds(place: Place, shared: bool) -> list[Any]:
     """Rounds of one lane by hand: rows, data that rides along, and texts."""
     mpi = place.flat._mpi
     comm = mpi.COMM_WORLD.Dup()
-    rows = MpiRows(mpi, comm, place.rank, range(4), 5, with_data=True)
+    if shared:
+        rows = NodeMemory(mpi, comm, 4, 1).make_rows(Tag.WORLD, (0, 1, 2, 3))
+    else:
+        rows = MpiRows(mpi, comm, place.rank, range(4), 5, with_data=True)
     seen: list[Any] = []
     for size in (0, 1, 33, 1000, 4096):
         row = bytes([place.rank + 1] * 64)
-        staged = rows.find_place(np.dtype(np.float32), size) if size else None
-        if staged is not None:
-            staged.mine[:] = place.rank
-        heads = rows.meet(row + (staged.rider if staged else NO_DATA))
-        data = [float(part.sum()) / size for part in staged.parts] if staged else []
+        found = rows.find_place(np.dtype(np.float32), size) if size else None
+        if found is not None:
+            rows.put(found, np.full(size, place.rank, np.float32))
+        heads = rows.meet(row + (found.rider if found else NO_DATA))
+        data = [float(part.sum()) / size for part in rows.parts(found)] if found else []
         seen.append([list(heads[::64]), len(heads), data])
     comm.Barrier()
     if place.rank == 0:

@@ -1,0 +1,89 @@
+"""Memory that the ranks of one machine share for the rows of their lanes.
+
+The first rank of the machine makes it without a name in any file system and the
+others find it by its descriptor in /proc, so nothing is left behind however the
+ranks end. Where that is not possible, as between containers, there is none.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from itertools import combinations
+from typing import Any
+
+from disco_server.collectives.shared_rows import SharedRows, keeps_order, lane_bytes
+from disco_server.collectives.sides import Tag, wide_lanes
+
+__all__ = ["NodeMemory"]
+
+# Among more ranks the copies that each makes of everyone's data cost more than a
+# collective of MPI does.
+_MOST_RANKS = 8
+_DATA_BYTES = 16 << 10
+
+_Key = tuple[Tag, tuple[int, ...]]
+
+
+class NodeMemory:
+    """The lanes of one machine's ranks.
+
+    Args:
+        mpi: The module `mpi4py.MPI`.
+        world: The communicator of all ranks; making this is collective over it.
+        num_workers, num_groups: The session's.
+    """
+
+    def __init__(self, mpi: Any, world: Any, num_workers: int, num_groups: int) -> None:
+        self._me = int(world.Get_rank())
+        node = world.Split_type(mpi.COMM_TYPE_SHARED)
+        here: list[int] = sorted(node.allgather(self._me))
+        pairs = [(Tag.PAIR, pair) for pair in combinations(here, 2)]
+        self._places: dict[_Key, tuple[int, int]] = {}
+        at = 0
+        for tag, members in (*wide_lanes(num_workers, num_groups), *pairs):
+            if set(here).issuperset(members):
+                has_data = tag != Tag.PAIR and len(members) <= _MOST_RANKS
+                room = _DATA_BYTES if has_data else 0
+                self._places[tag, members] = at, room
+                at += lane_bytes(len(members), room)
+        self._memory = _share(mpi, node, at) if at and len(here) > 1 else None
+        node.Free()
+
+    def make_rows(self, tag: Tag, members: tuple[int, ...]) -> SharedRows | None:
+        """Makes this rank's end of a lane; None where its ranks share no memory."""
+        place = self._places.get((tag, members))
+        if place is None or self._memory is None:
+            return None
+        at, room = place
+        size = lane_bytes(len(members), room)
+        return SharedRows(self._memory[at : at + size], members.index(self._me), len(members), room)
+
+
+def _share(mpi: Any, node: Any, nbytes: int) -> memoryview | None:
+    """Makes memory on the first rank of a machine and maps it on all; None if one cannot."""
+    first = node.Get_rank() == 0
+    fd, path = -1, ""
+    if first and keeps_order():
+        try:
+            fd = os.memfd_create("disco-rows", os.MFD_CLOEXEC)
+            os.ftruncate(fd, nbytes)
+            path = f"/proc/{os.getpid()}/fd/{fd}"
+        except (AttributeError, OSError):
+            path = ""  # this system has no such memory, or no more of it
+    path = node.bcast(path)
+    mapped: mmap.mmap | None = None
+    if path:
+        try:
+            mine = fd if first else os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                mapped = mmap.mmap(mine, nbytes)
+            finally:
+                if not first:
+                    os.close(mine)
+        except (OSError, ValueError):
+            mapped = None  # another container, or another user
+    all_have_it = node.allreduce(int(mapped is not None), mpi.MIN)
+    if fd >= 0:
+        os.close(fd)
+    return memoryview(mapped) if mapped is not None and all_have_it else None

@@ -1,0 +1,123 @@
+"""The two circles in which a rank meets its peers: all workers, and its group."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from disco_server.collectives.base import Array, ReduceOp
+from disco_server.collectives.checks import Family, Offer
+from disco_server.collectives.preflight import Lane
+from disco_server.collectives.rows import NO_DATA, Place, RowExchange
+
+__all__ = ["DataMoves", "Known", "Side", "Tag", "wide_lanes"]
+
+
+class Tag(IntEnum):
+    """The kinds of lanes."""
+
+    WORLD = 0
+    GROUP = 1
+    PAIR = 2
+
+
+def wide_lanes(num_workers: int, num_groups: int) -> list[tuple[Tag, tuple[int, ...]]]:
+    """The lanes of all workers and of each group, where more than one rank is in them."""
+    size = num_workers // num_groups
+    found = [(Tag.WORLD, tuple(range(num_workers)))]
+    if num_groups > 1:
+        firsts = range(0, num_workers, size)
+        found += [(Tag.GROUP, tuple(range(first, first + size))) for first in firsts]
+    return [(tag, members) for tag, members in found if len(members) > 1]
+
+
+class DataMoves(Protocol):
+    """Moves and combines arrays among the ranks of one side, once they agreed to begin.
+
+    Arrays are C-contiguous, have the right sizes and at least one element. Ranks are
+    those of the side, from 0; see `Communicator` for what each operation does.
+    """
+
+    def allreduce(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
+        """Combines into every rank's destination, which may be the source."""
+
+    def reduce_scatter(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
+        """Combines and leaves each rank its part."""
+
+    def allgather(self, src: Array, dst: Array) -> None:
+        """Brings every source to every rank."""
+
+    def broadcast(self, src: Array, dst: Array) -> None:
+        """Copies rank 0's source to all."""
+
+    def scatter(self, src: Array | None, dst: Array) -> None:
+        """Gives each rank its part of rank 0's source."""
+
+    def gather(self, src: Array, dst: Array | None) -> None:
+        """Collects every source at rank 0."""
+
+    def all_to_all(self, src: Array, dst: Array) -> None:
+        """Transposes the matrix of parts; source and destination may be one array."""
+
+    def send(self, buf: Array, rank: int) -> None:
+        """Sends to one rank."""
+
+    def recv(self, buf: Array, rank: int) -> None:
+        """Receives from one rank."""
+
+
+class Known(NamedTuple):
+    """A sound allreduce of one dtype, size and operation, seen before.
+
+    Attributes:
+        offer: What it brings.
+        place: Where its data rides, if it is small enough.
+    """
+
+    offer: Offer
+    place: Place | None
+
+
+class Side:
+    """All workers, or this rank's group: how they meet and how their data moves.
+
+    Attributes:
+        known: Allreduces seen before, by operation, then dtype and size. Finding
+            one saves most checks, which matter where a call takes microseconds.
+    """
+
+    def __init__(
+        self, members: range, moves: DataMoves, lane: Lane | None, rows: RowExchange | None
+    ) -> None:
+        self.members = members
+        self.moves = moves
+        self.lane = lane
+        self.rows = rows
+        self.size = len(members)
+        self.known: list[dict[tuple[object, int], Known]] = [{} for _ in ReduceOp]
+
+    def find_place(self, src: Array) -> Place | None:
+        """Where this source rides along with the rows; None if it is too large."""
+        rows = self.rows
+        if rows is None or src.nbytes > rows.data_bytes:
+            return None
+        return rows.find_place(src.dtype, src.size)
+
+    def put(self, place: Place | None, src: Array) -> bytes:
+        """Lays down data that rides along; returns what stands behind its row."""
+        if place is None or self.rows is None:
+            return NO_DATA
+        self.rows.put(place, src)
+        return place.rider
+
+    def take_all(self, place: Place, dst: Array) -> None:
+        """After a round: copies the data of all ranks, one part after the other."""
+        rows = self.rows
+        if rows is not None:
+            parts = rows.parts(place)
+            if dst.flags.c_contiguous:
+                np.concatenate(parts, out=dst.reshape(-1))
+            else:
+                dst[...] = np.concatenate(parts).reshape(dst.shape)

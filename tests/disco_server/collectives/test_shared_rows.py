@@ -1,0 +1,15 @@
+"""Rows, data and texts through memory that four real ranks share."""
+
+from __future__ import annotations
+
+
+def test_rounds_bring_rows_data_and_texts(ranks):
+    """Every rank sees all rows and the data behind them, of every length."""
+    for rank, seen in enumerate(ranks.run("rounds", shared=True)):
+        plain, *with_data, early, texts = seen
+        assert plain == [[1, 2, 3, 4], 256, []]
+        assert with_data == [[[1, 2, 3, 4], 256, [0, 1, 2, 3]]] * 4
+        assert early is False
+        # Texts are cut at 400 bytes, between characters.
+        everyone = ["from 0", "é" * 200, "from 2", "from 3"]
+        assert texts == [text for each, text in enumerate(everyone) if each != rank]
