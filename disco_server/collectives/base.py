@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy.typing as npt
 
@@ -132,7 +132,12 @@ class Communicator(ABC):
     A destination may be the source itself, or the part of the source or
     destination that belongs to this rank; other overlaps are copied first.
     Arrays that are not C-contiguous work through a contiguous copy.
+
+    Attributes:
+        ccl: The name by which a session chooses this library.
     """
+
+    ccl: ClassVar[str]
 
     def __init__(self, worker_id: int, num_workers: int, num_groups: int) -> None:
         """Takes a place.

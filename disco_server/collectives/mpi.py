@@ -26,6 +26,8 @@ __all__ = ["MpiCommunicator"]
 class MpiCommunicator(MeetingCommunicator):
     """A rank of an MPI world; see `Communicator`."""
 
+    ccl = "mpi"
+
     def __init__(
         self, worker_id: int, num_workers: int, num_groups: int, mpi: Any, library: MpiLibrary
     ) -> None:

@@ -20,7 +20,9 @@ __all__ = ["NodeMemory"]
 # Among more ranks the copies that each makes of everyone's data cost more than a
 # collective of MPI does.
 _MOST_RANKS = 8
-_DATA_BYTES = 16 << 10
+# Up to here it beats MPI with 2, 4 and 8 ranks on 2 processors: an allreduce of 1 MiB
+# takes 0.7 to 1.0 of its time, one of 256 KiB 0.3. A page is used when data first rides.
+_DATA_BYTES = 1 << 20
 
 _Key = tuple[Tag, tuple[int, ...]]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from disco_server.collectives.base import Communicator, UnavailableError
+from disco_server.collectives.local import LocalCommunicator, LocalWorld
 
-__all__ = ["open_communicator"]
+__all__ = ["default_library", "open_communicator"]
 
-_PLANNED = {
-    "nccl": "NVIDIA GPUs",
-    "rccl": "AMD GPUs",
-    "local": "threads of one process",
-}
+_PLANNED = {"nccl": "NVIDIA GPUs", "rccl": "AMD GPUs"}
+
+
+def default_library(world: LocalWorld | None) -> str:
+    """The library of a session that names none: "local" between threads, else "mpi"."""
+    return "mpi" if world is None else "local"
 
 
 def open_communicator(
@@ -21,32 +23,50 @@ def open_communicator(
     num_groups: int = 1,
     local_workers: int = 0,
     library: str = "",
+    world: LocalWorld | None = None,
 ) -> Communicator:
     """Opens this rank's communicator; collective over the ranks of the session.
 
     Args:
-        name: The collective library: "mpi", or empty to choose.
+        name: The collective library: "mpi", "local", or empty to choose.
         worker_id: This rank.
         num_workers: The workers of the session.
         num_groups: Their groups.
         local_workers: How many of them run on this machine; 0 if unknown.
         library: The MPI library: "mpich", "impi" or empty to choose.
+        world: What the workers share if they are threads of this process.
 
     Raises:
         ConfigError: The numbers do not fit one another, or there is no such MPI
             library.
         UnavailableError: There is no such collective library here.
     """
-    if name in ("", "mpi"):
-        # mpi4py costs a tenth of a second to import; a rank without it pays nothing.
-        from disco_server.collectives.mpi import MpiCommunicator
-
-        return MpiCommunicator.create(
-            worker_id, num_workers, num_groups, library=library, local_workers=local_workers
-        )
-    if name in _PLANNED:
+    works = default_library(world)
+    wanted = name or works
+    if wanted in _PLANNED:
         raise UnavailableError(
-            f"the collective library {name!r} ({_PLANNED[name]}) is not part of this version;"
-            " use 'mpi', which runs on CPUs"
+            f"the collective library {wanted!r} ({_PLANNED[wanted]}) is not part of this version;"
+            f" use {works!r}, which runs on CPUs"
         )
-    raise UnavailableError(f"no collective library is called {name!r}; there is 'mpi'")
+    if wanted not in ("mpi", "local"):
+        raise UnavailableError(
+            f"no collective library is called {wanted!r}; here there is {works!r}"
+        )
+    if world is not None:
+        if wanted == "mpi":
+            raise UnavailableError(
+                "'mpi' works between processes, and the workers of this session are threads of"
+                " one, which MPI would take for a single rank; use 'local', or a ProcessSession"
+            )
+        return LocalCommunicator(worker_id, world)
+    if wanted == "local":
+        raise UnavailableError(
+            "'local' works between threads of one process, and the workers of this session are"
+            " processes; use 'mpi', or a ThreadedSession"
+        )
+    # mpi4py costs a tenth of a second to import; a rank without it pays nothing.
+    from disco_server.collectives.mpi import MpiCommunicator
+
+    return MpiCommunicator.create(
+        worker_id, num_workers, num_groups, library=library, local_workers=local_workers
+    )

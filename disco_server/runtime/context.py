@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from disco_client.wire.values import Device
-from disco_server.collectives.base import Communicator, ReduceOp
+from disco_server.collectives.base import Communicator, ReduceOp, UnavailableError
 
 __all__ = ["Worker", "current_worker", "set_current_worker"]
 
@@ -86,11 +86,9 @@ class Worker:
         """
         if self._comm is None:
             self._ccl = ccl
-        _ = self.comm
-        if ccl != (self._ccl or "mpi"):
-            from disco_server.collectives.base import UnavailableError
-
-            msg = f"this session uses {self._ccl or 'mpi'} already, so {ccl!r} cannot start"
+        used = self.comm.ccl
+        if ccl != used:
+            msg = f"this session uses {used!r} already, so {ccl!r} cannot start"
             raise UnavailableError(msg)
 
     def cannot_enter(self, seq: int) -> None:

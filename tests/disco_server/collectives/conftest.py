@@ -10,13 +10,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from disco_server.collectives.local import LocalCommunicator, LocalWorld
 from disco_server.worker.pmi import PmiNode, kvsname, sweep_shared_memory
 
+sys.path.insert(0, str(Path(__file__).parent))  # for the scenarios
 PROGRAM = Path(__file__).with_name("rank_program.py")
 
 
@@ -92,9 +95,69 @@ class Ranks:
             )
 
 
+class ThreadRanks:
+    """Ranks that are threads of this process; executes scenarios as `Ranks` does."""
+
+    def __init__(self, count: int) -> None:
+        import scenarios
+
+        flat, grouped = LocalWorld(count), LocalWorld(count, 2)
+        self.worlds = (flat, grouped)
+        self.places = [
+            scenarios.Place(rank, LocalCommunicator(rank, flat), LocalCommunicator(rank, grouped))
+            for rank in range(count)
+        ]
+        self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(count)]
+
+    def run(self, scenario: str, **arguments: Any) -> list[Any]:
+        """Runs a scenario on all ranks; returns what each gave back."""
+        import scenarios
+
+        act = getattr(scenarios, scenario)
+        answers = [
+            thread.submit(act, place, **arguments)
+            for thread, place in zip(self._threads, self.places, strict=True)
+        ]
+        return [answer.result(60) for answer in answers]
+
+    def finish(self) -> None:
+        """Lets all ranks leave in order."""
+        leaving = [
+            thread.submit(lambda place=place: (place.grouped.close(), place.flat.close()))
+            for thread, place in zip(self._threads, self.places, strict=True)
+        ]
+        for each in leaving:
+            each.result(20)
+
+    def close(self) -> None:
+        """Ends whatever still waits."""
+        for world in self.worlds:
+            world.close()
+        for thread in self._threads:
+            thread.shutdown()
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     """Four ranks; communicators with one group and with two, for all tests of a file."""
+    yield from _four_processes()
+
+
+@pytest.fixture(scope="module", params=["processes", "threads"])
+def any_ranks(request: pytest.FixtureRequest) -> Iterator[Ranks | ThreadRanks]:
+    """The same of either kind."""
+    if request.param == "processes":
+        yield from _four_processes()
+        return
+    started = ThreadRanks(4)
+    try:
+        yield started
+        started.finish()
+    finally:
+        started.close()
+
+
+def _four_processes() -> Iterator[Ranks]:
     started = Ranks(4)
     try:
         yield started

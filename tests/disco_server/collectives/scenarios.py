@@ -19,10 +19,10 @@ import numpy as np
 from disco_server.collectives.base import (
     AbortedError,
     CollectiveError,
+    Communicator,
     MismatchError,
     ReduceOp,
 )
-from disco_server.collectives.mpi import MpiCommunicator
 
 Array = np.ndarray
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -39,8 +39,8 @@ class Place:
     """A rank with its communicators: one group, and two."""
 
     rank: int
-    flat: MpiCommunicator
-    grouped: MpiCommunicator
+    flat: Communicator
+    grouped: Communicator
     seq: int = 0
 
     def step(self) -> None:
@@ -49,7 +49,7 @@ class Place:
         self.flat.position = self.seq
         self.grouped.position = self.seq
 
-    def ways(self) -> Iterator[tuple[MpiCommunicator, bool, list[int]]]:
+    def ways(self) -> Iterator[tuple[Communicator, bool, list[int]]]:
         """Every way to meet: communicator, in_group and who takes part."""
         yield self.flat, True, list(self.flat.members(in_group=True))
         yield self.grouped, False, list(self.grouped.members(in_group=False))
@@ -367,7 +367,7 @@ def give_up(fails: bool) -> None:
         raise CollectiveError("fails by itself")
 
 
-def meet(place: Place, comm: MpiCommunicator, what: str, pair: list[int]) -> bool:
+def meet(place: Place, comm: Communicator, what: str, pair: list[int]) -> bool:
     if what == "pair":
         if place.rank not in pair:
             return False

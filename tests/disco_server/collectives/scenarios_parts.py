@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,3 +73,26 @@ def rounds(place: Place, shared: bool) -> list[Any]:
     rows.free()
     comm.Free()
     return seen
+
+
+def count_open() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def shared_lanes(place: Place) -> list[Any]:
+    """Every lane of this rank in shared memory: who posted what, and what is left open."""
+    comm = place.flat._mpi.COMM_WORLD.Dup()
+    before = count_open()
+    memory = NodeMemory(place.flat._mpi, comm, 4, 2)
+    left_open = count_open() - before
+    group = (0, 1) if place.rank < 2 else (2, 3)
+    pairs = [(Tag.PAIR, pair) for pair in combinations(range(4), 2) if place.rank in pair]
+    lanes = [(Tag.WORLD, (0, 1, 2, 3)), (Tag.GROUP, group), *pairs]
+    seen: list[Any] = []
+    for tag, members in lanes:
+        rows = memory.make_rows(tag, members)
+        heads = rows.meet(bytes([10 * tag + place.rank] * 64))
+        seen.append([list(members), list(heads[::64]), rows.data_bytes > 0])
+    strange = memory.make_rows(Tag.GROUP, (1, 2))
+    comm.Free()
+    return [seen, strange is None, left_open]

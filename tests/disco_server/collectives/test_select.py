@@ -6,19 +6,22 @@ import pytest
 
 from disco_client.errors import ConfigError
 from disco_server.collectives.base import UnavailableError
+from disco_server.collectives.local import LocalCommunicator, LocalWorld
 from disco_server.collectives.select import open_communicator
 
 
-@pytest.mark.parametrize("name", ["nccl", "rccl", "local"])
-def test_libraries_to_come_are_refused_with_a_way_on(name):
+@pytest.mark.parametrize("name", ["nccl", "rccl"])
+@pytest.mark.parametrize("world", [None, LocalWorld(1)])
+def test_libraries_to_come_are_refused_with_a_way_on(name, world):
     """A library of another version says what there is instead."""
-    with pytest.raises(UnavailableError, match=f"'{name}'.*use 'mpi'"):
-        open_communicator(name, worker_id=0, num_workers=1)
+    works = "mpi" if world is None else "local"
+    with pytest.raises(UnavailableError, match=f"'{name}'.*use '{works}'"):
+        open_communicator(name, worker_id=0, num_workers=1, world=world)
 
 
 def test_unknown_libraries_are_refused():
     """A misspelt name is answered with the right one."""
-    with pytest.raises(UnavailableError, match=r"'mip'; there is 'mpi'"):
+    with pytest.raises(UnavailableError, match=r"'mip'; here there is 'mpi'"):
         open_communicator("mip", worker_id=0, num_workers=1)
 
 
@@ -26,3 +29,19 @@ def test_an_unknown_mpi_library_is_refused():
     """The choice among MPI libraries is checked before anything is loaded."""
     with pytest.raises(ConfigError, match="'mpich', 'impi'"):
         open_communicator("mpi", worker_id=0, num_workers=1, library="lam")
+
+
+def test_threads_meet_by_themselves():
+    """Between threads the choice is "local", by name or not."""
+    for name in ("", "local"):
+        found = open_communicator(name, worker_id=0, num_workers=1, world=LocalWorld(1))
+
+        assert isinstance(found, LocalCommunicator)
+
+
+def test_a_library_of_another_kind_of_workers_says_which_would_work():
+    """MPI between threads and "local" between processes are refused with the way on."""
+    with pytest.raises(UnavailableError, match="use 'local', or a ProcessSession"):
+        open_communicator("mpi", worker_id=0, num_workers=1, world=LocalWorld(1))
+    with pytest.raises(UnavailableError, match="use 'mpi', or a ThreadedSession"):
+        open_communicator("local", worker_id=0, num_workers=1)

@@ -1,0 +1,87 @@
+"""Data between threads where arrays overlap; every dtype and way is in `test_meeting`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from disco_server.collectives.base import ReduceOp, UnavailableError
+from disco_server.collectives.checks import Family
+from disco_server.collectives.local_moves import LocalMoves, LocalTable
+
+N = 4
+SIZE = 100_003
+
+
+def on_all(act: Callable[[LocalMoves, int], np.ndarray]) -> list[np.ndarray]:
+    table = LocalTable(N)
+    pairs = {(a, b): LocalTable(2) for b in range(N) for a in range(b)}
+
+    def run(rank: int) -> np.ndarray:
+        def open_pair(peer: int) -> tuple[LocalTable, int]:
+            pair = (min(peer, rank), max(peer, rank))
+            return pairs[pair], pair.index(rank)
+
+        return act(LocalMoves(table, rank, open_pair), rank)
+
+    with ThreadPoolExecutor(N) as threads:
+        return list(threads.map(run, range(N)))
+
+
+@pytest.mark.parametrize("shift", [0, 1, 5000])
+def test_a_reduction_may_overlap_its_source(shift):
+    """In place, or a little further in the same memory, the sum is that of what was there."""
+
+    def reduce(moves: LocalMoves, rank: int) -> np.ndarray:
+        whole = np.arange(SIZE + shift, dtype=np.float64) + rank
+        src, dst = whole[:SIZE], whole[shift:]
+        moves.allreduce(src, dst, ReduceOp.SUM, Family.FLOAT)
+        return dst
+
+    for got in on_all(reduce):
+        assert np.array_equal(got, N * np.arange(SIZE) + 6.0)
+
+
+def test_parts_may_lie_where_they_belong():
+    """Own parts in place, in gathers and spreads, are neither copied nor spoilt."""
+
+    def gather(moves: LocalMoves, rank: int) -> np.ndarray:
+        whole = np.full((N, SIZE), -1.0)
+        whole[rank] = rank
+        moves.allgather(whole[rank], whole)
+        return whole[:, ::1000]
+
+    def spread(moves: LocalMoves, rank: int) -> np.ndarray:
+        whole = np.repeat(np.arange(N) + 10.0 * rank, SIZE).reshape(N, SIZE)
+        moves.reduce_scatter(whole, whole[rank], ReduceOp.MAX, Family.FLOAT)
+        return whole[rank, ::1000]
+
+    for got in on_all(gather):
+        assert np.array_equal(got, np.repeat(np.arange(4.0), 101).reshape(N, -1))
+    for rank, got in enumerate(on_all(spread)):
+        assert np.array_equal(got, np.full(101, 30.0 + rank))
+
+
+def test_parts_change_places_in_one_array():
+    """All-to-all in place transposes."""
+
+    def swap(moves: LocalMoves, rank: int) -> np.ndarray:
+        data = np.arange(N) + 10.0 * rank
+        moves.all_to_all(data, data)
+        return data
+
+    assert [got.tolist() for got in on_all(swap)] == [
+        [10.0 * other + rank for other in range(N)] for rank in range(N)
+    ]
+
+
+def test_a_closed_table_ends_every_wait():
+    """Nobody waits for threads that never come."""
+    table = LocalTable(2)
+    table.close()
+
+    with pytest.raises(UnavailableError, match="session ended"):
+        table.meet()
