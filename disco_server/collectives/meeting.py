@@ -110,7 +110,7 @@ class MeetingCommunicator(Communicator):
             self._meet(side, offer, src, dst)
             return
         source, target = _stage(src, dst)
-        known = Known(offer, side.find_place(src))
+        known = Known(offer, side.find_places(src, offer.family))
         self._allreduce(side, known, source, target, op)
         _unstage(target, dst)
         if len(side.known[op]) >= _MOST_KNOWN:
@@ -248,19 +248,20 @@ class MeetingCommunicator(Communicator):
             moves.send(source, worker)
 
     def _allreduce(self, side: Side, known: Known, src: Array, dst: Array, op: ReduceOp) -> None:
-        """Reduces contiguous arrays that were checked.
-
-        Whether data rides along with the rows depends on nothing but what the rows
-        compare, so all ranks that may begin agree on it.
-        """
-        offer, place = known
-        rider = side.put(place, src)
-        if side.lane is not None:
-            self._agree(side.lane, offer, src, dst, 0, rider)
-        if place is None or side.rows is None:
+        """Reduces contiguous arrays that were checked."""
+        offer, places = known
+        lane, rows = side.lane, side.rows
+        if not places or lane is None or rows is None:
+            self._meet(side, offer, src, dst)
             side.moves.allreduce(src, dst, op, offer.family)
-        else:
-            combine(side.rows.parts(place), dst.reshape(-1), op, offer.family)
+            return
+        source, target = src.reshape(-1), dst.reshape(-1)
+        if len(places) > 1 and src is not dst and np.may_share_memory(src, dst):
+            source = source.copy()  # an early piece of one is a late piece of the other
+        for piece, place in places:
+            rows.put(place, source[piece])
+            self._agree(lane, offer, src, dst, 0, place.rider)
+            combine(rows.parts(place), target[piece], op, offer.family)
 
     def _meet(
         self, side: Side, offer: Offer, src: object, dst: object, rider: bytes = NO_DATA

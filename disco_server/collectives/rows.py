@@ -46,10 +46,12 @@ class RowExchange(ABC):
     """One rank's end of a lane; satisfies `preflight.Exchange`.
 
     Attributes:
-        data_bytes: How much of one rank's data may ride along.
+        data_bytes: How much of one rank's data may ride along with one row.
+        most_bytes: How much of it is worth reducing in one round after the other.
     """
 
     data_bytes: int = 0
+    most_bytes: int = 0
 
     def __init__(self) -> None:
         self._places: dict[tuple[np.dtype[Any], int], Any] = {}

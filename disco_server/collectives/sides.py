@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -68,16 +69,20 @@ class DataMoves(Protocol):
         """Receives from one rank."""
 
 
+# Every rank widens the halves of all that ride, which numpy does slowly.
+_MOST_HALF_BYTES = 16 << 10
+
+
 class Known(NamedTuple):
     """A sound allreduce of one dtype, size and operation, seen before.
 
     Attributes:
         offer: What it brings.
-        place: Where its data rides, if it is small enough.
+        places: Where its data rides, piece by piece; none if it is too large.
     """
 
     offer: Offer
-    place: Place | None
+    places: tuple[tuple[slice, Place], ...]
 
 
 class Side:
@@ -104,6 +109,23 @@ class Side:
         if rows is None or src.nbytes > rows.data_bytes:
             return None
         return rows.find_place(src.dtype, src.size)
+
+    def find_places(self, src: Array, family: Family) -> tuple[tuple[slice, Place], ...]:
+        """Where what is to be reduced rides, in one round or in several.
+
+        It depends on nothing but what rows compare, so all ranks find the same.
+        """
+        rows = self.rows
+        if rows is None or src.nbytes > rows.most_bytes:
+            return ()
+        if family is Family.HALF and src.nbytes > _MOST_HALF_BYTES:
+            return ()
+        piece = rows.data_bytes // src.itemsize
+        bounds = [*range(0, src.size, piece), src.size]
+        return tuple(
+            (slice(start, stop), rows.find_place(src.dtype, stop - start))
+            for start, stop in pairwise(bounds)
+        )
 
     def put(self, place: Place | None, src: Array) -> bytes:
         """Lays down data that rides along; returns what stands behind its row."""

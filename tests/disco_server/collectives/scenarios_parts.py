@@ -40,6 +40,23 @@ def in_pieces(place: Place) -> list[str]:
     return wrong
 
 
+def in_rounds(place: Place) -> list[str]:
+    """Allreduce of data that rides in several rounds, apart, in place and overlapping."""
+    wrong: list[str] = []
+    for dtype, op in ((np.dtype(np.float32), ReduceOp.AVG), (np.dtype(np.int16), ReduceOp.MAX)):
+        for size, shift in ((600_001, None), (600_001, 0), (1_100_000, 7)):
+            for comm, in_group, members in place.ways():
+                place.step()
+                want = reduce_by_hand([make(each, size, dtype) for each in members], op)
+                whole = np.zeros(size + (shift or 0), dtype)
+                src = whole[:size]
+                src[:] = make(place.rank, size, dtype)
+                dst = np.empty(size, dtype) if shift is None else whole[shift:] if shift else src
+                comm.allreduce(src, dst, op, in_group=in_group)
+                wrong += differ(f"{dtype} {op.name} {size} {shift}", dst, want)
+    return wrong
+
+
 def rounds(place: Place, shared: bool) -> list[Any]:
     """Rounds of one lane by hand: rows, data that rides along, and texts."""
     mpi = place.flat._mpi

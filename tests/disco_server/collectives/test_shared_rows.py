@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from disco_server.collectives.shared_rows import SharedRows, lane_bytes
+
 
 def test_rounds_bring_rows_data_and_texts(ranks):
     """Every rank sees all rows and the data behind them, of every length."""
@@ -13,3 +15,18 @@ def test_rounds_bring_rows_data_and_texts(ranks):
         # Texts are cut at 400 bytes, between characters.
         everyone = ["from 0", "é" * 200, "from 2", "from 3"]
         assert texts == [text for each, text in enumerate(everyone) if each != rank]
+
+
+def test_large_reductions_go_in_several_rounds(ranks):
+    """What is too large for one round is reduced in a few, wherever it lies."""
+    assert ranks.run("in_rounds") == [[]] * 4
+
+
+def test_how_much_goes_in_rounds_depends_on_the_ranks():
+    """Few ranks reduce anything in rounds, many only what is not much more than one."""
+    few, many = (
+        SharedRows(memoryview(bytearray(lane_bytes(members, 4096))), 0, members, 4096)
+        for members in (2, 8)
+    )
+    assert few.most_bytes > 1 << 32
+    assert many.most_bytes == 4 * many.data_bytes
