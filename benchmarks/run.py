@@ -24,6 +24,7 @@ from disco_bench.collectives import COLLECTIVES, measure_collectives
 from disco_bench.control import COMMANDS, SYNC, measure_commands, measure_sync
 from disco_bench.memory import MEMORY, measure_memory
 from disco_bench.model import MODEL, measure_model
+from disco_bench.programs import PROGRAMS, measure_programs
 from disco_bench.render import print_report
 from disco_bench.startup import IMPORTS, SESSIONS, measure_imports, measure_sessions
 from disco_bench.table import Report, Spec, Status
@@ -48,6 +49,7 @@ class Section(NamedTuple):
 
 SECTIONS = {
     "commands": Section(COMMANDS, measure_commands),
+    "programs": Section(PROGRAMS, measure_programs),
     "sync": Section(SYNC, measure_sync),
     "arrays": Section(ARRAYS, measure_arrays),
     "collectives": Section(COLLECTIVES, measure_collectives),

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from disco_client.version import __version__
 
 if TYPE_CHECKING:
+    from disco_client.capture import Program
     from disco_client.collectives import REDUCE_OPS
     from disco_client.connecting import connect
     from disco_client.errors import (
         BadArgument,
+        CaptureError,
         CclError,
         CollectiveAborted,
         CollectiveMismatch,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "REDUCE_OPS",
     "BadArgument",
+    "CaptureError",
     "CclError",
     "CollectiveAborted",
     "CollectiveMismatch",
@@ -62,6 +65,7 @@ __all__ = [
     "NodeLost",
     "NotAllowed",
     "Opaque",
+    "Program",
     "RemoteError",
     "RemoteException",
     "RemoteFailure",
@@ -79,6 +83,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "capture": ("Program",),
     "collectives": ("REDUCE_OPS",),
     "connecting": ("connect",),
     "handles": ("DModule", "DPackedFunc", "DRef"),

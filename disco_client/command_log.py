@@ -229,6 +229,11 @@ class CommandLog:
         self._wake_sender()
         return reg
 
+    def allocate(self, count: int) -> list[int]:
+        """Takes registers, for a command that has several results."""
+        with self._lock:
+            return [self._ids.allocate() for _ in range(count)]
+
     def _append(self, batch: _Batch, site: Site, entry: _Record | EncodedCommand) -> None:
         entries = batch.entries
         entries.append((site, entry))

@@ -10,7 +10,8 @@ import time
 
 from disco_client.collectives import CCL_NAMES
 from disco_client.errors import ConfigError
-from disco_client.session import LogSink, Session, print_logs
+from disco_client.output import LogSink, print_logs
+from disco_client.session import Session
 from disco_client.transport.base import Waiting, Wish
 from disco_client.transport.grpc import GrpcTransport
 

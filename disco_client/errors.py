@@ -8,6 +8,7 @@ The tree::
     ├── EncodingError             a value that cannot travel (also a TypeError)
     ├── SessionError              this session cannot do what was asked
     │   ├── SessionClosed         it was shut down
+    │   ├── CaptureError          not while a program is captured, or not outside of it
     │   ├── NoSlots               the cluster had no room in time
     │   ├── ForeignReference      a reference of another session, or one that died
     │   └── SessionLost           it ended by itself; nothing more can be done with it
@@ -32,6 +33,7 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "BadArgument",
+    "CaptureError",
     "CclError",
     "CollectiveAborted",
     "CollectiveMismatch",
@@ -92,6 +94,10 @@ class SessionError(DiscoError):
 
 class SessionClosed(SessionError):
     """The session was shut down before this call."""
+
+
+class CaptureError(SessionError):
+    """A call that has no place in a captured program, or a reference outside of its own."""
 
 
 class NoSlots(SessionError, TimeoutError):
@@ -177,6 +183,11 @@ class RemoteFailure:
         message: The exception's text.
         traceback: The remote traceback, ready to print; may be empty.
         issued_at: The client's line that issued the command, where known.
+        program: The number of the command that defined the program in which it
+            happened; 0 outside of programs.
+        step: The number of the step of that program, from 1.
+        program_name: The name of the program, where known.
+        captured_at: The client's line that captured the step, where known.
     """
 
     worker: int
@@ -187,6 +198,10 @@ class RemoteFailure:
     exception: str = ""
     traceback: str = field(default="", repr=False)
     issued_at: IssuedAt | None = None
+    program: int = 0
+    step: int = 0
+    program_name: str = ""
+    captured_at: IssuedAt | None = None
 
 
 class RemoteError(DiscoError):
@@ -195,8 +210,8 @@ class RemoteError(DiscoError):
     Attributes:
         failures: One entry for each worker that failed in the same command,
             in the order of their ranks.
-        worker, node, seq, function, exception, remote_traceback, issued_at:
-            Those of the first entry.
+        worker, node, seq, function, exception, remote_traceback, issued_at, step,
+            captured_at: Those of the first entry.
     """
 
     def __init__(self, failures: Sequence[RemoteFailure]) -> None:
@@ -209,6 +224,8 @@ class RemoteError(DiscoError):
         self.exception = first.exception
         self.remote_traceback = first.traceback
         self.issued_at = first.issued_at
+        self.step = first.step
+        self.captured_at = first.captured_at
         super().__init__(_describe(self.failures))
 
 
@@ -258,11 +275,20 @@ def _ranks(failures: Sequence[RemoteFailure]) -> str:
     return f"workers {', '.join(where[:-1])} and {where[-1]}"
 
 
+def _step(failure: RemoteFailure) -> str:
+    if not failure.program:
+        return ""
+    name = repr(failure.program_name) if failure.program_name else f"of command #{failure.program}"
+    return f", step {failure.step} of program {name}" if failure.step else f", program {name}"
+
+
 def _describe(failures: Sequence[RemoteFailure]) -> str:
     first = failures[0]
     called = f" in {first.function}" if first.function else ""
     head = f"{first.exception}: {first.message}" if first.exception else first.message
-    lines = [f"{head}\n  on {_ranks(failures)}, command #{first.seq}{called}"]
+    lines = [f"{head}\n  on {_ranks(failures)}, command #{first.seq}{_step(first)}{called}"]
+    if first.captured_at is not None:
+        lines.append(f"  captured at {first.captured_at}")
     if first.issued_at is not None:
         lines.append(f"  issued at {first.issued_at}")
     for other in failures[1:]:

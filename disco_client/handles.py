@@ -17,7 +17,7 @@ class DRef:
 
     Attributes:
         reg_id: The register.
-        session: The session it belongs to.
+        session: The session it belongs to; inside a capture, what records for it.
     """
 
     __slots__ = ("__weakref__", "_owner", "reg_id", "session")
@@ -100,7 +100,7 @@ class DPackedFunc(DRef):
         Raises:
             ForeignReference: The reference belongs to another session.
         """
-        super().__init__(session._check_ref(dref), session, owner=dref)  # noqa: SLF001
+        super().__init__(session._check_ref(dref), dref.session, owner=dref)  # noqa: SLF001
 
     def __call__(self, *args: object) -> DRef:
         """Calls the function on every worker; returns at once.
@@ -122,7 +122,7 @@ class DModule(DRef):
         Raises:
             ForeignReference: The reference belongs to another session.
         """
-        super().__init__(session._check_ref(dref), session, owner=dref)  # noqa: SLF001
+        super().__init__(session._check_ref(dref), dref.session, owner=dref)  # noqa: SLF001
 
     def __getitem__(self, name: str) -> DPackedFunc:
         """Looks a function up on every worker; a missing one is an error of the next sync."""

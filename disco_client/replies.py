@@ -61,6 +61,7 @@ class Inbox:
         acknowledge: Told (worker, seq) with every reply.
         acked: The newest command that every worker has executed.
         site: Finds the client's line of a command that is still remembered.
+        explain: Adds to a failure inside a program where the client captured it.
 
     Attributes:
         told: Whether a call has raised the error that ended the session.
@@ -71,10 +72,12 @@ class Inbox:
         acknowledge: Callable[[int, int], None],
         acked: Callable[[], int],
         site: Callable[[int], IssuedAt | None],
+        explain: Callable[[RemoteFailure], RemoteFailure] = lambda failure: failure,
     ) -> None:
         self._acknowledge = acknowledge
         self._acked = acked
         self._site = site
+        self._explain = explain
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._answers: dict[int, Answer] = {}
@@ -109,6 +112,7 @@ class Inbox:
 
     def _receive_failure(self, worker: int, reply: EncodedReply) -> None:
         failure, kind = decode_failure(reply.failure)
+        failure = self._explain(failure)
         issued_at = self._site(failure.seq)
         with self._lock:
             if issued_at is not None:

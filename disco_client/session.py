@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, Self, SupportsIndex, TypeAlias
+from collections.abc import Iterable
+from typing import Any, Self, SupportsIndex
 
 from disco_client.arrays import Array, Downloads, Uploads, as_host_array, kind_of
+from disco_client.capture import Capturing, StepLines
 from disco_client.collectives import Collectives
 from disco_client.command_log import CommandLog, Fill
 from disco_client.errors import (
@@ -19,6 +19,7 @@ from disco_client.errors import (
     SessionError,
 )
 from disco_client.handles import DPackedFunc, DRef
+from disco_client.output import LogSink, drop_logs, print_logs
 from disco_client.replies import Inbox
 from disco_client.transport.base import Events, RankPlace, Transport
 from disco_client.wire.arrays import byte_view
@@ -33,27 +34,12 @@ from disco_client.wire.values import Device, Shape, dtype_from_name, is_array
 
 __all__ = ["Session"]
 
-
-LogSink: TypeAlias = Callable[[int, str, bool, list[str]], None]
-
 _CLOSE_TIMEOUT_S = 10.0
 _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
 """Integers that still fit 64 bits when they are doubled."""
 
 
-def drop_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
-    """Does nothing with workers' output."""
-
-
-def print_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
-    """Writes workers' output to this process's standard error, each line with its rank."""
-    del stderr
-    for line in lines:
-        sys.stderr.write(f"[worker {worker} {node}] {line}\n")
-    sys.stderr.flush()
-
-
-class Session(Collectives):
+class Session(Collectives, Capturing):
     """One SPMD program: its workers, their registers, and its ordered command log.
 
     Calls are asynchronous: they return at once, and every worker executes them in
@@ -83,9 +69,11 @@ class Session(Collectives):
         self._builtins_lock = threading.Lock()
         self._tickets = 0
         self._closed = False
+        self._recorders = {}
+        self._step_lines = StepLines()
         # What the transport's threads call must not keep the session alive.
         log = CommandLog(welcome.session, len(welcome.ranks))
-        inbox = Inbox(log.acknowledge, lambda: log.acked, log.site)
+        inbox = Inbox(log.acknowledge, lambda: log.acked, log.site, self._step_lines.explain)
         log.on_expect = inbox.expect
         self._inbox, self._log = inbox, log
 
@@ -148,7 +136,9 @@ class Session(Collectives):
         if not isinstance(name, str):
             msg = f"expected a function's name, got {name!r} of type {type(name).__name__}"
             raise TypeError(msg)
+        return self._here()._look_up(name)
 
+    def _look_up(self, name: str) -> DPackedFunc:
         def fill(command: EncodedCommand) -> int:
             command.args.add().str = name
             return 0
@@ -175,6 +165,8 @@ class Session(Collectives):
             ForeignReference: A reference belongs to another session.
             SessionError: The session is closed or lost.
         """
+        if self._recorders and (here := self._here()) is not self:
+            return here.call_packed(func, *args)
         if not isinstance(func, DRef):
             msg = (
                 f"expected a function reference (from get_global_func or a module), got {func!r} "
@@ -204,9 +196,12 @@ class Session(Collectives):
 
         _, reg = self._log.issue(Action.CALL_PACKED, fill, func=function)
         out = DRef(reg, self)
-        for ticket, array in uploads.offered:
-            self._upload(ticket, None, array)
+        self._send_uploads(uploads)
         return out
+
+    def _send_uploads(self, uploads: Uploads, worker: int | None = None) -> None:
+        for ticket, array in uploads.offered:
+            self._upload(ticket, worker, array)
 
     def import_python_module(self, name: str) -> None:
         """Imports a Python module on every worker, so that its functions register.
@@ -223,7 +218,7 @@ class Session(Collectives):
             with self._builtins_lock:
                 func = self._builtins.get(name)
                 if func is None:
-                    func = self._builtins[name] = self.get_global_func(name)
+                    func = self._builtins[name] = self._look_up(name)
         return func
 
     def _call_builtin(self, name: str, *args: object) -> DRef:
@@ -280,9 +275,10 @@ class Session(Collectives):
             EncodingError: The host array holds Python objects.
             SessionError: The session is closed or lost.
         """
+        here = self._here()
         array = as_host_array(host_array)
-        reg = self._send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
-        return DRef(reg, self) if remote_array is None else remote_array
+        reg = here._send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
+        return DRef(reg, here) if remote_array is None else remote_array
 
     def copy_from_worker_0(self, host_array: Array, remote_array: DRef) -> None:
         """Fills a host array from worker 0; waits until it is filled.
@@ -306,16 +302,16 @@ class Session(Collectives):
             encode_value(command.args.add(), host_array.dtype)
             return 0
 
-        got = self._ask(Action.COPY_FROM_WORKER0, remote_array, 0, fill, into=host_array)
+        got = self._here()._ask(Action.COPY_FROM_WORKER0, remote_array, 0, fill, into=host_array)
         if got is not host_array:
             host_array[...] = got.reshape(host_array.shape)
 
     def _get(self, ref: DRef, worker: int) -> Any:
-        return self._ask(Action.DEBUG_GET_FROM_REMOTE, ref, self._check_worker(worker))
+        return self._here()._ask(Action.DEBUG_GET_FROM_REMOTE, ref, self._check_worker(worker))
 
     def _set(self, ref: DRef, worker: int, value: object) -> None:
         array = as_host_array(value)
-        self._send_array(
+        self._here()._send_array(
             Action.DEBUG_SET_REGISTER, ref, self._check_worker(worker), array, answers=1
         )
 
@@ -350,8 +346,7 @@ class Session(Collectives):
 
         reg = None if ref is None else self._check_ref(ref)
         seq, reg = self._log.issue(action, fill, reg=reg, worker=worker, answers=answers)
-        for ticket, offered in uploads.offered:
-            self._upload(ticket, worker, offered)
+        self._send_uploads(uploads, worker)
         if answers:
             self._inbox.wait(seq, self._transport.check_alive)
         return reg
@@ -400,6 +395,8 @@ class Session(Collectives):
         self._sync(None)
 
     def _sync(self, worker: int | None) -> None:
+        if self._recorders and (here := self._here()) is not self:
+            here._sync(worker)
         answers = self.num_workers if worker is None else 1
         seq, _ = self._log.issue(Action.SYNC_WORKER, reg=0, worker=worker, answers=answers)
         self._inbox.wait(seq, self._transport.check_alive)
@@ -442,14 +439,18 @@ class Session(Collectives):
     def _release(self, register: int) -> None:
         self._log.release(register)
 
+    def _here(self) -> Session:
+        """This session, or what records for it in a thread that captures a program."""
+        return self._recorders.get(threading.get_ident(), self) if self._recorders else self
+
     def _check_ref(self, ref: DRef) -> int:
-        if ref.session is not self:
-            msg = (
-                f"expected a reference of session {self.name!r}, got one of "
-                f"session {ref.session.name!r}"
-            )
-            raise ForeignReference(msg)
-        return ref.reg_id
+        return ref.reg_id if ref.session is self else ref.session._lend(ref, self)
+
+    def _lend(self, ref: DRef, to: Session) -> int:
+        msg = (
+            f"expected a reference of session {to.name!r}, got one of session {ref.session.name!r}"
+        )
+        raise ForeignReference(msg)
 
     def _register_of(self, value: object) -> int | None:
         return self._check_ref(value) if isinstance(value, DRef) else None

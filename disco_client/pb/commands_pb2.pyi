@@ -35,6 +35,9 @@ class _ActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTyp
     ACTION_COPY_TO_WORKER0: _Action.ValueType  # 6
     ACTION_DEBUG_GET_FROM_REMOTE: _Action.ValueType  # 7
     ACTION_DEBUG_SET_REGISTER: _Action.ValueType  # 8
+    ACTION_DEFINE_PROGRAM: _Action.ValueType  # 9
+    """Puts a program into a register, to be run from there."""
+    ACTION_RUN_PROGRAM: _Action.ValueType  # 10
 
 class Action(_Action, metaclass=_ActionEnumTypeWrapper):
     """What a command does. The first nine numbers are those of TVM's DiscoAction."""
@@ -48,6 +51,9 @@ ACTION_COPY_FROM_WORKER0: Action.ValueType  # 5
 ACTION_COPY_TO_WORKER0: Action.ValueType  # 6
 ACTION_DEBUG_GET_FROM_REMOTE: Action.ValueType  # 7
 ACTION_DEBUG_SET_REGISTER: Action.ValueType  # 8
+ACTION_DEFINE_PROGRAM: Action.ValueType  # 9
+"""Puts a program into a register, to be run from there."""
+ACTION_RUN_PROGRAM: Action.ValueType  # 10
 global___Action = Action
 
 class _FailureKind:
@@ -104,11 +110,15 @@ class Command(google.protobuf.message.Message):
     ARGS_FIELD_NUMBER: builtins.int
     RELEASED_FIELD_NUMBER: builtins.int
     WORKER_PLUS_ONE_FIELD_NUMBER: builtins.int
+    PROGRAM_FIELD_NUMBER: builtins.int
+    RESULTS_FIELD_NUMBER: builtins.int
     action: global___Action.ValueType
     reg: builtins.int
     """The register that takes the result, or that the action is about."""
     func: builtins.int
-    """CALL_PACKED: the register that holds the function."""
+    """CALL_PACKED: the register that holds the function.
+    RUN_PROGRAM: the register that holds the program.
+    """
     worker_plus_one: builtins.int
     """The one worker that acts; every other worker only counts the command.
     One more than its worker_id; 0 means every worker.
@@ -119,6 +129,14 @@ class Command(google.protobuf.message.Message):
     def released(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Registers to empty before this command runs; their handles died."""
 
+    @property
+    def program(self) -> global___Program:
+        """DEFINE_PROGRAM: what to run later."""
+
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """RUN_PROGRAM: the registers that take the program's outputs, in order."""
+
     def __init__(
         self,
         *,
@@ -128,10 +146,61 @@ class Command(google.protobuf.message.Message):
         args: collections.abc.Iterable[disco_client.pb.values_pb2.Value] | None = ...,
         released: collections.abc.Iterable[builtins.int] | None = ...,
         worker_plus_one: builtins.int = ...,
+        program: global___Program | None = ...,
+        results: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "args", b"args", "func", b"func", "reg", b"reg", "released", b"released", "worker_plus_one", b"worker_plus_one"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["program", b"program"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "args", b"args", "func", b"func", "program", b"program", "reg", b"reg", "released", b"released", "results", b"results", "worker_plus_one", b"worker_plus_one"]) -> None: ...
 
 global___Command = Command
+
+@typing.final
+class Program(google.protobuf.message.Message):
+    """Commands that were recorded to be run as one. Their registers are the program's
+    own; each is written once, by one command or by what `inputs` or `captured` say.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BATCHES_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
+    CAPTURED_FIELD_NUMBER: builtins.int
+    REGISTERS_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """What people call it; it stands in the stacks of the workers."""
+    @property
+    def batches(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Batches that follow each other; the first command of the first is step 1."""
+
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The registers that the arguments of RUN_PROGRAM are put into."""
+
+    @property
+    def captured(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The registers that stand for registers of the session, and those, one for one."""
+
+    @property
+    def registers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The registers whose content is the result."""
+
+    def __init__(
+        self,
+        *,
+        batches: collections.abc.Iterable[builtins.bytes] | None = ...,
+        inputs: collections.abc.Iterable[builtins.int] | None = ...,
+        captured: collections.abc.Iterable[builtins.int] | None = ...,
+        registers: collections.abc.Iterable[builtins.int] | None = ...,
+        outputs: collections.abc.Iterable[builtins.int] | None = ...,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "captured", b"captured", "inputs", b"inputs", "name", b"name", "outputs", b"outputs", "registers", b"registers"]) -> None: ...
+
+global___Program = Program
 
 @typing.final
 class Batch(google.protobuf.message.Message):
@@ -210,6 +279,8 @@ class Failure(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     TRACEBACK_FIELD_NUMBER: builtins.int
     NODE_FIELD_NUMBER: builtins.int
+    PROGRAM_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
     seq: builtins.int
     """The command that failed first, and the worker it failed on."""
     worker: builtins.int
@@ -221,6 +292,11 @@ class Failure(google.protobuf.message.Message):
     message: builtins.str
     traceback: builtins.str
     node: builtins.str
+    program: builtins.int
+    """Where it happened inside a program: the command that defined the program, and
+    the number of the recorded command, from 1; 0 outside of programs.
+    """
+    step: builtins.int
     def __init__(
         self,
         *,
@@ -232,7 +308,9 @@ class Failure(google.protobuf.message.Message):
         message: builtins.str = ...,
         traceback: builtins.str = ...,
         node: builtins.str = ...,
+        program: builtins.int = ...,
+        step: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["exception", b"exception", "function", b"function", "kind", b"kind", "message", b"message", "node", b"node", "seq", b"seq", "traceback", b"traceback", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["exception", b"exception", "function", b"function", "kind", b"kind", "message", b"message", "node", b"node", "program", b"program", "seq", b"seq", "step", b"step", "traceback", b"traceback", "worker", b"worker"]) -> None: ...
 
 global___Failure = Failure

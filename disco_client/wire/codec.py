@@ -31,6 +31,7 @@ __all__ = [
     "EncodedBatch",
     "EncodedCommand",
     "EncodedEnvelope",
+    "EncodedProgram",
     "EncodedReply",
     "EncodedValue",
     "FailureKind",
@@ -47,6 +48,7 @@ __all__ = [
 EncodedValue: TypeAlias = values_pb2.Value
 EncodedCommand: TypeAlias = commands_pb2.Command
 EncodedBatch: TypeAlias = commands_pb2.Batch
+EncodedProgram: TypeAlias = commands_pb2.Program
 EncodedReply: TypeAlias = commands_pb2.Reply
 EncodedEnvelope: TypeAlias = envelope_pb2.Envelope
 
@@ -54,7 +56,7 @@ _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class Action(enum.IntEnum):
-    """What a command does; the numbers are those of the original's DiscoAction."""
+    """What a command does; the first nine are those of the original's DiscoAction."""
 
     SHUT_DOWN = 0
     KILL_REG = 1
@@ -65,6 +67,8 @@ class Action(enum.IntEnum):
     COPY_TO_WORKER0 = 6
     DEBUG_GET_FROM_REMOTE = 7
     DEBUG_SET_REGISTER = 8
+    DEFINE_PROGRAM = 9
+    RUN_PROGRAM = 10
 
 
 class Kind(enum.IntEnum):
@@ -464,6 +468,7 @@ def encode_failure(out: commands_pb2.Failure, failure: RemoteFailure, kind: Fail
     out.message = failure.message
     out.traceback = failure.traceback
     out.node = failure.node
+    out.program, out.step = failure.program, failure.step
 
 
 def decode_failure(encoded: commands_pb2.Failure) -> tuple[RemoteFailure, FailureKind]:
@@ -480,5 +485,7 @@ def decode_failure(encoded: commands_pb2.Failure) -> tuple[RemoteFailure, Failur
         function=encoded.function,
         exception=encoded.exception,
         traceback=encoded.traceback,
+        program=encoded.program,
+        step=encoded.step,
     )
     return failure, kind

@@ -33,6 +33,7 @@ from disco_client.errors import ConfigError
 __all__ = [
     "INLINE_ARRAY_BYTES",
     "MAX_DEPTH",
+    "MAX_STEPS",
     "Device",
     "Opaque",
     "Shape",
@@ -49,6 +50,9 @@ INLINE_ARRAY_BYTES = 64 * 1024
 
 MAX_DEPTH = 32
 """How deep lists and maps may nest."""
+
+MAX_STEPS = 1 << 16
+"""How many steps a captured program may have, those of programs inside it included."""
 
 _DEVICE = re.compile(r"(cpu|cuda|rocm)(?:[:(](\d+)\)?)?")
 _EXTENSION_TYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -31,6 +32,13 @@ from disco_client.wire.values import Opaque, dtype_from_name, is_array
 from disco_server.runtime.context import Worker
 from disco_server.runtime.errors import ArgumentRefused, describe_failure, sendable
 from disco_server.runtime.functions import resolve
+from disco_server.runtime.program import (
+    UNWRITTEN,
+    Linker,
+    Program,
+    StepFailed,
+    compile_program,
+)
 from disco_server.runtime.register_file import Poison, Poisoned, RegisterFile
 
 __all__ = ["Executor", "Outlet"]
@@ -82,6 +90,8 @@ class Executor:
             Action.COPY_TO_WORKER0: self._copy_to,
             Action.DEBUG_GET_FROM_REMOTE: self._get,
             Action.DEBUG_SET_REGISTER: self._set,
+            Action.DEFINE_PROGRAM: self._define,
+            Action.RUN_PROGRAM: self._run_program,
         }
 
     def run_batch(self, first_seq: int, payload: bytes) -> None:
@@ -257,6 +267,45 @@ class Executor:
         else:
             self._send(EncodedReply(seq=seq, ack=seq), seq)
 
+    def _define(self, seq: int, command: EncodedCommand) -> None:
+        worker, read = self._worker, self.registers.read
+        linker = Linker(
+            worker.worker_id,
+            read,
+            lambda name: resolve(name, worker.allow_modules),
+            self._copy_into,
+        )
+        try:
+            program = compile_program(command.program, seq, linker)
+        except Poisoned as found:
+            self._skip(seq, command.reg, found.poison)
+        except Exception as error:  # noqa: BLE001  (whatever came is reported)
+            self._fail(seq, command, error)
+        else:
+            self.registers.write(command.reg, program)
+
+    def _run_program(self, seq: int, command: EncodedCommand) -> None:
+        results: list[Any] = [UNWRITTEN] * len(command.results)
+        poison = None
+        try:
+            program = self.registers.read(command.func)
+            if not isinstance(program, Program):
+                msg = f"expected a program in register {command.func}, got {program!r}"
+                raise ArgumentRefused(msg)  # noqa: TRY301  (reported like everything below)
+            try:
+                program.run(self._args(command), results, self.registers.read)
+            except StepFailed as failed:
+                name = failed.function or self._name_in(failed.register)
+                inside = program.defined, failed.step
+                poison = self._report(seq, failed.error, name, inside)
+        except Poisoned as found:
+            poison = found.poison
+            self._worker.cannot_enter(seq)
+        except Exception as error:  # noqa: BLE001  (whatever came is reported)
+            poison = self._report(seq, error, _ACTION_NAMES[command.action])
+        for register, result in zip(command.results, results, strict=True):
+            self.registers.write(register, poison if result is UNWRITTEN else result)
+
     def _shut_down(self, _seq: int, _command: EncodedCommand) -> None:
         self.stopped = True
 
@@ -329,25 +378,36 @@ class Executor:
     def _fail(
         self, seq: int, command: EncodedCommand, error: Exception, *, poison: bool = True
     ) -> None:
+        name = self._name_in(command.func) or _ACTION_NAMES.get(command.action, "")
+        cause = self._report(seq, error, name)
+        if poison and command.action in _WRITES and command.reg:
+            self.registers.write(command.reg, cause)
+
+    def _report(
+        self, seq: int, error: Exception, function: str, inside: tuple[int, int] = (0, 0)
+    ) -> Poison:
+        """Tells the client and the peers of a failure, perhaps in a step of a program."""
         failure, kind = describe_failure(
             error,
             worker=self._worker.worker_id,
             node=self._worker.node,
             seq=seq,
-            function=self._function_name(command) or _ACTION_NAMES.get(command.action, ""),
+            function=function,
         )
-        if poison and command.action in _WRITES and command.reg:
-            self.registers.write(command.reg, Poison(failure, kind))
+        program, step = inside
+        failure = replace(failure, program=program, step=step)
         reply = EncodedReply(seq=seq, ack=seq)
         encode_failure(reply.failure, failure, kind)
         # Told before peers are released, so that the cause arrives first.
         self._send(reply, seq)
         self._worker.cannot_enter(seq)
+        return Poison(failure, kind)
 
-    def _function_name(self, command: EncodedCommand) -> str:
-        func, name = self._names.get(command.func, (None, ""))
+    def _name_in(self, register: int) -> str:
+        """The name of the function in a register, where it was found by name."""
+        func, name = self._names.get(register, (None, ""))
         # The register may hold another function by now.
-        return name if command.func and self.registers.holds(command.func, func) else ""
+        return name if register and self.registers.holds(register, func) else ""
 
 
 def _text_of(value: Any) -> str:
@@ -359,7 +419,12 @@ def _text_of(value: Any) -> str:
 
 
 _CALL: Any = Action.CALL_PACKED
-_WRITES = (Action.CALL_PACKED, Action.GET_GLOBAL_FUNC, Action.COPY_TO_WORKER0)
+_WRITES = (
+    Action.CALL_PACKED,
+    Action.GET_GLOBAL_FUNC,
+    Action.COPY_TO_WORKER0,
+    Action.DEFINE_PROGRAM,
+)
 """Actions whose result is the content of their register."""
 
 _ACTION_NAMES: dict[int, str] = {
@@ -367,4 +432,6 @@ _ACTION_NAMES: dict[int, str] = {
     Action.COPY_FROM_WORKER0: "copy_from_worker_0",
     Action.COPY_TO_WORKER0: "copy_to_worker_0",
     Action.DEBUG_SET_REGISTER: "debug_copy_from",
+    Action.DEFINE_PROGRAM: "capture",
+    Action.RUN_PROGRAM: "run_program",
 }

@@ -1,0 +1,24 @@
+"""Where the output of the workers goes at the client."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TypeAlias
+
+__all__ = ["LogSink", "drop_logs", "print_logs"]
+
+LogSink: TypeAlias = Callable[[int, str, bool, list[str]], None]
+"""Takes a worker, its node, whether it wrote to standard error, and the lines."""
+
+
+def drop_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
+    """Does nothing with workers' output."""
+
+
+def print_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
+    """Writes workers' output to this process's standard error, each line with its rank."""
+    del stderr
+    for line in lines:
+        sys.stderr.write(f"[worker {worker} {node}] {line}\n")
+    sys.stderr.flush()
