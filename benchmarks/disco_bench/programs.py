@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import disco_client
-from disco_bench.bench import WORKERS, Bench
+from disco_bench.bench import Bench
 from disco_bench.sampling import alternate
 from disco_bench.table import Limit, Spec
 
@@ -17,15 +17,15 @@ _ONE_BY_ONE = "the same commands, sent one by one"
 PROGRAMS = (
     Spec(
         "programs.thousand",
-        f"commands/s in a captured program of 1000 no-ops, 2 daemons x {WORKERS // 2}",
+        "commands/s, captured program of 1000 no-ops",
         "1/s",
         _ONE_BY_ONE,
         Limit("ratio", must=10.0, aim=50.0, least=True),
     ),
-    Spec("programs.ten", "the same in a program of 10", "1/s", _ONE_BY_ONE),
+    Spec("programs.ten", "the same, program of 10", "1/s", _ONE_BY_ONE),
     Spec(
         "programs.define",
-        "capturing 1000 no-ops, until every worker has the program",
+        "capturing 1000 no-ops, all workers",
         "s",
         "sending them once",
     ),

@@ -231,6 +231,15 @@ def test_closing_wakes_who_waits_for_room(log, monkeypatch, eventually):
     waiting.join()
 
 
+def test_registers_for_several_results_are_like_any_other(log):
+    """No command has them before, and they are free again when their references died."""
+    first = log.allocate(3)
+    assert first == [1, 2, 3]
+    assert call(log)[1] == 4
+    log.release(2)
+    assert call(log)[1] == 2
+
+
 def test_a_reference_may_die_while_a_command_is_written(log):
     """The collector may run anywhere; it takes no lock that the caller holds."""
     _, register = call(log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import inspect
 import pickle
 import signal
@@ -79,6 +80,25 @@ def test_a_remote_error_reads_from_cause_to_traceback():
     assert (error.worker, error.node, error.seq, error.function) == (2, "node-1", 41, "tests.f")
     assert (error.exception, error.issued_at) == ("KeyError", FAILURE.issued_at)
     assert error.remote_traceback == FAILURE.traceback
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"program": 7, "step": 3, "program_name": "p"}, "#41, step 3 of program 'p' in tests.f"),
+        ({"program": 7, "step": 3}, "#41, step 3 of program of command #7 in tests.f"),
+        ({"program": 7, "program_name": "p"}, "#41, program 'p' in tests.f"),
+    ],
+    ids=["named", "forgotten", "no step"],
+)
+def test_an_error_in_a_program_names_the_step(fields, text):
+    """With the line that captured it, where that is known."""
+    captured = IssuedAt("program.py", 5, "main")
+    failure = dataclasses.replace(FAILURE, **fields, captured_at=captured)
+    error = RemoteException([failure])
+    assert text in str(error)
+    assert '\n  captured at File "program.py", line 5, in main\n  issued at File' in str(error)
+    assert (error.step, error.captured_at) == (fields.get("step", 0), captured)
 
 
 def test_several_workers_are_named_and_only_differences_repeated():

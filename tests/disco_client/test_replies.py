@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -228,3 +229,12 @@ def test_a_second_answer_of_one_worker_changes_nothing(inbox):
     inbox.receive(0, value(1, 6))
     inbox.receive(0, value(99, 6))
     assert inbox.wait(1, never).values[0].int == 5
+
+
+def test_a_failure_in_a_program_is_explained_when_it_arrives(log):
+    """By whoever knows the program; its line may be forgotten later."""
+    inbox = Inbox(log.acknowledge, log.acked, log.site, lambda f: replace(f, program_name="p"))
+    inbox.receive(0, failure(1, 0))
+    with pytest.raises(errors.RemoteException) as caught:
+        inbox.raise_pending()
+    assert caught.value.failures[0].program_name == "p"

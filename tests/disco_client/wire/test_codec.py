@@ -259,6 +259,8 @@ def test_garbage_is_never_more_than_a_refusal(raw):
         function=st.text(),
         exception=st.text(),
         traceback=st.text(),
+        program=st.integers(0, 2**63),
+        step=st.integers(0, 2**16),
     ),
 )
 def test_a_failure_comes_back_whole(kind, failure):
