@@ -32,14 +32,9 @@ from disco_client.wire.values import Opaque, dtype_from_name, is_array
 from disco_server.runtime.context import Worker
 from disco_server.runtime.errors import ArgumentRefused, describe_failure, sendable
 from disco_server.runtime.functions import resolve
-from disco_server.runtime.program import (
-    UNWRITTEN,
-    Linker,
-    Program,
-    StepFailed,
-    compile_program,
-)
+from disco_server.runtime.program import UNWRITTEN, Program, StepFailed, compile_program
 from disco_server.runtime.register_file import Poison, Poisoned, RegisterFile
+from disco_server.runtime.steps import Linker
 
 __all__ = ["Executor", "Outlet"]
 
