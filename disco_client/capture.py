@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from disco_client.arrays import Uploads
 from disco_client.errors import CaptureError, IssuedAt, RemoteFailure
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from disco_client.recorder import Recorder
     from disco_client.session import Session
 
-__all__ = ["Capturing", "Definition", "Outputs", "Program", "StepLines"]
-
-Outputs: TypeAlias = DRef | tuple[DRef, ...] | dict[str, DRef] | None
-"""What a run returns: see :meth:`Program.output`."""
+__all__ = ["Capturing", "Definition", "Program", "StepLines"]
 
 _REMEMBERED_STEPS = 1 << 17
 
@@ -132,7 +129,7 @@ class Program:
 
     # Outside of it ---------------------------------------------------------------
 
-    def __call__(self, /, *args: object, **inputs: object) -> Outputs:
+    def __call__(self, /, *args: object, **inputs: object) -> Any:
         """Runs the program on every worker; returns at once.
 
         Args:
@@ -143,7 +140,7 @@ class Program:
                 input that is changed in place is changed for the caller, too.
 
         Returns:
-            New references, as :meth:`output` says.
+            None, a new reference, a tuple or a dict of them, as :meth:`output` says.
 
         Raises:
             TypeError: An input is missing, surplus, or given twice.
@@ -177,7 +174,7 @@ class Program:
         bound.update(inputs)
         return [bound[name] for name in names]
 
-    def _name_outputs(self, references: list[DRef]) -> Outputs:
+    def _name_outputs(self, references: list[DRef]) -> Any:
         if self._output_names:
             return dict(zip(self._output_names, references, strict=True))
         if len(references) == 1:
