@@ -41,6 +41,7 @@ __all__ = [
     "dtype_from_name",
     "dtype_name",
     "is_array",
+    "is_floating",
     "rocm",
 ]
 
@@ -51,7 +52,16 @@ MAX_DEPTH = 32
 """How deep lists and maps may nest."""
 
 _DEVICE = re.compile(r"(cpu|cuda|rocm)(?:[:(](\d+)\)?)?")
-_EXTENSION_TYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4")
+_EXTENSION_TYPES = (
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "int4",
+    "uint4",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +147,11 @@ class Opaque:
 def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
     """Whether a value is a numpy array."""
     return isinstance(value, np.ndarray)
+
+
+def is_floating(name: str) -> bool:
+    """Whether the dtype of that name holds real floating-point numbers."""
+    return name.startswith(("float", "bfloat"))
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
