@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -122,11 +122,9 @@ def open_checkpoint(path: str, allowed: Sequence[str]) -> Checkpoint:
         FileNotAllowed: The allow-list does not cover one of the files.
         FileError: One is missing or malformed.
     """
-    where = Path(path).expanduser()
-    if "\0" in path or not where.is_absolute():
-        raise FileError(path, "expected an absolute path: workers have folders of their own")
+    where = _absolute(path)
     check_allowed(where, allowed)
-    if where.is_dir():
+    if _holds(where.is_dir):
         records = _read_folder(where, allowed)
     elif where.suffix == ".json":
         records = _read_json(where, allowed)
@@ -135,14 +133,30 @@ def open_checkpoint(path: str, allowed: Sequence[str]) -> Checkpoint:
     return Checkpoint(where, records, allowed)
 
 
+def _absolute(path: str) -> Path:
+    problem = "expected an absolute path: workers have folders of their own"
+    try:
+        where = Path(path).expanduser()
+    except RuntimeError as error:
+        raise FileError(path, str(error)) from None
+    if "\0" in path or not where.is_absolute():
+        raise FileError(path, problem)
+    return where
+
+
+def _holds(question: Callable[[], bool]) -> bool:
+    """Asks about a path; one that the system refuses to look at is nothing."""
+    try:
+        return question()
+    except OSError:
+        return False
+
+
 def _read_folder(folder: Path, allowed: Sequence[str]) -> list[Record]:
     for name in (_INDEX, *_CACHES):
-        if (folder / name).exists():
+        if _holds((folder / name).exists):
             return _read_json(folder / name, allowed)
-    try:
-        files = sorted(folder.glob("*.safetensors"))
-    except OSError as error:
-        raise FileError(folder, f"cannot be listed: {error.strerror}") from None
+    files = sorted(folder.glob("*.safetensors"))
     if not files:
         expected = f"expected {_INDEX}, {_CACHES[0]} or *.safetensors in this folder"
         raise FileError(folder, f"{expected}, found none")

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -52,6 +53,7 @@ class Record:
     nbytes: int
 
 
+@lru_cache(maxsize=256)
 def find_dtype(name: str) -> np.dtype[Any] | None:
     """The dtype of a name; None where there is none that an array may have."""
     try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -100,6 +103,44 @@ def test_a_tensor_cache_and_its_folder(tmp_path, name):
     expected = {"a": A.astype(ml_dtypes.bfloat16).astype(np.float32), "b": B}
     same(read_all(path), expected)
     same(read_all(tmp_path), expected)
+
+
+WRITE_BY_TVM = """
+import sys
+import numpy as np
+from tvm.contrib.tvmjs import dump_tensor_cache
+from safetensors.numpy import load_file
+tensors = load_file(sys.argv[1])
+dump_tensor_cache(tensors, sys.argv[2], sys.argv[3], shard_cap_mb=1, show_progress=False)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tvm") is None, reason="apache-tvm is not installed")
+@pytest.mark.parametrize("form", ["raw", "f32-to-bf16"])
+def test_what_the_original_wrote_is_read(tmp_path, form):
+    """Its own writer, with several data files, as it writes MLC's models."""
+    tensors = {
+        "big": np.random.default_rng(1).random((600, 1024), np.float32),
+        "half": np.arange(12, dtype=np.float16).reshape(3, 4),
+        "packed": np.arange(6, dtype=np.uint32),
+        "next": A,
+    }
+    save_file(tensors, tmp_path / "m.safetensors")
+    folder = tmp_path / "cache"
+    arguments = [str(tmp_path / "m.safetensors"), str(folder), form]
+    done = subprocess.run(
+        [sys.executable, "-c", WRITE_BY_TVM, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list(folder.glob("*.bin"))) > 1
+
+    if form != "raw":
+        for name in ("big", "next"):
+            tensors[name] = tensors[name].astype(ml_dtypes.bfloat16).astype(np.float32)
+    same(read_all(folder), tensors)
 
 
 @pytest.mark.parametrize("make", [write_cache, lambda f: save_file({"a": A}, f / "x.safetensors")])
@@ -237,6 +278,16 @@ def test_no_file_leads_out_of_what_may_be_read(tmp_path):
 def test_a_path_is_absolute(path):
     """A worker's own folder means nothing to a program."""
     with pytest.raises(FileError, match="expected an absolute path"):
+        open_checkpoint(path, ALL)
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [("~no-such-user-here/m", "home directory"), ("/" + "x" * 300, "File name too long")],
+)
+def test_a_path_that_the_system_refuses_is_a_typed_error(path, problem):
+    """Whatever it is that the system has against it."""
+    with pytest.raises(FileError, match=problem):
         open_checkpoint(path, ALL)
 
 
