@@ -14,6 +14,7 @@ from disco_client.errors import ConfigError, RemoteError
 from disco_client.weights.planning import (
     Chosen,
     Plan,
+    StoredTensor,
     batches,
     choose,
     read_catalog,
@@ -114,11 +115,10 @@ class WeightLoading(ABC):
         where = _whole_path(path)
         shares = self.num_workers // (self.num_groups if in_group else 1)
         opened = self._call_builtin("runtime.disco._weights_open", where)
-        catalog = self._call_builtin("runtime.disco._weights_catalog", opened)
         self.sync_all()
-        facts: dict[str, Any] = catalog.debug_get_from_remote(0)
-        chosen = choose(where, read_catalog(facts), rules, expected, strict=strict, workers=shares)
-        self._call_builtin("runtime.disco._weights_check", opened, facts["fingerprint"])
+        tensors, fingerprint = self._fetch_catalog(opened)
+        chosen = choose(where, tensors, rules, expected, strict=strict, workers=shares)
+        self._call_builtin("runtime.disco._weights_check", opened, fingerprint)
         self.sync_all()
 
         def name(item: DRef, each: Chosen) -> Weight:
@@ -141,6 +141,17 @@ class WeightLoading(ABC):
                     loaded[each.tensor.name] = name(item, each)
                 under_way.add(sum(each.tensor.nbytes for each in batch))
         return loaded
+
+    def _fetch_catalog(self, opened: DRef) -> tuple[list[StoredTensor], str]:
+        """Asks worker 0 what its files hold; returns that and the files' fingerprint."""
+        tensors: list[StoredTensor] = []
+        while True:
+            first = len(tensors)
+            page = self._call_builtin("runtime.disco._weights_catalog", opened, first)
+            facts: dict[str, Any] = page.debug_get_from_remote(0)
+            tensors += read_catalog(facts, first)
+            if len(tensors) == facts["total"] or len(tensors) == first:
+                return tensors, facts["fingerprint"]
 
 
 class _UnderWay:

@@ -136,12 +136,14 @@ def read_expected(expect: object) -> Expected | None:
     return read
 
 
-def read_catalog(catalog: Mapping[str, Any]) -> list[StoredTensor]:
-    """Takes apart what a worker says of its files."""
+def read_catalog(catalog: Mapping[str, Any], first: int = 0) -> list[StoredTensor]:
+    """Takes apart what a worker says of its files, from their tensor number ``first`` on."""
     columns = (catalog[key] for key in ("names", "shapes", "dtypes", "stored", "nbytes"))
     return [
         StoredTensor(index, name, tuple(shape), dtype, stored, nbytes)
-        for index, (name, shape, dtype, stored, nbytes) in enumerate(zip(*columns, strict=True))
+        for index, (name, shape, dtype, stored, nbytes) in enumerate(
+            zip(*columns, strict=True), first
+        )
     ]
 
 

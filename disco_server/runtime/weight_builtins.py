@@ -19,6 +19,8 @@ from disco_server.runtime.functions import register_func
 __all__: list[str] = []
 
 Array = np.ndarray[Any, Any]
+_PAGE = 2048
+"""Rows of the catalog in one answer, whose size is limited."""
 
 
 @register_func("runtime.disco._weights_open")
@@ -28,11 +30,17 @@ def weights_open(path: str) -> Checkpoint:
 
 
 @register_func("runtime.disco._weights_catalog")
-def weights_catalog(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a client must know to plan: one column for each fact, one row a tensor."""
-    records = _checked(checkpoint).records
+def weights_catalog(checkpoint: Checkpoint, first: int) -> dict[str, Any]:
+    """What a client must know to plan: one column for each fact, one row a tensor.
+
+    Args:
+        checkpoint: The files.
+        first: The first row; at most a page of them is returned.
+    """
+    records = _checked(checkpoint).records[first : first + _PAGE]
     return {
-        "fingerprint": checkpoint.fingerprint(),
+        "fingerprint": checkpoint.fingerprint,
+        "total": len(checkpoint.records),
         "names": [record.name for record in records],
         "shapes": [Shape(record.shape) for record in records],
         "dtypes": [record.dtype for record in records],
@@ -48,7 +56,7 @@ def weights_check(checkpoint: Checkpoint, fingerprint: str) -> None:
     Raises:
         FileError: They differ.
     """
-    if _checked(checkpoint).fingerprint() != fingerprint:
+    if _checked(checkpoint).fingerprint != fingerprint:
         problem = "the names, shapes or dtypes of its tensors are not those on worker 0's node"
         raise FileError(checkpoint.path, problem)
 

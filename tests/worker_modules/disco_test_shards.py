@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import disco_server
 
@@ -47,6 +48,12 @@ def halves(source, target):
 def get_shard_info():
     """What a compiled model says of its parameters."""
     return json.dumps({"param_1": [["halves", [[4, 2, 6], "float32"]]]})
+
+
+@disco_server.register_func("tests.bytes_read")
+def bytes_read():
+    """How many bytes this process has read so far, by the kernel's count."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 @disco_server.register_func("tests.this_module")

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,6 +47,7 @@ class Checkpoint:
         self.bytes_read = 0
         self._allowed = tuple(allowed)
 
+    @cached_property
     def fingerprint(self) -> str:
         """Tells checkpoints apart that differ in a name, a shape or a dtype."""
         facts = [(record.name, record.shape, record.dtype) for record in self.records]

@@ -142,9 +142,26 @@ def test_thousands_of_tensors_are_a_few_round_trips(session, tmp_path):
     tensors = {f"t{i:04}": np.full((4, 2), i, np.int32) for i in range(3000)}
     save_file(tensors, tmp_path / "m.safetensors")
     loaded = session.load_weights(tmp_path, {"*": "S[0]"})
-    assert len(loaded) == 3000
+    assert list(loaded) == sorted(tensors)
     for i in (0, 255, 256, 2999):
         assert np.array_equal(loaded[f"t{i:04}"].numpy(1), np.full((2, 2), i))
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel counts no reads here")
+@pytest.mark.parametrize("split", ["S[0]", "S[1]"])
+def test_each_worker_reads_only_its_own_bytes(session, tmp_path, split):
+    """By the kernel's count of each worker process: a quarter of 32 MiB."""
+    session.import_python_module("disco_test_shards")
+    save_file({"t": np.ones((128, 1 << 16), np.float32)}, tmp_path / "m.safetensors")
+    count = session.get_global_func("tests.bytes_read")
+    before = count()
+    loaded = session.load_weights(tmp_path, {"t": split}, in_group=False)
+    after = count()
+    for worker in WORKERS:
+        own = 8 << 20
+        assert loaded["t"].numpy(worker).nbytes == own
+        read = after.debug_get_from_remote(worker) - before.debug_get_from_remote(worker)
+        assert own <= read < own + (1 << 19)
 
 
 def test_what_does_not_fit_is_named_before_anything_is_allocated(session, single):
