@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_client.wire.splits import divide
@@ -30,7 +30,7 @@ def divisions(draw):
 
 
 @given(division=divisions(), itemsize=st.sampled_from([1, 2, 8]), gap=st.sampled_from([0, 3, 8192]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(max_examples=300)
 def test_a_part_is_what_numpy_slices(tmp_path, monkeypatch, division, itemsize, gap):
     """Whether pieces are read one by one or picked out of blocks, of any size."""
     shape, axis, parts, workers, index = division

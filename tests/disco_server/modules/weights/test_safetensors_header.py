@@ -7,7 +7,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save, save_file
@@ -112,7 +112,7 @@ def ours_accepts(path):
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(max_examples=300)
 def test_damaged_files_are_refused_like_the_library_does(tmp_path, data):
     """Whatever is changed: an answer or a typed error, never more than the library accepts."""
     raw = bytearray(save({"one": np.arange(4, dtype=np.int16), "two": np.ones((2, 3), np.float32)}))
@@ -139,7 +139,6 @@ shapes = st.lists(st.integers(0, 4), max_size=3)
 
 
 @given(tensors=st.dictionaries(names, shapes, max_size=5), pad=st.integers(0, 9))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_good_files_are_read_as_the_library_does(tmp_path, tensors, pad):
     """Any names that JSON can write, any shapes, padded headers."""
     header, at = {}, 0
