@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from disco_client.connecting import connect
     from disco_client.errors import (
         BadArgument,
+        BadFile,
         CaptureError,
         CclError,
         CollectiveAborted,
@@ -37,15 +38,19 @@ if TYPE_CHECKING:
         SessionClosed,
         SessionError,
         SessionLost,
+        WeightsMismatch,
         WorkerLost,
     )
     from disco_client.handles import DModule, DPackedFunc, DRef
     from disco_client.session import Session
+    from disco_client.weights.weight import Weight
+    from disco_client.wire.splits import Split
     from disco_client.wire.values import Device, Opaque, Shape, cpu, cuda, rocm
 
 __all__ = [
     "REDUCE_OPS",
     "BadArgument",
+    "BadFile",
     "CaptureError",
     "CclError",
     "CollectiveAborted",
@@ -74,6 +79,9 @@ __all__ = [
     "SessionError",
     "SessionLost",
     "Shape",
+    "Split",
+    "Weight",
+    "WeightsMismatch",
     "WorkerLost",
     "__version__",
     "connect",
@@ -88,6 +96,8 @@ _HOMES = {
     "connecting": ("connect",),
     "handles": ("DModule", "DPackedFunc", "DRef"),
     "session": ("Session",),
+    "weights.weight": ("Weight",),
+    "wire.splits": ("Split",),
     "wire.values": ("Device", "Opaque", "Shape", "cpu", "cuda", "rocm"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

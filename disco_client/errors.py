@@ -4,6 +4,7 @@ The tree::
 
     DiscoError
     ├── ConfigError               a setting or argument is wrong (also a ValueError)
+    │   └── WeightsMismatch       files and plan of load_weights do not fit
     ├── ConnectionFailed          no controller there, or it speaks another protocol
     ├── EncodingError             a value that cannot travel (also a TypeError)
     ├── SessionError              this session cannot do what was asked
@@ -22,7 +23,8 @@ The tree::
         ├── BadArgument           an argument the called thing refuses
         ├── CollectiveMismatch    ranks brought different things to one collective
         ├── CollectiveAborted     another rank could not enter the collective
-        └── CclError              the collective library is missing or did not start
+        ├── CclError              the collective library is missing or did not start
+        └── BadFile               a file on a worker is missing, unreadable or malformed
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "BadArgument",
+    "BadFile",
     "CaptureError",
     "CclError",
     "CollectiveAborted",
@@ -54,6 +57,7 @@ __all__ = [
     "SessionClosed",
     "SessionError",
     "SessionLost",
+    "WeightsMismatch",
     "WorkerLost",
     "describe_exit",
 ]
@@ -78,6 +82,18 @@ def _rebuild(
 
 class ConfigError(DiscoError, ValueError):
     """A setting or argument is wrong; the message names what was expected."""
+
+
+class WeightsMismatch(ConfigError):
+    """What files hold, and what a program wants of them, do not fit; nothing was loaded.
+
+    Attributes:
+        problems: One sentence for each thing that is wrong, all of them.
+    """
+
+    def __init__(self, message: str, *, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
 
 class ConnectionFailed(DiscoError, ConnectionError):
@@ -255,6 +271,10 @@ class CollectiveAborted(RemoteError):
 
 class CclError(RemoteError):
     """The collective library is missing on a worker or did not start."""
+
+
+class BadFile(RemoteError, OSError):
+    """A file on a worker is missing, cannot be read, or is not what it should be."""
 
 
 def describe_exit(status: int) -> str:

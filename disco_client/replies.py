@@ -29,6 +29,7 @@ _ERRORS: dict[FailureKind, type[RemoteError]] = {
     FailureKind.MISMATCH: errors.CollectiveMismatch,
     FailureKind.ABORTED: errors.CollectiveAborted,
     FailureKind.CCL: errors.CclError,
+    FailureKind.FILE: errors.BadFile,
 }
 
 

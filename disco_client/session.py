@@ -22,6 +22,7 @@ from disco_client.handles import DPackedFunc, DRef
 from disco_client.output import LogSink, drop_logs, print_logs
 from disco_client.replies import Inbox
 from disco_client.transport.base import Events, RankPlace, Transport
+from disco_client.weights.loading import WeightLoading
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.codec import (
     Action,
@@ -39,7 +40,7 @@ _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
 """Integers that still fit 64 bits when they are doubled."""
 
 
-class Session(Collectives, Capturing):
+class Session(Collectives, Capturing, WeightLoading):
     """One SPMD program: its workers, their registers, and its ordered command log.
 
     Calls are asynchronous: they return at once, and every worker executes them in
@@ -397,9 +398,16 @@ class Session(Collectives, Capturing):
     def _sync(self, worker: int | None) -> None:
         if self._recorders and (here := self._here()) is not self:
             here._sync(worker)
+        self._await(self._mark(worker))
+
+    def _mark(self, worker: int | None = None) -> int:
+        """Asks to be told when what was issued before is executed; :meth:`_await` waits."""
         answers = self.num_workers if worker is None else 1
         seq, _ = self._log.issue(Action.SYNC_WORKER, reg=0, worker=worker, answers=answers)
-        self._inbox.wait(seq, self._transport.check_alive)
+        return seq
+
+    def _await(self, mark: int) -> None:
+        self._inbox.wait(mark, self._transport.check_alive)
         self._inbox.raise_pending()
 
     _sync_worker = sync_worker

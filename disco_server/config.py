@@ -24,10 +24,12 @@ from disco_server.settings import (
     Reader,
     cpu_cores,
     did_you_mean,
+    file_allowed,
     module_allowed,
     one_of,
     read_devices,
     read_dial,
+    read_folders,
     read_listen,
     read_node_name,
     read_optional_listen,
@@ -47,6 +49,7 @@ __all__ = [
     "Address",
     "ControllerConfig",
     "WorkerConfig",
+    "file_allowed",
     "module_allowed",
 ]
 
@@ -203,6 +206,8 @@ class WorkerConfig(_Settings):
         allow_modules: Patterns of what sessions may import (see
             `module_allowed`). What a flag, a variable or the file says is
             added to DEFAULT_MODULES; the constructor takes the whole list.
+        allow_read: Folders and files that sessions may read weights from (see
+            `file_allowed`); ``*`` for everything.
         warm: Interpreters kept ready so that a session starts quickly; 0 for
             none. AUTO: as many as slots, at most 8.
         rank_threads: Threads a rank's numerical libraries may use. AUTO: an
@@ -222,6 +227,7 @@ class WorkerConfig(_Settings):
     devices: tuple[str, ...] = ("cpu",)
     name: str = field(default_factory=socket.gethostname)
     allow_modules: tuple[str, ...] = DEFAULT_MODULES
+    allow_read: tuple[str, ...] = ()
     warm: int = AUTO
     rank_threads: int = AUTO
     array_listen: str | None = None
@@ -235,6 +241,7 @@ class WorkerConfig(_Settings):
         "devices": read_devices,
         "name": read_node_name,
         "allow_modules": read_patterns,
+        "allow_read": read_folders,
         "warm": whole(0, _MAX_SLOTS, auto=True),
         "rank_threads": whole(1, _MAX_SLOTS, auto=True),
         "array_listen": read_optional_listen,

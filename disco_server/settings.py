@@ -27,10 +27,12 @@ __all__ = [
     "Reader",
     "cpu_cores",
     "did_you_mean",
+    "file_allowed",
     "module_allowed",
     "one_of",
     "read_devices",
     "read_dial",
+    "read_folders",
     "read_listen",
     "read_node_name",
     "read_path",
@@ -137,6 +139,27 @@ def module_allowed(name: str, patterns: Iterable[str]) -> bool:
     if not all(part.isidentifier() for part in name.split(".")):
         return False
     return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in patterns)
+
+
+def file_allowed(path: str | os.PathLike[str], allowed: Iterable[str]) -> bool:
+    """Says whether sessions may read a file.
+
+    What counts is where it really lies: neither ``..`` nor a link leads out of
+    an allowed folder.
+
+    Args:
+        path: The file.
+        allowed: Folders with everything below them, single files, or ``*`` for
+            everything.
+    """
+    real = os.path.realpath(path)
+    for entry in allowed:
+        if entry == "*":
+            return True
+        root = os.path.realpath(entry)
+        if real == root or real.startswith(root.rstrip(os.sep) + os.sep):
+            return True
+    return False
 
 
 # --- what the machine has ----------------------------------------------------
@@ -279,6 +302,16 @@ def read_patterns(value: object, where: str) -> tuple[str, ...]:
         if not re.fullmatch(r"[\w*?\[\]!-]+(\.[\w*?\[\]!-]+)*", word):
             raise refuse(where, expected, word)
     return tuple(dict.fromkeys(words))
+
+
+def read_folders(value: object, where: str) -> tuple[str, ...]:
+    """Reads folders and files (see `file_allowed`), each once and with its whole path."""
+    expected = "folders, files, or * for everything"
+    words = _words(value, where, expected) if value not in ((), []) else []
+    if any("\0" in word for word in words):
+        raise refuse(where, expected, value)
+    paths = (word if word == "*" else str(Path(word).expanduser().absolute()) for word in words)
+    return tuple(dict.fromkeys(paths))
 
 
 def read_devices(value: object, where: str) -> tuple[str, ...]:

@@ -12,9 +12,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from disco_client import Session, connect
 from disco_server.cli.local import LocalCluster
+
+# How long an example takes depends on what else the machine does; and a folder
+# that the examples of a test share is one that each of them writes anew.
+settings.register_profile(
+    "disco",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("disco")
 
 WORKER_MODULES = Path(__file__).parent / "worker_modules"
 FUNCTIONS = "disco_test_functions"

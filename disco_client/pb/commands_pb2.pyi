@@ -76,6 +76,8 @@ class _FailureKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """A collective ended because another rank could not enter it."""
     FAILURE_KIND_CCL: _FailureKind.ValueType  # 7
     """The collective library is missing or could not start."""
+    FAILURE_KIND_FILE: _FailureKind.ValueType  # 8
+    """A data file is missing, cannot be read, or is not what it should be."""
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
     """The families of failures a client tells apart."""
@@ -94,6 +96,8 @@ FAILURE_KIND_ABORTED: FailureKind.ValueType  # 6
 """A collective ended because another rank could not enter it."""
 FAILURE_KIND_CCL: FailureKind.ValueType  # 7
 """The collective library is missing or could not start."""
+FAILURE_KIND_FILE: FailureKind.ValueType  # 8
+"""A data file is missing, cannot be read, or is not what it should be."""
 global___FailureKind = FailureKind
 
 @typing.final

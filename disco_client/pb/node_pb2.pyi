@@ -225,6 +225,7 @@ class AssignRank(google.protobuf.message.Message):
     SESSION_NAME_FIELD_NUMBER: builtins.int
     ALLOW_MODULES_FIELD_NUMBER: builtins.int
     LOCAL_WORKERS_FIELD_NUMBER: builtins.int
+    ALLOW_READ_FIELD_NUMBER: builtins.int
     worker: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -236,6 +237,10 @@ class AssignRank(google.protobuf.message.Message):
     """How many ranks of the session run on this machine."""
     @property
     def allow_modules(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def allow_read(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Folders and files that the session may read."""
+
     def __init__(
         self,
         *,
@@ -248,8 +253,9 @@ class AssignRank(google.protobuf.message.Message):
         session_name: builtins.str = ...,
         allow_modules: collections.abc.Iterable[builtins.str] | None = ...,
         local_workers: builtins.int = ...,
+        allow_read: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_modules", b"allow_modules", "ccl", b"ccl", "device", b"device", "local_workers", b"local_workers", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_modules", b"allow_modules", "allow_read", b"allow_read", "ccl", b"ccl", "device", b"device", "local_workers", b"local_workers", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "worker", b"worker"]) -> None: ...
 
 global___AssignRank = AssignRank
 

@@ -112,6 +112,7 @@ class FailureKind(enum.IntEnum):
     MISMATCH = 5
     ABORTED = 6
     CCL = 7
+    FILE = 8
 
 
 class ArrayPorter:

@@ -42,6 +42,7 @@ __all__ = [
     "dtype_from_name",
     "dtype_name",
     "is_array",
+    "is_floating",
     "rocm",
 ]
 
@@ -55,7 +56,16 @@ MAX_STEPS = 1 << 16
 """How many steps a captured program may have, those of programs inside it included."""
 
 _DEVICE = re.compile(r"(cpu|cuda|rocm)(?:[:(](\d+)\)?)?")
-_EXTENSION_TYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4")
+_EXTENSION_TYPES = (
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "int4",
+    "uint4",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,11 @@ class Opaque:
 def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
     """Whether a value is a numpy array."""
     return isinstance(value, np.ndarray)
+
+
+def is_floating(name: str) -> bool:
+    """Whether the dtype of that name holds real floating-point numbers."""
+    return name.startswith(("float", "bfloat"))
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:

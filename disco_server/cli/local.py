@@ -33,12 +33,14 @@ class LocalCluster:
 
     They listen on a Unix socket in a folder that only this user can enter, so
     nobody else on the machine can run code through them, and what sessions may
-    import is not restricted unless ``allow_modules`` says so.
+    import and read is not restricted unless ``allow_modules`` and ``allow_read``
+    say so.
 
     Args:
         nodes: How many worker daemons.
         slots: How many slots each of them has.
         allow_modules: What sessions may import; empty for anything.
+        allow_read: Folders and files that sessions may read; ``*`` for anything.
         log_level: Of the daemons' logs, which go to standard error.
         import_path: Folders that the workers' Python searches first.
         listen: Listen on this address instead, ``HOST:PORT``.
@@ -54,6 +56,7 @@ class LocalCluster:
         slots: int = 2,
         *,
         allow_modules: Sequence[str] = (),
+        allow_read: Sequence[str] = ("*",),
         log_level: str = "warning",
         import_path: Sequence[str] = (),
         listen: str | None = None,
@@ -61,6 +64,7 @@ class LocalCluster:
         self._nodes = nodes
         self._slots = slots
         self._allow = tuple(allow_modules) or ("*",)
+        self._allow_read = tuple(allow_read)
         self._log_level = log_level
         self._folder = Path(tempfile.mkdtemp(prefix="disco-"))
         self._listen = listen or f"unix:{self._folder}/controller"
@@ -92,6 +96,8 @@ class LocalCluster:
         options += ["--rank-threads", str(threads)]
         for pattern in self._allow:
             options += ["--allow-module", pattern]
+        for path in self._allow_read:
+            options += ["--allow-read", path]
         started = [
             self._spawn("worker", [*options, "--name", f"node-{index}"])
             for index in range(self._nodes)
@@ -203,6 +209,12 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     metavar="PATTERN",
     help="What sessions may import; repeatable.  [default: anything]",
 )
+@click.option(
+    "--allow-read",
+    multiple=True,
+    metavar="PATH",
+    help="A folder or file that sessions may read; repeatable.  [default: anything]",
+)
 @log_level_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @report_errors
@@ -211,6 +223,7 @@ def local(
     slots: int | None,
     listen: str | None,
     allow_modules: tuple[str, ...],
+    allow_read: tuple[str, ...],
     log_level: str | None,
     command: tuple[str, ...],
 ) -> None:
@@ -227,10 +240,13 @@ def local(
     if listen is not None and not allow_modules:
         # A port is open to every user of the machine, the private socket is not.
         allow_modules = ("numpy",)
+    if listen is None and not allow_read:
+        allow_read = ("*",)
     cluster = LocalCluster(
         nodes,
         slots or cpu_cores(),
         allow_modules=allow_modules,
+        allow_read=allow_read,
         log_level=log_level or "warning",
         import_path=_script_folder(command),
         listen=listen,

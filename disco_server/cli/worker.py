@@ -44,6 +44,12 @@ __all__ = ["main"]
     help="What sessions may import, besides numpy and cupy; repeatable.",
 )
 @click.option(
+    "--allow-read",
+    multiple=True,
+    metavar="PATH",
+    help="A folder or file that sessions may read weights from; repeatable.  [default: none]",
+)
+@click.option(
     "--warm",
     type=int,
     metavar="N",

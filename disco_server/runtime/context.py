@@ -28,6 +28,7 @@ class Worker:
         device: Its default device.
         session_name: The name of its session.
         allow_modules: Patterns of the modules that its session may use.
+        allow_read: Folders and files that its session may read.
         position: The number of the command that runs; the executor sets it.
     """
 
@@ -43,6 +44,7 @@ class Worker:
         device: Device | None = None,
         session_name: str = "",
         allow_modules: tuple[str, ...] = (),
+        allow_read: tuple[str, ...] = (),
     ) -> None:
         self.worker_id = worker_id
         self.num_workers = num_workers
@@ -51,6 +53,7 @@ class Worker:
         self.device = device or Device("cpu", 0)
         self.session_name = session_name
         self.allow_modules = allow_modules
+        self.allow_read = allow_read
         self._open = open_communicator
         self._ccl = ccl
         self._comm: Communicator | None = None

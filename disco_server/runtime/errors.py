@@ -8,6 +8,7 @@ from types import TracebackType
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure
 from disco_client.wire.codec import FailureKind
 from disco_server.collectives.base import AbortedError, MismatchError, UnavailableError
+from disco_server.modules.weights.errors import FileError, FileNotAllowed
 
 __all__ = ["ArgumentRefused", "FunctionMissing", "ModuleNotAllowed", "describe_failure", "sendable"]
 
@@ -30,12 +31,14 @@ class ModuleNotAllowed(PermissionError):
 _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (FunctionMissing, FailureKind.NOT_FOUND),
     (ModuleNotAllowed, FailureKind.NOT_ALLOWED),
+    (FileNotAllowed, FailureKind.NOT_ALLOWED),
     (ArgumentRefused, FailureKind.BAD_ARGUMENT),
     (EncodingError, FailureKind.BAD_ARGUMENT),
     (ConfigError, FailureKind.BAD_ARGUMENT),
     (MismatchError, FailureKind.MISMATCH),
     (AbortedError, FailureKind.ABORTED),
     (UnavailableError, FailureKind.CCL),
+    (FileError, FailureKind.FILE),
 )
 
 

@@ -122,6 +122,7 @@ class Agent:
             supervisor = Supervisor(
                 node=self._config.name,
                 allow_modules=self._config.allow_modules,
+                allow_read=self._config.allow_read,
                 spares=self._spares,
                 post=outbox.post,
                 fence=fence,

@@ -64,6 +64,7 @@ def _assigned(port: RankPort, session: int, assign: node_pb2.AssignRank) -> Work
         device=Device.parse(assign.device),
         session_name=assign.session_name,
         allow_modules=tuple(assign.allow_modules),
+        allow_read=tuple(assign.allow_read),
     )
 
 

@@ -63,6 +63,7 @@ class Supervisor:
     Args:
         node: This node's name.
         allow_modules: What sessions may import.
+        allow_read: What files sessions may read.
         spares: Where interpreters come from.
         post: Sends an encoded envelope to the controller.
         fence: Exchanges keys among a session's nodes.
@@ -74,6 +75,7 @@ class Supervisor:
         *,
         node: str,
         allow_modules: tuple[str, ...],
+        allow_read: tuple[str, ...],
         spares: Spares,
         post: Callable[[bytes], object],
         fence: Fence,
@@ -81,6 +83,7 @@ class Supervisor:
     ) -> None:
         self._node = node
         self._allow_modules = allow_modules
+        self._allow_read = allow_read
         self._spares = spares
         self._post = post
         self._fence = fence
@@ -188,6 +191,7 @@ class Supervisor:
             device=device,
             session_name=start.session_name,
             allow_modules=self._allow_modules,
+            allow_read=self._allow_read,
             local_workers=next(len(h) for h in _by_host(start) if worker in h),
         )
         handle.send(

@@ -58,6 +58,8 @@ def test_the_tree_is_as_drawn():
         ("NotAllowed", "PermissionError"),
         ("BadArgument", "ValueError"),
         ("CollectiveMismatch", "ValueError"),
+        ("WeightsMismatch", "ValueError"),
+        ("BadFile", "OSError"),
     ],
 )
 def test_errors_are_also_what_python_would_raise(error, builtin):

@@ -81,6 +81,7 @@ def test_an_answer_is_complete_when_all_asked_workers_replied(inbox, log):
         (FailureKind.MISMATCH, errors.CollectiveMismatch),
         (FailureKind.ABORTED, errors.CollectiveAborted),
         (FailureKind.CCL, errors.CclError),
+        (FailureKind.FILE, errors.BadFile),
     ],
 )
 def test_each_kind_of_failure_is_an_error_of_its_own(inbox, log, kind, error):

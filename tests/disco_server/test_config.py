@@ -116,6 +116,8 @@ def test_port_zero_is_for_listening_only():
         ({"name": "a b"}, "name: expected a name of letters"),
         ({"allow_modules": ("os.",)}, "allow_modules: expected dotted module names"),
         ({"allow_modules": (1,)}, "allow_modules: expected dotted module names"),
+        ({"allow_read": 5}, "allow_read: expected folders, files, or * for everything"),
+        ({"allow_read": ("a\0b",)}, "allow_read: expected folders, files, or *"),
         ({"log_level": "loud"}, "log_level: expected one of debug, info, warning, error"),
         ({"log_format": "xml"}, "log_format: expected one of text, json, got 'xml'"),
     ],
@@ -227,6 +229,16 @@ def test_an_unknown_flag_is_an_error():
     """A command that passes a setting which does not exist is found at once."""
     with pytest.raises(ConfigError, match="did you mean 'slots'"):
         WorkerConfig.load({"slot": 1}, {})
+
+
+def test_nothing_may_be_read_unless_it_is_named():
+    """By flags or a list in one variable; paths are made whole where they are written."""
+    assert WorkerConfig().allow_read == ()
+    assert WorkerConfig.load({"allow_read": ("/a", "b", "/a")}, {}).allow_read == (
+        "/a",
+        str(Path("b").absolute()),
+    )
+    assert WorkerConfig.load({}, {"DISCO_ALLOW_READ": "/a, *"}).allow_read == ("/a", "*")
 
 
 def test_patterns_add_to_the_default_allow_list():

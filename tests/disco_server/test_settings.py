@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_client.errors import ConfigError
-from disco_server.settings import Address, did_you_mean, module_allowed, visible_gpus
+from disco_server.settings import Address, did_you_mean, file_allowed, module_allowed, visible_gpus
 
 DEFAULTS = ("numpy", "numpy.*", "cupy", "cupy.*")
 
@@ -97,6 +97,37 @@ def test_any_text_is_an_address_or_a_config_error(text):
 def test_the_allow_list_covers_a_package_and_what_is_in_it(name, patterns, allowed):
     """A pattern matches whole names and the modules inside them, in the right case."""
     assert module_allowed(name, patterns) is allowed
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("models", True),
+        ("models/a/b", True),
+        ("models/a/../b", True),
+        ("models/./a", True),
+        ("models2", False),
+        ("", False),
+        ("models/../secret", False),
+        ("models/out", False),
+        ("models/out/b", False),
+        ("models/in", True),
+        ("single", True),
+        ("single2", False),
+    ],
+)
+def test_a_file_is_allowed_by_where_it_really_lies(tmp_path, path, allowed):
+    """Below a named folder or a file named itself; links and .. lead nowhere else."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "out").symlink_to(tmp_path)
+    (tmp_path / "models" / "in").symlink_to(tmp_path / "models" / "a")
+    (tmp_path / "alias").symlink_to(tmp_path / "models")
+    for folder in ("models", "models/", "alias"):
+        listed = (str(tmp_path / "other"), str(tmp_path / "single"), f"{tmp_path}/{folder}")
+        assert file_allowed(tmp_path / path, listed) is allowed
+    assert file_allowed(tmp_path / path, ("*",))
+    assert file_allowed(tmp_path / path, ("/",))
+    assert not file_allowed(tmp_path / path, ())
 
 
 # --- the machine -------------------------------------------------------------

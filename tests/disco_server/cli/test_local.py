@@ -161,6 +161,28 @@ def test_a_port_is_opened_only_with_a_list_of_what_may_be_imported(local):
     assert verdict == "refused"
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "missing"),
+        (("--listen", "127.0.0.1:0"), "refused"),
+        (("--listen", "127.0.0.1:0", "--allow-read", "/nowhere"), "missing"),
+        (("--allow-read", "/elsewhere"), "refused"),
+    ],
+)
+def test_a_port_lets_nothing_be_read_that_is_not_named(local, options, told):
+    """The private socket lets everything be read, unless --allow-read says what."""
+    program = (
+        "import disco_client\n"
+        "with disco_client.connect(num_workers=1) as s:\n"
+        "    try:\n        s.load_weights('/nowhere/model', {'*': 'R'})\n"
+        "    except disco_client.NotAllowed:\n        print('refused')\n"
+        "    except disco_client.BadFile:\n        print('missing')\n"
+    )
+    code, out, err = local(*options, "--slots", "1", "--", sys.executable, "-c", program).finish()
+    assert (code, out) == (0, f"{told}\n"), err
+
+
 def test_the_socket_is_its_user_s_alone(cluster):
     """Nobody else can enter the folder of the socket through which code can be run."""
     folder = os.path.dirname(cluster.address.removeprefix("unix:"))  # noqa: PTH120

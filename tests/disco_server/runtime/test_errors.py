@@ -7,6 +7,7 @@ import pytest
 from disco_client.errors import ConfigError, EncodingError
 from disco_client.wire.codec import EncodedReply, FailureKind, encode_failure
 from disco_server.collectives.base import AbortedError, MismatchError, UnavailableError
+from disco_server.modules.weights.errors import FileError, FileNotAllowed
 from disco_server.runtime.errors import (
     MAX_MESSAGE,
     MAX_TRACEBACK,
@@ -42,6 +43,8 @@ def raised(func, *args):
         (MismatchError([1], "what"), FailureKind.MISMATCH),
         (AbortedError([1], 17, "allreduce"), FailureKind.ABORTED),
         (UnavailableError("what"), FailureKind.CCL),
+        (FileError("/a", "what"), FailureKind.FILE),
+        (FileNotAllowed("what"), FailureKind.NOT_ALLOWED),
     ],
 )
 def test_what_a_rank_refuses_is_told_by_its_message_alone(error, kind):

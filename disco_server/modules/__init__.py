@@ -1,0 +1,1 @@
+"""What comes from files: modules with functions, and weights."""

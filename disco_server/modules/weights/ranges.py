@@ -1,0 +1,126 @@
+"""Which bytes of a tensor a worker's part is, and how to read them sensibly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from disco_client.wire.splits import Intervals
+from disco_server.modules.weights.files import DataFile
+
+__all__ = ["Strips", "plan_part", "read_strips"]
+
+_GAP = 8 * 1024
+"""Bytes between two pieces that are read along rather than paid for with a call."""
+
+_BLOCK = 1 << 20
+"""How much is read at once where pieces are picked out of what was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strips:
+    """Bytes in equal patterns, one behind the other: the layout of a slice in C order.
+
+    Attributes:
+        count: How many patterns.
+        stride: The bytes from one pattern's begin to the next one's.
+        segments: What belongs to the part in each of them: offset and length,
+            ascending, not empty, not adjacent.
+    """
+
+    count: int
+    stride: int
+    segments: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the part."""
+        return self.count * sum(length for _, length in self.segments)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """From where to where a pattern has bytes of the part."""
+        last, length = self.segments[-1]
+        return self.segments[0][0], last + length
+
+    def pick_from_blocks(self) -> bool:
+        """Whether to read over the gaps: where they are small, and so a call costs more."""
+        if self.count == 1 or self.stride > _BLOCK:
+            return False
+        calls = self.count * len(self.segments)
+        begin, end = self.span
+        covered = (self.count - 1) * self.stride + end - begin
+        return covered - self.nbytes <= calls * _GAP
+
+
+def plan_part(shape: Sequence[int], itemsize: int, axis: int, pieces: Intervals) -> Strips:
+    """Finds the bytes of pieces of an axis.
+
+    Args:
+        shape: Of the whole tensor, in C order.
+        itemsize: The bytes of an element.
+        axis: The axis, from 0.
+        pieces: Ranges of its indices, ascending, not overlapping.
+    """
+    inner = math.prod(shape[axis + 1 :]) * itemsize
+    count, stride = math.prod(shape[:axis]), shape[axis] * inner
+    segments = tuple((start * inner, (stop - start) * inner) for start, stop in pieces)
+    if not count or not inner or not segments:
+        return Strips(0, 0, ())
+    if segments == ((0, stride),):
+        return Strips(1, count * stride, ((0, count * stride),))
+    return Strips(count, stride, segments)
+
+
+def read_strips(file: DataFile, offset: int, strips: Strips, out: np.ndarray[Any, Any]) -> None:
+    """Reads a part of a tensor.
+
+    Args:
+        file: The tensor's file.
+        offset: Of the tensor's first byte.
+        strips: The bytes of the part.
+        out: Where they go: as many bytes, one-dimensional, contiguous.
+
+    Raises:
+        FileError: The file ends before, or the disk does not deliver.
+    """
+    if not strips.nbytes:
+        return
+    if strips.pick_from_blocks():
+        _pick_from_blocks(file, offset, strips, out)
+        return
+    target, at = out.data, 0
+    for start, length in _pieces(strips):
+        file.read_into(target[at : at + length], offset + start)
+        at += length
+
+
+def _pieces(strips: Strips) -> Iterator[tuple[int, int]]:
+    for index in range(strips.count):
+        for start, length in strips.segments:
+            yield index * strips.stride + start, length
+
+
+def _pick_from_blocks(
+    file: DataFile, offset: int, strips: Strips, out: np.ndarray[Any, Any]
+) -> None:
+    """Reads many patterns at once, gaps included, and copies the segments out of them."""
+    begin, end = strips.span
+    at_once = max(1, _BLOCK // strips.stride)
+    block = np.empty(min(at_once, strips.count) * strips.stride, np.uint8)
+    rows = out.reshape(strips.count, -1)
+    for first in range(0, strips.count, at_once):
+        some = min(at_once, strips.count - first)
+        # Neither before the first pattern's segments nor behind the last one's.
+        needed = (some - 1) * strips.stride + end
+        start = offset + first * strips.stride + begin
+        file.read_into(block.data[begin:needed], start)
+        patterns = block[: some * strips.stride].reshape(some, strips.stride)
+        at = 0
+        for segment, length in strips.segments:
+            rows[first : first + some, at : at + length] = patterns[:, segment : segment + length]
+            at += length

@@ -1,0 +1,299 @@
+"""load_weights over four workers in two groups on two nodes: real files, every format."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from disco_client import (
+    BadFile,
+    ConfigError,
+    NotAllowed,
+    Split,
+    WeightsMismatch,
+    connect,
+)
+from disco_client.weights import planning
+from disco_server.cli.local import LocalCluster
+
+WORKERS = range(4)
+RANDOM = np.random.default_rng(5)
+TENSORS = {
+    "embed": RANDOM.random((20, 8), np.float32),
+    "layers.0.qkv": RANDOM.random((16, 8)).astype(ml_dtypes.bfloat16),
+    "layers.0.down": RANDOM.random((8, 16)).astype(np.float16),
+    "layers.1.qkv": RANDOM.random((16, 8)).astype(ml_dtypes.float8_e4m3fn),
+    "layers.1.down": RANDOM.random((8, 16)),
+    "mask": np.array([True, False]),
+    "ids": np.arange(8, dtype=np.int64),
+    "scale": np.array(0.5, np.float32),
+}
+PLAN = {
+    "embed": "S[0]",
+    "*.qkv": Split(0, parts=(8, 4, 4)),
+    "*.down": -1,
+    "*": "R",
+}
+
+
+@pytest.fixture(scope="module")
+def session(cluster):
+    """Four workers in two groups, shared by the tests of this file."""
+    with connect(cluster.address, num_workers=4, num_groups=2) as shared:
+        shared.import_python_module("disco_test_functions")
+        yield shared
+
+
+@pytest.fixture
+def single(tmp_path):
+    """A model in one file."""
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def share(name, worker, shares):
+    """What numpy says a worker has."""
+    tensor, index = TENSORS[name], worker % shares
+    if name == "embed":
+        return np.split(tensor, shares)[index]
+    if name.endswith("qkv"):
+        return np.concatenate([np.split(p, shares)[index] for p in np.split(tensor, [8, 12])])
+    if name.endswith("down"):
+        return np.split(tensor, shares, 1)[index]
+    return tensor
+
+
+@pytest.mark.parametrize(("in_group", "shares"), [(True, 2), (False, 4)])
+def test_each_worker_has_its_share_of_every_tensor(session, single, in_group, shares):
+    """Split, fused, replicated; each group has a copy, or there is one in all."""
+    loaded = session.load_weights(single, PLAN, in_group=in_group)
+    assert loaded.keys() == TENSORS.keys()
+    for name, weight in loaded.items():
+        assert weight.shape == TENSORS[name].shape
+        for worker in WORKERS:
+            expected = share(name, worker, shares)
+            got = weight.numpy(worker)
+            assert got.dtype.name == weight.dtype == expected.dtype.name or got.ndim == 0
+            assert np.array_equal(got, expected)
+            assert weight.shape_on(worker) == expected.shape
+
+
+def test_weights_are_arguments_like_any_reference(session, single):
+    """Functions on the workers take them."""
+    loaded = session.load_weights(single, PLAN)
+    total = session.get_global_func("numpy.sum")(loaded["embed"])
+    assert total.numpy(1) == pytest.approx(share("embed", 1, 2).sum(), rel=1e-5)
+
+
+def test_floating_point_becomes_the_dtype_that_is_wanted(session, single):
+    """Nothing else does; the references know."""
+    loaded = session.load_weights(single, PLAN, dtype="bfloat16")
+    for name, weight in loaded.items():
+        wanted = TENSORS[name].dtype.name if name in ("mask", "ids") else "bfloat16"
+        assert weight.dtype == wanted
+        assert np.array_equal(
+            np.asarray(weight.numpy(3), np.float32),
+            np.asarray(share(name, 3, 2).astype(wanted), np.float32),
+        )
+    assert session.load_weights(single, PLAN, dtype=np.float16)["embed"].dtype == "float16"
+
+
+def test_an_index_of_several_files(session, tmp_path):
+    """By the index or by its folder, relative to the client's own folder too."""
+    weight_map = {}
+    for number, (name, _tensor) in enumerate(TENSORS.items()):
+        file = f"model-{number % 3}.safetensors"
+        weight_map[name] = file
+    for file in set(weight_map.values()):
+        save_file({n: TENSORS[n] for n in TENSORS if weight_map[n] == file}, tmp_path / file)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    relative = Path("..").joinpath(*[".."] * len(Path.cwd().parts), *index.parts[1:])
+    for path in (tmp_path, str(index), relative):
+        loaded = session.load_weights(path, PLAN)
+        assert loaded.keys() == TENSORS.keys()
+        assert all(np.array_equal(w.numpy(2), share(n, 2, 2)) for n, w in loaded.items())
+
+
+def test_a_tensor_cache(session, tmp_path):
+    """As MLC models come, with float32 written as its upper halves."""
+    weight = TENSORS["embed"].astype(ml_dtypes.bfloat16)
+    (tmp_path / "p.bin").write_bytes(b"12345678" + weight.tobytes())
+    record = {"name": "embed", "shape": [20, 8], "dtype": "float32", "format": "f32-to-bf16"}
+    record |= {"nbytes": weight.nbytes, "byteOffset": 8}
+    file = {"dataPath": "p.bin", "format": "raw-shard", "nbytes": 8 + weight.nbytes}
+    content = {"metadata": {}, "records": [file | {"records": [record]}]}
+    (tmp_path / "tensor-cache.json").write_text(json.dumps(content))
+    loaded = session.load_weights(tmp_path, {"embed": 1})["embed"]
+    assert loaded.dtype == "float32"
+    assert np.array_equal(loaded.numpy(1), weight.astype(np.float32)[:, 4:])
+
+
+def test_thousands_of_tensors_are_a_few_round_trips(session, tmp_path):
+    """Not one for each; and all of them are right."""
+    tensors = {f"t{i:04}": np.full((4, 2), i, np.int32) for i in range(3000)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    loaded = session.load_weights(tmp_path, {"*": "S[0]"})
+    assert list(loaded) == sorted(tensors)
+    for i in (0, 255, 256, 2999):
+        assert np.array_equal(loaded[f"t{i:04}"].numpy(1), np.full((2, 2), i))
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel counts no reads here")
+@pytest.mark.parametrize("split", ["S[0]", "S[1]"])
+def test_each_worker_reads_only_its_own_bytes(session, tmp_path, split):
+    """By the kernel's count of each worker process: a quarter of 32 MiB."""
+    session.import_python_module("disco_test_shards")
+    save_file({"t": np.ones((128, 1 << 16), np.float32)}, tmp_path / "m.safetensors")
+    count = session.get_global_func("tests.bytes_read")
+    before = count()
+    loaded = session.load_weights(tmp_path, {"t": split}, in_group=False)
+    after = count()
+    for worker in WORKERS:
+        own = 8 << 20
+        assert loaded["t"].numpy(worker).nbytes == own
+        read = after.debug_get_from_remote(worker) - before.debug_get_from_remote(worker)
+        assert own <= read < own + (1 << 19)
+
+
+def test_what_does_not_fit_is_named_before_anything_is_allocated(session, single):
+    """All of it in one error; no worker was told to read."""
+    expect = {"embed": (21, 8), "lm_head": (20, 8)}
+    issued = session.statistics()["issued"]
+    with pytest.raises(WeightsMismatch) as raised:
+        session.load_weights(single, {"*.qkv": Split(0, parts=3), "*": "R"}, expect=expect)
+    text = str(raised.value)
+    assert "embed: expected shape [21, 8], the file has [20, 8]" in text
+    assert "lm_head: missing" in text
+    assert "ids: surplus" in text
+    assert len(raised.value.problems) == 2 + len(TENSORS) - 1
+    with pytest.raises(WeightsMismatch, match="its extent 16 cannot be cut into 3 equal parts"):
+        session.load_weights(single, {"*.qkv": Split(0, parts=3), "*": "R"})
+    # Twice: two functions by name the first time, two calls, one sync, one fetch.
+    assert session.statistics()["issued"] - issued <= 10
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"plan": None}, "expected a plan such as"),
+        ({"plan": {"*": "Q"}}, "expected 'R'"),
+        ({"expect": 3}, "expected a mapping of names to shapes"),
+        ({"dtype": "int8"}, "expected a floating-point dtype, got 'int8'"),
+        ({"dtype": "float33"}, "expected the name of a dtype"),
+        ({"path": 3}, "expected the path of a file or folder, got 3"),
+        ({"path": ""}, "expected the path of a file or folder, got ''"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(session, single, options, text):
+    """Nothing is sent."""
+    issued = session.statistics()["issued"]
+    with pytest.raises(ConfigError, match=text):
+        session.load_weights(**{"path": single, "plan": PLAN} | options)
+    assert session.statistics()["issued"] == issued
+
+
+def test_a_missing_file_names_nodes_and_path(session, single, tmp_path):
+    """And the session goes on."""
+    with pytest.raises(BadFile, match=r"/none: there is no such file here") as raised:
+        session.load_weights(tmp_path / "none", PLAN)
+    assert {failure.node for failure in raised.value.failures} == {"node-0", "node-1"}
+    assert raised.value.issued_at.filename == __file__
+    assert len(session.load_weights(single, PLAN)) == len(TENSORS)
+
+
+def test_a_malformed_file_is_a_typed_error(session, single):
+    """With file and figures."""
+    path = single / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(BadFile, match=r"model.safetensors, tensor 'layers.1.qkv': expected bytes"):
+        session.load_weights(single, PLAN)
+
+
+def test_a_file_that_shrinks_while_it_is_loaded_fails_once(session, tmp_path, monkeypatch):
+    """The error is raised here, and not again by the next sync; the session goes on."""
+    monkeypatch.setattr(planning, "_BATCH_BYTES", 4096)  # several commands
+    path = tmp_path / "m.safetensors"
+    save_file({f"t{i}": np.zeros(1024, np.float32) for i in range(8)}, path)
+    mark, marks = session._mark, []
+
+    def mark_and_cut(worker=None):
+        marks.append(mark(worker))
+        if len(marks) == 3:  # the headers are read, checked on all workers, and one batch too
+            session._await(marks[-1])
+            os.truncate(path, 4096 * 3)
+            return mark(worker)
+        return marks[-1]
+
+    monkeypatch.setattr(session, "_mark", mark_and_cut)
+    with pytest.raises(BadFile, match=r"tensor 't\d': expected 4096 bytes .* has 12288 bytes"):
+        session.load_weights(tmp_path, {"*": "R"})
+    assert len(marks) > 3
+    session.sync_all()
+
+
+def test_nodes_whose_files_differ_are_refused(daemons):
+    """Each node reads its own files; one path may be two models."""
+    controller = daemons.controller()
+    options = ("--slots", "1", "--warm", "0", "--allow-read", "*")
+    nodes = [daemons.worker(controller.address, *options, "--name", n) for n in ("one", "two")]
+    for number, node in enumerate(nodes, 4):
+        save_file({"t": np.zeros(number, np.int8)}, node.folder / "m.safetensors")
+    with connect(controller.address, num_workers=2) as session:
+        with pytest.raises(BadFile, match="are not those on worker 0's node") as raised:
+            session.load_weights("/proc/self/cwd/m.safetensors", {"*": "R"})
+        assert [failure.worker for failure in raised.value.failures] == [1]
+        session.sync_all()
+
+
+def test_the_progress_bar_counts_bytes_that_workers_have_read(session, tmp_path, capsys):
+    """It is shown when it is asked for, and ends at the whole."""
+    tensors = {f"t{i}": np.zeros(3 << 20, np.float32) for i in range(8)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    session.load_weights(tmp_path, {"*": "R"}, progress=True)
+    shown = capsys.readouterr().err
+    assert "101M/101M" in shown
+    assert "100%" in shown
+    session.load_weights(tmp_path, {"*": "R"})
+    session.load_weights(tmp_path, {"*": "R"}, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_may_be_read_is_the_daemon_s_word(daemons, single):
+    """Nothing by default, a folder with --allow-read."""
+    controller = daemons.controller()
+    daemons.worker(controller.address, "--slots", "1", "--warm", "0", "--name", "closed")
+    with connect(controller.address, num_workers=1) as session:
+        with pytest.raises(NotAllowed, match="--allow-read"):
+            session.load_weights(single, PLAN)
+        session.sync_all()
+    other = daemons.controller()
+    daemons.worker(other.address, "--slots", "1", "--warm", "0", "--allow-read", single)
+    with connect(other.address, num_workers=1) as session:
+        assert len(session.load_weights(single, PLAN)) == len(TENSORS)
+        with pytest.raises(NotAllowed):
+            session.load_weights(single / ".." / "elsewhere", PLAN)
+
+
+def test_a_client_needs_neither_safetensors_nor_ml_dtypes(single):
+    """To plan and load; they are the workers' business."""
+    program = """
+import sys
+sys.modules["safetensors"] = sys.modules["ml_dtypes"] = None
+import disco_client
+with disco_client.connect(sys.argv[1], num_workers=1) as session:
+    loaded = session.load_weights(sys.argv[2], {"*": "R"}, dtype="bfloat16")
+    print(sorted({weight.dtype for weight in loaded.values()}))
+"""
+    with LocalCluster(1, 1) as cluster:
+        command = [sys.executable, "-c", program, cluster.address, str(single)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "['bfloat16', 'bool', 'int64']\n", done.stderr
