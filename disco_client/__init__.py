@@ -102,12 +102,29 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+# Sessions that run in the client's own process; they need the server's packages.
+_EMBEDDED = {
+    "SocketSession": "disco_server.embedded.socket",
+}
+
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _EMBEDDED:
+        try:
+            value = getattr(import_module(_EMBEDDED[name]), name)
+        except ModuleNotFoundError as error:
+            msg = (
+                f"{name} needs {error.name!r}, which is not installed here; "
+                "pip install 'disco-runtime[server]' brings it"
+            )
+            raise ImportError(msg) from error
+        globals()[name] = value
+        return value
     if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    from importlib import import_module
 
     module = import_module(f"{__name__}.{_HOME_OF.get(name, 'errors')}")
     value = getattr(module, name)

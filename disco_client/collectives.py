@@ -122,11 +122,10 @@ class Collectives(ABC):
         """Gives each worker one slice of a host array along its first axis.
 
         Args:
-            src: An array whose first axis has one entry for each worker (of a
-                group, with ``in_group``).
+            src: An array whose first axis has one entry for each worker.
             dst: An array of a slice's size and dtype on every worker; None
                 allocates one of shape ``src.shape[1:]``.
-            in_group: Whether every group receives the whole of ``src``.
+            in_group: Worker w receives ``src[w]`` either way.
 
         Returns:
             The reference of the slices.
@@ -134,22 +133,17 @@ class Collectives(ABC):
         Raises:
             ConfigError: The first axis does not fit.
         """
+        del in_group  # only worker 0 has the data, so it alone can be the source
         array = np.asarray(src)
-        receivers = self.num_workers // (self.num_groups if in_group else 1)
-        if array.ndim == 0 or array.shape[0] != receivers:
+        if array.ndim == 0 or array.shape[0] != self.num_workers:
             msg = (
-                f"expected an array with {receivers} slices on its first axis, one for each "
-                f"worker{' of a group' if in_group and self.num_groups > 1 else ''}, "
-                f"got shape {array.shape}"
+                f"expected an array with {self.num_workers} slices on its first axis, one for "
+                f"each worker, got shape {array.shape}"
             )
             raise ConfigError(msg)
         if dst is None:
             dst = self.empty(array.shape[1:], array.dtype)
-        sent = self.copy_to_worker_0(array)
-        if in_group and self.num_groups > 1:
-            # Only worker 0 has the data; repeated there, one global scatter serves all.
-            sent = self._call_builtin("runtime.disco._repeat_for_groups", sent)
-        self.scatter_from_worker0(sent, dst, in_group=False)
+        self.scatter_from_worker0(self.copy_to_worker_0(array), dst, in_group=False)
         return dst
 
     def scatter_from_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> DRef:

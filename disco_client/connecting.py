@@ -15,7 +15,7 @@ from disco_client.session import Session
 from disco_client.transport.base import Waiting, Wish
 from disco_client.transport.grpc import GrpcTransport
 
-__all__ = ["DEFAULT_ADDRESS", "connect"]
+__all__ = ["DEFAULT_ADDRESS", "check_wish", "connect", "owner"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7600"
 MAX_WORKERS = 4096
@@ -54,9 +54,9 @@ def connect(
         NoSlots: The cluster had no room in time; the message says who has it.
         WorkerLost: A worker process could not be started.
     """
-    _check(num_workers, num_groups, ccl, timeout)
+    check_wish(num_workers, num_groups, ccl, timeout)
     where = address or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS
-    wish = Wish(num_workers, num_groups, ccl or "", name or "", _owner(), timeout)
+    wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
     transport = GrpcTransport(
         where, wish, connect_timeout=timeout, on_queued=_Progress(num_workers)
     )
@@ -64,7 +64,12 @@ def connect(
     return Session(transport, num_groups=num_groups, ccl=ccl, log_sink=sink)
 
 
-def _check(num_workers: int, num_groups: int, ccl: str | None, timeout: float) -> None:
+def check_wish(num_workers: int, num_groups: int, ccl: str | None, timeout: float) -> None:
+    """Refuses a session that no controller would grant.
+
+    Raises:
+        ConfigError: An argument is wrong.
+    """
     for what, value in (("num_workers", num_workers), ("num_groups", num_groups)):
         if isinstance(value, bool) or not isinstance(value, int):
             msg = f"expected an integer {what}, got {value!r} of type {type(value).__name__}"
@@ -83,7 +88,8 @@ def _check(num_workers: int, num_groups: int, ccl: str | None, timeout: float) -
         raise ConfigError(msg)
 
 
-def _owner() -> str:
+def owner() -> str:
+    """Who opens sessions here: ``user@host:pid``."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in containers

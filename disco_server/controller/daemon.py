@@ -20,7 +20,7 @@ from disco_server.config import Address, ControllerConfig
 from disco_server.controller.hub import Hub
 from disco_server.controller.servicer import SERVICE_NAMES, Edge
 
-__all__ = ["run"]
+__all__ = ["Door", "beat", "run"]
 
 _logger = logging.getLogger("disco.controller")
 _STOP_GRACE_S = 1.0
@@ -38,34 +38,68 @@ def run(config: ControllerConfig) -> int:
 
 async def _run(config: ControllerConfig) -> int:
     hub = Hub(config.session_lease_s, config.node_lease_s, config.heartbeat_s)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    Edge(hub).add_to(server)
-    checks = cast("Any", health).aio.HealthServicer()
-    cast("Any", health_pb2_grpc).add_HealthServicer_to_server(checks, server)
-    names = (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-    address = _bind(server, config)
-    await server.start()
-    for name in ("", *SERVICE_NAMES):
-        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    door = Door(hub, config.listen_address)
+    await door.open()
     if config.port_file:
-        _write_port(Path(config.port_file), address)
+        _write_port(Path(config.port_file), door.address)
     stop, stop_now = asyncio.Event(), asyncio.Event()
     _on_signals(stop, stop_now)
-    print(f"disco-controller ready at {address}", flush=True)  # noqa: T201  (the one line that is promised)
+    print(f"disco-controller ready at {door.address}", flush=True)  # noqa: T201  (the one line that is promised)
     async with asyncio.TaskGroup() as tasks:
-        beating = tasks.create_task(_beat(hub))
+        beating = tasks.create_task(beat(hub))
         await stop.wait()
-        await checks.enter_graceful_shutdown()
+        await door.announce_end()
         _logger.info("draining: %d session(s)", len(hub.cluster.sessions))
         await _drain(hub, stop_now, config.drain_s)
         beating.cancel()
-        await server.stop(None if stop_now.is_set() else _STOP_GRACE_S)
+        await door.close(None if stop_now.is_set() else _STOP_GRACE_S)
     return 0
 
 
-def _bind(server: grpc.aio.Server, config: ControllerConfig) -> Address:
-    wanted = Address.parse(str(config.listen), where="listen", any_port=True)
+class Door:
+    """An address at which a hub takes calls; belongs to the running event loop.
+
+    Args:
+        hub: Who is behind it.
+        listen: Where; port 0 lets the system choose.
+        services: Which of the controller's services it offers, besides health
+            and reflection.
+
+    Attributes:
+        address: Where it listens.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+
+    def __init__(
+        self, hub: Hub, listen: Address, services: tuple[str, ...] = SERVICE_NAMES
+    ) -> None:
+        self._services = services
+        self._server = server = grpc.aio.server(options=SERVER_OPTIONS)
+        Edge(hub).add_to(server, services)
+        self._checks = cast("Any", health).aio.HealthServicer()
+        cast("Any", health_pb2_grpc).add_HealthServicer_to_server(self._checks, server)
+        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        self.address = _bind(server, listen)
+
+    async def open(self) -> None:
+        """Begins to take calls; those who came since it was made have waited."""
+        await self._server.start()
+        for name in ("", *self._services):
+            await self._checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def announce_end(self) -> None:
+        """Lets checks of its health fail from now on."""
+        await self._checks.enter_graceful_shutdown()
+
+    async def close(self, grace: float | None) -> None:
+        """Ends the calls under way after some seconds, with None at once."""
+        await self._server.stop(grace)
+
+
+def _bind(server: grpc.aio.Server, wanted: Address) -> Address:
     try:
         port = server.add_insecure_port(str(wanted))
     except RuntimeError:
@@ -95,8 +129,8 @@ def _on_signals(stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         loop.add_signal_handler(number, asked)
 
 
-async def _beat(hub: Hub) -> None:
-    """Time passes; waits and leases are looked at more often than peers are told."""
+async def beat(hub: Hub) -> None:
+    """Lets time pass for a hub; waits and leases are looked at more often than peers are told."""
     loop = asyncio.get_running_loop()
     next_beat = loop.time()
     while True:

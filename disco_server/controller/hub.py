@@ -29,6 +29,7 @@ from disco_server.core.cluster import (
     TellQueued,
     TellReady,
 )
+from disco_server.core.placement import Placer, place
 from disco_server.core.session_state import End, SessionTable
 from disco_server.observe.logs import bind
 
@@ -53,10 +54,20 @@ class Hub:
         session_lease: Seconds that a session outlives its client's connection.
         node_lease: Seconds of silence after which a node counts as lost.
         heartbeat: Seconds between heartbeats.
+        placer: Decides which ranks go where.
+        min_slots: How many slots a node must offer to be let in.
     """
 
-    def __init__(self, session_lease: float, node_lease: float, heartbeat: float) -> None:
-        self.cluster = Cluster(session_lease, node_lease)
+    def __init__(
+        self,
+        session_lease: float,
+        node_lease: float,
+        heartbeat: float,
+        *,
+        placer: Placer = place,
+        min_slots: int = 1,
+    ) -> None:
+        self.cluster = Cluster(session_lease, node_lease, placer=placer, min_slots=min_slots)
         self.heartbeat = heartbeat
         self.transfers = Transfers()
         self.exchanges = Exchanges()
@@ -65,6 +76,7 @@ class Hub:
         self.routes: dict[int, tuple[Outbox, ...]] = {}
         self._beats = 0
         self._empty = asyncio.Event()
+        self._changed = asyncio.Event()
 
     # Effects ---------------------------------------------------------------------
 
@@ -90,6 +102,13 @@ class Hub:
             self._empty.set()
         else:
             self._empty.clear()
+        self._changed.set()
+
+    async def wait_for_nodes(self, count: int) -> None:
+        """Waits until this many nodes are here."""
+        while len(self.cluster.members.nodes) < count:
+            self._changed.clear()
+            await self._changed.wait()
 
     def _post(self, node: str, raw: bytes) -> None:
         link = self.links.get(node)
@@ -177,9 +196,7 @@ class Hub:
     def _drop(self, node: str, message: str) -> None:
         link = self.links.pop(node, None)
         if link is not None:
-            refused = node_pb2.Refused(message=message)
-            link.outbox.post(envelope(Kind.REFUSED, refused.SerializeToString()))
-            link.outbox.close()
+            _dismiss(link, message)
             bind(_logger, node=node).warning("node dropped: %s", message)
 
     # What the edge asks -------------------------------------------------------------
@@ -255,6 +272,17 @@ class Hub:
         for link in self.links.values():
             link.outbox.post(envelope(Kind.DRAIN))
         await self._empty.wait()
+
+    def dismiss(self, message: str) -> None:
+        """Says goodbye to every node; they may come again, to whoever listens here then."""
+        for link in self.links.values():
+            _dismiss(link, message)
+
+
+def _dismiss(link: NodeLink, message: str) -> None:
+    refused = node_pb2.Refused(message=message)
+    link.outbox.post(envelope(Kind.REFUSED, refused.SerializeToString()))
+    link.outbox.close()
 
 
 def rank_infos(session: SessionTable) -> list[controller_pb2.RankInfo]:

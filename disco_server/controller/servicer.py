@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import wraps
 from typing import Any, TypeAlias, cast
 
@@ -26,7 +26,7 @@ from disco_server.controller.hub import Hub, NodeLink, session_info
 from disco_server.core.membership import Node, NodeRefused
 from disco_server.core.session_state import End, EndReason, SessionTable
 
-__all__ = ["SERVICE_NAMES", "Edge"]
+__all__ = ["NODE_SERVICES", "SERVICE_NAMES", "Edge"]
 
 SERVICE_NAMES = (
     "disco.v1.SessionService",
@@ -34,6 +34,8 @@ SERVICE_NAMES = (
     "disco.v1.RendezvousService",
     "disco.v1.ArrayService",
 )
+NODE_SERVICES = ("disco.v1.NodeService", "disco.v1.RendezvousService")
+"""What worker daemons need of a controller; clients need the others."""
 
 _logger = logging.getLogger("disco.controller")
 
@@ -72,8 +74,8 @@ class Edge:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Registers every service."""
+    def add_to(self, server: grpc.aio.Server, names: Collection[str] = SERVICE_NAMES) -> None:
+        """Registers services, all of them or those that are named."""
         stream = grpc.stream_stream_rpc_method_handler
         pb, npb = controller_pb2, node_pb2
 
@@ -116,6 +118,7 @@ class Edge:
             tuple(
                 grpc.method_handlers_generic_handler(name, handlers)
                 for name, handlers in methods.items()
+                if name in names
             )
         )
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from disco_client.errors import describe_exit
 from disco_server.core.membership import Membership, Node
-from disco_server.core.placement import place
+from disco_server.core.placement import Placer, place
 from disco_server.core.session_state import (
     End,
     EndReason,
@@ -98,12 +98,22 @@ class Cluster:
     Args:
         session_lease: Seconds that a session outlives its client's connection.
         node_lease: Seconds of silence after which a node counts as lost.
+        placer: Decides which ranks go where.
+        min_slots: How many slots a node must offer to be let in.
     """
 
-    def __init__(self, session_lease: float, node_lease: float) -> None:
+    def __init__(
+        self,
+        session_lease: float,
+        node_lease: float,
+        *,
+        placer: Placer = place,
+        min_slots: int = 1,
+    ) -> None:
+        self._place = placer
         self._session_lease = session_lease
         self._node_lease = node_lease
-        self.members = Membership()
+        self.members = Membership(min_slots)
         self.sessions: dict[int, SessionTable] = {}
         self._queue: list[int] = []
         self.draining = False
@@ -173,7 +183,7 @@ class Cluster:
         while self._queue and not self.draining:
             session = self.sessions[self._queue[0]]
             free = [node.free for node in self.members.nodes.values()]
-            shares = place(session.num_workers, free)
+            shares = self._place(session.num_workers, free)
             if shares is None:
                 break
             self._queue.pop(0)

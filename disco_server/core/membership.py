@@ -56,19 +56,27 @@ class Node:
 
 
 class Membership:
-    """The nodes of one controller, in their order of arrival."""
+    """The nodes of one controller, in their order of arrival.
 
-    def __init__(self) -> None:
+    Args:
+        min_slots: How many slots a node must offer to be let in.
+    """
+
+    def __init__(self, min_slots: int = 1) -> None:
+        self._min_slots = min_slots
         self.nodes: dict[str, Node] = {}
 
     def join(self, node: Node) -> None:
         """Adds a node.
 
         Raises:
-            NodeRefused: It offers nothing, or another live daemon has its name.
+            NodeRefused: It offers too little, or another live daemon has its name.
         """
-        if not node.devices:
-            msg = "expected a node with at least one slot, got none; see --slots and --devices"
+        if len(node.devices) < self._min_slots:
+            msg = (
+                f"expected a node with at least {self._min_slots} slot(s), "
+                f"got {len(node.devices)}; see --slots and --devices"
+            )
             raise NodeRefused(msg)
         known = self.nodes.get(node.name)
         if known is not None:

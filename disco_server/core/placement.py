@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-__all__ = ["FreeSlots", "NodeShare", "place"]
+__all__ = ["EvenLayout", "FreeSlots", "NodeShare", "Placer", "place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,36 @@ def place(num_workers: int, free: Sequence[FreeSlots]) -> tuple[NodeShare, ...] 
             shares.append(_share(node, placed, count))
             placed += count
     return tuple(shares)
+
+
+Placer: TypeAlias = Callable[[int, Sequence[FreeSlots]], tuple[NodeShare, ...] | None]
+"""Places all ranks of a session, or none, as :func:`place` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvenLayout:
+    """Equally many ranks on each node, for a controller with one session of its own.
+
+    Attributes:
+        first: The node that gets the first ranks; the others follow as they came.
+        nodes: How many nodes the session has.
+        per_node: How many ranks each of them gets; its other slots stay empty.
+    """
+
+    first: str
+    nodes: int
+    per_node: int
+
+    def place(self, num_workers: int, free: Sequence[FreeSlots]) -> tuple[NodeShare, ...] | None:
+        """Places the session node by node; None until enough nodes are there."""
+        able = [node for node in free if len(node.slots) >= self.per_node]
+        able.sort(key=lambda node: node.node != self.first)
+        chosen = able[: self.nodes]
+        if len(chosen) * self.per_node != num_workers or chosen[0].node != self.first:
+            return None
+        return tuple(
+            _share(node, index * self.per_node, self.per_node) for index, node in enumerate(chosen)
+        )
 
 
 def _share(node: FreeSlots, first: int, count: int) -> NodeShare:

@@ -80,7 +80,7 @@ def bind_worker_to_cpu_core(cores: Sequence[int]) -> None:
     core = cores[worker.worker_id]
     try:
         os.sched_setaffinity(0, {core})
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError, OverflowError, TypeError, ValueError) as error:
         msg = f"cannot bind worker {worker.worker_id} to core {core}: {error}"
         raise ArgumentRefused(msg) from None
 
@@ -202,14 +202,6 @@ def all_to_all(send: Array, in_group: Any, recv: Array) -> None:
 def barrier(in_group: Any = False) -> None:
     """Waits until every rank is here."""
     current_worker().comm.barrier(in_group=bool(in_group))
-
-
-@register_func("runtime.disco._repeat_for_groups")
-def repeat_for_groups(array: Array | None) -> Array | None:
-    """Repeats worker 0's array once for each group, for one scatter to all of them."""
-    if array is None:
-        return None
-    return np.concatenate([np.ascontiguousarray(array)] * current_worker().num_groups)
 
 
 # Point to point -------------------------------------------------------------------------

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
+from typing import Any, Self
 
 from disco_server.config import WorkerConfig
 from disco_server.worker.agent import Agent
 from disco_server.worker.array_service import ArrayService, choose_address
 from disco_server.worker.spares import Spares
 
-__all__ = ["run"]
+__all__ = ["WorkerNode", "rank_environment", "run"]
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -36,28 +38,69 @@ def run(config: WorkerConfig) -> int:
 async def _run(config: WorkerConfig) -> int:
     stop, stop_now = asyncio.Event(), asyncio.Event()
     _on_signals(stop, stop_now)
-    spares = Spares(config.warm, rank_environment(config))
-    agent = Agent(config, spares)
-    listen = config.array_address or choose_address(config.controller_address)
-    arrays = ArrayService(listen, lambda: agent.supervisor)
-    try:
-        await arrays.start()
-        agent.array_address = arrays.address
-        await spares.fill()
-        running = asyncio.ensure_future(agent.run())
-        announcing = asyncio.ensure_future(_announce(agent, config))
+    async with WorkerNode(config, rank_environment(config)) as node:
+        announcing = asyncio.ensure_future(_announce(node.agent, config))
         await stop.wait()
-        leaving = asyncio.ensure_future(agent.leave())
+        leaving = asyncio.ensure_future(node.agent.leave())
         hurried = asyncio.ensure_future(stop_now.wait())
         await asyncio.wait((leaving, hurried), return_when=asyncio.FIRST_COMPLETED)
-        for task in (running, announcing, leaving, hurried):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-    finally:
-        await arrays.stop()
-        await spares.close()
+        await _cancel(announcing, leaving, hurried)
     return 0
+
+
+class WorkerNode:
+    """All of one node: its interpreters, its door for arrays, its line to the controller.
+
+    An asynchronous context manager: inside it the node keeps itself registered,
+    and when it is left nothing of the node runs any more.
+
+    Args:
+        config: What it offers, and to whom.
+        environ: The environment of its ranks.
+
+    Attributes:
+        agent: The line to the controller.
+
+    Raises:
+        ConfigError: It cannot listen where it was told to.
+    """
+
+    def __init__(self, config: WorkerConfig, environ: Mapping[str, str]) -> None:
+        self._spares = Spares(config.warm, environ)
+        self.agent = Agent(config, self._spares)
+        listen = config.array_address or choose_address(config.controller_address)
+        self._arrays = ArrayService(listen, lambda: self.agent.supervisor)
+        self._running: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._arrays.start()
+            self.agent.array_address = self._arrays.address
+            await self._spares.fill()
+        except BaseException:
+            await self._close()
+            raise
+        self._running = asyncio.ensure_future(self.agent.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        try:
+            if self._running is not None:
+                await _cancel(self._running)
+        finally:
+            await self._arrays.stop()
+            await self._spares.close()
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Ends tasks and waits for their ends."""
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 async def _announce(agent: Agent, config: WorkerConfig) -> None:

@@ -147,3 +147,28 @@ def test_a_drain_ends_every_session_and_begins_none(serve):
         assert not rig.hub.cluster.sessions
 
     serve(scenario)
+
+
+def test_whoever_waits_for_nodes_is_told_when_enough_are_there(hub):
+    """Also where one that came has left again."""
+
+    async def scenario():
+        waiting = asyncio.ensure_future(hub.wait_for_nodes(2))
+        joined(hub, "one")
+        hub.apply(hub.cluster.node_left("one", "gone"))
+        joined(hub, "two")
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        joined(hub, "three")
+        await waiting
+
+    asyncio.run(scenario())
+
+
+def test_nodes_are_told_goodbye(hub):
+    """With the reason, as the last thing that is written to them."""
+    link = joined(hub, "one")
+    hub.dismiss("it is over")
+    assert posted(link.outbox) == [Kind.REFUSED]
+    assert b"it is over" in link.outbox._waiting[0]
+    assert not link.outbox.post(b"more")

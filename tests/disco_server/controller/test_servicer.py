@@ -232,7 +232,7 @@ def test_sessions_are_listed_and_closed_by_whoever_knows_their_key(serve):
     [
         ({"name": ""}, "the node's name first"),
         ({"name": "x" * (MAX_NAME + 1)}, "the node's name first"),
-        ({"name": "new", "devices": []}, "at least one slot"),
+        ({"name": "new", "devices": []}, "at least 1 slot"),
         ({"name": "known", "host": "cellar"}, "'known' is connected already (from attic)"),
     ],
 )

@@ -62,3 +62,11 @@ def test_silence_is_counted_from_the_last_word(members):
     members.heard("a", 10.0)
     members.heard("nobody", 10.0)
     assert members.silent(16.0, 10.0) == ["b"]
+
+
+def test_a_node_must_offer_what_each_node_is_asked_for():
+    """Where every node has as many workers; the numbers are in the message."""
+    members = Membership(min_slots=3)
+    with pytest.raises(NodeRefused, match=r"at least 3 slot\(s\), got 2"):
+        members.join(node("a"))
+    members.join(node("a", ("cpu",) * 3))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_server.core.placement import FreeSlots, NodeShare, place
+from disco_server.core.placement import EvenLayout, FreeSlots, NodeShare, place
 
 
 def free(*counts):
@@ -48,3 +49,20 @@ def test_every_placement_is_whole_and_uses_free_slots(workers, counts):
         assert len(set(share.slots)) == len(share.workers) > 0
         assert [offered[share.node][slot] for slot in share.slots] == list(share.devices)
     assert len(shares) == 1 or max(counts) < workers
+
+
+def test_an_even_layout_gives_each_node_the_same_number():
+    """Node by node, the first one first whenever it came; surplus slots stay empty."""
+    shares = EvenLayout("n1", nodes=2, per_node=2).place(4, free(3, 2, 2))
+    assert [(s.node, s.workers, s.slots) for s in shares] == [
+        ("n1", (0, 1), (0, 2)),
+        ("n0", (2, 3), (0, 2)),
+    ]
+    alone = EvenLayout("n0", nodes=1, per_node=1).place(1, free(1))
+    assert [(s.node, s.workers) for s in alone] == [("n0", (0,))]
+
+
+@pytest.mark.parametrize("counts", [(), (2,), (2, 1), (1, 2, 2), (4, 1)])
+def test_an_even_layout_waits_for_all_its_nodes(counts):
+    """A node with too little room does not count, and the first one must be there."""
+    assert EvenLayout("n0", nodes=2, per_node=2).place(4, free(*counts)) is None

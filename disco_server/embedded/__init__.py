@@ -1,0 +1,1 @@
+"""Sessions whose controller and workers belong to the client's own process."""
