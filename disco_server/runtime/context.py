@@ -88,7 +88,12 @@ class Worker:
             UnavailableError: It is missing or did not start, or another one runs.
         """
         if self._comm is None:
-            self._ccl = ccl
+            wish, self._ccl = self._ccl, ccl
+            try:
+                _ = self.comm
+            except BaseException:
+                self._ccl = wish  # the ordinary one may work where this one does not
+                raise
         used = self.comm.ccl
         if ccl != used:
             msg = f"this session uses {used!r} already, so {ccl!r} cannot start"

@@ -72,6 +72,7 @@ def sum_of_ranks(session):
 
 def test_a_session_of_one_node_needs_nobody_else(open_socket_session, eventually):
     """Its workers are children of this process, and nothing is left after it."""
+    before = set(threading.enumerate())
     session = open_socket_session(1, 2, 2, "localhost", 0)
     assert isinstance(session, di.Session)
     assert (session.num_workers, session.num_groups) == (2, 2)
@@ -89,8 +90,8 @@ def test_a_session_of_one_node_needs_nobody_else(open_socket_session, eventually
     assert gone(pids)
     with socket.create_server(("127.0.0.1", int(port))):
         pass  # the port is free again
-    names = {thread.name for thread in threading.enumerate()}
-    assert "disco-node-0" not in names
+    new = set(threading.enumerate()) - before
+    assert "disco-node-0" not in {thread.name for thread in new}
 
 
 def test_several_sessions_live_side_by_side(open_socket_session):

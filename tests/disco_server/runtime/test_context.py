@@ -79,3 +79,6 @@ def test_a_library_that_did_not_start_is_tried_again():
             worker.barrier()
     with pytest.raises(UnavailableError, match="no nccl"):
         worker.init_ccl("nccl")
+    # What it was asked for by name is not what others get.
+    with pytest.raises(UnavailableError, match="no mpi"):
+        worker.barrier()

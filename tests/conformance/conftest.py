@@ -1,0 +1,334 @@
+"""The session kinds of the conformance suite, and how its tests get sessions.
+
+Every test that asks for ``session`` (shared, to be left as it was found) or for
+``open_session`` (of its own, to be ended as the test likes) runs for every kind.
+``@pytest.mark.layouts((workers, groups), ...)`` names the layouts of ``session``;
+without it there are two workers in one group. Tests of one kind and one layout run
+one after the other, in one process, on one shared session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import disco_client as di
+from disco_server.cli.local import LocalCluster
+
+_HERE = Path(__file__).parent
+WORKER_MODULES = _HERE.parent / "worker_modules"
+FUNCTIONS = "disco_conformance_functions"
+DEFAULT_LAYOUTS = ((2, 1),)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of session, and in what it differs from the others.
+
+    Attributes:
+        name: Of the tests' parameter.
+        program: The expression that opens a session; ``di`` is disco_client, and
+            ``{address}`` a cluster of two nodes.
+        processes: Workers are processes of their own, which can be killed, and
+            what cannot travel stays with them; otherwise they are threads of this
+            process, and a fetched object is the very object.
+        ccl: The collective library that it has without a GPU.
+        nodes: How many nodes a shared session of several workers spreads over.
+    """
+
+    name: str
+    program: str
+    processes: bool = True
+    ccl: str = "mpi"
+    nodes: int = 1
+
+
+KINDS = (
+    Kind("connect", "di.connect({address!r}, num_workers={workers}, num_groups={groups})"),
+    Kind("socket", "di.SocketSession(1, {workers}, {groups}, 'localhost', 0)", nodes=2),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind with the layout of its shared session."""
+
+    kind: Kind
+    workers: int
+    groups: int
+
+
+# The same object each time, because that is how pytest knows a parameter again.
+case_of = functools.cache(Case)
+
+
+def pytest_configure(config):
+    """Makes the mark known."""
+    config.addinivalue_line("markers", "layouts: (workers, groups) of the shared session, each")
+
+
+def pytest_generate_tests(metafunc):
+    """Runs what asks for a session once for each kind and layout."""
+    if "case" not in metafunc.fixturenames:
+        return
+    mark = metafunc.definition.get_closest_marker("layouts")
+    cases = [
+        pytest.param(
+            case_of(kind, workers, groups),
+            id=f"{kind.name}-{workers}w{groups}g",
+            marks=pytest.mark.xdist_group(f"conformance-{kind.name}"),
+        )
+        for kind in KINDS
+        for workers, groups in (mark.args if mark else DEFAULT_LAYOUTS)
+    ]
+    metafunc.parametrize("case", cases, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(items):
+    """Sorts the tests of this folder by kind and layout, so that each session is opened once."""
+    places = [i for i, item in enumerate(items) if _HERE in item.path.parents and _case(item)]
+    ours = [items[place] for place in places]
+    order = {id(case): number for number, case in enumerate(_cases(ours))}
+    ours.sort(key=lambda item: order[id(_case(item))])
+    for place, item in zip(places, ours, strict=True):
+        items[place] = item
+
+
+def _case(item):
+    """The case of a test, if it has one."""
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("case")
+
+
+def _cases(items):
+    """The cases of some tests, those of a kind together."""
+    found = dict.fromkeys(map(_case, items))
+    return sorted(found, key=lambda case: (case.kind.name, case.workers, case.groups))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Closes the shared session after its last test: others may not want it in their process."""
+    if nextitem is None or _case(nextitem) is not _case(item):
+        for holder in _holders:
+            holder.close()
+
+
+# Where sessions come from ---------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def import_path() -> Iterator[None]:
+    """Lets workers that belong to this process find the suite's functions."""
+    sys.path.insert(0, str(WORKER_MODULES))
+    yield
+    sys.path.remove(str(WORKER_MODULES))
+
+
+@pytest.fixture(scope="session")
+def conformance_cluster() -> Iterator[LocalCluster]:
+    """Two nodes with room for a shared session and those of one test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DISCO_WARM", "0")
+        cluster = LocalCluster(2, 4, import_path=[str(WORKER_MODULES)])
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def case(request) -> Case:
+    """The kind and the layout."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def kind(case) -> Kind:
+    """The kind alone."""
+    return case.kind
+
+
+@pytest.fixture(scope="session")
+def program(request, import_path, kind) -> Callable[..., str]:
+    """Makes the expression that opens a session of the kind."""
+
+    def expression(workers: int = 2, groups: int = 1) -> str:
+        address = ""
+        if "{address" in kind.program:
+            address = request.getfixturevalue("conformance_cluster").address
+        return kind.program.format(address=address, workers=workers, groups=groups)
+
+    return expression
+
+
+def opened(expression: str) -> di.Session:
+    """A session with the suite's functions."""
+    session = eval(expression, {"di": di})  # noqa: S307, RUF100  (ours, see KINDS)
+    session.import_python_module(FUNCTIONS)
+    return session
+
+
+@contextlib.contextmanager
+def over_nodes(case: Case) -> Iterator[str]:
+    """Starts the other nodes of a session that has some; the expression to open it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    per_node = case.workers // case.kind.nodes
+    command = [sys.executable, "-m", "disco_server.cli.worker", "--allow-module", FUNCTIONS]
+    command += ["--controller", f"localhost:{port}", "--slots", str(per_node), "--warm", "0"]
+    path = os.pathsep.join((str(WORKER_MODULES), os.environ.get("PYTHONPATH", "")))
+    with subprocess.Popen(
+        [*command, "--log-level", "error"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as node:
+        yield (
+            f"di.SocketSession({case.kind.nodes}, {per_node}, {case.groups}, 'localhost', {port})"
+        )
+        node.send_signal(signal.SIGTERM)
+
+
+@dataclass
+class Shared:
+    """The session of a case, opened again if a test has broken it."""
+
+    open: Callable[[], di.Session]
+    current: di.Session | None = None
+
+    def get(self) -> di.Session:
+        if self.current is None:
+            self.current = self.open()
+        return self.current
+
+    def check(self) -> None:
+        """Raises what a test has left, after which the next one gets another session."""
+        session, self.current = self.get(), None
+        try:
+            session.sync_all()
+        except di.DiscoError:
+            session.shutdown()
+            raise
+        self.current = session
+
+    def close(self) -> None:
+        """Ends the session; whoever needs one again gets a new one."""
+        if self.current is not None:
+            self.current.shutdown()
+            self.current = None
+
+
+_holders: list[Shared] = []
+
+
+@pytest.fixture(scope="session")
+def shared(case, program) -> Iterator[Shared]:
+    """The session of this case, for all its tests."""
+    with contextlib.ExitStack() as stack:
+        expression = program(case.workers, case.groups)
+        if case.kind.nodes > 1 and case.workers > 1:
+            expression = stack.enter_context(over_nodes(case))
+        holder = Shared(lambda: opened(expression))
+        _holders.append(holder)
+        yield holder
+        _holders.remove(holder)
+        holder.close()
+
+
+@pytest.fixture
+def session(shared) -> Iterator[di.Session]:
+    """A session that tests share; all its workers serve on after each, without an error."""
+    yield shared.get()
+    shared.check()
+
+
+@pytest.fixture
+def open_session(case, program) -> Iterator[Callable[..., di.Session]]:
+    """Opens sessions of the test's own."""
+    sessions: list[di.Session] = []
+
+    def open_one(workers: int = 2, groups: int = 1) -> di.Session:
+        sessions.append(opened(program(workers, groups)))
+        return sessions[-1]
+
+    yield open_one
+    for each in sessions:
+        each.shutdown()
+
+
+# What tests do with them ----------------------------------------------------------
+
+
+@dataclass
+class Tools:
+    """Short ways to do what most tests do."""
+
+    session: di.Session
+    workers: range = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.workers = range(self.session.num_workers)
+
+    def call(self, name, *args):
+        """Calls a function by its name; the reference of the results."""
+        name = name if "." in name else f"conformance.{name}"
+        return self.session.get_global_func(name)(*args)
+
+    def fetch(self, ref):
+        """What each worker's register holds."""
+        return [ref.debug_get_from_remote(worker) for worker in self.workers]
+
+    def results(self, name, *args):
+        """What a function returns on each worker."""
+        return self.fetch(self.call(name, *args))
+
+    def place(self, parts):
+        """Puts one array on each worker; None leaves a worker without."""
+        ref = self.call("echo", None)
+        for worker, part in enumerate(parts):
+            if part is not None:
+                ref.debug_copy_from(worker, part)
+        return ref
+
+    def counting(self, *shape, dtype="float32"):
+        """An array for each worker, all different, of small numbers."""
+        numbers = np.random.default_rng(7).integers(1, 4, (len(self.workers), *shape))
+        return [part.astype(dtype) for part in numbers]
+
+    def team(self, worker, in_group):
+        """Who takes part in a worker's collective."""
+        if not in_group:
+            return list(self.workers)
+        size = self.session.num_workers // self.session.num_groups
+        first = worker // size * size
+        return list(range(first, first + size))
+
+
+@pytest.fixture
+def tools(session) -> Tools:
+    """Those of the shared session."""
+    return Tools(session)
+
+
+@pytest.fixture
+def tools_of() -> type[Tools]:
+    """Those of any session."""
+    return Tools
+
+
+@pytest.fixture
+def gate(tmp_path) -> Iterator[Path]:
+    """What ``wait_for_file`` waits for; opened by ``touch()``, and at the end in any case."""
+    path = tmp_path / "gate"
+    yield path
+    path.touch()

@@ -1,0 +1,119 @@
+"""The functions that every worker offers under the original's names."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import disco_client as di
+from disco_server.runtime import builtins
+
+NAMES = [
+    "empty",
+    "allreduce",
+    "allgather",
+    "broadcast_from_worker0",
+    "scatter_from_worker0",
+    "gather_to_worker0",
+    "recv_from_worker0",
+    "send_to_next_group",
+    "recv_from_prev_group",
+    "send_to_worker",
+    "recv_from_worker",
+    "worker_id",
+    "worker_rank",
+    "world_size",
+    "device",
+    "bind_worker_to_cpu_core",
+    "_import_python_module",
+    "compiled_ccl",
+    "init_ccl",
+]
+
+
+def test_they_are_all_there(session, tools):
+    """A missing one would be an error of the sync."""
+    functions = [session.get_global_func(f"runtime.disco.{name}") for name in NAMES]
+    session.sync_all()
+    assert len({func.reg_id for func in functions}) == len(NAMES)
+
+
+@pytest.mark.layouts((1, 1), (2, 2), (4, 1), (4, 2))
+def test_a_worker_knows_where_it_is(case, tools):
+    """Its number as a shape and as a number, how many there are, its device and library."""
+    numbers = list(tools.workers)
+    assert tools.results("runtime.disco.worker_id") == [di.Shape((n,)) for n in numbers]
+    assert tools.results("runtime.disco.worker_rank") == numbers
+    assert tools.results("runtime.disco.world_size") == [len(numbers)] * len(numbers)
+    assert tools.results("runtime.disco.device") == [di.cpu(0)] * len(numbers)
+    assert tools.results("runtime.disco.compiled_ccl") == [case.kind.ccl] * len(numbers)
+
+
+@pytest.mark.parametrize("name", ["worker_id", "worker_rank", "world_size", "device"])
+def test_outside_a_worker_they_are_a_value_error(session, name):
+    """Also where workers are threads of this process."""
+    with pytest.raises(ValueError, match="current thread is not a worker's"):
+        getattr(builtins, name)()
+
+
+@pytest.mark.parametrize("args", [(), (di.Shape((2,)),), (di.Shape((2,)), "int8", None, False)])
+def test_empty_wants_all_its_five_arguments(session, tools, args):
+    """As the original's does."""
+    tools.call("runtime.disco.empty", *args)
+    with pytest.raises(di.RemoteException, match="TypeError"):
+        session.sync_all()
+
+
+@pytest.mark.layouts((4, 2))
+@pytest.mark.parametrize(("only", "in_group"), [(1, 1), (True, False), (0, 0)])
+def test_empty_takes_flags_as_numbers(tools, only, in_group):
+    """As compiled programs send them."""
+    got = tools.results("runtime.disco.empty", di.Shape((2,)), "int8", None, only, in_group)
+    wanted = [not only or tools.team(w, bool(in_group))[0] == w for w in tools.workers]
+    assert [part is not None for part in got] == wanted
+
+
+def test_a_worker_is_bound_to_its_core(open_session, tools_of):
+    """Each to the one at its place in the list; other workers keep theirs."""
+    tools = tools_of(open_session(2))
+    cores = sorted(os.sched_getaffinity(0))
+    wanted = [cores[0], cores[-1]]
+    tools.call("runtime.disco.bind_worker_to_cpu_core", di.Shape(wanted))
+    assert tools.results("affinity") == [[core] for core in wanted]
+    assert sorted(os.sched_getaffinity(0)) == cores
+
+
+@pytest.mark.parametrize(
+    "cores",
+    [
+        di.Shape(()),
+        di.Shape((0,)),
+        di.Shape((0, 100_000)),
+        di.Shape((0, 1 << 40)),
+        [0, -1],
+        [0, "x"],
+    ],
+    ids=str,
+)
+def test_a_core_that_there_is_not_is_refused(session, tools, cores):
+    """So is a list that is too short, where the original aborts."""
+    before = tools.results("affinity")
+    tools.call("conformance.on", [1], "runtime.disco.bind_worker_to_cpu_core", cores)
+    with pytest.raises(di.BadArgument, match="core"):
+        session.sync_all()
+    assert tools.results("affinity") == before
+
+
+def test_a_module_is_imported_by_a_builtin_too(session, tools):
+    """Its functions can be called afterwards."""
+    tools.call("runtime.disco._import_python_module", "numpy.fft")
+    assert np.allclose(tools.call("numpy.fft.fft", [1.0, 1.0]).numpy(1), [2, 0])
+
+
+def test_a_barrier_is_passed_by_all(session, tools):
+    """Inside groups and over all."""
+    for in_group in (True, False):
+        tools.call("runtime.disco.barrier", in_group)
+    session.sync_all()

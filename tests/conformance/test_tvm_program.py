@@ -1,0 +1,143 @@
+"""A program for TVM's Disco runs here when its import line is changed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER_MODULES = Path(__file__).parents[1] / "worker_modules"
+
+TVM_IMPORT = "from tvm.runtime import disco as di"
+OUR_IMPORT = "import disco_client as di"
+
+# What is not Disco's own differs by installation: how the session is made, and the
+# registered functions that it calls. Arrays are numpy's.
+PROGRAM = """
+import numpy as np
+from tvm.runtime import disco as di
+
+
+def make_session():
+    return {expression}
+
+
+def check(got, expected):
+    np.testing.assert_array_equal(np.asarray(got), expected)
+
+
+def use_functions(sess):
+    # A function by name; each worker has a result of its own.
+    add = sess.get_global_func("conformance.add")
+    assert isinstance(add, di.DPackedFunc)
+    three: di.DRef = add(1, 2)
+    for i in range(num_workers):
+        assert three.debug_get_from_remote(i) == 3
+    # Results go on as arguments without leaving the workers.
+    ten = sess.call_packed(add, three, 7)
+    assert ten.debug_get_from_remote(num_workers - 1) == 10
+    echo = sess.get_global_func("conformance.echo")
+    for value in ("hello", 0.5, True, "a longer text of a program"):
+        assert echo(value).debug_get_from_remote(0) == value
+    sess.import_python_module("numpy.linalg")
+    rank = sess.get_global_func("runtime.disco.worker_rank")()
+    assert [rank.debug_get_from_remote(i) for i in range(num_workers)] == list(range(num_workers))
+    del three, ten, rank
+    sess._sync_all()
+
+
+def use_copies(sess):
+    host = np.arange(12, dtype="float32").reshape(3, 4)
+    remote = sess.copy_to_worker_0(host)
+    back = np.empty_like(host)
+    sess.copy_from_worker_0(back, remote)
+    sess.sync_worker_0()
+    check(back, host)
+    # Into an array that is there, and look at it.
+    room = sess.empty((3, 4), "float32", worker0_only=True)
+    assert sess.copy_to_worker_0(host * 2, room) is not None
+    check(room.debug_get_from_remote(0), host * 2)
+    assert room.debug_get_from_remote(1) is None
+    # Put one somewhere else for debugging.
+    everywhere = sess.empty((2,), "int64")
+    everywhere.debug_copy_from(1, np.array([5, 6]))
+    check(everywhere.debug_get_from_remote(1), [5, 6])
+    sess._sync_worker(1)
+
+
+def use_collectives(sess):
+    whole = np.arange(num_workers * 6, dtype="float32").reshape(num_workers, 2, 3)
+    d_part = sess.scatter(whole)
+    d_sum = sess.empty((2, 3), "float32")
+    d_all = sess.empty((num_workers, 2, 3), "float32")
+    sess.allreduce(d_part, d_sum, op="sum", in_group=False)
+    sess.allgather(d_part, d_all, in_group=False)
+    for i in range(num_workers):
+        check(d_part.debug_get_from_remote(i), whole[i])
+        check(d_sum.debug_get_from_remote(i), whole.sum(axis=0))
+        check(d_all.debug_get_from_remote(i), whole)
+    weights = np.ones((2, 3), "float32")
+    d_weights = sess.broadcast(weights)
+    check(d_weights.debug_get_from_remote(num_workers - 1), weights)
+    # From worker 0 and back, with arrays that the program has allocated.
+    d_src = sess.copy_to_worker_0(whole, sess.empty(whole.shape, "float32", worker0_only=True))
+    d_dst = sess.empty((2, 3), "float32")
+    sess.scatter_from_worker0(d_src, d_dst, in_group=False)
+    d_back = sess.empty(whole.shape, "float32", worker0_only=True, in_group=False)
+    sess.gather_to_worker0(d_dst, d_back, in_group=False)
+    result = np.empty_like(whole)
+    sess.copy_from_worker_0(result, d_back)
+    sess.sync_worker_0()
+    check(result, whole)
+
+
+def use_groups(sess):
+    # Two groups of two workers; each reduces among itself.
+    d_array = sess.empty((4,), "float32")
+    for i in range(num_workers):
+        d_array.debug_copy_from(i, np.full(4, i + 1, "float32"))
+    d_group = sess.empty((4,), "float32")
+    sess.allreduce(d_array, d_group, op="max")
+    for i, expected in enumerate([2, 2, 4, 4]):
+        check(d_group.debug_get_from_remote(i), np.full(4, expected))
+    d_from_leader = sess.empty((4,), "float32")
+    sess.broadcast_from_worker0(d_array, d_from_leader)
+    for i, expected in enumerate([1, 1, 3, 3]):
+        check(d_from_leader.debug_get_from_remote(i), np.full(4, expected))
+    d_received = sess.call_packed(
+        sess.get_global_func("conformance.hand_to_next_group"), d_array
+    )
+    check(d_received.debug_get_from_remote(3), np.full(4, 2))
+
+
+sess = make_session()
+num_workers = sess.num_workers
+assert num_workers == 4
+sess.import_python_module("disco_conformance_functions")
+use_functions(sess)
+use_copies(sess)
+use_collectives(sess)
+use_groups(sess)
+sess.shutdown()
+print("done")
+"""
+
+
+@pytest.mark.layouts((4, 2))
+def test_a_program_of_tvms_runs_with_another_import(program):
+    """Functions, copies, collectives, groups, debug access, shutdown; it ends cleanly."""
+    text = PROGRAM.replace("{expression}", program(4, 2))
+    assert text.count(TVM_IMPORT) == 1
+    path = os.pathsep.join((str(WORKER_MODULES), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", text.replace(TVM_IMPORT, OUR_IMPORT)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -1,0 +1,174 @@
+"""Functions that the conformance suite runs on workers of every session kind.
+
+Workers may be threads of one process, so what a function keeps is kept by worker.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+import disco_server
+from disco_server.runtime.functions import resolve
+
+
+def _me():
+    return disco_server.current_worker().worker_id
+
+
+@disco_server.register_func("conformance.echo")
+def echo(*args):
+    """Returns its one argument, or all of them."""
+    return args[0] if len(args) == 1 else list(args)
+
+
+@disco_server.register_func("conformance.kind")
+def kind(value):
+    """The name of the argument's type, as the worker sees it."""
+    return type(value).__name__
+
+
+@disco_server.register_func("conformance.add")
+def add(first, second):
+    """The sum of two values."""
+    return first + second
+
+
+@disco_server.register_func("conformance.by_rank")
+def by_rank(values):
+    """The value at this worker's place in a list."""
+    return values[_me()]
+
+
+@disco_server.register_func("conformance.append")
+def append(shape, *more):
+    """A shape with more dimensions."""
+    return type(shape)((*shape, *more))
+
+
+@disco_server.register_func("conformance.fail_on")
+def fail_on(workers, text):
+    """Raises on some workers; the others get their number."""
+    if _me() in workers:
+        raise ValueError(text)
+    return _me()
+
+
+@disco_server.register_func("conformance.fail_before_allreduce")
+def fail_before_allreduce(array, worker_id):
+    """Raises on one worker, while its peers enter a collective."""
+    worker = disco_server.current_worker()
+    if worker.worker_id == worker_id:
+        msg = "told to fail"
+        raise ValueError(msg)
+    return worker.allreduce(array, in_group=False)
+
+
+@disco_server.register_func("conformance.wait_for_file")
+def wait_for_file(path):
+    """Keeps the worker busy until a file is there."""
+    while not Path(path).exists():
+        time.sleep(0.005)
+
+
+@disco_server.register_func("conformance.pid")
+def pid():
+    """The process of this worker."""
+    return os.getpid()
+
+
+class Counted:
+    """An object that cannot travel; how many of them each worker has is counted."""
+
+    alive: ClassVar[Counter[int]] = Counter()
+
+    def __init__(self):
+        self.worker = _me()
+        Counted.alive[self.worker] += 1
+
+    def __del__(self):
+        Counted.alive[self.worker] -= 1
+
+    def __call__(self):
+        """What makes it a function."""
+        return self.worker
+
+
+@disco_server.register_func("conformance.counted")
+def counted():
+    """A new object."""
+    return Counted()
+
+
+@disco_server.register_func("conformance.alive")
+def alive():
+    """How many of those objects live on this worker."""
+    return Counted.alive[_me()]
+
+
+@disco_server.register_func("conformance.module")
+def module():
+    """A module, as a loader would return it."""
+    return np
+
+
+@disco_server.register_func("conformance.say")
+def say(text):
+    """Prints a line."""
+    print(text)
+
+
+@disco_server.register_func("conformance.affinity")
+def affinity():
+    """The cores on which this worker may run."""
+    return sorted(os.sched_getaffinity(0))
+
+
+@disco_server.register_func("conformance.kill_on")
+def kill_on(worker_id, number):
+    """Ends one worker's process by a signal."""
+    if _me() == worker_id:
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+
+@disco_server.register_func("conformance.on")
+def on(workers, name, *args):
+    """Calls a function on some workers only; the others do nothing."""
+    return resolve(name, ())(*args) if _me() in workers else None
+
+
+@disco_server.register_func("conformance.pass_on")
+def pass_on(array, sender, receiver):
+    """One worker sends, one receives, the others look on; returns what each then has."""
+    if _me() == sender:
+        resolve("runtime.disco.send_to_worker", ())(array, receiver)
+    elif _me() == receiver:
+        resolve("runtime.disco.recv_from_worker", ())(array, sender)
+    return array
+
+
+@disco_server.register_func("conformance.from_worker0")
+def from_worker0(array):
+    """Worker 0 sends to each of the others."""
+    if _me() == 0:
+        for receiver in range(1, disco_server.current_worker().num_workers):
+            resolve("runtime.disco.send_to_worker", ())(array, receiver)
+    else:
+        resolve("runtime.disco.recv_from_worker0", ())(array)
+    return array
+
+
+@disco_server.register_func("conformance.hand_to_next_group")
+def hand_to_next_group(array):
+    """The first group sends, the second one receives; returns what each then has."""
+    worker = disco_server.current_worker()
+    first = worker.worker_id < worker.group_size
+    name = "send_to_next_group" if first else "recv_from_prev_group"
+    resolve(f"runtime.disco.{name}", ())(array)
+    return array
