@@ -17,7 +17,8 @@ from disco_server.channels.frames import FrameReader, frame
 from disco_server.channels.shared import SharedPool
 from disco_server.observe.logs import BoundLogger, bind
 from disco_server.worker.arrays import ArrayCarrier, Offers
-from disco_server.worker.pmi import PmiNode, kvsname, sweep_shared_memory
+from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
+from disco_server.worker.pmi import PmiNode
 from disco_server.worker.rank_handle import RankHandle
 from disco_server.worker.spares import Spares
 

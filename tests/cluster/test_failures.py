@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from disco_client import connect, errors
-from disco_server.worker.pmi import _hash_name, kvsname
+from disco_server.worker.mpich_memory import _hash_name, kvsname
 
 QUICK_S = 5.0
 """The promise is 2 s on a machine that does nothing else."""

@@ -17,8 +17,9 @@ import pytest
 
 from disco_client.errors import ConfigError
 from disco_server.core.rendezvous import Rendezvous, Wake
-from disco_server.worker import pmi
-from disco_server.worker.pmi import PmiNode, kvsname, map_processes, sweep_shared_memory
+from disco_server.worker import mpich_memory
+from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
+from disco_server.worker.pmi import PmiNode
 
 SESSION = int.from_bytes(os.urandom(8), "big")
 PROGRAM = """
@@ -128,7 +129,7 @@ def swept():
 
 def left_behind(world: World) -> list[Path]:
     """What the killed ranks of a world left; the hash is the rule under test."""
-    mark = pmi._hash_name(world.name)
+    mark = mpich_memory._hash_name(world.name)
     return sorted(Path("/dev/shm").glob(f"mpich_*_{mark:x}_*"))
 
 
@@ -170,29 +171,6 @@ def test_a_killed_run_does_not_break_the_next():
     assert sorted(sweep_shared_memory(killed.name)) == leftovers
     assert left_behind(killed) == []
     assert sweep_shared_memory(killed.name) == []
-
-
-def test_memory_in_use_is_not_swept(tmp_path):
-    """A file of the right name stays while any process maps it."""
-    program = """
-import mmap, sys
-file = open(sys.argv[1], "r+b")
-held = mmap.mmap(file.fileno(), 0)
-print("mapped", flush=True)
-sys.stdin.read()
-"""
-    path = tmp_path / f"mpich_shm_{pmi._hash_name(kvsname(SESSION)):x}_0"
-    path.write_bytes(b"x" * 4096)
-    stranger = tmp_path / f"mpich_shm_{pmi._hash_name('another'):x}_0"
-    stranger.write_bytes(b"x")
-    with subprocess.Popen(
-        [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        holder.stdout.readline()
-        assert sweep_shared_memory(kvsname(SESSION), tmp_path) == []
-        holder.stdin.close()
-    assert sweep_shared_memory(kvsname(SESSION), tmp_path) == [path]
-    assert stranger.exists()
 
 
 def test_an_abort_is_reported():
@@ -392,29 +370,6 @@ def test_a_fence_carries_what_was_put_since_the_last():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "text"),
-    [
-        ([[0]], "(vector,(0,1,1))"),
-        ([[0, 1], [2, 3]], "(vector,(0,2,2))"),
-        ([[0], [1, 2, 3]], "(vector,(0,1,1),(1,1,3))"),
-        ([[0], [1], [2]], "(vector,(0,3,1))"),
-        ([[0, 2], [1, 3]], "(vector,(0,2,1),(0,2,1))"),
-        ([[2, 3], [0, 1]], "(vector,(1,1,2),(0,1,2))"),
-    ],
-)
-def test_layouts_are_described(nodes, text):
-    """Runs of consecutive ranks become triples, even and uneven nodes alike."""
-    assert map_processes(nodes) == text
-
-
-def test_layouts_have_limits():
-    """A layout too ragged for one value is refused with a way out."""
-    nodes = [list(range(node, 400, 2)) for node in range(2)]
-    with pytest.raises(ConfigError, match="consecutive"):
-        map_processes(nodes)
-
-
-@pytest.mark.parametrize(
     ("ranks", "nodes", "name"),
     [([0], [[0], [0]], "x"), ([0, 1], [[0], [1]], "x"), ([0], [[0]], ""), ([0], [[0]], "a b")],
 )
@@ -428,9 +383,3 @@ def test_wrong_descriptions_are_refused(ranks, nodes, name):
             fence=Fences(1).of(0),
             on_abort=lambda rank, why: None,
         )
-
-
-def test_names_differ_by_session_and_attempt():
-    """No two starts share a key-value space."""
-    names = {kvsname(session, attempt) for session in (1, 2**63) for attempt in (0, 1)}
-    assert len(names) == 4
