@@ -22,6 +22,7 @@ from disco_bench.arrays import ARRAYS, measure_arrays
 from disco_bench.bench import Bench
 from disco_bench.collectives import COLLECTIVES, measure_collectives
 from disco_bench.control import COMMANDS, SYNC, measure_commands, measure_sync
+from disco_bench.embedded import EMBEDDED, measure_embedded
 from disco_bench.memory import MEMORY, measure_memory
 from disco_bench.model import MODEL, measure_model
 from disco_bench.programs import PROGRAMS, measure_programs
@@ -51,6 +52,7 @@ SECTIONS = {
     "commands": Section(COMMANDS, measure_commands),
     "programs": Section(PROGRAMS, measure_programs),
     "sync": Section(SYNC, measure_sync),
+    "embedded": Section(EMBEDDED, measure_embedded),
     "arrays": Section(ARRAYS, measure_arrays),
     "collectives": Section(COLLECTIVES, measure_collectives),
     "model": Section(MODEL, measure_model),

@@ -1,6 +1,7 @@
 """Disco: one program on many devices, driven from one place.
 
-``connect`` opens a :class:`Session` on a cluster; every call of it runs on all
+``connect`` opens a :class:`Session` on a cluster, ``ThreadedSession`` and
+``ProcessSession`` open one on workers of their own; every call of it runs on all
 its workers at once. Names resolve when they are first used, so that a worker
 process can share this package's language without loading gRPC.
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         ControllerLost,
         DiscoError,
         EncodingError,
+        ExtraMissing,
         ForeignReference,
         FunctionNotFound,
         NodeLost,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from disco_client.weights.weight import Weight
     from disco_client.wire.splits import Split
     from disco_client.wire.values import Device, Opaque, Shape, cpu, cuda, rocm
+    from disco_server.embedded.process import ProcessSession as ProcessSession
+    from disco_server.embedded.threaded import ThreadedSession as ThreadedSession
 
 __all__ = [
     "REDUCE_OPS",
@@ -64,6 +68,7 @@ __all__ = [
     "Device",
     "DiscoError",
     "EncodingError",
+    "ExtraMissing",
     "ForeignReference",
     "FunctionNotFound",
     "NoSlots",
@@ -102,35 +107,44 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-# Sessions that run in the client's own process; they need the server's packages.
+# Sessions that bring their own workers need the server's code, which is loaded
+# when one of them is first used; `from disco_client import *` leaves them out.
 _EMBEDDED = {
-    "SocketSession": "disco_server.embedded.socket",
+    "ProcessSession": "process",
+    "SocketSession": "socket",
+    "ThreadedSession": "threaded",
 }
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
     if name in _EMBEDDED:
-        try:
-            value = getattr(import_module(_EMBEDDED[name]), name)
-        except ModuleNotFoundError as error:
-            msg = (
-                f"{name} needs {error.name!r}, which is not installed here; "
-                "pip install 'disco-runtime[server]' brings it"
-            )
-            raise ImportError(msg) from error
-        globals()[name] = value
-        return value
-    if name not in __all__:
+        value = _find_embedded(name)
+    elif name in __all__:
+        from importlib import import_module
+
+        module = import_module(f"{__name__}.{_HOME_OF.get(name, 'errors')}")
+        value = getattr(module, name)
+    else:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-
-    module = import_module(f"{__name__}.{_HOME_OF.get(name, 'errors')}")
-    value = getattr(module, name)
     globals()[name] = value
     return value
 
 
+def _find_embedded(name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return getattr(import_module(f"disco_server.embedded.{_EMBEDDED[name]}"), name)
+    except ModuleNotFoundError as error:
+        from disco_client.errors import ExtraMissing
+
+        msg = (
+            f"{name} runs workers from this program, which needs the extra 'server' "
+            f"(there is no module {error.name!r}): pip install 'disco-runtime[server]'"
+        )
+        raise ExtraMissing(msg, name=error.name) from None
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*__all__, *_EMBEDDED))

@@ -7,7 +7,9 @@ garbage collector, may run in any of them at any bytecode: what it calls
 (:meth:`CommandLog.release`) takes no lock and only appends to a deque.
 
 Batching happens by itself: a lone command wakes the sender at once; while the
-sender is busy with one batch, the next one grows.
+sender is busy with one batch, the next one grows. Over a transport whose waiting
+threads send by themselves (:attr:`CommandLog.direct`), a command that somebody
+waits for wakes nobody.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from typing import Any, TypeAlias
 
 from disco_client.errors import EncodingError, IssuedAt, SessionError
 from disco_client.registers import RegisterIds
-from disco_client.wire.codec import Action, EncodedBatch, EncodedCommand, Kind, envelope
+from disco_client.transport.base import OutgoingBatch
+from disco_client.wire.codec import Action, EncodedCommand
 
 __all__ = ["CommandLog", "Fill"]
 
@@ -66,10 +69,9 @@ class _Batch:
         """The number of the command after the last one."""
         return self.first_seq + (len(self.entries) or len(self.sites))
 
-    def encode(self) -> bytes:
-        """Returns the batch as it travels; only the lines that issued it are kept."""
-        message = EncodedBatch()
-        commands = message.commands
+    def leave(self, session: int) -> OutgoingBatch:
+        """Returns the commands as they leave; only the lines that issued them are kept."""
+        commands: list[EncodedCommand] = []
         calls: list[int] = []
         for _, entry in self.entries:
             if isinstance(entry, tuple):
@@ -77,11 +79,13 @@ class _Batch:
             else:
                 commands.append(entry)
                 calls.append(-1)
-        if len(commands) != len(self.entries):
-            message.calls.extend(calls)
+        if len(commands) == len(self.entries):
+            calls = []
+        last = self.next_seq - 1
+        leaving = OutgoingBatch(session, self.first_seq, last, calls, commands, self.nbytes)
         self.sites = [site for site, _ in self.entries]
         self.entries = []
-        return message.SerializeToString()
+        return leaving
 
     def site(self, seq: int) -> Site | None:
         """The line that issued one of its commands."""
@@ -129,6 +133,7 @@ class CommandLog:
     Attributes:
         on_expect: Called with (seq, workers) under the log's lock, before a
             command that will be answered can leave.
+        direct: Whether a thread that waits for an answer sends what is here itself.
         told: Whether a call has raised the error that closed the log.
     """
 
@@ -149,6 +154,7 @@ class CommandLog:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._awake = False
         self._closed: SessionError | None = None
+        self.direct = False
         self.told = False
 
     # The program's side ----------------------------------------------------
@@ -203,7 +209,8 @@ class CommandLog:
                 self.on_expect(seq, answers)
             batch.nbytes += nbytes
             self._append(batch, site, command)
-        self._wake_sender()
+        if not (answers and self.direct):
+            self._wake_sender()
         return seq, reg
 
     def issue_call(self, func: int, args: list[int]) -> int:
@@ -280,16 +287,24 @@ class CommandLog:
                     return _locate(site)
         return None
 
+    def check_open(self) -> None:
+        """Raises the error that closed the log, if it is closed.
+
+        Raises:
+            SessionError: The session is closed or lost.
+        """
+        if self._closed is not None:
+            self.told = True
+            # The same error is raised each time, with the traceback of this time.
+            raise self._closed.with_traceback(None)
+
     def _await_room(self) -> None:
         while self._closed is None and (
             self._seq - self._acked >= WINDOW_COMMANDS or self._bytes_under_way > WINDOW_BYTES
         ):
             # The transport calls close() when the session is lost, so this ends.
             self._room.wait(1.0)
-        if self._closed is not None:
-            self.told = True
-            # The same error is raised each time, with the traceback of this time.
-            raise self._closed.with_traceback(None)
+        self.check_open()
 
     def _take_dead(self) -> list[int]:
         """The registers whose references died; their ids are free from now on."""
@@ -313,28 +328,39 @@ class CommandLog:
     def take(self) -> bytes | None:
         """Waits for commands and returns them as one encoded envelope.
 
-        Only the sender thread calls this. Returns None once the log is closed
-        and everything issued before has been taken.
+        Only one thread may call this. Returns None once the log is closed and
+        everything issued before has been taken.
         """
-        while True:
+        while (batch := self.take_batch()) is None:
+            if not self.await_commands():
+                return None
+        return batch.envelope()
+
+    def await_commands(self) -> bool:
+        """Waits until there may be commands to take; False once there never will be."""
+        if self._closed is None:
             self._wake.get()
             self._awake = False
-            with self._lock:
-                if self._dead and not self._sealed and not self._filling.entries:
-                    self._issue_kill()
-                if not self._sealed:
-                    self._seal()
-                batch = self._sealed.popleft() if self._sealed else None
-                if batch is not None:
-                    self._under_way.append(batch)
-                elif self._closed is not None:
-                    return None
-                waits = self._sealed or self._filling.entries or self._dead
-                more = bool(waits) or self._closed is not None
-            if more:
-                self._wake.put(None)
-            if batch is not None:
-                return self._encode(batch)
+            return True
+        with self._lock:
+            return bool(self._sealed or self._filling.entries)
+
+    def take_batch(self) -> OutgoingBatch | None:
+        """Returns the next commands, or None where there are none; never waits.
+
+        Whoever calls this keeps others from calling it until the batch is on its
+        way, or commands would overtake one another.
+        """
+        with self._lock:
+            if self._dead and not self._sealed and not self._filling.entries:
+                self._issue_kill()
+            if not self._sealed:
+                self._seal()
+            if not self._sealed:
+                return None
+            batch = self._sealed.popleft()
+            self._under_way.append(batch)
+            return batch.leave(self._session)
 
     def _issue_kill(self) -> None:
         if self._closed is not None:
@@ -343,19 +369,6 @@ class CommandLog:
         command = EncodedCommand(action=Action.KILL_REG)  # type: ignore[arg-type]  (as above)
         command.released.extend(self._take_dead())
         self._append(self._filling, call_site(), command)
-
-    def _encode(self, batch: _Batch) -> bytes:
-        last = batch.next_seq - 1
-        with self._lock:
-            # A reply may look for the line of one of its commands meanwhile.
-            payload = batch.encode()
-        return envelope(
-            Kind.BATCH,
-            payload,
-            session=self._session,
-            first_seq=batch.first_seq,
-            last_seq=last,
-        )
 
     def acknowledge(self, worker: int, seq: int) -> None:
         """Notes that a worker has executed every command up to ``seq``."""
@@ -387,6 +400,12 @@ class CommandLog:
                 self._filling = _Batch(self._seq + 1)
             self._room.notify_all()
         self._wake.put(None)
+
+    def disown(self, why: SessionError) -> None:
+        """Refuses everything in a forked child, whoever held the lock in the parent."""
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self.close(why, drop=True)
 
     def statistics(self) -> dict[str, Any]:
         """How much is under way: commands, bytes, and each worker's ack."""

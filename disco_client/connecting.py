@@ -8,17 +8,15 @@ import socket
 import sys
 import time
 
-from disco_client.collectives import CCL_NAMES
-from disco_client.errors import ConfigError
+from disco_client.arguments import check_session
 from disco_client.output import LogSink, print_logs
 from disco_client.session import Session
 from disco_client.transport.base import Waiting, Wish
 from disco_client.transport.grpc import GrpcTransport
 
-__all__ = ["DEFAULT_ADDRESS", "check_wish", "connect", "owner"]
+__all__ = ["DEFAULT_ADDRESS", "connect", "owner"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7600"
-MAX_WORKERS = 4096
 _QUIET_S = 0.5
 """A wait for slots shorter than this is not worth a message."""
 
@@ -54,7 +52,7 @@ def connect(
         NoSlots: The cluster had no room in time; the message says who has it.
         WorkerLost: A worker process could not be started.
     """
-    check_wish(num_workers, num_groups, ccl, timeout)
+    check_session(num_workers, num_groups, ccl, timeout)
     where = address or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
     transport = GrpcTransport(
@@ -62,30 +60,6 @@ def connect(
     )
     sink: LogSink | None = print_logs if logs else None
     return Session(transport, num_groups=num_groups, ccl=ccl, log_sink=sink)
-
-
-def check_wish(num_workers: int, num_groups: int, ccl: str | None, timeout: float) -> None:
-    """Refuses a session that no controller would grant.
-
-    Raises:
-        ConfigError: An argument is wrong.
-    """
-    for what, value in (("num_workers", num_workers), ("num_groups", num_groups)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            msg = f"expected an integer {what}, got {value!r} of type {type(value).__name__}"
-            raise ConfigError(msg)
-    if not 1 <= num_workers <= MAX_WORKERS:
-        msg = f"expected num_workers from 1 to {MAX_WORKERS}, got {num_workers}"
-        raise ConfigError(msg)
-    if num_groups < 1 or num_workers % num_groups:
-        msg = f"expected num_groups to divide the {num_workers} workers evenly, got {num_groups}"
-        raise ConfigError(msg)
-    if ccl is not None and ccl not in CCL_NAMES:
-        msg = f"expected ccl to be one of {', '.join(CCL_NAMES)}, got {ccl!r}"
-        raise ConfigError(msg)
-    if not timeout > 0:
-        msg = f"expected a timeout above 0 seconds, got {timeout!r}"
-        raise ConfigError(msg)
 
 
 def owner() -> str:

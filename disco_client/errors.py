@@ -6,6 +6,7 @@ The tree::
     ├── ConfigError               a setting or argument is wrong (also a ValueError)
     │   └── WeightsMismatch       files and plan of load_weights do not fit
     ├── ConnectionFailed          no controller there, or it speaks another protocol
+    ├── ExtraMissing              a part that is not installed (also an ImportError)
     ├── EncodingError             a value that cannot travel (also a TypeError)
     ├── SessionError              this session cannot do what was asked
     │   ├── SessionClosed         it was shut down
@@ -30,7 +31,7 @@ The tree::
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "ControllerLost",
     "DiscoError",
     "EncodingError",
+    "ExtraMissing",
     "ForeignReference",
     "FunctionNotFound",
     "IssuedAt",
@@ -60,6 +62,7 @@ __all__ = [
     "WeightsMismatch",
     "WorkerLost",
     "describe_exit",
+    "worker_lost",
 ]
 
 
@@ -98,6 +101,10 @@ class WeightsMismatch(ConfigError):
 
 class ConnectionFailed(DiscoError, ConnectionError):
     """The controller cannot be reached or does not speak this protocol."""
+
+
+class ExtraMissing(DiscoError, ImportError):
+    """A part of Disco that is not installed; the message says how to install it."""
 
 
 class EncodingError(DiscoError, TypeError):
@@ -156,6 +163,16 @@ class WorkerLost(SessionLost):
         self.node = node
         self.exit_status = exit_status
         self.output = tuple(output)
+
+
+def worker_lost(
+    message: str, *, worker: int, node: str, exit_status: int, output: Iterable[str]
+) -> WorkerLost:
+    """Makes the error of a worker's end, with its last output in the message."""
+    lines = tuple(output)
+    if lines:
+        message += "\nits last output:\n" + "\n".join(f"  {line}" for line in lines)
+    return WorkerLost(message, worker=worker, node=node, exit_status=exit_status, output=lines)
 
 
 class NodeLost(SessionLost):

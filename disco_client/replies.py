@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from disco_client import errors
 from disco_client.errors import IssuedAt, RemoteError, RemoteFailure, SessionError
+from disco_client.transport.base import Live, Pump
 from disco_client.wire.codec import EncodedReply, FailureKind, decode_failure
 
 __all__ = ["Answer", "Inbox"]
@@ -36,23 +37,25 @@ _ERRORS: dict[FailureKind, type[RemoteError]] = {
 class Answer:
     """The replies to one command; complete when every asked worker replied."""
 
-    __slots__ = ("_gate", "error", "failures", "missing", "values")
+    __slots__ = ("error", "failures", "gate", "missing", "values")
 
     def __init__(self, answers: int) -> None:
         self.missing = answers
         self.values: dict[int, Any] = {}
         self.failures: list[tuple[RemoteFailure, FailureKind]] = []
         self.error: SessionError | None = None
-        self._gate = threading.Lock()
-        self._gate.acquire()
+        self.gate = threading.Lock()
+        self.gate.acquire()
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float, pump: Pump | None = None) -> bool:
         """Waits up to ``timeout`` seconds; whether the answer is complete."""
-        return self._gate.acquire(timeout=timeout)
+        if pump is not None:
+            return pump.wait(self.gate, timeout)
+        return self.gate.acquire(timeout=timeout)
 
     def open(self) -> None:
         """Lets the waiting thread go."""
-        self._gate.release()
+        self.gate.release()
 
 
 class Inbox:
@@ -65,6 +68,7 @@ class Inbox:
         explain: Adds to a failure inside a program where the client captured it.
 
     Attributes:
+        pump: Lets the waiting thread send and receive by itself, if set.
         told: Whether a call has raised the error that ended the session.
     """
 
@@ -86,6 +90,7 @@ class Inbox:
         self._sites: OrderedDict[int, IssuedAt] = OrderedDict()
         self._raised: OrderedDict[int, None] = OrderedDict()
         self._lost: SessionError | None = None
+        self.pump: Pump | None = None
         self.told = False
 
     def expect(self, seq: int, answers: int) -> None:
@@ -110,6 +115,11 @@ class Inbox:
         if reply.seq:
             # Last, because a woken thread competes with this one from here on.
             self._complete(reply.seq, worker, reply.value if outcome == "value" else None, None)
+
+    def receive_live(self, worker: int, seq: int, value: Any) -> None:
+        """Takes an answer that is an object of this process."""
+        self._acknowledge(worker, seq)
+        self._complete(seq, worker, Live(value), None)
 
     def _receive_failure(self, worker: int, reply: EncodedReply) -> None:
         failure, kind = decode_failure(reply.failure)
@@ -174,7 +184,7 @@ class Inbox:
         """
         answer = self._answers[seq]
         try:
-            while not answer.wait(1.0):
+            while not answer.wait(1.0, self.pump):
                 alive()
         finally:
             with self._lock:
@@ -185,6 +195,36 @@ class Inbox:
         if answer.failures:
             raise self._build(answer.failures)
         return answer
+
+    def reach(self, workers: Sequence[int], pump: Pump, alive: Callable[[], None]) -> None:
+        """Waits until workers have executed everything issued before.
+
+        Unlike :meth:`wait`, for which a command is issued, this only asks how far
+        the workers are; transports that can be asked let waiting threads work.
+
+        Args:
+            workers: Whom to ask.
+            pump: Asks and waits.
+            alive: Called every second; raises when nothing can come any more.
+
+        Raises:
+            SessionError: The session was lost meanwhile.
+        """
+        first, *others = workers
+        gates = [threading.Lock() for _ in (first, *others)]
+        for gate in gates:
+            gate.acquire()
+        for worker, gate in zip(others, gates[1:], strict=True):
+            pump.ask(worker, gate)
+        ask: int | None = first
+        for gate in gates:
+            while not pump.wait(gate, 1.0, ask):
+                ask = None
+                alive()
+            ask = None
+        if self._lost is not None:
+            self.told = True
+            raise self._lost.with_traceback(None)
 
     def raise_pending(self) -> None:
         """Raises the first error that no call has raised yet, if there is one.

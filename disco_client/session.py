@@ -21,7 +21,7 @@ from disco_client.errors import (
 from disco_client.handles import DPackedFunc, DRef
 from disco_client.output import LogSink, drop_logs, print_logs
 from disco_client.replies import Inbox
-from disco_client.transport.base import Events, RankPlace, Transport
+from disco_client.transport.base import Events, Live, RankPlace, Transport
 from disco_client.weights.loading import WeightLoading
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.codec import (
@@ -82,7 +82,22 @@ class Session(Collectives, Capturing, WeightLoading):
             log.close(error, drop=True)
             inbox.lose(error)
 
-        transport.start(Events(log.take, inbox.receive, log_sink or drop_logs, lost))
+        # A thread that waits may send and receive by itself.
+        inbox.pump = transport.pump
+        log.direct = inbox.pump is not None
+        transport.start(
+            Events(
+                take=log.take,
+                await_commands=log.await_commands,
+                take_batch=log.take_batch,
+                reply=inbox.receive,
+                live=inbox.receive_live,
+                acknowledge=log.acknowledge,
+                log=log_sink or drop_logs,
+                lost=lost,
+                disown=log.disown,
+            )
+        )
         self._finalizer = weakref.finalize(self, _close, log, transport, welcome.name)
 
     # What it is ----------------------------------------------------------------
@@ -327,9 +342,12 @@ class Session(Collectives, Capturing, WeightLoading):
         reg = self._check_ref(ref)
         seq, _ = self._log.issue(action, fill, reg=reg, worker=worker, answers=1)
         answer = self._inbox.wait(seq, self._transport.check_alive)
-        encoded: EncodedValue = answer.values[worker]
-        # Decoded in any case: an array that is offered must be fetched.
-        value = decode_value(encoded, Downloads(self._transport, worker, into))
+        got: EncodedValue | Live = answer.values[worker]
+        if isinstance(got, Live):
+            value = got.value
+        else:
+            # Decoded in any case: an array that is offered must be fetched.
+            value = decode_value(got, Downloads(self._transport, worker, into))
         self._inbox.raise_pending()
         return value
 
@@ -398,7 +416,14 @@ class Session(Collectives, Capturing, WeightLoading):
     def _sync(self, worker: int | None) -> None:
         if self._recorders and (here := self._here()) is not self:
             here._sync(worker)
-        self._await(self._mark(worker))
+        pump = self._inbox.pump
+        if pump is None:
+            self._await(self._mark(worker))
+            return
+        self._log.check_open()
+        workers = range(self.num_workers) if worker is None else (worker,)
+        self._inbox.reach(workers, pump, self._transport.check_alive)
+        self._inbox.raise_pending()
 
     def _mark(self, worker: int | None = None) -> int:
         """Asks to be told when what was issued before is executed; :meth:`_await` waits."""

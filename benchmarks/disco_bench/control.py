@@ -14,7 +14,7 @@ from disco_bench.grpc_yardstick import raw_grpc
 from disco_bench.sampling import Pair, alone, alternate, median_of, rotate
 from disco_bench.table import Limit, Spec, Unavailable
 
-__all__ = ["COMMANDS", "SYNC", "measure_commands", "measure_sync"]
+__all__ = ["COMMANDS", "SYNC", "Burst", "measure_commands", "measure_sync", "tvm_peer"]
 
 PEERS_ROUND_TRIP_S = 0.6e-3
 """One call of one worker in Ray 2.60 and Monarch 0.7, on a machine of two cores."""
@@ -64,7 +64,7 @@ SYNC = (
 # Throughput -------------------------------------------------------------------
 
 
-class _Burst:
+class Burst:
     """Issues many commands at once and waits until all workers have executed them."""
 
     def __init__(self, session: disco_client.Session, count: int) -> None:
@@ -88,7 +88,7 @@ def measure_commands(bench: Bench) -> None:
     """Compares commands/s with TVM's own sessions."""
     count, rounds = bench.pick(30_000, 2_000), bench.pick(7, 2)
     with bench.session() as session:
-        burst = _Burst(session, count)
+        burst = Burst(session, count)
         try:
             with tvm_peer("process") as peer:
                 pair = alternate(burst, lambda: _ask_tvm(peer, count), rounds)
@@ -106,8 +106,12 @@ def measure_commands(bench: Bench) -> None:
 
 
 @contextlib.contextmanager
-def tvm_peer(kind: str) -> Generator[Child]:
+def tvm_peer(kind: str, workers: int = WORKERS) -> Generator[Child]:
     """Starts TVM's Disco with a session of some kind, where it is installed.
+
+    Args:
+        kind: "threaded", "process" or "socket".
+        workers: How many it has.
 
     Raises:
         Unavailable: It is not.
@@ -117,7 +121,7 @@ def tvm_peer(kind: str) -> Generator[Child]:
         msg = "apache-tvm is not installed"
         raise Unavailable(msg)
     site = BENCHMARKS / "disco_bench" / "tvm_site"
-    arguments = ["-m", "disco_bench.tvm_peer", kind]
+    arguments = ["-m", "disco_bench.tvm_peer", kind, str(workers)]
     with Child(arguments, with_path(BENCHMARKS, site)) as child:
         child.read_line(_TVM_START_S)
         yield child

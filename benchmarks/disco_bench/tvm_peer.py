@@ -1,30 +1,34 @@
 """TVM's own Disco doing what Disco does in ``control``; a process of its own.
 
-Started with the kind of session; for each line with a number of commands on its
-standard input it issues so many, waits for all workers, and prints commands/s.
+Started with the kind of session and the number of workers; for each line with a
+number of commands on its standard input it issues so many, waits for all workers,
+and prints commands/s; for ``sync`` and a number it waits for the last worker so
+often, and prints the median in seconds.
 """
 
 from __future__ import annotations
 
 import importlib
 import socket
+import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["main"]
 
-WORKERS, NODES = 4, 2
+NODES = 2
 
 
-def _socket_session(disco: Any) -> Any:
+def _socket_session(disco: Any, workers: int) -> Any:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     made: list[Any] = []
-    per_node = WORKERS // NODES
+    per_node = workers // NODES
     # It listens first and returns when the other node has come.
     making = threading.Thread(
         target=lambda: made.append(disco.SocketSession(NODES, per_node, 1, "localhost", port))
@@ -36,22 +40,37 @@ def _socket_session(disco: Any) -> Any:
     return made[0]
 
 
+def _time_sync(session: Any, worker: int) -> float:
+    started = time.perf_counter()
+    session._sync_worker(worker)  # noqa: SLF001  (the name under which TVM has it)
+    return time.perf_counter() - started
+
+
 def main() -> None:
     """Serves measurements until standard input ends."""
     importlib.import_module("tvm")
     disco: Any = importlib.import_module("tvm.runtime.disco")
-    kind = sys.argv[1]
-    session = _socket_session(disco) if kind == "socket" else disco.ProcessSession(WORKERS)
+    workers = int(sys.argv[2])
+    make: dict[str, Callable[[], Any]] = {
+        "socket": lambda: _socket_session(disco, workers),
+        "process": lambda: disco.ProcessSession(workers),
+        "threaded": lambda: disco.ThreadedSession(workers),
+    }
+    session = make[sys.argv[1]]()
     # It makes an array of its arguments; of the functions that take three, the cheapest.
     func = session.get_global_func("ffi.Array")
     first, second = session.empty((4,), "float32"), session.empty((4,), "float32")
     print("ready", flush=True)
     for line in sys.stdin:
+        if line.startswith("sync "):
+            times = [_time_sync(session, workers - 1) for _ in range(int(line.split()[1]))]
+            print(statistics.median(times), flush=True)
+            continue
         count = int(line)
         started = time.perf_counter()
         for _ in range(count):
             _result = func(first, second, 3)
-        for worker in range(WORKERS):
+        for worker in range(workers):
             session._sync_worker(worker)  # noqa: SLF001  (the name under which TVM has it)
         print(count / (time.perf_counter() - started), flush=True)
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from disco_client.errors import SessionError
+from disco_client.wire.codec import EncodedBatch, EncodedCommand, Kind, envelope
 
-__all__ = ["Events", "RankPlace", "Transport", "Waiting", "Welcome", "Wish"]
+__all__ = [
+    "Events",
+    "Live",
+    "OutgoingBatch",
+    "Pump",
+    "RankPlace",
+    "Transport",
+    "Waiting",
+    "Welcome",
+    "Wish",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +78,109 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
+class OutgoingBatch:
+    """Commands that leave together; what travels of them is made when asked for.
+
+    Attributes:
+        session: The session's id.
+        first_seq, last_seq: The numbers of the first and the last of them.
+        calls: The column of plain calls, or empty (see commands.proto).
+        commands: The others.
+        bulk: How many bytes of inline arrays and the like are among them.
+    """
+
+    session: int
+    first_seq: int
+    last_seq: int
+    calls: list[int]
+    commands: list[EncodedCommand]
+    bulk: int = 0
+
+    @property
+    def concerns(self) -> int | None:
+        """The one worker that has anything to do for them; None for all workers."""
+        if self.calls:
+            return None
+        workers = {command.worker_plus_one for command in self.commands}
+        if len(workers) != 1 or any(command.released for command in self.commands):
+            return None
+        return workers.pop() - 1 if 0 not in workers else None
+
+    def envelope(self) -> bytes:
+        """Encodes them as they travel."""
+        return envelope(
+            Kind.BATCH,
+            EncodedBatch(commands=self.commands, calls=self.calls).SerializeToString(),
+            session=self.session,
+            first_seq=self.first_seq,
+            last_seq=self.last_seq,
+        )
+
+
+class Live:
+    """An answer that needed no encoding, because worker and client share memory."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+@dataclass(frozen=True, slots=True)
 class Events:
-    """Where a transport delivers; every one may be called from its reader thread.
+    """Where a transport delivers; every one may be called from a thread of its own.
 
     Attributes:
         take: Blocks until an encoded envelope should leave; None ends the sending.
+        await_commands: Blocks until there may be something for ``take_batch``;
+            False ends the sending.
+        take_batch: Returns what should leave now, or None; see ``CommandLog``.
         reply: Gets (worker, encoded reply).
+        live: Gets (worker, seq, value): the answer of a worker that shares memory
+            with the client, with everything up to it executed.
+        acknowledge: Gets (worker, seq): everything up to it is executed there.
         log: Gets (worker, node, to standard error, lines).
         lost: Gets the error that ended the session, once.
+        disown: Ends the session in a forked child, with this error; takes no lock
+            that a thread of the parent may hold.
     """
 
     take: Callable[[], bytes | None]
+    await_commands: Callable[[], bool]
+    take_batch: Callable[[], OutgoingBatch | None]
     reply: Callable[[int, bytes], None]
+    live: Callable[[int, int, Any], None]
+    acknowledge: Callable[[int, int], None]
     log: Callable[[int, str, bool, list[str]], None]
     lost: Callable[[SessionError], None]
+    disown: Callable[[SessionError], None]
+
+
+class Pump(Protocol):
+    """The part of a transport that lets the thread that waits do the work.
+
+    A command that is waited for then costs no hand-over between threads.
+    """
+
+    def ask(self, worker: int, gate: threading.Lock) -> None:
+        """Sends what was issued; the worker frees a lock when it has executed all of it.
+
+        The lock is also freed when the session ends.
+        """
+        ...
+
+    def wait(self, gate: threading.Lock, seconds: float, ask: int | None = None) -> bool:
+        """Sends what was issued, and waits up to ``seconds`` for a lock to be free.
+
+        Args:
+            gate: The lock.
+            seconds: How long to wait at most.
+            ask: A worker to :meth:`ask` first.
+
+        Returns:
+            Whether this thread holds the lock now.
+        """
+        ...
 
 
 class Transport(Protocol):
@@ -88,6 +189,11 @@ class Transport(Protocol):
     @property
     def welcome(self) -> Welcome:
         """Which session this is, and where its workers run."""
+        ...
+
+    @property
+    def pump(self) -> Pump | None:
+        """Lets waiting threads send and receive; None where others do that."""
         ...
 
     def start(self, events: Events) -> None:

@@ -87,6 +87,11 @@ class GrpcTransport:
         """Which session this is, and where its workers run."""
         return self._welcome
 
+    @property
+    def pump(self) -> None:
+        """None: gRPC has threads of its own that send and receive."""
+        return None
+
     def _await_controller(self, timeout: float) -> None:
         # Any call that waits for the connection tells whether somebody answers; a
         # channel's own ready future would keep a polling thread for a while.
@@ -304,11 +309,8 @@ def _lost_error(ended: controller_pb2.SessionEnded, name: str) -> errors.Session
         controller_pb2.END_REASON_RANK_LOST,
         controller_pb2.END_REASON_START_FAILED,
     ):
-        text = ended.message
-        if ended.output:
-            text += "\nits last output:\n" + "\n".join(f"  {line}" for line in ended.output)
-        return errors.WorkerLost(
-            text,
+        return errors.worker_lost(
+            ended.message,
             worker=ended.worker,
             node=ended.node,
             exit_status=ended.exit_status,

@@ -4,27 +4,56 @@ A frame is a 4-byte little-endian length and that many bytes. A file descriptor
 travels with the first byte of its frame, so descriptors and the frames that
 mention them arrive in the same order; the reader hands each to the frame that
 asks for it.
+
+Two frames are no envelopes, and are shorter than any: an empty one asks how far
+the receiver is, and one of eight bytes answers that with a sequence number.
 """
 
 from __future__ import annotations
 
+import array
 import os
 import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
 
-__all__ = ["MAX_FRAME_BYTES", "FrameReader", "frame", "receive", "send_with_fd"]
+__all__ = [
+    "HOW_FAR",
+    "MAX_FRAME_BYTES",
+    "FrameReader",
+    "frame",
+    "frame_of_progress",
+    "progress_in",
+    "receive",
+    "send_with_fd",
+]
 
 MAX_FRAME_BYTES = 64 << 20
 _HEADER = struct.Struct("<I")
 _READ_BYTES = 256 * 1024
-_MAX_FDS = 16
+_FD_SPACE = socket.CMSG_SPACE(16 * array.array("i").itemsize)
 
 
 def frame(raw: bytes) -> bytes:
     """Puts a length before an encoded envelope."""
     return _HEADER.pack(len(raw)) + raw
+
+
+HOW_FAR = frame(b"")
+"""Asks how far the receiver is."""
+
+_PROGRESS = struct.Struct("<Q")
+
+
+def frame_of_progress(seq: int) -> bytes:
+    """Says that everything up to this command is executed."""
+    return frame(_PROGRESS.pack(seq))
+
+
+def progress_in(raw: bytes) -> int | None:
+    """The sequence number that a frame brings, or None for an envelope."""
+    return _PROGRESS.unpack(raw)[0] if len(raw) == _PROGRESS.size else None
 
 
 class FrameReader:
@@ -33,32 +62,39 @@ class FrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self.fds: deque[int] = deque()
+        # Read into again and again: fresh memory costs many times what reading does.
+        self.scratch = memoryview(bytearray(_READ_BYTES))
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """Adds bytes and yields the frames that are complete.
 
         Raises:
             ValueError: A frame is longer than any peer of ours sends.
         """
         buffer = self._buffer
-        buffer += data
+        source: bytes | bytearray | memoryview = data
+        if buffer:
+            buffer += data
+            source = buffer
         at = 0
-        size = len(buffer)
+        size = len(source)
         try:
             while size - at >= _HEADER.size:
-                (length,) = _HEADER.unpack_from(buffer, at)
+                (length,) = _HEADER.unpack_from(source, at)
                 if length > MAX_FRAME_BYTES:
                     msg = f"expected a frame of at most {MAX_FRAME_BYTES} bytes, got {length}"
                     raise ValueError(msg)
                 end = at + _HEADER.size + length
                 if end > size:
                     break
-                raw = bytes(memoryview(buffer)[at + _HEADER.size : end])
+                raw = bytes(memoryview(source)[at + _HEADER.size : end])
                 at = end
                 yield raw
         finally:
-            if at:
+            if source is buffer:
                 del buffer[:at]
+            else:
+                buffer += memoryview(data)[at:]
 
     def close(self) -> None:
         """Closes descriptors that nobody took."""
@@ -73,15 +109,19 @@ def receive(sock: socket.socket, reader: FrameReader) -> list[bytes] | None:
         BlockingIOError: The socket does not block and has nothing.
     """
     try:
-        data, fds, _, _ = socket.recv_fds(sock, _READ_BYTES, _MAX_FDS)
+        count, ancillary, _, _ = sock.recvmsg_into((reader.scratch,), _FD_SPACE)
     except ConnectionResetError:
         return None
-    for fd in fds:
-        os.set_inheritable(fd, False)  # as every other descriptor that Python makes
-    reader.fds.extend(fds)
-    if not data:
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds = array.array("i")
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+            for fd in fds:
+                os.set_inheritable(fd, False)  # as every other descriptor that Python makes
+            reader.fds.extend(fds)
+    if not count:
         return None
-    return list(reader.feed(data))
+    return list(reader.feed(reader.scratch[:count]))
 
 
 def send_with_fd(sock: socket.socket, raw: bytes, fd: int) -> None:

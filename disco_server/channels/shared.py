@@ -10,7 +10,7 @@ import mmap
 import os
 import tempfile
 
-__all__ = ["SharedPool", "allocate", "map_shared", "write_shared"]
+__all__ = ["SharedPool", "allocate", "map_shared", "read_shared", "write_shared"]
 
 
 def allocate(nbytes: int) -> int:
@@ -48,6 +48,21 @@ def write_shared(fd: int, data: memoryview, offset: int = 0) -> None:
         written = os.pwrite(fd, data, offset)
         data = data[written:]
         offset += written
+
+
+def read_shared(fd: int, into: memoryview) -> None:
+    """Fills a buffer from the beginning of shared memory, without mapping it.
+
+    Raises:
+        OSError: There is less in it.
+    """
+    offset = 0
+    while offset < len(into):
+        count = os.preadv(fd, [into[offset:]], offset)
+        if not count:
+            msg = f"expected {len(into)} bytes of shared memory, got {offset}"
+            raise OSError(msg)
+        offset += count
 
 
 class SharedPool:

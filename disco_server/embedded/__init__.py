@@ -1,1 +1,1 @@
-"""Sessions whose controller and workers belong to the client's own process."""
+"""Sessions that bring their own workers: threads, processes, nodes that dial in."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from disco_client.errors import EncodingError
+from disco_client.transport.base import OutgoingBatch
 from disco_client.wire.codec import (
     Action,
     ArrayPorter,
@@ -59,6 +60,11 @@ class Outlet(Protocol):
         ...
 
     @property
+    def live(self) -> Callable[[int, Any], None] | None:
+        """Answers command ``seq`` with an object; None where the client is elsewhere."""
+        ...
+
+    @property
     def porter(self) -> ArrayPorter:
         """Carries the arrays that are too large for a command."""
         ...
@@ -71,6 +77,7 @@ class Executor:
         self._worker = worker
         self._outlet = outlet
         self._porter = outlet.porter
+        self._live = outlet.live
         self.registers = RegisterFile()
         self._names: dict[int, tuple[object, str]] = {}
         self.seq = 0
@@ -103,15 +110,29 @@ class Executor:
             raise EncodingError(msg)
         batch = EncodedBatch.FromString(payload)
         try:
-            if batch.calls:
-                self._run_column(first_seq, list(batch.calls), iter(batch.commands))
-            else:
-                for seq, command in enumerate(batch.commands, first_seq):
-                    self._run_command(seq, command)
+            self.run(first_seq, list(batch.calls), batch.commands)
         except (IndexError, StopIteration, ValueError) as error:
             msg = f"cannot read the batch after command #{self.seq}: {error!r}"
             raise EncodingError(msg) from error
         self._bytes += len(payload)
+        self._acknowledge()
+
+    def run_decoded(self, batch: OutgoingBatch) -> None:
+        """Executes the commands of a batch that never left this process."""
+        self.run(batch.first_seq, batch.calls, batch.commands)
+        self._bytes += batch.bulk
+        self._acknowledge()
+
+    def run(self, first_seq: int, calls: list[int], commands: Iterable[EncodedCommand]) -> None:
+        """Executes commands; ``calls`` is their column of plain calls, or empty."""
+        if calls:
+            self._run_column(first_seq, calls, iter(commands))
+        else:
+            for seq, command in enumerate(commands, first_seq):
+                self._run_command(seq, command)
+
+    def _acknowledge(self) -> None:
+        """Tells the client how far this rank is, if it has not heard for long."""
         if self.seq - self._acked >= _ACK_COMMANDS or self._bytes >= _ACK_BYTES:
             self._send(EncodedReply(ack=self.seq), self.seq)
 
@@ -228,6 +249,8 @@ class Executor:
             shape, dtype = self._args(command)
             value = self.registers.read(command.reg)
             self._check_fits(value, tuple(shape), dtype)
+            if self._live is not None:
+                value = value.copy()  # what is in it now, whatever comes next
         except Poisoned as read:
             self._answer_poison(seq, read.poison)
         except Exception as error:  # noqa: BLE001  (whatever came is answered)
@@ -350,6 +373,10 @@ class Executor:
         self._outlet.reply(reply.SerializeToString())
 
     def _answer(self, seq: int, value: Any) -> None:
+        if self._live is not None:
+            self._acked, self._bytes = seq, 0
+            self._live(seq, value)
+            return
         reply = EncodedReply(seq=seq, ack=seq)
         self._encode(reply.value, value)
         self._send(reply, seq)

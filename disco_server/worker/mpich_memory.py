@@ -2,17 +2,20 @@
 
 MPICH names its shared memory after the key-value space, so a killed run leaves a
 file that would break the next run of the same name: `kvsname` gives each start of
-a session its own, `unlink_shared_memory` takes the names away as soon as all ranks
-hold the memory, and `sweep_shared_memory` removes what a dead run left.
+a session its own, `nameless_memory` takes the names away as soon as all ranks hold
+the memory, and `sweep_shared_memory` removes what a dead run left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+import subprocess
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["kvsname", "sweep_shared_memory"]
+__all__ = ["kvsname", "nameless_memory", "sweep_shared_memory"]
+
+_FOLDER = Path("/dev/shm")  # noqa: S108  (where MPICH makes its files)
 
 
 def kvsname(session_id: int, attempt: int = 0) -> str:
@@ -25,7 +28,45 @@ def kvsname(session_id: int, attempt: int = 0) -> str:
     return f"disco-{session_id:016x}-{attempt}"
 
 
-def sweep_shared_memory(name: str, folder: Path = Path("/dev/shm")) -> list[Path]:  # noqa: S108
+@contextmanager
+def nameless_memory(name: str, *, first: bool, folder: Path = _FOLDER) -> Generator[None]:
+    """Removes the names of a start's shared memory when the block is done.
+
+    Every rank starts MPI inside the block; then all of them hold the memory, and
+    nothing is left behind however they end. Should this process be killed in the
+    middle of the block, a shell that waits for its end removes what there is.
+
+    Args:
+        name: The key-value space, from `kvsname`.
+        first: Whether this rank is the one that has to care for its own sudden end.
+        folder: Where shared memory has its names.
+    """
+    guardian = _start_guardian(name, folder) if first else None
+    try:
+        yield
+    finally:
+        for path in _find_files(name, folder):
+            path.unlink(missing_ok=True)
+        if guardian is not None:
+            guardian.communicate(b"done\n")
+
+
+def _start_guardian(name: str, folder: Path) -> subprocess.Popen[bytes] | None:
+    """Starts a shell that waits for a word; without one it removes the files."""
+    files = [str(folder / f"mpich_{kind}_{_hash_name(name):x}_") for kind in ("shm", "vci")]
+    script = 'read -r word || rm -f -- "$0"* "$1"*'
+    with suppress(OSError):
+        return subprocess.Popen(
+            ["sh", "-c", script, *files],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    return None
+
+
+def sweep_shared_memory(name: str, folder: Path = _FOLDER) -> list[Path]:
     """Removes the shared memory that the killed ranks of one start left behind.
 
     MPICH names its files after the 32-bit FNV-1a hash of the key-value space. As
@@ -39,13 +80,7 @@ def sweep_shared_memory(name: str, folder: Path = Path("/dev/shm")) -> list[Path
     Returns:
         What was removed.
     """
-    mark = f"{_hash_name(name):x}"
-    found = [
-        path
-        for kind in ("shm", "vci")
-        for path in folder.glob(f"mpich_{kind}_{mark}_*")
-        if path.name.rpartition("_")[2].isdigit()
-    ]
+    found = _find_files(name, folder)
     mapped = _find_mapped() if found else frozenset[str]()
     removed: list[Path] = []
     for path in found:
@@ -54,6 +89,16 @@ def sweep_shared_memory(name: str, folder: Path = Path("/dev/shm")) -> list[Path
                 path.unlink()
                 removed.append(path)
     return removed
+
+
+def _find_files(name: str, folder: Path) -> list[Path]:
+    mark = f"{_hash_name(name):x}"
+    return [
+        path
+        for kind in ("shm", "vci")
+        for path in folder.glob(f"mpich_{kind}_{mark}_*")
+        if path.name.rpartition("_")[2].isdigit()
+    ]
 
 
 def _hash_name(name: str) -> int:

@@ -14,7 +14,13 @@ import numpy as np
 from disco_client.pb import controller_pb2
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.codec import ArrayPorter, EncodedEnvelope, Kind, envelope
-from disco_server.channels.frames import FrameReader, frame, receive, send_with_fd
+from disco_server.channels.frames import (
+    FrameReader,
+    frame,
+    frame_of_progress,
+    receive,
+    send_with_fd,
+)
 from disco_server.channels.shared import SharedPool, map_shared, write_shared
 
 __all__ = ["DaemonGone", "RankPort"]
@@ -38,7 +44,7 @@ class RankPort(ArrayPorter):
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._reader = FrameReader()
-        self._frames: deque[EncodedEnvelope] = deque()
+        self._frames: deque[EncodedEnvelope | None] = deque()
         self._arrays: dict[int, _Arrived] = {}
         self._memory = SharedPool()
         self._tickets = 0
@@ -50,14 +56,19 @@ class RankPort(ArrayPorter):
         """Carries the arrays that are too large for a command."""
         return self
 
+    @property
+    def live(self) -> None:
+        """None: the client is another process, and gets encoded answers."""
+        return None
+
     def become(self, session: int, worker: int) -> None:
         """Learns on whose behalf it sends."""
         self._session, self._worker = session, worker
 
     # Envelopes ---------------------------------------------------------------------
 
-    def next(self) -> EncodedEnvelope:
-        """Waits for the next envelope.
+    def next(self) -> EncodedEnvelope | None:
+        """Waits for the next envelope; None when :meth:`say_progress` is asked for.
 
         Raises:
             DaemonGone: The socket was closed.
@@ -75,6 +86,9 @@ class RankPort(ArrayPorter):
         if frames is None:
             raise DaemonGone
         for raw in frames:
+            if not raw:
+                self._frames.append(None)
+                continue
             received = EncodedEnvelope.FromString(raw)
             if received.kind == Kind.ARRAY_IN:
                 transfer = controller_pb2.Transfer.FromString(received.payload)
@@ -89,6 +103,10 @@ class RankPort(ArrayPorter):
         """Sends one envelope to the daemon."""
         raw = envelope(kind, payload, session=self._session, worker=self._worker)
         self._sock.sendall(frame(raw))
+
+    def say_progress(self, seq: int) -> None:
+        """Says that everything up to this command is executed."""
+        self._sock.sendall(frame_of_progress(seq))
 
     def reply(self, raw: bytes) -> None:
         """Sends one encoded reply to the client."""

@@ -22,6 +22,7 @@ from disco_server.collectives.base import Communicator
 from disco_server.observe.lifetime import die_with
 from disco_server.runtime.context import Worker, set_current_worker
 from disco_server.runtime.executor import Executor
+from disco_server.worker.mpich_memory import kvsname, nameless_memory
 from disco_server.worker.rank_port import DaemonGone, RankPort
 
 __all__ = ["main"]
@@ -48,7 +49,8 @@ def _assigned(port: RankPort, session: int, assign: node_pb2.AssignRank) -> Work
     def open_communicator(worker: Worker, ccl: str) -> Communicator:
         # A rank that failed before its first collective would not come by itself.
         port.send(Kind.OPEN_CCL)
-        return _open_communicator(worker, ccl, assign.local_workers)
+        with nameless_memory(kvsname(session), first=worker.worker_id == 0):
+            return _open_communicator(worker, ccl, assign.local_workers)
 
     os.environ["PMI_RANK"] = str(assign.worker)
     os.environ["PMI_SIZE"] = str(assign.num_workers)
@@ -70,7 +72,7 @@ def _assigned(port: RankPort, session: int, assign: node_pb2.AssignRank) -> Work
 
 def _serve(port: RankPort) -> None:
     received = port.next()
-    while received.kind != Kind.ASSIGN:
+    while received is None or received.kind != Kind.ASSIGN:
         received = port.next()
     assign = node_pb2.AssignRank.FromString(received.payload)
     worker = _assigned(port, received.session, assign)
@@ -82,7 +84,9 @@ def _serve(port: RankPort) -> None:
         while worker.poll() and not port.wait(_POLL_S):
             pass
         received = port.next()
-        if received.kind == Kind.BATCH:
+        if received is None:
+            port.say_progress(executor.seq)
+        elif received.kind == Kind.BATCH:
             executor.run_batch(received.first_seq, received.payload)
         elif received.kind == Kind.OPEN_CCL:
             with contextlib.suppress(Exception):  # whoever needs it reports the error

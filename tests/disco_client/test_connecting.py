@@ -139,3 +139,16 @@ def test_a_client_that_stops_waiting_leaves_the_queue(cluster):
             connect(cluster.address, num_workers=4, timeout=0.3)
         with connect(cluster.address, num_workers=1, timeout=5.0) as session:
             session.sync_all()
+
+
+def test_workers_output_can_be_switched_off(open_session, capsys):
+    """Nothing that they print reaches this process's standard error."""
+    session = open_session(2, logs=False)
+    loud = open_session(2)
+    for each in (session, loud):
+        each.get_global_func("tests.say")("quiet" if each is session else "loud")
+        each.sync_all()
+    text = ""
+    while "loud" not in text:
+        text += capsys.readouterr().err
+    assert "quiet" not in text

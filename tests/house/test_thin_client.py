@@ -59,6 +59,33 @@ def test_the_client_loads_nothing_of_the_server(program):
     assert loaded == set()
 
 
+@pytest.mark.parametrize("name", ["ThreadedSession", "ProcessSession"])
+def test_a_session_that_needs_the_server_says_how_to_install_it(name):
+    """Where the server's requirements are missing; as an error that both worlds know."""
+    program = f"""
+import sys
+sys.modules["disco_server.embedded"] = None
+import disco_client
+try:
+    disco_client.{name}(2)
+except disco_client.ExtraMissing as error:
+    assert isinstance(error, ImportError)
+    assert "disco-runtime[server]" in str(error) and "{name}" in str(error)
+else:
+    raise AssertionError
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_embedded_sessions_load_no_grpc():
+    """Neither a program with one, nor asyncio to drive it."""
+    loaded = loaded_by("import disco_client; disco_client.ProcessSession")
+    assert not loaded & {"grpc", "asyncio"}
+
+
 def test_the_base_install_asks_for_four_packages():
     """`pip install disco-runtime` brings gRPC, protobuf, numpy and tqdm, no more."""
     try:

@@ -235,3 +235,54 @@ def two_sends_to_zero(array):
 def add_twice(first, second):
     """The argument of a call that is another call's result."""
     return [first, second]
+
+
+@disco_server.register_func("tests.print_error")
+def print_error(text):
+    """Prints a line to each worker's standard error."""
+    print(text, file=sys.stderr)
+
+
+@disco_server.register_func("tests.loop_forever")
+def loop_forever():
+    """Never returns, but for what its own thread or process is sent."""
+    while True:
+        time.sleep(0.01)
+
+
+@disco_server.register_func("tests.make_list")
+def make_list(length):
+    """A list that each worker holds."""
+    return [*range(length), len]
+
+
+@disco_server.register_func("tests.affinity")
+def affinity():
+    """The cores on which this worker may run."""
+    return sorted(os.sched_getaffinity(0))
+
+
+@disco_server.register_func("tests.stuck")
+def stuck():
+    """Stays outside of Python for long."""
+    time.sleep(600)
+
+
+@disco_server.register_func("tests.wait_alone")
+def wait_alone():
+    """Worker 1 waits in a collective that nobody else enters."""
+    worker = disco_server.current_worker()
+    if worker.worker_id == 1:
+        worker.barrier()
+    else:
+        while True:
+            time.sleep(0.01)
+
+
+GATE = None
+
+
+@disco_server.register_func("tests.call_back")
+def call_back():
+    """Waits until the test opens the gate; for workers of its own process."""
+    GATE.wait(30)

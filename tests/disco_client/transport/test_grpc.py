@@ -112,12 +112,27 @@ def test_another_protocol_is_a_failed_connection_that_names_both(cluster, monkey
     assert "9.9" in str(failed.value)
 
 
+def silent(lost=lambda _error: None):
+    """The events of a client that says nothing."""
+    return Events(
+        take=lambda: None,
+        await_commands=lambda: False,
+        take_batch=lambda: None,
+        reply=lambda *_: None,
+        live=lambda *_: None,
+        acknowledge=lambda *_: None,
+        log=lambda *_: None,
+        lost=lost,
+        disown=lambda _error: None,
+    )
+
+
 def test_a_transport_is_closed_as_often_as_one_likes(cluster):
     """The first time says goodbye, so that its slots are free for the next one."""
     for _ in range(2):
         line = dial(cluster.address, num_workers=4)
         ended = []
-        line.start(Events(lambda: None, lambda *_: None, lambda *_: None, ended.append))
+        line.start(silent(ended.append))
         line.close(5)
         line.close(5)
         assert [type(error) for error in ended] == [errors.SessionClosed]
@@ -143,5 +158,5 @@ def test_an_array_for_nobody_is_an_error_and_not_a_wait(cluster):
         with pytest.raises(errors.SessionError, match="no worker 7"):
             line.upload(1, 7, data)
     finally:
-        line.start(Events(lambda: None, lambda *_: None, lambda *_: None, lambda _: None))
+        line.start(silent())
         line.close(5)

@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_server.channels.frames import (
+    HOW_FAR,
     MAX_FRAME_BYTES,
     FrameReader,
     frame,
+    frame_of_progress,
+    progress_in,
     receive,
     send_with_fd,
 )
@@ -174,3 +177,12 @@ def test_a_socket_that_does_not_block_says_that_it_has_nothing(ends):
     mine.setblocking(False)
     with pytest.raises(BlockingIOError):
         receive(mine, FrameReader())
+
+
+def test_a_question_and_its_answer_are_no_envelopes():
+    """They are shorter than any envelope with a session."""
+    reader = FrameReader()
+    question, answer, other = reader.feed(HOW_FAR + frame_of_progress(1 << 40) + frame(b"x" * 9))
+    assert question == b""
+    assert progress_in(answer) == 1 << 40
+    assert progress_in(other) is None

@@ -10,7 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from disco_server.channels.shared import SharedPool, allocate, map_shared, write_shared
+from disco_server.channels.shared import (
+    SharedPool,
+    allocate,
+    map_shared,
+    read_shared,
+    write_shared,
+)
 
 CHILD = """
 import sys
@@ -122,3 +128,14 @@ def test_a_pool_keeps_no_more_than_it_may(pool):
     pool.close()
     assert closed(first)
     assert closed(small)
+
+
+def test_it_can_be_read_without_a_mapping(memory):
+    """Into memory of one's own; less than was asked for is an error."""
+    fd = memory(10)
+    write_shared(fd, memoryview(b"0123456789"))
+    into = bytearray(10)
+    read_shared(fd, memoryview(into))
+    assert into == b"0123456789"
+    with pytest.raises(OSError, match="expected 11 bytes of shared memory, got 10"):
+        read_shared(fd, memoryview(bytearray(11)))

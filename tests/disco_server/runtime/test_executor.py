@@ -31,6 +31,7 @@ class Replies:
     def __init__(self):
         self.raw = []
         self.porter = ArrayPorter()
+        self.live = None
 
     def reply(self, raw):
         self.raw.append(raw)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from disco_server.worker import mpich_memory
-from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
+from disco_server.worker.mpich_memory import kvsname, nameless_memory, sweep_shared_memory
 
 SESSION = 0xD15C0
 
@@ -38,3 +38,27 @@ def test_names_differ_by_session_and_attempt():
     """No two starts share a key-value space."""
     names = {kvsname(session, attempt) for session in (1, 2**63) for attempt in (0, 1)}
     assert len(names) == 4
+
+
+def test_the_names_are_gone_after_the_start(tmp_path):
+    """And only they."""
+    mine = tmp_path / f"mpich_shm_{mpich_memory._hash_name(kvsname(SESSION)):x}_0"
+    other = tmp_path / "mpich_shm_1_0"
+    with nameless_memory(kvsname(SESSION), first=True, folder=tmp_path):
+        mine.write_bytes(b"x")
+        other.write_bytes(b"x")
+    assert list(tmp_path.iterdir()) == [other]
+
+
+def test_a_rank_that_is_killed_while_mpi_starts_leaves_nothing(tmp_path, eventually):
+    """A shell removes the file in its place."""
+    program = f"""
+import os, pathlib, signal
+from disco_server.worker.mpich_memory import kvsname, nameless_memory
+folder = pathlib.Path({str(tmp_path)!r})
+with nameless_memory(kvsname({SESSION}), first=True, folder=folder):
+    (folder / {f"mpich_shm_{mpich_memory._hash_name(kvsname(SESSION)):x}_0"!r}).write_bytes(b"x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program], check=False)
+    eventually(lambda: not list(tmp_path.iterdir()), what="the file to go")

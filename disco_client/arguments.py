@@ -1,0 +1,40 @@
+"""What every way to open a session checks first."""
+
+from __future__ import annotations
+
+from disco_client.collectives import CCL_NAMES
+from disco_client.errors import ConfigError
+
+__all__ = ["MAX_WORKERS", "check_session"]
+
+MAX_WORKERS = 4096
+
+
+def check_session(num_workers: object, num_groups: object, ccl: str | None, timeout: float) -> None:
+    """Refuses what no session can be.
+
+    Raises:
+        ConfigError: An argument is of the wrong type, out of range, or does not
+            fit another one.
+    """
+    workers = _integer("num_workers", num_workers)
+    groups = _integer("num_groups", num_groups)
+    if not 1 <= workers <= MAX_WORKERS:
+        msg = f"expected num_workers from 1 to {MAX_WORKERS}, got {workers}"
+        raise ConfigError(msg)
+    if groups < 1 or workers % groups:
+        msg = f"expected num_groups to divide the {workers} workers evenly, got {groups}"
+        raise ConfigError(msg)
+    if ccl is not None and ccl not in CCL_NAMES:
+        msg = f"expected ccl to be one of {', '.join(CCL_NAMES)}, got {ccl!r}"
+        raise ConfigError(msg)
+    if not timeout > 0:
+        msg = f"expected a timeout above 0 seconds, got {timeout!r}"
+        raise ConfigError(msg)
+
+
+def _integer(what: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        msg = f"expected an integer {what}, got {value!r} of type {type(value).__name__}"
+        raise ConfigError(msg)
+    return value

@@ -1,0 +1,239 @@
+"""The client's end of one rank that is a child process: its socket, its output, its exit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from disco_server.channels.frames import HOW_FAR, FrameReader, receive
+
+__all__ = ["KEPT_LINES", "RankChild"]
+
+KEPT_LINES = 20
+"""How many last lines of output are kept for the report of a death."""
+
+_MAX_LINE = 16 * 1024
+_HELD_BYTES = 4 * 1024
+"""How much may wait for company before it is sent after all."""
+
+_HOW_FAR = memoryview(HOW_FAR)
+_READ_BYTES = 64 * 1024
+
+
+class RankChild:
+    """One rank process; it dies with the thread that made this object.
+
+    Args:
+        worker: Its number.
+        entrypoint: The module to run.
+        environ: The environment of the process.
+
+    Attributes:
+        sock: The socket to the rank, non-blocking.
+        pmi: The socket on which MPI asks.
+        outputs: The pipes of standard output and standard error.
+        pidfd: Readable when the process has ended.
+        last_lines: The end of its output.
+        reader: Cuts what the socket brings into frames, and holds descriptors.
+        arm: Told whether to call :meth:`flush` when the socket takes more.
+        gates: The locks to free with the rank's next answers on how far it is.
+        assigned: Whether it has said that it is ready.
+
+    Raises:
+        OSError: No process could be started.
+    """
+
+    def __init__(self, worker: int, entrypoint: str, environ: Mapping[str, str]) -> None:
+        self.worker = worker
+        self.assigned = False
+        self.reader = FrameReader()
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._rests = [b"", b""]
+        self._lock = threading.Lock()
+        self._unsent: deque[tuple[memoryview, int | None]] = deque()
+        self._held = 0
+        self.gates: deque[threading.Lock] = deque()
+        self._armed = False
+        self.arm: Callable[[bool], None] = lambda _armed: None
+        self._group_lives = True
+        with contextlib.ExitStack() as undo:
+            self.sock, theirs = _pair(undo)
+            self.pmi, pmi_theirs = _pair(undo)
+            ends = [_pipe(undo) for _ in range(2)]
+            self.outputs = [ours for ours, _ in ends]
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", entrypoint, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=ends[0][1],
+                stderr=ends[1][1],
+                pass_fds=(theirs.fileno(), pmi_theirs.fileno()),
+                start_new_session=True,
+                env={**environ, "PMI_FD": str(pmi_theirs.fileno())},
+            )
+            self.pid = self.process.pid
+            self.pidfd = os.pidfd_open(self.pid)
+            undo.pop_all()
+        for end in (theirs, pmi_theirs):
+            end.close()
+        for _, end in ends:
+            os.close(end)
+        for fd in (self.sock.fileno(), self.pmi.fileno(), *self.outputs):
+            os.set_blocking(fd, False)
+
+    # The socket -------------------------------------------------------------------------
+
+    def send(self, framed: bytes, fd: int | None = None) -> None:
+        """Sends a frame, after all before it; never blocks.
+
+        What the socket does not take now is kept, and ``arm`` is told so.
+
+        Args:
+            framed: The frame, its length included.
+            fd: A descriptor to pass along; it is closed here.
+        """
+        with self._lock:
+            self._unsent.append((memoryview(framed), fd))
+            self._flush()
+
+    def ask(self, gate: threading.Lock) -> None:
+        """Asks how far the rank is; the answers come in the order of the questions."""
+        with self._lock:
+            self.gates.append(gate)
+            self._unsent.append((_HOW_FAR, None))
+            self._flush()
+
+    def hold(self, framed: bytes) -> None:
+        """Keeps a frame that nobody waits for until another one leaves, or many are there."""
+        with self._lock:
+            self._unsent.append((memoryview(framed), None))
+            self._held += len(framed)
+            if self._held >= _HELD_BYTES:
+                self._flush()
+
+    def free_gates(self) -> None:
+        """Frees the locks that wait in vain; the session is over."""
+        while self.gates:
+            self.answered()
+
+    def answered(self) -> None:
+        """Frees the lock of the oldest question."""
+        with contextlib.suppress(IndexError):  # the session's end has freed it
+            self.gates.popleft().release()
+
+    def flush(self) -> None:
+        """Sends what is kept, as far as the socket takes it."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        unsent = self._unsent
+        self._held = 0
+        try:
+            while unsent:
+                data, fd = unsent[0]
+                if fd is None:
+                    sent = self.sock.send(data)
+                else:
+                    sent = socket.send_fds(self.sock, [data], [fd])
+                    os.close(fd)
+                if sent == len(data):
+                    unsent.popleft()
+                else:
+                    unsent[0] = (data[sent:], None)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop_unsent()  # its exit is on the way, and says more
+        if bool(unsent) != self._armed:
+            self._armed = not self._armed
+            self.arm(self._armed)
+
+    def _drop_unsent(self) -> None:
+        for _, fd in self._unsent:
+            if fd is not None:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self._unsent.clear()
+
+    def receive(self) -> list[bytes] | None:
+        """Reads the frames that are there; None at the end of the stream."""
+        try:
+            return receive(self.sock, self.reader)
+        except BlockingIOError:
+            return []
+        except (ValueError, OSError):
+            return None  # not our protocol: user code wrote into the socket
+
+    # Output and exit ----------------------------------------------------------------------
+
+    def read_output(self, is_error: bool) -> tuple[list[str], bool]:
+        """Reads what was printed.
+
+        Returns:
+            The complete lines, and whether there can be more.
+        """
+        try:
+            data = os.read(self.outputs[is_error], _READ_BYTES)
+        except BlockingIOError:
+            return [], True
+        if not data:
+            return self.last_words(is_error), False
+        *lines, rest = (self._rests[is_error] + data).split(b"\n")
+        if len(rest) > _MAX_LINE:
+            lines, rest = [*lines, rest], b""
+        self._rests[is_error] = rest
+        return self._keep(lines), True
+
+    def last_words(self, is_error: bool) -> list[str]:
+        """Returns a last line that had no end."""
+        rest, self._rests[is_error] = self._rests[is_error], b""
+        return self._keep([rest]) if rest else []
+
+    def _keep(self, lines: list[bytes]) -> list[str]:
+        text = [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
+        self.last_lines.extend(text)
+        return text
+
+    def kill(self) -> None:
+        """Ends the process and every process it started that stayed in its group."""
+        if self._group_lives:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def reap(self) -> int:
+        """Returns the exit status, a code or a negative signal number; it has ended."""
+        self.kill()  # what it left behind in its group
+        self._group_lives = False  # the number may be another group's from now on
+        return self.process.wait()
+
+    def close(self) -> None:
+        """Lets go of sockets and pipes."""
+        with self._lock:
+            self._drop_unsent()
+        self.reader.close()
+        self.sock.close()
+        self.pmi.close()
+        for fd in (*self.outputs, self.pidfd):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    undo.callback(ours.close)
+    undo.callback(theirs.close)
+    return ours, theirs
+
+
+def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
+    ours, theirs = os.pipe()
+    undo.callback(os.close, ours)
+    undo.callback(os.close, theirs)
+    return ours, theirs

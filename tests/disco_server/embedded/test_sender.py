@@ -1,0 +1,50 @@
+"""Commands leave in order, from whichever thread flushes."""
+
+from __future__ import annotations
+
+import threading
+
+from disco_client import SessionClosed
+from disco_client.command_log import CommandLog
+from disco_client.transport.base import Events
+from disco_client.wire.codec import Action
+from disco_server.embedded.sender import Sender
+
+
+def events_of(log):
+    nothing = lambda *_: None  # noqa: E731
+    return Events(
+        take=log.take,
+        await_commands=log.await_commands,
+        take_batch=log.take_batch,
+        reply=nothing,
+        live=nothing,
+        acknowledge=nothing,
+        log=nothing,
+        lost=nothing,
+        disown=nothing,
+    )
+
+
+def test_commands_leave_in_order_whoever_sends_them():
+    """Several threads flush while others issue, and the sender's own thread works too."""
+    log = CommandLog(1, 1)
+    left = []
+    sender = Sender(events_of(log), lambda batch: left.append((batch.first_seq, batch.last_seq)))
+
+    def issue():
+        for step in range(500):
+            log.issue(Action.CALL_PACKED, func=1)
+            if step % 7 == 0:
+                sender.flush()
+
+    issuers = [threading.Thread(target=issue) for _ in range(4)]
+    for issuer in issuers:
+        issuer.start()
+    for issuer in issuers:
+        issuer.join()
+    log.close(SessionClosed("over"), drop=False)
+    sender.join(10)
+    starts = [1, *(last + 1 for _, last in left)]
+    assert [first for first, _ in left] == starts[:-1]
+    assert left[-1][1] == 2000
