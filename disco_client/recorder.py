@@ -50,7 +50,7 @@ class RecordingLog(CommandLog):
         """Returns the batches as they travel; the lines that issued them are kept."""
         with self._lock:
             self._seal()
-            return [batch.encode() for batch in self._sealed]
+            return [batch.leave(0).payload() for batch in self._sealed]
 
 
 class Recorder(Session):

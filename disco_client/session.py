@@ -20,8 +20,8 @@ from disco_client.errors import (
 )
 from disco_client.handles import DPackedFunc, DRef
 from disco_client.output import LogSink, drop_logs, print_logs
-from disco_client.replies import Inbox
-from disco_client.transport.base import Events, Live, RankPlace, Transport
+from disco_client.starting import start
+from disco_client.transport.base import Live, RankPlace, Transport
 from disco_client.weights.loading import WeightLoading
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.codec import (
@@ -73,32 +73,8 @@ class Session(Collectives, Capturing, WeightLoading):
         self._recorders = {}
         self._step_lines = StepLines()
         # What the transport's threads call must not keep the session alive.
-        log = CommandLog(welcome.session, len(welcome.ranks))
-        inbox = Inbox(log.acknowledge, lambda: log.acked, log.site, self._step_lines.explain)
-        log.on_expect = inbox.expect
-        self._inbox, self._log = inbox, log
-
-        def lost(error: SessionError) -> None:
-            log.close(error, drop=True)
-            inbox.lose(error)
-
-        # A thread that waits may send and receive by itself.
-        inbox.pump = transport.pump
-        log.direct = inbox.pump is not None
-        transport.start(
-            Events(
-                take=log.take,
-                await_commands=log.await_commands,
-                take_batch=log.take_batch,
-                reply=inbox.receive,
-                live=inbox.receive_live,
-                acknowledge=log.acknowledge,
-                log=log_sink or drop_logs,
-                lost=lost,
-                disown=log.disown,
-            )
-        )
-        self._finalizer = weakref.finalize(self, _close, log, transport, welcome.name)
+        self._log, self._inbox = start(transport, log_sink or drop_logs, self._step_lines.explain)
+        self._finalizer = weakref.finalize(self, _close, self._log, transport, welcome.name)
 
     # What it is ----------------------------------------------------------------
 

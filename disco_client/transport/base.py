@@ -106,11 +106,15 @@ class OutgoingBatch:
             return None
         return workers.pop() - 1 if 0 not in workers else None
 
+    def payload(self) -> bytes:
+        """Encodes them alone."""
+        return EncodedBatch(commands=self.commands, calls=self.calls).SerializeToString()
+
     def envelope(self) -> bytes:
         """Encodes them as they travel."""
         return envelope(
             Kind.BATCH,
-            EncodedBatch(commands=self.commands, calls=self.calls).SerializeToString(),
+            self.payload(),
             session=self.session,
             first_seq=self.first_seq,
             last_seq=self.last_seq,

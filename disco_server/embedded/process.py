@@ -169,6 +169,7 @@ class ProcessTransport:
             device=_DEVICE,
             session_name=self._name,
             allow_modules=("*",),
+            allow_read=("*",),
             local_workers=self._num_workers,
         )
         return frame(envelope(Kind.ASSIGN, assign.SerializeToString(), session=self._session))

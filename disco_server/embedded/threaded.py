@@ -119,6 +119,7 @@ class ThreadTransport:
             node=NODE,
             session_name=self._welcome.name,
             allow_modules=("*",),
+            allow_read=("*",),
         )
 
     def _open_communicator(self, worker: Worker, ccl: str) -> Communicator:

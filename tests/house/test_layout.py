@@ -18,6 +18,7 @@ UNMIRRORED = {
     "disco_client/transport/base.py": "a protocol and its records, met by every transport's tests",
     "disco_client/version.py": "one constant",
     "disco_client/arguments.py": "met by the tests of every way to open a session",
+    "disco_client/starting.py": "met by the tests of every session",
     "disco_server/embedded/rank_child.py": "one child process, met by test_children",
     "disco_server/embedded/rank_thread.py": "one worker thread, met by test_threaded",
     "disco_server/embedded/shared_arrays.py": "met by the copies of test_process",
