@@ -28,7 +28,7 @@ def _commands_spec(kind: str, workers: int) -> Spec:
     must, aims = _KINDS[kind]
     return Spec(
         f"embedded.{kind}.{workers}",
-        f"commands/s, 3-argument no-op, {_NAMES[kind]}, {workers} workers",
+        f"commands/s, {_NAMES[kind]}, {workers} workers",
         "1/s",
         f"TVM {_NAMES[kind]}",
         Limit("ratio", must=must, aim=aims[workers], least=True),
@@ -46,7 +46,7 @@ EMBEDDED = (
     ),
     Spec(
         "embedded.array",
-        "host array of 64 MiB to worker 0, ProcessSession",
+        "host array of 64 MiB, ProcessSession",
         "B/s",
         "memcpy",
         Limit("figure", must=1e9, aim=4e9, least=True),
