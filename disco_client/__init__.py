@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from disco_client.wire.splits import Split
     from disco_client.wire.values import Device, Opaque, Shape, cpu, cuda, rocm
     from disco_server.embedded.process import ProcessSession as ProcessSession
+    from disco_server.embedded.socket import SocketSession as SocketSession
     from disco_server.embedded.threaded import ThreadedSession as ThreadedSession
 
 __all__ = [

@@ -8,7 +8,8 @@ import threading
 import time
 from typing import Any
 
-from disco_client.connecting import check_wish, owner
+from disco_client.arguments import check_session
+from disco_client.connecting import owner
 from disco_client.errors import ConfigError, NoSlots
 from disco_client.session import Session, print_logs
 from disco_client.transport.base import Wish
@@ -75,7 +76,7 @@ class SocketSession(Session):
     ) -> None:
         _check_whole(num_nodes=num_nodes, num_workers_per_node=num_workers_per_node)
         num_workers = num_nodes * num_workers_per_node
-        check_wish(num_workers, num_groups, ccl, timeout)
+        check_session(num_workers, num_groups, ccl, timeout)
         listen = _where(host, port)
         try:
             node = EmbeddedNode(listen, num_nodes, num_workers_per_node)
