@@ -16,6 +16,7 @@ from disco_client.transport.base import Events, OutgoingBatch, RankPlace, Welcom
 from disco_client.wire.codec import Kind
 from disco_server.collectives.base import Communicator
 from disco_server.collectives.local import LocalWorld
+from disco_server.collectives.select import default_library, open_communicator
 from disco_server.embedded import output
 from disco_server.embedded.forks import disown_in_children, not_here
 from disco_server.embedded.interrupts import HeldInterrupts
@@ -116,6 +117,7 @@ class ThreadTransport:
             self._num_groups,
             open_communicator=self._open_communicator,
             ccl=self._ccl,
+            ordinary_ccl=default_library(self._world),
             node=NODE,
             session_name=self._welcome.name,
             allow_modules=("*",),
@@ -123,8 +125,6 @@ class ThreadTransport:
         )
 
     def _open_communicator(self, worker: Worker, ccl: str) -> Communicator:
-        from disco_server.collectives.select import open_communicator
-
         # A rank that failed before its first collective would not come by itself.
         for worker_id, rank in enumerate(self._ranks):
             if worker_id != worker.worker_id:

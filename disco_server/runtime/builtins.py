@@ -152,8 +152,8 @@ def init_ccl(ccl: str, _device_ids: Sequence[int] = ()) -> None:
 
 @register_func("runtime.disco.compiled_ccl")
 def compiled_ccl() -> str:
-    """The name of the collective library that a session without a wish gets."""
-    return "mpi"
+    """The name of the collective library that this session uses, or would."""
+    return current_worker().ccl
 
 
 @register_func("runtime.disco.allreduce")

@@ -40,6 +40,7 @@ class Worker:
         *,
         open_communicator: Callable[[Worker, str], Communicator],
         ccl: str = "",
+        ordinary_ccl: str = "mpi",
         node: str = "",
         device: Device | None = None,
         session_name: str = "",
@@ -56,6 +57,7 @@ class Worker:
         self.allow_read = allow_read
         self._open = open_communicator
         self._ccl = ccl
+        self._ordinary_ccl = ordinary_ccl
         self._comm: Communicator | None = None
         self.position = 0
         self._passed = 0
@@ -64,6 +66,11 @@ class Worker:
     def group_size(self) -> int:
         """How many workers a group has."""
         return self.num_workers // self.num_groups
+
+    @property
+    def ccl(self) -> str:
+        """The name of the collective library: the one in use, else the one to come."""
+        return self._comm.ccl if self._comm is not None else self._ccl or self._ordinary_ccl
 
     @property
     def comm(self) -> Communicator:

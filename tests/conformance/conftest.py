@@ -55,6 +55,8 @@ class Kind:
 
 
 KINDS = (
+    Kind("threaded", "di.ThreadedSession({workers}, {groups})", processes=False, ccl="local"),
+    Kind("process", "di.ProcessSession({workers}, {groups})"),
     Kind("connect", "di.connect({address!r}, num_workers={workers}, num_groups={groups})"),
     Kind("socket", "di.SocketSession(1, {workers}, {groups}, 'localhost', 0)", nodes=2),
 )
