@@ -92,6 +92,7 @@ def pytest_generate_tests(metafunc):
             marks=pytest.mark.xdist_group(f"conformance-{kind.name}"),
         )
         for kind in KINDS
+        if kind.processes or "workers_of_their_own" not in metafunc.fixturenames
         for workers, groups in (mark.args if mark else DEFAULT_LAYOUTS)
     ]
     metafunc.parametrize("case", cases, indirect=True, scope="session")

@@ -224,9 +224,8 @@ def test_a_reference_of_another_session_is_refused(session, open_session):
 
 @pytest.fixture
 def workers_of_their_own(kind):
-    """Only processes can be killed and stopped without this program."""
-    if not kind.processes:
-        pytest.skip("its workers are threads of this process")
+    """Only for kinds whose workers can be killed and stopped without this program."""
+    assert kind.processes
 
 
 def test_a_worker_that_dies_ends_its_session_with_a_name(
