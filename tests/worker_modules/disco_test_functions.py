@@ -235,3 +235,15 @@ def two_sends_to_zero(array):
 def add_twice(first, second):
     """The argument of a call that is another call's result."""
     return [first, second]
+
+
+@disco_server.register_func("tests.scale_into")
+def scale_into(array, out):
+    """Fills an array with another one, times the worker's number plus one."""
+    np.multiply(array, disco_server.current_worker().worker_id + 1, out=out)
+
+
+@disco_server.register_func("tests.refuse")
+def refuse(array):
+    """Raises what cannot be described."""
+    raise ShyError(array.shape)
