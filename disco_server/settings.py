@@ -13,7 +13,6 @@ import ipaddress
 import math
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -338,6 +337,8 @@ def read_cache(value: object, where: str) -> Path:
         try:
             base = Path.home() / ".cache"
         except RuntimeError:  # a user without a home
+            import tempfile
+
             base = Path(tempfile.gettempdir(), f"disco-cache-{os.getuid()}")
     return base / "disco" / "modules"
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tvm
-from tvm import relax, te
+from tvm import relax
+from tvm import te as expressions  # codespell:ignore te
 from tvm.script import relax as R  # noqa: N812  (TVM's own custom)
 
 BATCH, WIDTH, INNER = 8, 16, 32
@@ -114,9 +115,9 @@ def add_attention(builder: relax.BlockBuilder, shards: int) -> None:
 
 def plain() -> tvm.IRModule:
     """A library without the virtual machine: one function that fills its last argument."""
-    a = te.placeholder((64,), name="a", dtype="float32")
-    b = te.compute((64,), lambda i: a[i] + 1.0, name="b")
-    func = te.create_prim_func([a, b]).with_attr("global_symbol", "add_one")
+    a = expressions.placeholder((64,), name="a", dtype="float32")
+    b = expressions.compute((64,), lambda i: a[i] + 1.0, name="b")
+    func = expressions.create_prim_func([a, b]).with_attr("global_symbol", "add_one")
     return tvm.IRModule({"add_one": func})
 
 

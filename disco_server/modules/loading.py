@@ -1,16 +1,20 @@
-"""From a file to its functions: finds the loader for its kind."""
+"""From a file to its functions: finds the loader for its kind.
+
+Every rank imports this, and few load a file: what only that needs is imported then.
+"""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import stat
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from disco_client.wire.values import Device
-from disco_server.modules import python
 from disco_server.modules.base import FileRefused, Functions, LoadedModule, Loader
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["GROUP", "digest_of", "load", "refuse_kind"]
 
@@ -40,6 +44,8 @@ def digest_of(path: Path) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _digest(path: Path, _inode: int, _size: int, _changed: int) -> str:
+    import hashlib
+
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -59,6 +65,8 @@ def load(path: Path, name: str, device: Device, serve: Functions) -> LoadedModul
     """
     suffix = refuse_kind(name)
     if suffix == ".py":
+        from disco_server.modules import python
+
         functions = python.load(path, digest_of(path), name)
     elif suffix in _TVM:
         from disco_server.modules import tvm
@@ -83,7 +91,7 @@ def refuse_kind(name: str) -> str:
     """
     suffix = Path(name).suffix.lower()
     if suffix not in _BUILT_IN and not _entries(suffix):
-        others = sorted({f".{entry.name}" for entry in entry_points(group=GROUP)})
+        others = sorted({f".{entry.name}" for entry in _entries()})
         msg = (
             f"no loader for {Path(name).name!r}: expected a file ending in "
             f"{', '.join((*_BUILT_IN, *others))}; packages add others by the entry-point group "
@@ -93,8 +101,12 @@ def refuse_kind(name: str) -> str:
     return suffix
 
 
-def _entries(suffix: str) -> list[EntryPoint]:
-    return list(entry_points(group=GROUP, name=suffix.removeprefix("."))) if suffix else []
+def _entries(suffix: str | None = None) -> list[EntryPoint]:
+    """The entry points of one kind of file, or of all."""
+    from importlib.metadata import entry_points
+
+    found = entry_points(group=GROUP)
+    return [e for e in found if suffix is None or f".{e.name}" == suffix]
 
 
 def _foreign_loader(suffix: str) -> Loader:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
-import importlib.util
 import os
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,13 @@ _OWN = "runtime.disco."
 
 @functools.cache
 def _load() -> Any:
+    from importlib.util import find_spec
+
     try:
-        ffi = importlib.import_module("tvm_ffi")
+        ffi: Any = import_module("tvm_ffi")
     except ImportError:
         return None
-    found = importlib.util.find_spec("tvm")
+    found = find_spec("tvm")
     if found is None or found.origin is None:
         return None
     folder = Path(os.environ.get("TVM_LIBRARY_PATH") or Path(found.origin).parent / "lib")

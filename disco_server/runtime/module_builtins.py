@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -16,10 +16,12 @@ from disco_client.wire.values import Device, is_array
 from disco_server.config import module_allowed
 from disco_server.modules import loading
 from disco_server.modules.base import FileRefused, LoadedModule
-from disco_server.modules.cache import Incoming, ModuleCache
 from disco_server.runtime.context import Worker, current_worker
 from disco_server.runtime.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
 from disco_server.runtime.functions import register_func, registry
+
+if TYPE_CHECKING:
+    from disco_server.modules.cache import Incoming, ModuleCache
 
 __all__: list[str] = []
 
@@ -78,6 +80,8 @@ def _cache(worker: Worker) -> ModuleCache:
     if worker.loading.cache is None:
         msg = "this worker has no folder for what clients bring"
         raise FileRefused(msg)
+    from disco_server.modules.cache import ModuleCache
+
     return ModuleCache(worker.loading.cache, worker.loading.cache_bytes)
 
 
@@ -136,6 +140,8 @@ def begin_file(path: str, digest: str, size: int, asked: Sequence[int]) -> Incom
 def append_file(incoming: Any, data: Any, receiver: int) -> None:
     """Writes the next bytes of a file, on one rank."""
     if current_worker().worker_id == receiver:
+        from disco_server.modules.cache import Incoming
+
         if not isinstance(incoming, Incoming) or not is_array(data):
             msg = f"expected a file under way and its bytes, got {incoming!r} and {data!r}"
             raise ArgumentRefused(msg)
@@ -143,9 +149,9 @@ def append_file(incoming: Any, data: Any, receiver: int) -> None:
 
 
 @register_func("runtime.disco._finish_file")
-def finish_file(incoming: Any) -> None:
+def finish_file(incoming: Incoming | None) -> None:
     """Verifies a file and puts it in its place, on the ranks that took it."""
-    if isinstance(incoming, Incoming):
+    if incoming is not None:
         incoming.finish()
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from disco_client import cuda
+from disco_server.collectives.local import LocalCommunicator, LocalWorld
 from disco_server.modules.base import FileRefused, LoadedModule, LoadNotAllowed, LoadRules
-from disco_server.runtime import module_builtins
-from disco_server.runtime.context import Worker, set_current_worker
+from disco_server.runtime import builtins, module_builtins
+from disco_server.runtime.context import Worker, current_worker, set_current_worker
 from disco_server.runtime.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
 from disco_server.runtime.functions import resolve
 
@@ -170,4 +172,33 @@ def test_without_a_folder_nothing_is_brought(at):
         call("runtime.disco._begin_file", "a.py", "0" * 64, 1, [0])
     with pytest.raises(FileRefused, match="no folder for what clients bring"):
         call("runtime.disco._load_content", "/nope/a.py", "0" * 64, None)
-    assert module_builtins.__all__ == []
+    assert module_builtins.__all__ == builtins.__all__ == []
+
+
+@pytest.mark.parametrize(("ranks", "groups"), [(2, 1), (4, 1), (4, 2)])
+def test_ranks_that_are_threads_meet_in_their_own_collectives(tvm_modules, ranks, groups):
+    """Though TVM's registry is one for the process: each call belongs to its thread's rank."""
+    world = LocalWorld(ranks, groups)
+    shards = ranks // groups
+    path = str(tvm_modules / f"sharded_{ranks}.so")
+
+    def run(rank):
+        def communicator(worker, ccl):
+            return LocalCommunicator(rank, world)
+
+        set_current_worker(
+            Worker(rank, ranks, groups, open_communicator=communicator, loading=ANYTHING)
+        )
+        module = call("runtime.disco.load_vm_module", path, None)
+        mine = np.full((2, 6), rank + 1, "float32")
+        got = []
+        for position in range(1, 21):
+            current_worker().position = position
+            got.append(module.functions["sum_of_group"](mine)[1, 5])
+        return got
+
+    first = [rank // shards * shards for rank in range(ranks)]
+    with ThreadPoolExecutor(ranks) as threads:
+        results = list(threads.map(run, range(ranks), timeout=50))
+    expected = [sum(range(low + 1, low + shards + 1)) for low in first]
+    assert results == [[value] * 20 for value in expected]
