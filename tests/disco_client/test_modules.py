@@ -122,3 +122,17 @@ def test_wrong_arguments_are_refused_at_once(session, tvm_modules):
     session.load_vm_module(tvm_modules / "basics.so", "cuda:0")
     with pytest.raises(errors.BadArgument, match="expected this worker's device"):
         session.sync_all()
+
+
+def test_a_captured_program_calls_a_module(session, tvm_modules, matrix):
+    """Its functions and the items of their results are steps like any other."""
+    module = session.load_vm_module(tvm_modules / "basics.so")
+    with session.capture() as program:
+        state = program.input("state")
+        for _ in range(3):
+            state = module["pair"](state)[0]
+        program.output(state)
+    assert program(state=matrix).numpy(3).tolist() == (matrix.numpy() * 8).tolist()
+    with pytest.raises(errors.CaptureError, match="outside"), session.capture():
+        session.load_vm_module(tvm_modules / "basics.so")
+    session.sync_all()
