@@ -119,8 +119,10 @@ class EmbeddedNode:
             controller=str(private.address),
             slots=self._layout.per_node,
             name=FIRST_NODE,
-            # The ranks are this program's own, and it may import anything anyway.
+            # The ranks are this program's own, and it may import and read anything anyway.
             allow_modules=("*",),
+            allow_read=("*",),
+            allow_load=("*",),
             warm=0,
         )
         environ = {**rank_environment(config), "PYTHONPATH": os.pathsep.join(import_path())}

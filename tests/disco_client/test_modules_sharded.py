@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from disco_client import errors
+from disco_client import SocketSession, errors
 
 BATCH, WIDTH, INNER, HEADS, HEAD = 8, 16, 32, 4, 4
 
@@ -100,3 +100,11 @@ def test_a_rank_that_fails_releases_peers_inside_a_module(open_session, tvm_modu
         session.sync_all()
     mine = session.get_global_func("tests.rank_array")((2, 6), "float32")
     assert (module["sum"](mine).numpy(1) == 3).all()
+
+
+def test_a_socket_session_runs_a_sharded_module(tvm_modules):
+    """Its own node loads what the program may load anyway."""
+    with SocketSession(1, 2, 1, "127.0.0.1", 0) as session:
+        module = session.load_vm_module(tvm_modules / "sharded_2.so")
+        ones = session.broadcast(np.ones((2, 6), "float32"))
+        assert (module["sum"](ones).numpy(1) == 2).all()
