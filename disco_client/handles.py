@@ -85,6 +85,21 @@ class DRef:
         msg = f"expected an array in register {self.reg_id} of worker {worker_id}, got {value!r}"
         raise TypeError(msg)
 
+    def __getitem__(self, key: Any, /) -> DRef:
+        """Takes one item out of what the register holds, on every worker; returns at once.
+
+        Args:
+            key: A position in a list or along an array's first axis, or a map's key.
+
+        Returns:
+            The item's own reference; a missing one is an error of the next sync
+            (:class:`~disco_client.BadArgument`).
+        """
+        return self.session._call_builtin("runtime.disco.get_item", self, key)  # noqa: SLF001
+
+    # How many items there are is known to the workers alone.
+    __iter__ = None
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(reg_id={self.reg_id}, session={self.session.name!r})"
 
@@ -124,7 +139,7 @@ class DModule(DRef):
         """
         super().__init__(session._check_ref(dref), dref.session, owner=dref)  # noqa: SLF001
 
-    def __getitem__(self, name: str) -> DPackedFunc:
+    def __getitem__(self, name: str, /) -> DPackedFunc:
         """Looks a function up on every worker; a missing one is an error of the next sync."""
         getter = self.session._builtin("ffi.ModuleGetFunction")  # noqa: SLF001
         return DPackedFunc(getter(self, name), self.session)

@@ -19,6 +19,7 @@ from disco_client.errors import (
     SessionError,
 )
 from disco_client.handles import DPackedFunc, DRef
+from disco_client.modules import Modules
 from disco_client.output import LogSink, drop_logs, print_logs
 from disco_client.starting import start
 from disco_client.transport.base import Live, RankPlace, Transport
@@ -40,7 +41,7 @@ _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
 """Integers that still fit 64 bits when they are doubled."""
 
 
-class Session(Collectives, Capturing, WeightLoading):
+class Session(Collectives, Capturing, Modules, WeightLoading):
     """One SPMD program: its workers, their registers, and its ordered command log.
 
     Calls are asynchronous: they return at once, and every worker executes them in
@@ -345,6 +346,10 @@ class Session(Collectives, Capturing, WeightLoading):
         if answers:
             self._inbox.wait(seq, self._transport.check_alive)
         return reg
+
+    def _bring(self, worker: int, array: Array) -> DRef:
+        reg = self._send_array(Action.COPY_TO_WORKER0, None, worker, array, answers=0)
+        return DRef(reg, self)
 
     def _upload(self, ticket: int, worker: int | None, array: Array) -> None:
         workers = range(self.num_workers) if worker is None else (worker,)

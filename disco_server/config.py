@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, Self, cast
 from disco_client.errors import ConfigError
 from disco_server.settings import (
     AUTO,
+    UPLOADS,
     Address,
     Reader,
     cpu_cores,
@@ -27,10 +28,12 @@ from disco_server.settings import (
     file_allowed,
     module_allowed,
     one_of,
+    read_cache,
     read_devices,
     read_dial,
     read_folders,
     read_listen,
+    read_loads,
     read_node_name,
     read_optional_listen,
     read_path,
@@ -46,6 +49,7 @@ __all__ = [
     "DEFAULT_MODULES",
     "LOG_FORMATS",
     "LOG_LEVELS",
+    "UPLOADS",
     "Address",
     "ControllerConfig",
     "WorkerConfig",
@@ -60,6 +64,7 @@ LOG_FORMATS: Final = ("text", "json")
 
 _MAX_SLOTS: Final = 4096
 _MAX_WARM: Final = 8
+_MAX_CACHE_MIB: Final = 1 << 30
 _TABLES: Final = ("controller", "worker")
 
 
@@ -208,6 +213,12 @@ class WorkerConfig(_Settings):
             added to DEFAULT_MODULES; the constructor takes the whole list.
         allow_read: Folders and files that sessions may read weights from (see
             `file_allowed`); ``*`` for everything.
+        allow_load: Folders and files from which sessions may load modules, native
+            code and Python files among them (see `file_allowed`); UPLOADS for the
+            files that clients bring; ``*`` for everything.
+        module_cache: Where modules that clients bring are kept. None: ``disco/modules``
+            in the user's folder for caches.
+        module_cache_mib: How many MiB of them are kept; the longest unused go first.
         warm: Interpreters kept ready so that a session starts quickly; 0 for
             none. AUTO: as many as slots, at most 8.
         rank_threads: Threads a rank's numerical libraries may use. AUTO: an
@@ -228,6 +239,9 @@ class WorkerConfig(_Settings):
     name: str = field(default_factory=socket.gethostname)
     allow_modules: tuple[str, ...] = DEFAULT_MODULES
     allow_read: tuple[str, ...] = ()
+    allow_load: tuple[str, ...] = ()
+    module_cache: Path | None = None
+    module_cache_mib: int = 10240
     warm: int = AUTO
     rank_threads: int = AUTO
     array_listen: str | None = None
@@ -242,6 +256,9 @@ class WorkerConfig(_Settings):
         "name": read_node_name,
         "allow_modules": read_patterns,
         "allow_read": read_folders,
+        "allow_load": read_loads,
+        "module_cache": read_cache,
+        "module_cache_mib": whole(1, _MAX_CACHE_MIB),
         "warm": whole(0, _MAX_SLOTS, auto=True),
         "rank_threads": whole(1, _MAX_SLOTS, auto=True),
         "array_listen": read_optional_listen,

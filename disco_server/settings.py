@@ -23,6 +23,7 @@ from disco_client.errors import ConfigError
 
 __all__ = [
     "AUTO",
+    "UPLOADS",
     "Address",
     "Reader",
     "cpu_cores",
@@ -30,10 +31,12 @@ __all__ = [
     "file_allowed",
     "module_allowed",
     "one_of",
+    "read_cache",
     "read_devices",
     "read_dial",
     "read_folders",
     "read_listen",
+    "read_loads",
     "read_node_name",
     "read_path",
     "read_patterns",
@@ -45,6 +48,9 @@ __all__ = [
 
 AUTO: Final = -1
 """Stands for "choose for me" in the settings that say so."""
+
+UPLOADS: Final = "uploads"
+"""Stands for the files that clients bring, where it is said what may be loaded."""
 
 _MAX_PORT: Final = 65535
 _GPU_KINDS: Final = ("cuda", "rocm")
@@ -312,6 +318,29 @@ def read_folders(value: object, where: str) -> tuple[str, ...]:
         raise refuse(where, expected, value)
     paths = (word if word == "*" else str(Path(word).expanduser().absolute()) for word in words)
     return tuple(dict.fromkeys(paths))
+
+
+def read_loads(value: object, where: str) -> tuple[str, ...]:
+    """Reads what `read_folders` does, and the word UPLOADS."""
+    expected = f"folders, files, {UPLOADS}, or * for everything"
+    words = _words(value, where, expected) if value not in ((), []) else []
+    folders = read_folders([word for word in words if word != UPLOADS], where)
+    return (*folders, UPLOADS) if UPLOADS in words else folders
+
+
+def read_cache(value: object, where: str) -> Path:
+    """Reads the folder of a cache; None is the user's own folder for such."""
+    if value is not None:
+        return Path(str(read_path(value, where))).expanduser().absolute()
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:  # a user without a home
+            import tempfile
+
+            base = Path(tempfile.gettempdir(), f"disco-cache-{os.getuid()}")
+    return base / "disco" / "modules"
 
 
 def read_devices(value: object, where: str) -> tuple[str, ...]:

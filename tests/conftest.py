@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -57,6 +62,22 @@ def open_session(cluster: LocalCluster) -> Iterator[Callable[..., Session]]:
 def session(open_session: Callable[..., Session]) -> Session:
     """A session of four workers on two nodes."""
     return open_session(4)
+
+
+@pytest.fixture(scope="session")
+def tvm_modules() -> Path:
+    """A folder of modules that the real TVM compiled, once for each state of their program."""
+    program = Path(__file__).parent / "tvm_programs.py"
+    state = hashlib.sha256(program.read_bytes() + version("apache-tvm").encode()).hexdigest()
+    folder = Path(__file__).parents[1] / "build" / f"tvm-modules-{state[:16]}"
+    if not folder.exists():
+        folder.parent.mkdir(exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        subprocess.run([sys.executable, program, made], check=True)
+        with contextlib.suppress(OSError):  # another test process was faster
+            made.rename(folder)
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 20.0, what: str = "") -> object:

@@ -226,6 +226,9 @@ class AssignRank(google.protobuf.message.Message):
     ALLOW_MODULES_FIELD_NUMBER: builtins.int
     LOCAL_WORKERS_FIELD_NUMBER: builtins.int
     ALLOW_READ_FIELD_NUMBER: builtins.int
+    ALLOW_LOAD_FIELD_NUMBER: builtins.int
+    MODULE_CACHE_FIELD_NUMBER: builtins.int
+    MODULE_CACHE_BYTES_FIELD_NUMBER: builtins.int
     worker: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -235,11 +238,18 @@ class AssignRank(google.protobuf.message.Message):
     session_name: builtins.str
     local_workers: builtins.int
     """How many ranks of the session run on this machine."""
+    module_cache: builtins.str
+    """Where modules that clients bring are kept, and how many bytes of them."""
+    module_cache_bytes: builtins.int
     @property
     def allow_modules(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
     def allow_read(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Folders and files that the session may read."""
+
+    @property
+    def allow_load(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Folders and files from which the session may load modules."""
 
     def __init__(
         self,
@@ -254,8 +264,11 @@ class AssignRank(google.protobuf.message.Message):
         allow_modules: collections.abc.Iterable[builtins.str] | None = ...,
         local_workers: builtins.int = ...,
         allow_read: collections.abc.Iterable[builtins.str] | None = ...,
+        allow_load: collections.abc.Iterable[builtins.str] | None = ...,
+        module_cache: builtins.str = ...,
+        module_cache_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_modules", b"allow_modules", "allow_read", b"allow_read", "ccl", b"ccl", "device", b"device", "local_workers", b"local_workers", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "ccl", b"ccl", "device", b"device", "local_workers", b"local_workers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "worker", b"worker"]) -> None: ...
 
 global___AssignRank = AssignRank
 

@@ -33,14 +33,17 @@ class LocalCluster:
 
     They listen on a Unix socket in a folder that only this user can enter, so
     nobody else on the machine can run code through them, and what sessions may
-    import and read is not restricted unless ``allow_modules`` and ``allow_read``
-    say so.
+    import, read and load is not restricted unless ``allow_modules``, ``allow_read``
+    or ``allow_load`` say so.
 
     Args:
         nodes: How many worker daemons.
         slots: How many slots each of them has.
         allow_modules: What sessions may import; empty for anything.
         allow_read: Folders and files that sessions may read; ``*`` for anything.
+        allow_load: What sessions may load modules from: folders, files, ``uploads``
+            or ``*``. Empty for anything where ``allow_modules`` is empty too,
+            otherwise for nothing.
         log_level: Of the daemons' logs, which go to standard error.
         import_path: Folders that the workers' Python searches first.
         listen: Listen on this address instead, ``HOST:PORT``.
@@ -57,6 +60,7 @@ class LocalCluster:
         *,
         allow_modules: Sequence[str] = (),
         allow_read: Sequence[str] = ("*",),
+        allow_load: Sequence[str] = (),
         log_level: str = "warning",
         import_path: Sequence[str] = (),
         listen: str | None = None,
@@ -65,6 +69,8 @@ class LocalCluster:
         self._slots = slots
         self._allow = tuple(allow_modules) or ("*",)
         self._allow_read = tuple(allow_read)
+        # Who may load any file may import anything.
+        self._allow_load = tuple(allow_load) or (() if allow_modules else ("*",))
         self._log_level = log_level
         self._folder = Path(tempfile.mkdtemp(prefix="disco-"))
         self._listen = listen or f"unix:{self._folder}/controller"
@@ -98,6 +104,9 @@ class LocalCluster:
             options += ["--allow-module", pattern]
         for path in self._allow_read:
             options += ["--allow-read", path]
+        for path in self._allow_load:
+            options += ["--allow-load", path]
+        options += ["--module-cache", str(self._folder / "modules")]
         started = [
             self._spawn("worker", [*options, "--name", f"node-{index}"])
             for index in range(self._nodes)
@@ -215,6 +224,13 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     metavar="PATH",
     help="A folder or file that sessions may read; repeatable.  [default: anything]",
 )
+@click.option(
+    "--allow-load",
+    multiple=True,
+    metavar="PATH",
+    help="A folder or file that sessions may load modules from, or 'uploads'; repeatable.  "
+    "[default: anything, or nothing beside --allow-module or --listen]",
+)
 @log_level_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @report_errors
@@ -224,6 +240,7 @@ def local(
     listen: str | None,
     allow_modules: tuple[str, ...],
     allow_read: tuple[str, ...],
+    allow_load: tuple[str, ...],
     log_level: str | None,
     command: tuple[str, ...],
 ) -> None:
@@ -247,6 +264,7 @@ def local(
         slots or cpu_cores(),
         allow_modules=allow_modules,
         allow_read=allow_read,
+        allow_load=allow_load,
         log_level=log_level or "warning",
         import_path=_script_folder(command),
         listen=listen,

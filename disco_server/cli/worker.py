@@ -50,6 +50,24 @@ __all__ = ["main"]
     help="A folder or file that sessions may read weights from; repeatable.  [default: none]",
 )
 @click.option(
+    "--allow-load",
+    multiple=True,
+    metavar="PATH",
+    help="A folder or file that sessions may load modules from, or 'uploads' for what clients "
+    "bring; repeatable.  [default: none]",
+)
+@click.option(
+    "--module-cache",
+    metavar="DIR",
+    help="Where uploaded modules are kept.  [default: ~/.cache/disco/modules]",
+)
+@click.option(
+    "--module-cache-mib",
+    type=int,
+    metavar="N",
+    help="How many MiB of them are kept.  [default: 10240]",
+)
+@click.option(
     "--warm",
     type=int,
     metavar="N",

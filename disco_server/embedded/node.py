@@ -122,6 +122,7 @@ class EmbeddedNode:
             # The ranks are this program's own, and it may import and read anything anyway.
             allow_modules=("*",),
             allow_read=("*",),
+            allow_load=("*",),
             warm=0,
         )
         environ = {**rank_environment(config), "PYTHONPATH": os.pathsep.join(import_path())}

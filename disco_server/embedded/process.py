@@ -170,6 +170,7 @@ class ProcessTransport:
             session_name=self._name,
             allow_modules=("*",),
             allow_read=("*",),
+            allow_load=("*",),
             local_workers=self._num_workers,
         )
         return frame(envelope(Kind.ASSIGN, assign.SerializeToString(), session=self._session))

@@ -22,6 +22,7 @@ from disco_server.embedded.forks import disown_in_children, not_here
 from disco_server.embedded.interrupts import HeldInterrupts
 from disco_server.embedded.rank_thread import RankThread
 from disco_server.embedded.sender import Sender
+from disco_server.modules.base import LoadRules
 from disco_server.runtime.context import Worker
 
 __all__ = ["ThreadTransport", "ThreadedSession"]
@@ -122,6 +123,7 @@ class ThreadTransport:
             session_name=self._welcome.name,
             allow_modules=("*",),
             allow_read=("*",),
+            loading=LoadRules(("*",)),
         )
 
     def _open_communicator(self, worker: Worker, ccl: str) -> Communicator:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from disco_client.wire.arrays import empty_array
 from disco_client.wire.values import Device, Shape, dtype_from_name
 from disco_server.collectives.base import ReduceOp
-from disco_server.config import module_allowed
 from disco_server.runtime.context import current_worker
-from disco_server.runtime.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
+from disco_server.runtime.errors import ArgumentRefused
 from disco_server.runtime.functions import import_allowed, register_func
 
 __all__: list[str] = []
@@ -113,7 +112,7 @@ def empty(
     if nbytes > _MAX_BYTES:
         msg = f"expected an array of at most {_MAX_BYTES} bytes, {kind}{list(shape)} has {nbytes}"
         raise ArgumentRefused(msg)
-    return np.empty(tuple(shape), kind)
+    return empty_array(tuple(shape), kind)
 
 
 @register_func("runtime.disco._import_python_module")
@@ -123,22 +122,6 @@ def import_python_module(name: str) -> None:
         msg = f"expected a module's name, got {name!r}"
         raise ArgumentRefused(msg)
     import_allowed(name, current_worker().allow_modules)
-
-
-@register_func("ffi.ModuleGetFunction")
-def module_get_function(module: Any, name: str) -> Any:
-    """Finds a function of a module that a register holds."""
-    if not isinstance(module, ModuleType):
-        msg = f"expected a module in the register, got {type(module).__name__}"
-        raise ArgumentRefused(msg)
-    if name.startswith("_") or not module_allowed(module.__name__, current_worker().allow_modules):
-        msg = f"function {name!r} of module {module.__name__!r} is not allowed"
-        raise ModuleNotAllowed(msg)
-    func = getattr(module, name, None)
-    if not callable(func):
-        msg = f"module {module.__name__!r} has no function {name!r}"
-        raise FunctionMissing(msg)
-    return func
 
 
 # Collectives --------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 
 from disco_client.wire.values import Device
 from disco_server.collectives.base import Communicator, ReduceOp, UnavailableError
+from disco_server.modules.base import LoadRules
 
 __all__ = ["Worker", "current_worker", "set_current_worker"]
 
@@ -29,6 +30,7 @@ class Worker:
         session_name: The name of its session.
         allow_modules: Patterns of the modules that its session may use.
         allow_read: Folders and files that its session may read.
+        loading: What files its session may load modules from.
         position: The number of the command that runs; the executor sets it.
     """
 
@@ -46,6 +48,7 @@ class Worker:
         session_name: str = "",
         allow_modules: tuple[str, ...] = (),
         allow_read: tuple[str, ...] = (),
+        loading: LoadRules | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.num_workers = num_workers
@@ -55,6 +58,7 @@ class Worker:
         self.session_name = session_name
         self.allow_modules = allow_modules
         self.allow_read = allow_read
+        self.loading = loading or LoadRules()
         self._open = open_communicator
         self._ccl = ccl
         self._ordinary_ccl = ordinary_ccl

@@ -8,6 +8,7 @@ from types import TracebackType
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure
 from disco_client.wire.codec import FailureKind
 from disco_server.collectives.base import AbortedError, MismatchError, UnavailableError
+from disco_server.modules.base import FileRefused, LoadNotAllowed
 from disco_server.modules.weights.errors import FileError, FileNotAllowed
 
 __all__ = ["ArgumentRefused", "FunctionMissing", "ModuleNotAllowed", "describe_failure", "sendable"]
@@ -32,6 +33,8 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (FunctionMissing, FailureKind.NOT_FOUND),
     (ModuleNotAllowed, FailureKind.NOT_ALLOWED),
     (FileNotAllowed, FailureKind.NOT_ALLOWED),
+    (LoadNotAllowed, FailureKind.NOT_ALLOWED),
+    (FileRefused, FailureKind.FILE),
     (ArgumentRefused, FailureKind.BAD_ARGUMENT),
     (EncodingError, FailureKind.BAD_ARGUMENT),
     (ConfigError, FailureKind.BAD_ARGUMENT),

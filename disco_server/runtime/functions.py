@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 from disco_server.config import module_allowed
+from disco_server.modules.tvm_runtime import find_global
 from disco_server.runtime.errors import FunctionMissing, ModuleNotAllowed
 
-__all__ = ["import_allowed", "register_func", "registered", "resolve"]
+__all__ = ["import_allowed", "register_func", "registered", "registry", "resolve"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _registry: dict[str, Callable[..., Any]] = {}
@@ -52,6 +53,11 @@ def registered() -> tuple[str, ...]:
     return tuple(sorted(_registry))
 
 
+def registry() -> Mapping[str, Callable[..., Any]]:
+    """The registered functions by name, as they are at the time of each look."""
+    return MappingProxyType(_registry)
+
+
 def import_allowed(name: str, patterns: Sequence[str]) -> ModuleType:
     """Imports a module that the allow-list covers.
 
@@ -76,7 +82,9 @@ def import_allowed(name: str, patterns: Sequence[str]) -> ModuleType:
 
 
 def resolve(name: str, patterns: Sequence[str]) -> Callable[..., Any]:
-    """Finds a function by its registered or dotted name.
+    """Finds a function by its registered or dotted name, else in TVM's registry.
+
+    TVM's functions may do anything, so they need an allow-list that covers ``tvm``.
 
     Raises:
         FunctionMissing: Nothing callable has that name.
@@ -85,6 +93,16 @@ def resolve(name: str, patterns: Sequence[str]) -> Callable[..., Any]:
     func = _registry.get(name)
     if func is not None:
         return func
+    try:
+        return _resolve_dotted(name, patterns)
+    except FunctionMissing:
+        func = find_global(name) if module_allowed("tvm", patterns) else None
+        if func is None:
+            raise
+        return func
+
+
+def _resolve_dotted(name: str, patterns: Sequence[str]) -> Callable[..., Any]:
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         if module_allowed(".".join(parts[:cut]), patterns):

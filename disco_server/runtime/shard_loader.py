@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from disco_client.wire.arrays import empty_array
 from disco_server.modules.weights.checkpoint import Checkpoint
 from disco_server.modules.weights.errors import FileError
 from disco_server.modules.weights.records import (
@@ -152,7 +153,7 @@ class ShardLoader:
             send = _apply(self.read(index), steps or [])
         if send is not None and worker.num_workers == 1:
             return send.reshape(shape)
-        out = np.empty(shape, dtype)
+        out = empty_array(shape, dtype)
         if out.nbytes:
             # As bytes, because a library need not know the dtype to move it.
             source = None if send is None else _bytes_of(send)

@@ -21,6 +21,7 @@ from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_client.wire.protocol import PROTOCOL
 from disco_server.channels.outbox import Outbox
 from disco_server.config import WorkerConfig
+from disco_server.modules.base import LoadRules
 from disco_server.worker.arrays import ArrayCarrier
 from disco_server.worker.host import host_id
 from disco_server.worker.spares import Spares
@@ -123,6 +124,11 @@ class Agent:
                 node=self._config.name,
                 allow_modules=self._config.allow_modules,
                 allow_read=self._config.allow_read,
+                loading=LoadRules(
+                    self._config.allow_load,
+                    self._config.module_cache,
+                    self._config.module_cache_mib << 20,
+                ),
                 spares=self._spares,
                 post=outbox.post,
                 fence=fence,

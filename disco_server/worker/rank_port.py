@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disco_client.pb import controller_pb2
-from disco_client.wire.arrays import byte_view
+from disco_client.wire.arrays import byte_view, empty_array
 from disco_client.wire.codec import ArrayPorter, EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import (
     FrameReader,
@@ -144,7 +144,7 @@ class RankPort(ArrayPorter):
             OSError: It will not come.
             ValueError: It is of another size.
         """
-        out = np.empty(tuple(shape), dtype)
+        out = empty_array(tuple(shape), dtype)
         self.collect_into(ticket, out)
         return out
 

@@ -14,11 +14,13 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import Kind
 from disco_client.wire.values import Device
 from disco_server.collectives.base import Communicator
+from disco_server.modules.base import LoadRules
 from disco_server.observe.lifetime import die_with
 from disco_server.runtime.context import Worker, set_current_worker
 from disco_server.runtime.executor import Executor
@@ -67,6 +69,11 @@ def _assigned(port: RankPort, session: int, assign: node_pb2.AssignRank) -> Work
         session_name=assign.session_name,
         allow_modules=tuple(assign.allow_modules),
         allow_read=tuple(assign.allow_read),
+        loading=LoadRules(
+            tuple(assign.allow_load),
+            Path(assign.module_cache) if assign.module_cache else None,
+            assign.module_cache_bytes,
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame
 from disco_server.channels.shared import SharedPool
+from disco_server.modules.base import LoadRules
 from disco_server.observe.logs import BoundLogger, bind
 from disco_server.worker.arrays import ArrayCarrier, Offers
 from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
@@ -65,6 +66,7 @@ class Supervisor:
         node: This node's name.
         allow_modules: What sessions may import.
         allow_read: What files sessions may read.
+        loading: What modules sessions may load.
         spares: Where interpreters come from.
         post: Sends an encoded envelope to the controller.
         fence: Exchanges keys among a session's nodes.
@@ -77,6 +79,7 @@ class Supervisor:
         node: str,
         allow_modules: tuple[str, ...],
         allow_read: tuple[str, ...],
+        loading: LoadRules,
         spares: Spares,
         post: Callable[[bytes], object],
         fence: Fence,
@@ -85,6 +88,7 @@ class Supervisor:
         self._node = node
         self._allow_modules = allow_modules
         self._allow_read = allow_read
+        self._loading = loading
         self._spares = spares
         self._post = post
         self._fence = fence
@@ -193,6 +197,9 @@ class Supervisor:
             session_name=start.session_name,
             allow_modules=self._allow_modules,
             allow_read=self._allow_read,
+            allow_load=self._loading.allow,
+            module_cache=str(self._loading.cache or ""),
+            module_cache_bytes=self._loading.cache_bytes,
             local_workers=next(len(h) for h in _by_host(start) if worker in h),
         )
         handle.send(

@@ -249,3 +249,28 @@ def test_patterns_add_to_the_default_allow_list():
     assert by_variable.allow_modules == (*DEFAULT_MODULES, "mine", "other.*")
     assert WorkerConfig(allow_modules=("mine",)).allow_modules == ("mine",)
     assert WorkerConfig(allow_modules=()).allow_modules == ()
+
+
+def test_nothing_is_loaded_unless_it_is_said():
+    """Folders and files with their whole path, and the word for what clients bring."""
+    assert WorkerConfig().allow_load == ()
+    node = WorkerConfig.load({"allow_load": ("models", "/srv/a.so", "uploads", "uploads")}, {})
+    assert node.allow_load == (str(Path.cwd() / "models"), "/srv/a.so", "uploads")
+    node = WorkerConfig.load({}, {"DISCO_ALLOW_LOAD": "*, uploads"})
+    assert node.allow_load == ("*", "uploads")
+    for wrong in ({"allow_load": ("",)}, {"allow_load": (1,)}):
+        with pytest.raises(ConfigError, match="--allow-load: expected folders, files"):
+            WorkerConfig.load(wrong, {})
+
+
+def test_uploads_are_kept_in_the_user_s_folder_for_caches(monkeypatch, tmp_path):
+    """Where the user has one; another folder may be named, and how large it may grow."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert WorkerConfig().module_cache == tmp_path / "disco" / "modules"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert WorkerConfig().module_cache == Path("/home/somebody/.cache/disco/modules")
+    named = WorkerConfig.load({"module_cache": "kept", "module_cache_mib": 5}, {})
+    assert (named.module_cache, named.module_cache_mib) == (Path.cwd() / "kept", 5)
+    with pytest.raises(ConfigError, match="--module-cache-mib: expected a whole number from 1"):
+        WorkerConfig.load({"module_cache_mib": 0}, {})

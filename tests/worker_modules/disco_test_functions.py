@@ -286,3 +286,15 @@ GATE = None
 def call_back():
     """Waits until the test opens the gate; for workers of its own process."""
     GATE.wait(30)
+
+
+@disco_server.register_func("tests.scale_into")
+def scale_into(array, out):
+    """Fills an array with another one, times the worker's number plus one."""
+    np.multiply(array, disco_server.current_worker().worker_id + 1, out=out)
+
+
+@disco_server.register_func("tests.refuse")
+def refuse(array):
+    """Raises what cannot be described."""
+    raise ShyError(array.shape)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from disco_client.wire.arrays import empty_array
 from disco_client.wire.splits import Intervals
 from disco_client.wire.values import is_floating
 from disco_server.modules.weights.errors import FileError
@@ -101,12 +102,16 @@ def read_record(
         problem = f"expected {record.nbytes} bytes from offset {record.offset}"
         problem += f", the file has {file.size} bytes"
         raise FileError(record.file, problem, tensor=record.name)
-    array = np.empty(shape, stored)
+    array = empty_array(shape, stored)
     read_strips(file, record.offset, strips, array.reshape(-1).view(np.uint8))
     target = find_dtype(record.dtype)
     if dtype and is_floating(record.dtype):
         target = find_dtype(dtype)
-    return array if target is None or target == stored else array.astype(target)
+    if target is None or target == stored:
+        return array
+    converted = empty_array(shape, target)
+    converted[...] = array
+    return converted
 
 
 # Finding out what is there -------------------------------------------------------

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from disco_client.errors import EncodingError
 from disco_client.pb import controller_pb2
 from disco_client.wire.arrays import (
+    ALIGNMENT,
     CHUNK_BYTES,
     byte_view,
     chunk_data,
+    empty_array,
     encode_chunk,
     encode_head,
     encode_stream,
@@ -83,3 +85,15 @@ def test_the_bytes_of_an_array_are_seen_and_not_copied():
     assert len(byte_view(np.zeros((0, 3), "f8"))) == 0
     with pytest.raises(EncodingError, match="ascontiguousarray"):
         byte_view(array.T)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (7, 5), (1000, 1000)])
+@pytest.mark.parametrize("dtype", ["bool", "float32", "complex128"])
+def test_a_workers_own_array_begins_where_compilers_want_it(shape, dtype):
+    """Whatever its shape; it can be written, and is as large as any other."""
+    array = empty_array(shape, np.dtype(dtype))
+    assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
+    assert not array.size or array.ctypes.data % ALIGNMENT == 0
+    assert array.flags.c_contiguous
+    array[...] = 1
+    assert array.sum() == array.size

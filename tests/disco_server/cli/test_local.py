@@ -183,6 +183,31 @@ def test_a_port_lets_nothing_be_read_that_is_not_named(local, options, told):
     assert (code, out) == (0, f"{told}\n"), err
 
 
+@pytest.mark.parametrize(
+    ("options", "verdict"),
+    [
+        ((), "loaded"),
+        (("--allow-module", "numpy"), "refused"),
+        (("--listen", "127.0.0.1:0"), "refused"),
+        (("--listen", "127.0.0.1:0", "--allow-load", "*"), "loaded"),
+        (("--allow-module", "numpy", "--allow-load", "{folder}"), "loaded"),
+    ],
+)
+def test_files_are_loaded_where_anything_may_be(local, tmp_path, options, verdict):
+    """As soon as something is restricted, a folder of modules has to be named."""
+    (tmp_path / "model.py").write_text("def f(): return 'loaded'\n")
+    program = (
+        "import disco_client\n"
+        "with disco_client.connect(num_workers=1, logs=False) as s:\n"
+        f"    try:\n        m = s.load_vm_module({str(tmp_path / 'model.py')!r})\n"
+        "        print(m['f']().debug_get_from_remote(0))\n"
+        "    except disco_client.errors.NotAllowed as error:\n        print('refused')\n"
+    )
+    given = [option.format(folder=tmp_path) for option in options]
+    code, out, err = local(*given, "--slots", "1", "--", sys.executable, "-c", program).finish()
+    assert (code, out) == (0, f"{verdict}\n"), err
+
+
 def test_the_socket_is_its_user_s_alone(cluster):
     """Nobody else can enter the folder of the socket through which code can be run."""
     folder = os.path.dirname(cluster.address.removeprefix("unix:"))  # noqa: PTH120

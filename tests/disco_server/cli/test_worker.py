@@ -127,6 +127,8 @@ def test_an_array_address_in_use_is_refused(controller, daemons):
         (["--name", "two words"], "--name"),
         (["--controller", "10.0.0.1"], "--controller"),
         (["--allow-module", "os; import sys"], "--allow-module"),
+        (["--allow-load", ""], "--allow-load"),
+        (["--module-cache-mib", "0"], "--module-cache-mib"),
     ],
 )
 def test_a_wrong_flag_is_refused_by_its_name(arguments, named):

@@ -45,8 +45,8 @@ def call(name, *args):
 
 
 def test_the_names_of_the_original_are_there():
-    """Those that need no other library, and the way into a module."""
-    names = {f"runtime.disco.{name}" for name in ORIGINAL.split()} | {"ffi.ModuleGetFunction"}
+    """Those that need no other library."""
+    names = {f"runtime.disco.{name}" for name in ORIGINAL.split()}
     assert names <= set(registered())
 
 
@@ -147,23 +147,6 @@ def test_modules_are_imported_by_their_allowed_names(at):
         call("runtime.disco._import_python_module", "numpy.no_such_thing")
     with pytest.raises(ArgumentRefused):
         call("runtime.disco._import_python_module", 5)
-
-
-def test_a_modules_functions_are_found_in_it(at):
-    """Public and callable ones of allowed modules."""
-    at(0)
-    assert call("ffi.ModuleGetFunction", np, "matmul") is np.matmul
-    for name, error in (
-        ("nope", FunctionMissing),
-        ("pi", FunctionMissing),
-        ("_x", ModuleNotAllowed),
-    ):
-        with pytest.raises(error):
-            call("ffi.ModuleGetFunction", np, name)
-    with pytest.raises(ModuleNotAllowed):
-        call("ffi.ModuleGetFunction", os, "system")
-    with pytest.raises(ArgumentRefused, match="expected a module"):
-        call("ffi.ModuleGetFunction", 5, "f")
 
 
 @pytest.mark.parametrize(

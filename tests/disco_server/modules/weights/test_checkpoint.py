@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from disco_client.wire.arrays import ALIGNMENT
 from disco_client.wire.splits import divide
 from disco_server.modules.weights.checkpoint import open_checkpoint
 from disco_server.modules.weights.errors import FileError, FileNotAllowed
@@ -297,3 +298,15 @@ def test_a_folder_without_weights_says_what_it_should_hold(tmp_path):
         opened(tmp_path)
     with pytest.raises(FileError, match="there is no such file here"):
         opened(tmp_path / "none")
+
+
+@pytest.mark.parametrize("dtype", ["", "float64"])
+def test_weights_begin_where_compiled_code_takes_them_as_they_are(tmp_path, dtype):
+    """Converted or not, so that no call of a compiled module copies them."""
+    tensors = {f"w{size}": np.ones(size, "float32") for size in (1, 33, 100_000)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = opened(tmp_path / "model.safetensors")
+    arrays = checkpoint.read([(record, None) for record in checkpoint.records], dtype)
+    for array in arrays:
+        assert array.ctypes.data % ALIGNMENT == 0
+        assert array.sum() == array.size

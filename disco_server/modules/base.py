@@ -1,0 +1,97 @@
+"""What a module is, which files may become one, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from disco_server.config import UPLOADS, file_allowed
+
+__all__ = ["FileRefused", "Functions", "LoadNotAllowed", "LoadRules", "LoadedModule", "Loader"]
+
+Functions: TypeAlias = Mapping[str, Callable[..., Any]]
+"""A module's functions by name; it may make them when they are asked for."""
+
+Loader: TypeAlias = Callable[..., Functions]
+"""What the entry-point group ``disco.module_loaders`` names, by suffix.
+
+An entry point's name is the suffix of the files, without its dot. Its object is
+called as ``loader(path, device)``, with a `pathlib.Path` that exists and the
+rank's `disco_client.Device`, each time a session loads such a file, on each rank
+and in the rank's own thread. It returns a mapping from names to functions.
+"""
+
+
+class FileRefused(OSError):
+    """A file is missing, cannot be read, or is not what it should be."""
+
+
+class LoadNotAllowed(PermissionError):
+    """The node's settings do not let sessions load this file."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRules:
+    """What a session may load on this node, and where uploads are kept.
+
+    Attributes:
+        allow: Folders and files, UPLOADS or ``*`` (see `WorkerConfig.allow_load`).
+        cache: The folder of uploaded files; None where there is none.
+        cache_bytes: How many bytes of them are kept.
+    """
+
+    allow: tuple[str, ...] = ()
+    cache: Path | None = None
+    cache_bytes: int = 0
+
+    def check_file(self, path: Path) -> Path:
+        """Returns where a file really lies.
+
+        Raises:
+            LoadNotAllowed: It may not be loaded; also where it does not exist, so
+                that nobody learns what there is.
+        """
+        real = Path(os.path.realpath(path))
+        # What other sessions brought is not reached by its path.
+        uploaded = self.cache is not None and real.is_relative_to(os.path.realpath(self.cache))
+        if uploaded:
+            self.check_uploads(path)
+        elif not file_allowed(real, self.allow):
+            msg = (
+                f"loading {str(path)!r} is not allowed on this worker; "
+                f"start disco-worker with --allow-load {real.parent}"
+            )
+            raise LoadNotAllowed(msg)
+        return real
+
+    def check_uploads(self, path: Path) -> None:
+        """Makes sure that files which clients bring may be loaded.
+
+        Raises:
+            LoadNotAllowed: They may not.
+        """
+        if not {UPLOADS, "*"}.intersection(self.allow):
+            msg = (
+                f"{str(path)!r} is not on this worker as the client has it, and loading what "
+                f"clients bring is not allowed; start disco-worker with --allow-load {UPLOADS}"
+            )
+            raise LoadNotAllowed(msg)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModule:
+    """A module in a register.
+
+    Attributes:
+        name: What errors call it: the name of its file.
+        functions: What it offers.
+    """
+
+    name: str
+    functions: Functions
+
+    def __repr__(self) -> str:
+        return f"<module {self.name!r}>"

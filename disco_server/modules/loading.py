@@ -1,0 +1,119 @@
+"""From a file to its functions: finds the loader for its kind.
+
+Every rank imports this, and few load a file: what only that needs is imported then.
+"""
+
+from __future__ import annotations
+
+import functools
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from disco_client.wire.values import Device
+from disco_server.modules.base import FileRefused, Functions, LoadedModule, Loader
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["GROUP", "digest_of", "load", "refuse_kind"]
+
+GROUP = "disco.module_loaders"
+"""The entry-point group of loaders for other kinds of files (see `Loader`)."""
+
+_TVM = (".so", ".tar")
+_BUILT_IN = (".py", *_TVM)
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal; computed once for each state of it.
+
+    Raises:
+        FileRefused: There is no such file, or it cannot be read.
+    """
+    try:
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode):
+            return _digest(path, found.st_ino, found.st_size, found.st_mtime_ns)
+    except OSError as error:
+        msg = f"cannot read {str(path)!r} on this worker: {error.strerror or error}"
+        raise FileRefused(msg) from None
+    msg = f"expected a file, {str(path)!r} is something else"
+    raise FileRefused(msg)
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(path: Path, _inode: int, _size: int, _changed: int) -> str:
+    import hashlib
+
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def load(path: Path, name: str, device: Device, serve: Functions) -> LoadedModule:
+    """Loads a file by the loader for its kind.
+
+    Args:
+        path: The file, without links.
+        name: What it is called at the client; its suffix says what kind it is.
+        device: Where its functions run.
+        serve: Functions of this process that a compiled module may call by name.
+
+    Raises:
+        FileRefused: No loader knows this kind, or the file is not of the kind its
+            name says, or it needs what is not there.
+    """
+    suffix = refuse_kind(name)
+    if suffix == ".py":
+        from disco_server.modules import python
+
+        functions = python.load(path, digest_of(path), name)
+    elif suffix in _TVM:
+        from disco_server.modules import tvm
+
+        functions = tvm.load(path, digest_of(path), device, serve)
+    else:
+        functions = _foreign_loader(suffix)(path, device)
+        if not hasattr(functions, "get"):
+            msg = (
+                f"the loader for {suffix!r} returned {type(functions).__name__}, expected a "
+                "mapping from names to functions"
+            )
+            raise FileRefused(msg)
+    return LoadedModule(Path(name).name, functions)
+
+
+def refuse_kind(name: str) -> str:
+    """Returns the suffix of a file's name.
+
+    Raises:
+        FileRefused: No loader knows it.
+    """
+    suffix = Path(name).suffix.lower()
+    if suffix not in _BUILT_IN and not _entries(suffix):
+        others = sorted({f".{entry.name}" for entry in _entries()})
+        msg = (
+            f"no loader for {Path(name).name!r}: expected a file ending in "
+            f"{', '.join((*_BUILT_IN, *others))}; packages add others by the entry-point group "
+            f"{GROUP!r}"
+        )
+        raise FileRefused(msg)
+    return suffix
+
+
+def _entries(suffix: str | None = None) -> list[EntryPoint]:
+    """The entry points of one kind of file, or of all."""
+    from importlib.metadata import entry_points
+
+    found = entry_points(group=GROUP)
+    return [e for e in found if suffix is None or f".{e.name}" == suffix]
+
+
+def _foreign_loader(suffix: str) -> Loader:
+    found = _entries(suffix)
+    if len({entry.value for entry in found}) > 1:
+        named = ", ".join(sorted(entry.value for entry in found))
+        msg = f"several packages bring a loader for {suffix!r}: {named}"
+        raise FileRefused(msg)
+    loader: Loader = found[0].load()
+    return loader
