@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import disco_client
 from disco_client import SocketSession, errors
 
+WORKER_MODULES = Path(__file__).parents[1] / "worker_modules"
 BATCH, WIDTH, INNER, HEADS, HEAD = 8, 16, 32, 4, 4
 
 
@@ -17,6 +22,25 @@ def columns(array, shards):
 
 def rows(array, shards):
     return np.stack(np.split(array, shards))
+
+
+@pytest.fixture(params=["cluster", "threads", "processes"])
+def open_anywhere(request, open_session, monkeypatch):
+    """Opens sessions whose workers are of one kind."""
+    if request.param == "cluster":
+        yield open_session
+        return
+    monkeypatch.syspath_prepend(WORKER_MODULES)
+    names = {"threads": "ThreadedSession", "processes": "ProcessSession"}
+    make = getattr(disco_client, names[request.param])
+    with contextlib.ExitStack() as stack:
+
+        def open_it(workers, num_groups=1):
+            session = stack.enter_context(make(workers, num_groups))
+            session.import_python_module("disco_test_functions")
+            return session
+
+        yield open_it
 
 
 @pytest.fixture
@@ -40,18 +64,18 @@ def numbers():
 @pytest.mark.parametrize("block", ["mlp", "attention"])
 @pytest.mark.parametrize(("workers", "groups"), [(2, 1), (4, 1), (4, 2)])
 def test_a_sharded_block_equals_the_whole_one(
-    open_session, tvm_modules, numbers, block, workers, groups
+    open_anywhere, tvm_modules, numbers, block, workers, groups
 ):
     """Compiled for the CPU, with its allreduce inside; each group computes the whole."""
     entry, into, out = numbers[block]
-    whole = open_session(1)
+    whole = open_anywhere(1)
     module = whole.load_vm_module(tvm_modules / "sharded_1.so")
     host = [whole.copy_to_worker_0(array) for array in (entry, *into, out)]
     expected = module[block](*host).numpy()
     whole.shutdown()
 
     shards = workers // groups
-    session = open_session(workers, num_groups=groups)
+    session = open_anywhere(workers, num_groups=groups)
     module = session.load_vm_module(tvm_modules / f"sharded_{shards}.so")
     parts = [columns(array, shards) for array in into] + [rows(out, shards)]
     args = [session.broadcast(entry, in_group=False)]
@@ -64,9 +88,9 @@ def test_a_sharded_block_equals_the_whole_one(
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-def test_each_collective_of_relax_is_served(open_session, tvm_modules, workers):
+def test_each_collective_of_relax_is_served(open_anywhere, tvm_modules, workers):
     """With what the session's own collectives give."""
-    session = open_session(workers, num_groups=2)
+    session = open_anywhere(workers, num_groups=2)
     module = session.load_vm_module(tvm_modules / f"sharded_{workers}.so")
     mine = session.get_global_func("tests.rank_array")((2, 6), "float32")
     ranks = range(1, workers + 1)
@@ -90,9 +114,9 @@ def test_each_collective_of_relax_is_served(open_session, tvm_modules, workers):
         assert scattered.numpy(worker).tolist() == wide[:, 6 * worker : 6 * worker + 6].tolist()
 
 
-def test_a_rank_that_fails_releases_peers_inside_a_module(open_session, tvm_modules):
+def test_a_rank_that_fails_releases_peers_inside_a_module(open_anywhere, tvm_modules):
     """The cause is the error, not that the collective inside the module was given up."""
-    session = open_session(2)
+    session = open_anywhere(2)
     module = session.load_vm_module(tvm_modules / "sharded_2.so")
     odd = session.get_global_func("tests.shape_for")(1, (3, 3), (2, 6))
     module["sum"](odd)
