@@ -12,7 +12,6 @@ from disco_client.arguments import check_session
 from disco_client.output import LogSink, print_logs
 from disco_client.session import Session
 from disco_client.transport.base import Waiting, Wish
-from disco_client.transport.grpc import GrpcTransport
 
 __all__ = ["DEFAULT_ADDRESS", "connect", "owner"]
 
@@ -53,6 +52,10 @@ def connect(
         WorkerLost: A worker process could not be started.
     """
     check_session(num_workers, num_groups, ccl, timeout)
+    # gRPC takes longer to import than all the rest of the client but numpy, and
+    # sessions on threads and child processes do without it.
+    from disco_client.transport.grpc import GrpcTransport
+
     where = address or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
     transport = GrpcTransport(
