@@ -102,14 +102,14 @@ class FrameReader:
             os.close(self.fds.popleft())
 
 
-def receive(sock: socket.socket, reader: FrameReader) -> list[bytes] | None:
-    """Reads what there is, blocking or not as the socket is; None at the end.
+def receive(sock: socket.socket, reader: FrameReader, flags: int = 0) -> list[bytes] | None:
+    """Reads what there is, blocking or not as the socket and the flags are; None at the end.
 
     Raises:
-        BlockingIOError: The socket does not block and has nothing.
+        BlockingIOError: It does not block and there is nothing.
     """
     try:
-        count, ancillary, _, _ = sock.recvmsg_into((reader.scratch,), _FD_SPACE)
+        count, ancillary, _, _ = sock.recvmsg_into((reader.scratch,), _FD_SPACE, flags)
     except ConnectionResetError:
         return None
     for level, kind, content in ancillary:

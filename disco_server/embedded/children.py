@@ -34,6 +34,9 @@ __all__ = ["Children", "Watcher"]
 _logger = logging.getLogger("disco.embedded")
 _READ = select.EPOLLIN
 _END_GRACE_S = 0.5
+_LOOKS = 50
+"""How often a thread looks for replies before it sleeps: about 0.2 ms. Being woken takes
+several times as long as a rank that is ready to answer."""
 
 
 class Watcher(Protocol):
@@ -348,6 +351,14 @@ class Children:
         Returns:
             Whether this thread holds the lock now.
         """
+        for _ in range(_LOOKS):
+            if gate.acquire(blocking=False):
+                return True
+            events = self._replies.poll(0)
+            if events:
+                self._handle(events)
+            else:
+                os.sched_yield()
         deadline = time.monotonic() + seconds
         while not gate.acquire(blocking=False):
             left = deadline - time.monotonic()
