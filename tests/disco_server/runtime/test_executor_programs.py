@@ -24,7 +24,7 @@ class Rank:
     """Worker 1 of 2 with an echo in register 1, and a function that fails in register 2."""
 
     def __init__(self):
-        self.sent, self.passed = [], []
+        self.sent, self.passed, self.live = [], [], None
         self.porter = ArrayPorter()
         worker = Worker(1, 2, 1, open_communicator=None, node="n")
         worker.cannot_enter = self.passed.append
