@@ -54,7 +54,9 @@ def test_a_session_says_where_its_workers_run(cluster):
         places = session.workers
         assert [place.worker for place in places] == [0, 1, 2]
         nodes = [place.node for place in places]
-        assert nodes[0] == nodes[1] != nodes[2]
+        # Which node comes first depends on which slots the last session has freed by now.
+        assert len(set(nodes)) == 2
+        assert nodes[1] in (nodes[0], nodes[2])
         assert len({place.pid for place in places}) == 3
         assert {place.device for place in places} == {"cpu"}
         assert re.fullmatch("[0-9a-f]{16}", session.session_id)
