@@ -79,6 +79,7 @@ class Agent:
                 # Without this line the daemon would live on, and serve nobody.
                 _logger.exception("the connection to the controller failed")
                 why = repr(error)
+            _end_if_cancelled()
             if self.registered.is_set():
                 pause, said = _BACKOFF_S[0], ""
             if why != said:
@@ -208,6 +209,18 @@ class Agent:
 
 _HEARTBEAT_S = 2.0
 _LEAVE_S = 0.2
+
+
+def _end_if_cancelled() -> None:
+    """Raises the cancellation that gRPC may have kept to itself.
+
+    A task that is cancelled while its stream is being prepared awaits a task of
+    gRPC's, which ends as if nothing had happened; a stream that the peer has ended
+    by then says only that.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _reason(error: grpc.RpcError) -> str:

@@ -92,3 +92,26 @@ def test_a_controller_that_misbehaves_is_dialled_again(handler, monkeypatch, cap
     assert all(line != after for line, after in pairwise(said)), "the same reason twice"
     if handler is refusing:
         assert "not you" in said[0]
+
+
+def test_a_cancellation_that_grpc_keeps_to_itself_ends_the_daemon_s_line(monkeypatch):
+    """As it does while a stream is prepared that the peer has already ended."""
+    connecting = asyncio.Event()
+
+    async def connect_once(_agent):
+        connecting.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "the controller closed the connection"
+
+    monkeypatch.setattr(Agent, "_connect_once", connect_once)
+
+    async def play():
+        running = asyncio.ensure_future(Agent(WorkerConfig(slots=1), Spares(0, {})).run())
+        await connecting.wait()
+        running.cancel()
+        await asyncio.wait((running,), timeout=20)
+        assert running.cancelled()
+
+    asyncio.run(play())
