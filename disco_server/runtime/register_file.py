@@ -35,12 +35,14 @@ class RegisterFile:
 
     Attributes:
         slots: The contents, for the one loop where a method call would matter.
+        poisoned: Whether there was ever poison in one of them.
     """
 
-    __slots__ = ("slots",)
+    __slots__ = ("poisoned", "slots")
 
     def __init__(self) -> None:
         self.slots: list[Any] = [None] * 64
+        self.poisoned = False
 
     def read(self, register: int) -> Any:
         """Returns the content; None where nothing was ever written.
@@ -81,6 +83,8 @@ class RegisterFile:
         """
         self.reserve(register)
         self.slots[register] = value
+        if type(value) is Poison:
+            self.poisoned = True
 
     def release(self, registers: Iterable[int]) -> None:
         """Empties registers whose references died."""

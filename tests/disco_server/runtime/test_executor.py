@@ -383,11 +383,12 @@ def test_any_command_that_parses_is_survived(raw):
     [
         EncodedBatch(calls=[0]),
         EncodedBatch(calls=[0, 1, 2]),
+        EncodedBatch(calls=[0, 1, 2, -3]),
         EncodedBatch(calls=[0, 1, 1 << 30, 0]),
         EncodedBatch(calls=[-1]),
         EncodedBatch(commands=[command(Action.SYNC_WORKER, reg=1 << 30)]),
     ],
-    ids=["empty", "cut", "far", "without a command", "a far register"],
+    ids=["empty", "cut", "fewer than no arguments", "far", "without a command", "a far register"],
 )
 def test_what_no_client_writes_is_refused_as_no_batch(rank, batch):
     """A column that ends too early and numbers beyond any program, after what went before."""
