@@ -210,13 +210,12 @@ class Inbox:
         Raises:
             SessionError: The session was lost meanwhile.
         """
-        first, *others = workers
-        gates = [threading.Lock() for _ in (first, *others)]
+        gates = [threading.Lock() for _ in workers]
         for gate in gates:
             gate.acquire()
-        for worker, gate in zip(others, gates[1:], strict=True):
+        for worker, gate in zip(workers[1:], gates[1:], strict=True):
             pump.ask(worker, gate)
-        ask: int | None = first
+        ask: int | None = workers[0]
         for gate in gates:
             while not pump.wait(gate, 1.0, ask):
                 ask = None

@@ -16,7 +16,6 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator
 
 __all__ = [
     "HOW_FAR",
@@ -65,8 +64,8 @@ class FrameReader:
         # Read into again and again: fresh memory costs many times what reading does.
         self.scratch = memoryview(bytearray(_READ_BYTES))
 
-    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
-        """Adds bytes and yields the frames that are complete.
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
+        """Adds bytes and returns the frames that are complete.
 
         Raises:
             ValueError: A frame is longer than any peer of ours sends.
@@ -76,25 +75,26 @@ class FrameReader:
         if buffer:
             buffer += data
             source = buffer
+        elif len(data) >= _HEADER.size and _HEADER.unpack_from(data)[0] == len(data) - _HEADER.size:
+            return [bytes(data[_HEADER.size :])]  # one whole frame, as most of what comes
+        frames: list[bytes] = []
         at = 0
         size = len(source)
-        try:
-            while size - at >= _HEADER.size:
-                (length,) = _HEADER.unpack_from(source, at)
-                if length > MAX_FRAME_BYTES:
-                    msg = f"expected a frame of at most {MAX_FRAME_BYTES} bytes, got {length}"
-                    raise ValueError(msg)
-                end = at + _HEADER.size + length
-                if end > size:
-                    break
-                raw = bytes(memoryview(source)[at + _HEADER.size : end])
-                at = end
-                yield raw
-        finally:
-            if source is buffer:
-                del buffer[:at]
-            else:
-                buffer += memoryview(data)[at:]
+        while size - at >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(source, at)
+            if length > MAX_FRAME_BYTES:
+                msg = f"expected a frame of at most {MAX_FRAME_BYTES} bytes, got {length}"
+                raise ValueError(msg)
+            end = at + _HEADER.size + length
+            if end > size:
+                break
+            frames.append(bytes(memoryview(source)[at + _HEADER.size : end]))
+            at = end
+        if source is buffer:
+            del buffer[:at]
+        elif at < size:
+            buffer += memoryview(data)[at:]
+        return frames
 
     def close(self) -> None:
         """Closes descriptors that nobody took."""
@@ -102,26 +102,31 @@ class FrameReader:
             os.close(self.fds.popleft())
 
 
-def receive(sock: socket.socket, reader: FrameReader, flags: int = 0) -> list[bytes] | None:
-    """Reads what there is, blocking or not as the socket and the flags are; None at the end.
+def receive(sock: socket.socket, reader: FrameReader) -> list[bytes] | None:
+    """Reads what there is, blocking or not as the socket is; None at the end.
 
     Raises:
         BlockingIOError: It does not block and there is nothing.
     """
     try:
-        count, ancillary, _, _ = sock.recvmsg_into((reader.scratch,), _FD_SPACE, flags)
+        count, ancillary, _, _ = sock.recvmsg_into((reader.scratch,), _FD_SPACE)
     except ConnectionResetError:
         return None
-    for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds = array.array("i")
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-            for fd in fds:
-                os.set_inheritable(fd, False)  # as every other descriptor that Python makes
-            reader.fds.extend(fds)
+    if ancillary:
+        reader.fds.extend(_descriptors_in(ancillary))
     if not count:
         return None
-    return list(reader.feed(reader.scratch[:count]))
+    return reader.feed(reader.scratch[:count])
+
+
+def _descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> array.array[int]:
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    for fd in fds:
+        os.set_inheritable(fd, False)  # as every other descriptor that Python makes
+    return fds
 
 
 def send_with_fd(sock: socket.socket, raw: bytes, fd: int) -> None:

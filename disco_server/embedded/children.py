@@ -9,7 +9,8 @@ A thread that waits reads the replies itself, which spares two hand-overs betwee
 threads. There are two epoll objects for that: `replies` with the ranks' sockets,
 and `house` with everything else and, while nobody waits, `replies` itself. Who
 waits takes `replies` out of `house`, so the keeper does not wake for what is not
-its business.
+its business. A program that waits once waits again soon, so the keeper takes it
+back only when nobody has waited for a moment.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ __all__ = ["Children", "Watcher"]
 _logger = logging.getLogger("disco.embedded")
 _READ = select.EPOLLIN
 _END_GRACE_S = 0.5
+_IDLE_S = 0.02
+"""How long nobody has waited when the keeper reads again; a failure that nobody waits
+for is known so much later."""
+
 _LOOKS = 50
 """How often a thread looks for replies before it sleeps: about 0.2 ms. Being woken takes
 several times as long as a rank that is ready to answer."""
@@ -93,6 +98,8 @@ class Children:
         self._started = threading.Event()
         self._start_error: OSError | None = None
         self._reading = threading.Lock()
+        self._lent = False
+        self._led = False
         self._replies = select.epoll()
         self._house = select.epoll()
         self._replies_fd = self._replies.fileno()
@@ -182,13 +189,16 @@ class Children:
     # The keeper's turns ---------------------------------------------------------------------
 
     def _turn(self) -> None:
-        timeout = -1.0
+        timeout = _IDLE_S if self._lent else -1.0
         if self._deadline is not None:
             timeout = self._deadline - time.monotonic()
             if timeout <= 0:
                 self._deadline, timeout = None, -1.0
                 self._end_now()
-        for fd, _ in self._house.poll(timeout):
+        events = self._house.poll(timeout)
+        if self._lent:
+            self._take_back()
+        for fd, _ in events:
             if fd == self._replies_fd:
                 self._read_for_nobody()
             elif fd in self._actions:
@@ -211,6 +221,15 @@ class Children:
                 self._handle(self._replies.poll(0))
             finally:
                 self._reading.release()
+
+    def _take_back(self) -> None:
+        """Reads the replies from now on, if no thread has led since the last time."""
+        if self._led:
+            self._led = False
+        elif self._reading.acquire(blocking=False):
+            self._lent = False
+            self._house.modify(self._replies_fd, _READ)
+            self._reading.release()
 
     def _printed(self, child: RankChild, is_error: bool) -> None:
         lines, more = child.read_output(is_error)
@@ -332,12 +351,15 @@ class Children:
         if self._closed:
             self._reading.release()
             return False
-        self._house.modify(self._replies_fd, 0)
+        self._led = True
+        if not self._lent:
+            self._lent = True
+            self._house.modify(self._replies_fd, 0)
+            os.eventfd_write(self._wake, 1)  # from now on it looks after the time
         return True
 
     def stop_leading(self) -> None:
-        """Leaves the reading to the keeper again."""
-        self._house.modify(self._replies_fd, _READ)
+        """Lets another thread lead; in a while the keeper reads again."""
         self._reading.release()
 
     def read_until(self, gate: threading.Lock, seconds: float, held: HeldInterrupts) -> bool:

@@ -31,21 +31,22 @@ class HeldInterrupts:
         delivered: Whether one was.
     """
 
-    __slots__ = ("_frame", "_noted", "_previous", "delivered", "open")
-
-    def __init__(self) -> None:
-        self.open = False
-        self.delivered = False
-        self._noted = False
-        self._frame: FrameType | None = None
-        self._previous: Any = None
+    # Defaults of the class, because an instance is made for each wait.
+    open = False
+    delivered = False
+    _noted = False
+    _frame: FrameType | None = None
+    _previous: Any = None
 
     def __enter__(self) -> Self:
         if threading.get_ident() == threading.main_thread().ident:
-            previous = _signal.getsignal(_SIGINT)
+            previous = _signal.signal(_SIGINT, self._note)
             if callable(previous):
                 self._previous = previous
-                _signal.signal(_SIGINT, self._note)
+            elif previous is not None:
+                _signal.signal(_SIGINT, previous)
+                if self._noted:
+                    _signal.raise_signal(_SIGINT)  # it was meant for what stood there
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:

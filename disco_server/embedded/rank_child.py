@@ -124,8 +124,10 @@ class RankChild:
 
     def answered(self) -> None:
         """Frees the lock of the oldest question."""
-        with contextlib.suppress(IndexError):  # the session's end has freed it
+        try:
             self.gates.popleft().release()
+        except IndexError:
+            pass  # the session's end has freed it
 
     def flush(self) -> None:
         """Sends what is kept, as far as the socket takes it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
@@ -50,6 +49,8 @@ class RankPort(ArrayPorter):
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._reader = FrameReader()
+        self._looker = select.poll()
+        self._looker.register(sock, select.POLLIN)
         self._frames: deque[EncodedEnvelope | None] = deque()
         self._arrays: dict[int, _Arrived] = {}
         self._memory = SharedPool()
@@ -110,9 +111,10 @@ class RankPort(ArrayPorter):
         """Waits for frames; where a question was just answered, with open eyes at first."""
         if self._answered:
             self._answered = False
+            look = self._looker.poll
             for _ in range(_LOOKS):
-                with contextlib.suppress(BlockingIOError):
-                    return receive(self._sock, self._reader, socket.MSG_DONTWAIT)
+                if look(0):
+                    break
                 os.sched_yield()
         return receive(self._sock, self._reader)
 
