@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
+from functools import partial
 
 import numpy as np
 
 import disco_client
 from disco_bench import worker_functions
 from disco_bench.bench import WORKERS, Bench
-from disco_bench.child import ChildFailed
+from disco_bench.child import Child, ChildFailed
 from disco_bench.control import Burst, tvm_peer
 from disco_bench.sampling import Pair, alone, alternate, median_of, rotate, time_call
 from disco_bench.table import Limit, Spec, Unavailable
@@ -40,6 +41,13 @@ EMBEDDED = (
     Spec(
         "embedded.sync",
         "sync of one worker, ProcessSession",
+        "s",
+        "TVM ProcessSession",
+        Limit("ratio", must=1.5, aim=1.0),
+    ),
+    Spec(
+        "embedded.call",
+        "no-op and its sync, ProcessSession",
         "s",
         "TVM ProcessSession",
         Limit("ratio", must=1.5, aim=1.0),
@@ -81,7 +89,7 @@ def _measure_commands(bench: Bench, kind: str, workers: int) -> None:
         burst = Burst(session, count)
         try:
             with tvm_peer(kind, running) as peer:
-                pair = alternate(burst, lambda: float(peer.ask(str(count), _ROUND_S)), rounds)
+                pair = alternate(burst, partial(_ask, peer, str(count)), rounds)
             bench.record(key, pair.measured())
         except (Unavailable, ChildFailed) as error:
             (figures,) = rotate((burst,), rounds)
@@ -94,14 +102,30 @@ def _measure_sync(bench: Bench) -> None:
     last = WORKERS - 1
     try:
         with _session("process", WORKERS) as session, tvm_peer("process", WORKERS) as peer:
-            pair = alternate(
-                lambda: median_of(lambda: session.sync_worker(last), count),
-                lambda: float(peer.ask(f"sync {count}", _ROUND_S)),
-                rounds,
-            )
-        bench.record("embedded.sync", pair.measured("the last of 4 workers"))
+            noop = session.get_global_func("bench.noop")
+            first, second = session.empty((4,), "float32"), session.empty((4,), "float32")
+
+            def sync() -> None:
+                session.sync_worker(last)
+
+            def call() -> None:
+                _result = noop(first, second, 3)
+                session.sync_worker(last)
+
+            for what, act in (("sync", sync), ("call", call)):
+                pair = alternate(
+                    partial(median_of, act, count),
+                    partial(_ask, peer, f"{what} {count}"),
+                    rounds,
+                )
+                bench.record(f"embedded.{what}", pair.measured("the last of 4 workers"))
     except (Unavailable, ChildFailed) as error:
-        bench.excuse("embedded.sync", str(error))
+        for what in ("sync", "call"):
+            bench.excuse(f"embedded.{what}", str(error))
+
+
+def _ask(peer: Child, question: str) -> float:
+    return float(peer.ask(question, _ROUND_S))
 
 
 def _measure_array(bench: Bench, session: disco_client.Session) -> None:

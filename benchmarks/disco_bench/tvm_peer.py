@@ -3,7 +3,8 @@
 Started with the kind of session and the number of workers; for each line with a
 number of commands on its standard input it issues so many, waits for all workers,
 and prints commands/s; for ``sync`` and a number it waits for the last worker so
-often, and prints the median in seconds.
+often, for ``call`` and a number it issues a command before each such wait; then it
+prints the median in seconds.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def _socket_session(disco: Any, workers: int) -> Any:
     return made[0]
 
 
-def _time_sync(session: Any, worker: int) -> float:
+def _time_sync(session: Any, worker: int, issue: Callable[[], object]) -> float:
     started = time.perf_counter()
+    _result = issue()
     session._sync_worker(worker)  # noqa: SLF001  (the name under which TVM has it)
     return time.perf_counter() - started
 
@@ -62,11 +64,13 @@ def main() -> None:
     first, second = session.empty((4,), "float32"), session.empty((4,), "float32")
     print("ready", flush=True)
     for line in sys.stdin:
-        if line.startswith("sync "):
-            times = [_time_sync(session, workers - 1) for _ in range(int(line.split()[1]))]
+        *what, number = line.split()
+        count = int(number)
+        if what:
+            issue = (lambda: func(first, second, 3)) if what == ["call"] else lambda: None
+            times = [_time_sync(session, workers - 1, issue) for _ in range(count)]
             print(statistics.median(times), flush=True)
             continue
-        count = int(line)
         started = time.perf_counter()
         for _ in range(count):
             _result = func(first, second, 3)

@@ -12,8 +12,9 @@ import os
 from itertools import combinations
 from typing import Any
 
-from disco_server.collectives.shared_rows import SharedRows, keeps_order, lane_bytes
+from disco_server.collectives.shared_rows import SharedRows, lane_bytes
 from disco_server.collectives.sides import Tag, wide_lanes
+from disco_server.core.processor import keeps_order
 
 __all__ = ["NodeMemory"]
 

@@ -11,15 +11,14 @@ board show that number. Nobody writes to a board again before all have read it: 
 next but one round begins for a rank only when all have posted in the next one,
 which they do after they have read this one.
 
-That a counter is never seen before the row is what x86 promises of its stores
-(Intel SDM 3A, 8.2.2; AMD APM 2, 7.2). Other processors do not, so ranks there use
+That a counter is never seen before the row is what some processors promise of
+their stores (:func:`~disco_server.core.processor.keeps_order`); ranks on others use
 messages.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import time
 from typing import Any
 
@@ -29,7 +28,7 @@ from disco_server.collectives.base import Array
 from disco_server.collectives.preflight import ROW_BYTES
 from disco_server.collectives.rows import TEXT_BYTES, Place, RowExchange, cut_text, read_text
 
-__all__ = ["SharedRows", "keeps_order", "lane_bytes"]
+__all__ = ["SharedRows", "lane_bytes"]
 
 _COUNTER_BYTES = 8
 _LINE_BYTES = 64
@@ -40,11 +39,6 @@ _NAP_S = 50e-6
 # time in this way; four are faster up to 4 MiB, and slower from 16 MiB on.
 _FEW_RANKS, _MOST_PIECES = 3, 4
 _TEXT_RIDER = TEXT_BYTES.to_bytes(4, "little")
-
-
-def keeps_order() -> bool:
-    """Whether this processor shows stores to others in the order they were made."""
-    return platform.machine().lower() in {"x86_64", "amd64", "i686"}
 
 
 def lane_bytes(members: int, data_bytes: int) -> int:

@@ -362,19 +362,27 @@ class Children:
         """Lets another thread lead; in a while the keeper reads again."""
         self._reading.release()
 
-    def read_until(self, gate: threading.Lock, seconds: float, held: HeldInterrupts) -> bool:
+    def read_until(
+        self,
+        gate: threading.Lock,
+        seconds: float,
+        held: HeldInterrupts,
+        seen: Callable[[], bool] | None = None,
+    ) -> bool:
         """Reads replies until a lock is free.
 
         Args:
             gate: The lock; some reply will free it.
             seconds: How long to wait at most.
             held: Opened while this thread only waits.
+            seen: Whether the reply need not be waited for, because what it will say
+                is known.
 
         Returns:
-            Whether this thread holds the lock now.
+            Whether this thread holds the lock now, or need not.
         """
         for _ in range(_LOOKS):
-            if gate.acquire(blocking=False):
+            if gate.acquire(blocking=False) or (seen is not None and seen()):
                 return True
             events = self._replies.poll(0)
             if events:

@@ -10,6 +10,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from disco_client.arguments import check_session
 from disco_client.errors import ConfigError, SessionClosed, SessionError, SessionLost
@@ -214,14 +215,21 @@ class ProcessTransport:
         with HeldInterrupts():
             self._flush(worker, gate)
 
-    def _flush(self, ask: int | None = None, gate: threading.Lock | None = None) -> None:
+    def _flush(
+        self, ask: int | None = None, gate: threading.Lock | None = None
+    ) -> Callable[[], bool] | None:
+        """Sends what was issued, and a question; returns a way to see its answer early."""
+        delivered = 0
         if self._sender is not None:
             self._sender.flush()
-        if ask is not None and gate is not None:
-            child = self._children.ranks[ask]
-            child.ask(gate)
-            if self._error is not None:
-                child.free_gates()
+            delivered = self._sender.delivered
+        if ask is None or gate is None:
+            return None
+        child = self._children.ranks[ask]
+        child.ask(gate)
+        if self._error is not None:
+            child.free_gates()
+        return lambda: child.shows(delivered)
 
     def wait(self, gate: threading.Lock, seconds: float, ask: int | None = None) -> bool:
         """Sends what was issued, and reads replies until a lock is free."""
@@ -232,8 +240,8 @@ class ProcessTransport:
                     self._flush(ask, gate)
                     return self._children.follow(gate, seconds, held)
                 try:
-                    self._flush(ask, gate)
-                    return self._children.read_until(gate, seconds, held)
+                    seen = self._flush(ask, gate)
+                    return self._children.read_until(gate, seconds, held, seen)
                 finally:
                     self._children.stop_leading()
             except BaseException as error:
@@ -259,6 +267,7 @@ class ProcessTransport:
                     events.acknowledge(child.worker, seq)
                 child.answered()
                 continue
+            child.heard += 1
             received = EncodedEnvelope.FromString(raw)
             kind = received.kind
             if kind == Kind.REPLY and events is not None:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from disco_server.channels.frames import HOW_FAR, FrameReader, receive
+from disco_server.channels.progress import ProgressPage
 
 __all__ = ["KEPT_LINES", "RankChild"]
 
@@ -44,6 +45,7 @@ class RankChild:
         reader: Cuts what the socket brings into frames, and holds descriptors.
         arm: Told whether to call :meth:`flush` when the socket takes more.
         gates: The locks to free with the rank's next answers on how far it is.
+        heard: How many frames it has sent besides those answers, as far as known.
         assigned: Whether it has said that it is ready.
 
     Raises:
@@ -60,6 +62,7 @@ class RankChild:
         self._unsent: deque[tuple[memoryview, int | None]] = deque()
         self._held = 0
         self.gates: deque[threading.Lock] = deque()
+        self.heard = 0
         self._armed = False
         self.arm: Callable[[bool], None] = lambda _armed: None
         self._group_lives = True
@@ -68,12 +71,14 @@ class RankChild:
             self.pmi, pmi_theirs = _pair(undo)
             ends = [_pipe(undo) for _ in range(2)]
             self.outputs = [ours for ours, _ in ends]
+            self._page, memory = _page(undo)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", entrypoint, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", entrypoint]
+                + [str(number) for number in (theirs.fileno(), os.getpid(), *memory)],
                 stdin=subprocess.DEVNULL,
                 stdout=ends[0][1],
                 stderr=ends[1][1],
-                pass_fds=(theirs.fileno(), pmi_theirs.fileno()),
+                pass_fds=(theirs.fileno(), pmi_theirs.fileno(), *memory),
                 start_new_session=True,
                 env={**environ, "PMI_FD": str(pmi_theirs.fileno())},
             )
@@ -82,7 +87,7 @@ class RankChild:
             undo.pop_all()
         for end in (theirs, pmi_theirs):
             end.close()
-        for _, end in ends:
+        for end in (*(theirs for _, theirs in ends), *memory):
             os.close(end)
         for fd in (self.sock.fileno(), self.pmi.fileno(), *self.outputs):
             os.set_blocking(fd, False)
@@ -108,6 +113,13 @@ class RankChild:
             self.gates.append(gate)
             self._unsent.append((_HOW_FAR, None))
             self._flush()
+
+    def shows(self, seq: int) -> bool:
+        """Whether the rank has executed a command, and nothing it has sent is unknown here.
+
+        True only after a question, and not on every system: the answer comes in any case.
+        """
+        return self._page is not None and self._page.shows(seq, self.heard)
 
     def hold(self, framed: bytes) -> None:
         """Keeps a frame that nobody waits for until another one leaves, or many are there."""
@@ -220,6 +232,9 @@ class RankChild:
         with self._lock:
             self._drop_unsent()
         self.reader.close()
+        if self._page is not None:
+            self._page.close()
+            self._page = None
         self.sock.close()
         self.pmi.close()
         for fd in (*self.outputs, self.pidfd):
@@ -232,6 +247,17 @@ def _pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
     undo.callback(ours.close)
     undo.callback(theirs.close)
     return ours, theirs
+
+
+def _page(undo: contextlib.ExitStack) -> tuple[ProgressPage | None, list[int]]:
+    """A page that the rank will share, with its descriptor, where that is possible."""
+    made = ProgressPage.make()
+    if made is None:
+        return None, []
+    page, fd = made
+    undo.callback(page.close)
+    undo.callback(os.close, fd)
+    return page, [fd]
 
 
 def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:

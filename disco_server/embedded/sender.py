@@ -19,6 +19,9 @@ class Sender:
     Args:
         events: The session's.
         deliver: Takes a batch; must not block.
+
+    Attributes:
+        delivered: The newest command that was.
     """
 
     def __init__(self, events: Events, deliver: Callable[[OutgoingBatch], None]) -> None:
@@ -26,6 +29,7 @@ class Sender:
         self._await = events.await_commands
         self._deliver = deliver
         self._lock = threading.Lock()
+        self.delivered = 0
         self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)
         self._thread.start()
 
@@ -34,6 +38,7 @@ class Sender:
         with self._lock:
             while (batch := self._take()) is not None:
                 self._deliver(batch)
+                self.delivered = batch.last_seq
 
     def _run(self) -> None:
         while self._await():

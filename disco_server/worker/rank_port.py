@@ -21,6 +21,7 @@ from disco_server.channels.frames import (
     receive,
     send_with_fd,
 )
+from disco_server.channels.progress import ProgressPage
 from disco_server.channels.shared import SharedPool, map_shared, write_shared
 
 __all__ = ["DaemonGone", "RankPort"]
@@ -44,10 +45,17 @@ class DaemonGone(Exception):
 
 
 class RankPort(ArrayPorter):
-    """Blocking; used by the rank's one thread."""
+    """Blocking; used by the rank's one thread.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        sock: To the daemon, or to the client whose child this rank is.
+        page: Where such a client looks how far this rank is.
+    """
+
+    def __init__(self, sock: socket.socket, page: ProgressPage | None = None) -> None:
         self._sock = sock
+        self._page = page
+        self._sent = 0
         self._reader = FrameReader()
         self._looker = select.poll()
         self._looker.register(sock, select.POLLIN)
@@ -121,10 +129,18 @@ class RankPort(ArrayPorter):
     def send(self, kind: Kind, payload: bytes = b"") -> None:
         """Sends one envelope to the daemon."""
         raw = envelope(kind, payload, session=self._session, worker=self._worker)
+        self._sent += 1
         self._sock.sendall(frame(raw))
+
+    def _send_with(self, fd: int, kind: Kind, payload: bytes = b"") -> None:
+        raw = envelope(kind, payload, session=self._session, worker=self._worker)
+        self._sent += 1
+        send_with_fd(self._sock, raw, fd)
 
     def say_progress(self, seq: int) -> None:
         """Says that everything up to this command is executed."""
+        if self._page is not None:
+            self._page.write(seq, self._sent)
         self._sock.sendall(frame_of_progress(seq))
         self._answered = True
 
@@ -146,13 +162,7 @@ class RankPort(ArrayPorter):
                 worker=self._worker,
                 nbytes=array.nbytes,
             )
-            raw = envelope(
-                Kind.ARRAY_OUT,
-                transfer.SerializeToString(),
-                session=self._session,
-                worker=self._worker,
-            )
-            send_with_fd(self._sock, raw, fd)
+            self._send_with(fd, Kind.ARRAY_OUT, transfer.SerializeToString())
         finally:
             os.close(fd)
         return self._tickets
@@ -189,6 +199,5 @@ class RankPort(ArrayPorter):
                 out[...] = source
                 del source  # the map cannot be closed while an array looks at it
         finally:
-            raw = envelope(Kind.ARRAY_BACK, session=self._session, worker=self._worker)
-            send_with_fd(self._sock, raw, fd)
+            self._send_with(fd, Kind.ARRAY_BACK)
             os.close(fd)

@@ -1,7 +1,8 @@
 """The entry point of a rank process.
 
 Started by a worker daemon with two inherited sockets: one to the daemon, and one
-on which MPI finds its peers (``PMI_FD``). It imports what every rank needs, waits
+on which MPI finds its peers (``PMI_FD``). A program that starts its workers itself
+adds memory in which it looks how far this rank is. It imports what every rank needs, waits
 until it is told which rank of which session it is, and then executes commands
 until the session ends or the daemon goes away. It has one thread and no gRPC.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import Kind
 from disco_client.wire.values import Device
+from disco_server.channels.progress import ProgressPage
 from disco_server.collectives.base import Communicator
 from disco_server.modules.base import LoadRules
 from disco_server.observe.lifetime import die_with
@@ -102,16 +104,27 @@ def _serve(port: RankPort) -> None:
             return
 
 
+def _map_page(fd: int) -> ProgressPage:
+    try:
+        return ProgressPage(fd)
+    finally:
+        os.close(fd)
+
+
 def main() -> None:
-    """Runs one rank; the arguments are the socket's descriptor and the daemon's pid."""
-    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    """Runs one rank; the arguments are descriptors and a pid, see above.
+
+    They are the socket's descriptor, the pid of who started this, and perhaps the
+    descriptor of the memory.
+    """
+    fd, parent, *memory = (int(argument) for argument in sys.argv[1:])
     die_with(parent, signal.SIGKILL)
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     code = 0
     try:
-        _serve(RankPort(sock))
+        _serve(RankPort(sock, _map_page(memory[0]) if memory else None))
     except DaemonGone:
         pass
     except SystemExit as leaving:
