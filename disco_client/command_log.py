@@ -14,13 +14,14 @@ waits for wakes nobody.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import CodeType
 from typing import Any, TypeAlias
 
@@ -40,6 +41,9 @@ WINDOW_COMMANDS = 64 * 1024
 WINDOW_BYTES = 32 << 20
 """How much may be under way before the slowest worker has executed it; a call
 beyond that waits. This bounds the memory of every relay on the way."""
+
+_LOOKS, _LOOK_S = 20, 0.001
+"""How often, and how far apart, a sending thread looks for commands before it sleeps."""
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
 
@@ -338,21 +342,44 @@ class CommandLog:
 
     def await_commands(self) -> bool:
         """Waits until there may be commands to take; False once there never will be."""
-        if self._closed is None:
-            self._wake.get()
-            self._awake = False
+        if self._closed is not None:
+            return self._has_commands()
+        if self.direct and self._linger():
             return True
-        with self._lock:
-            return bool(self._sealed or self._filling.entries)
+        self._wake.get()
+        self._awake = False
+        return True
 
-    def take_batch(self) -> OutgoingBatch | None:
+    def _linger(self) -> bool:
+        """Looks for commands a while, so that issuing one need not wake this thread.
+
+        A woken thread takes the interpreter from the one that issues and often soon
+        waits for what it issued.
+        """
+        self._awake = True
+        for _ in range(_LOOKS):
+            with contextlib.suppress(Empty):
+                self._wake.get(timeout=_LOOK_S)
+            if self._closed is not None or self._has_commands():
+                return True
+        self._awake = False
+        return self._has_commands() or bool(self._dead)
+
+    def _has_commands(self) -> bool:
+        return bool(self._sealed or self._filling.entries)
+
+    def take_batch(self, kills: bool = True) -> OutgoingBatch | None:
         """Returns the next commands, or None where there are none; never waits.
 
         Whoever calls this keeps others from calling it until the batch is on its
         way, or commands would overtake one another.
+
+        Args:
+            kills: Whether registers whose references died are reason enough; the
+                next command takes them along anyway.
         """
         with self._lock:
-            if self._dead and not self._sealed and not self._filling.entries:
+            if kills and self._dead and not self._has_commands():
                 self._issue_kill()
             if not self._sealed:
                 self._seal()

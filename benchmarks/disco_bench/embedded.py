@@ -50,7 +50,6 @@ EMBEDDED = (
         "no-op and its sync, ProcessSession",
         "s",
         "TVM ProcessSession",
-        Limit("ratio", must=1.5, aim=1.0),
     ),
     Spec(
         "embedded.array",

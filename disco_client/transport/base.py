@@ -138,7 +138,8 @@ class Events:
         take: Blocks until an encoded envelope should leave; None ends the sending.
         await_commands: Blocks until there may be something for ``take_batch``;
             False ends the sending.
-        take_batch: Returns what should leave now, or None; see ``CommandLog``.
+        take_batch: Gets whether freed registers alone are reason enough; returns
+            what should leave now, or None. See ``CommandLog``.
         reply: Gets (worker, encoded reply).
         live: Gets (worker, seq, value): the answer of a worker that shares memory
             with the client, with everything up to it executed.
@@ -151,7 +152,7 @@ class Events:
 
     take: Callable[[], bytes | None]
     await_commands: Callable[[], bool]
-    take_batch: Callable[[], OutgoingBatch | None]
+    take_batch: Callable[[bool], OutgoingBatch | None]
     reply: Callable[[int, bytes], None]
     live: Callable[[int, int, Any], None]
     acknowledge: Callable[[int, int], None]

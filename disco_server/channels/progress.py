@@ -2,7 +2,7 @@
 
 Asking a rank takes a question through its socket and an answer back. A client that
 looks for the answer all the time sees it sooner on a page that both map: the rank
-writes there before it answers. The page says two things: up to which command
+writes there after each batch. The page says two things: up to which command
 everything is executed, and how many frames the rank had sent before, because a
 client that has not read all of those may not know of a failure yet.
 
@@ -56,7 +56,7 @@ class ProgressPage:
 
         Args:
             seq: The command.
-            frames: How many frames were sent before, answers to this question not counted.
+            frames: How many frames were sent before, without answers on how far it is.
         """
         counters = self._counters
         counters[1] = frames

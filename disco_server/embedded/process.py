@@ -200,10 +200,11 @@ class ProcessTransport:
 
     # Commands and replies -----------------------------------------------------------------
 
-    def _deliver(self, batch: OutgoingBatch) -> None:
+    def _deliver(self, batch: OutgoingBatch, first: int) -> None:
         framed = frame(batch.envelope())
         concerned = batch.concerns
-        for child in self._children.ranks:
+        ranks = self._children.ranks
+        for child in (*ranks[first:], *ranks[:first]):
             if concerned is None or child.worker == concerned:
                 child.send(framed)
             else:
@@ -221,7 +222,7 @@ class ProcessTransport:
         """Sends what was issued, and a question; returns a way to see its answer early."""
         delivered = 0
         if self._sender is not None:
-            self._sender.flush()
+            self._sender.flush(ask or 0)
             delivered = self._sender.delivered
         if ask is None or gate is None:
             return None

@@ -117,7 +117,7 @@ class RankChild:
     def shows(self, seq: int) -> bool:
         """Whether the rank has executed a command, and nothing it has sent is unknown here.
 
-        True only after a question, and not on every system: the answer comes in any case.
+        On some systems never true, so ask as well.
         """
         return self._page is not None and self._page.shows(seq, self.heard)
 
@@ -136,10 +136,8 @@ class RankChild:
 
     def answered(self) -> None:
         """Frees the lock of the oldest question."""
-        try:
+        with contextlib.suppress(IndexError):  # the session's end has freed it
             self.gates.popleft().release()
-        except IndexError:
-            pass  # the session's end has freed it
 
     def flush(self) -> None:
         """Sends what is kept, as far as the socket takes it."""

@@ -18,13 +18,14 @@ class Sender:
 
     Args:
         events: The session's.
-        deliver: Takes a batch; must not block.
+        deliver: Takes a batch, and the worker that is waited for, which should get it
+            first; must not block.
 
     Attributes:
         delivered: The newest command that was.
     """
 
-    def __init__(self, events: Events, deliver: Callable[[OutgoingBatch], None]) -> None:
+    def __init__(self, events: Events, deliver: Callable[[OutgoingBatch, int], None]) -> None:
         self._take = events.take_batch
         self._await = events.await_commands
         self._deliver = deliver
@@ -33,16 +34,21 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)
         self._thread.start()
 
-    def flush(self) -> None:
-        """Delivers everything that was issued."""
+    def flush(self, first: int = 0, *, kills: bool = False) -> None:
+        """Delivers everything that was issued.
+
+        Args:
+            first: The worker that should get it first.
+            kills: Whether to say which registers are free where no command does.
+        """
         with self._lock:
-            while (batch := self._take()) is not None:
-                self._deliver(batch)
+            while (batch := self._take(kills)) is not None:
+                self._deliver(batch, first)
                 self.delivered = batch.last_seq
 
     def _run(self) -> None:
         while self._await():
-            self.flush()
+            self.flush(kills=True)
 
     def join(self, timeout: float) -> None:
         """Waits until everything has left; the log has been closed before."""

@@ -139,8 +139,8 @@ class ThreadTransport:
             world=self._world,
         )
 
-    def _deliver(self, batch: OutgoingBatch) -> None:
-        for rank in self._ranks:
+    def _deliver(self, batch: OutgoingBatch, first: int) -> None:
+        for rank in (*self._ranks[first:], *self._ranks[:first]):
             rank.give(batch)
 
     # Waiting ----------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class ThreadTransport:
         """Sends what was issued; the worker frees a lock when it has executed all of it."""
         with HeldInterrupts():
             if self._sender is not None:
-                self._sender.flush()
+                self._sender.flush(worker)
             self._ranks[worker].give(gate)
         if self._over:
             self._ranks[worker].free_gates()

@@ -137,10 +137,14 @@ class RankPort(ArrayPorter):
         self._sent += 1
         send_with_fd(self._sock, raw, fd)
 
-    def say_progress(self, seq: int) -> None:
-        """Says that everything up to this command is executed."""
+    def show_progress(self, seq: int) -> None:
+        """Shows a client that looks that everything up to this command is executed."""
         if self._page is not None:
             self._page.write(seq, self._sent)
+
+    def say_progress(self, seq: int) -> None:
+        """Says that everything up to this command is executed."""
+        self.show_progress(seq)
         self._sock.sendall(frame_of_progress(seq))
         self._answered = True
 

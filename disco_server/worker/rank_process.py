@@ -97,6 +97,7 @@ def _serve(port: RankPort) -> None:
             port.say_progress(executor.seq)
         elif received.kind == Kind.BATCH:
             executor.run_batch(received.first_seq, received.payload)
+            port.show_progress(executor.seq)
         elif received.kind == Kind.OPEN_CCL:
             with contextlib.suppress(Exception):  # whoever needs it reports the error
                 _ = worker.comm

@@ -281,3 +281,16 @@ def test_many_threads_keep_one_order(log):
     for thread in threads:
         thread.join()
     assert sorted(got) == [(n, n) for n in range(1, 2001)]
+
+
+def test_releases_alone_need_not_leave(log):
+    """Who waits for an answer may leave them to the next command, which takes them along."""
+    _, register = call(log)
+    assert log.take_batch(False).last_seq == 1
+    log.release(register)
+    assert log.take_batch(False) is None
+    call(log)
+    (command,) = log.take_batch(False).commands
+    assert list(command.released) == [register]
+    log.release(register)
+    assert log.take_batch(True).commands[0].action == Action.KILL_REG

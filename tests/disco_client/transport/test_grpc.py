@@ -117,7 +117,7 @@ def silent(lost=lambda _error: None):
     return Events(
         take=lambda: None,
         await_commands=lambda: False,
-        take_batch=lambda: None,
+        take_batch=lambda _kills: None,
         reply=lambda *_: None,
         live=lambda *_: None,
         acknowledge=lambda *_: None,

@@ -251,3 +251,24 @@ def test_nothing_of_a_session_stays_in_the_process(modules):
             session.copy_to_worker_0(np.zeros(100_000)).numpy()
     assert held()[0] <= descriptors
     assert held()[1] <= living
+
+
+def test_whoever_waits_for_a_worker_learns_of_its_failure(processes):
+    """However soon the worker shows that it is done; each time anew."""
+    session = processes(2)
+    fail_on = session.get_global_func("tests.fail_on")
+    for turn in range(200):
+        fail_on(1, f"turn {turn}")
+        with pytest.raises(errors.RemoteException, match=f"turn {turn}$"):
+            session.sync_worker(1)
+        session.sync_worker(1)
+
+
+def test_without_shared_progress_a_wait_ends_as_well(processes, monkeypatch):
+    """As on processors that make no use of it: the answer comes through the socket."""
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    session = processes(2)
+    seen = [session.get_global_func("tests.echo")(turn) for turn in range(3)]
+    session.sync_worker(1)
+    assert [each.debug_get_from_remote(1) for each in seen] == [0, 1, 2]
+    session.sync_all()

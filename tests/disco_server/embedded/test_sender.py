@@ -30,7 +30,9 @@ def test_commands_leave_in_order_whoever_sends_them():
     """Several threads flush while others issue, and the sender's own thread works too."""
     log = CommandLog(1, 1)
     left = []
-    sender = Sender(events_of(log), lambda batch: left.append((batch.first_seq, batch.last_seq)))
+    sender = Sender(
+        events_of(log), lambda batch, _first: left.append((batch.first_seq, batch.last_seq))
+    )
 
     def issue():
         for step in range(500):
@@ -48,3 +50,19 @@ def test_commands_leave_in_order_whoever_sends_them():
     starts = [1, *(last + 1 for _, last in left)]
     assert [first for first, _ in left] == starts[:-1]
     assert left[-1][1] == 2000
+
+
+def test_what_nobody_waits_for_leaves_by_itself(eventually):
+    """A command at once or soon after others, and the release of a register without any."""
+    log = CommandLog(1, 1)
+    log.direct = True
+    left = []
+    sender = Sender(events_of(log), lambda batch, first: left.append((batch.last_seq, first)))
+    for turn in range(3):
+        _, register = log.issue(Action.CALL_PACKED, func=1)
+        eventually(lambda seq=2 * turn + 1: left and left[-1][0] == seq, what="the command")
+        log.release(register)
+        eventually(lambda seq=2 * turn + 2: left[-1][0] == seq, what="the release")
+    log.close(SessionClosed("over"), drop=False)
+    sender.join(10)
+    assert len(left) == 6
