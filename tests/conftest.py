@@ -31,6 +31,11 @@ settings.register_profile(
 )
 settings.load_profile("disco")
 
+# A shell starts what it runs in the background with Ctrl-C ignored, and every process
+# that a test starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 WORKER_MODULES = Path(__file__).parent / "worker_modules"
 FUNCTIONS = "disco_test_functions"
 

@@ -7,6 +7,7 @@ the end of a text line, as members of a JSON object.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -17,7 +18,15 @@ from typing import Any, Final, TextIO, cast
 
 from disco_client.errors import ConfigError
 
-__all__ = ["FIELDS", "BoundLogger", "JsonFormatter", "TextFormatter", "bind", "setup"]
+__all__ = [
+    "FIELDS",
+    "BoundLogger",
+    "JsonFormatter",
+    "TextFormatter",
+    "bind",
+    "is_farewell",
+    "setup",
+]
 
 FIELDS: Final = ("session", "rank", "seq", "node")
 """The fields the house binds; they are shown first and in this order."""
@@ -131,6 +140,18 @@ def bind(logger: logging.Logger | BoundLogger, **fields: object) -> BoundLogger:
     return BoundLogger(logger, fields)
 
 
+def is_farewell(record: logging.LogRecord) -> bool:
+    """Whether a record is gRPC's about a call that a stopping server cuts short.
+
+    It writes one, with a traceback, for every stream that is open at the end; that is
+    how each of our daemons ends.
+    """
+    if not record.name.startswith("grpc."):
+        return False
+    cancelled = record.exc_info is not None and record.exc_info[0] is asyncio.CancelledError
+    return cancelled or "due to server stop" in str(record.msg)
+
+
 class _Handler(logging.StreamHandler[TextIO]):
     """The handler `setup` installs; a type of its own, so that it finds it again."""
 
@@ -160,6 +181,7 @@ def setup(level: str = "info", fmt: str = "text", stream: TextIO | None = None) 
         root.removeHandler(old)
     handler = _Handler(sys.stderr if stream is None else stream)
     handler.setFormatter(formats[fmt]())
+    handler.addFilter(lambda record: not is_farewell(record))
     root.addHandler(handler)
     root.setLevel(level.upper())
     return handler

@@ -123,6 +123,8 @@ def test_the_workers_are_gone_after_a_shutdown(open_session, tools_of, eventuall
     eventually(lambda: threading.active_count() <= before, what="the threads to end")
 
 
+SHARED_MEMORY = Path("/dev/shm")
+
 PROGRAM = """
 import sys
 import time
@@ -166,10 +168,15 @@ def test_a_program_may_end_as_it_likes(program, eventually, then):
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_killing_the_program_ends_its_workers(program, eventually, busy):
-    """Also where they are in the middle of a call."""
+    """Also where they are in the middle of a call; no shared memory keeps its name either."""
+    before = set(SHARED_MEMORY.iterdir())
     call = "session.get_global_func('conformance.wait_for_file')('/nowhere'); " if busy else ""
     with start(program(2), f"{call}time.sleep(600)") as running:
         pids = pids_of(running)
         assert len(pids) == 2
         running.kill()
     eventually(lambda: gone(pids), what="the workers to end")
+    # Sessions of other tests, which start meanwhile, have names there for a moment.
+    eventually(
+        lambda: set(SHARED_MEMORY.iterdir()) <= before, what="the names of shared memory to go"
+    )

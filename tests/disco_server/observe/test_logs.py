@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -156,6 +157,20 @@ def test_records_go_to_standard_error_by_default(root, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "hello" in captured.err
+
+
+def test_what_grpc_says_of_a_stopping_server_is_left_out(text):
+    """A daemon that ends as it should looks so; gRPC's other records stay."""
+    logger = logging.getLogger("grpc._cython.cygrpc")
+    logger.warning("Aborting method [%s] due to server stop.", "/disco.v1/Register")
+    for kind in (asyncio.CancelledError, ValueError):
+        logger.error("Exception not handled in servicer method", exc_info=kind("gone"))
+    logging.getLogger("disco.controller").warning("aborted due to server stop")
+    lines = text.getvalue()
+    assert "CancelledError" not in lines
+    assert "Aborting" not in lines
+    assert "ValueError: gone" in lines
+    assert "aborted due to server stop" in lines
 
 
 @pytest.mark.parametrize(
