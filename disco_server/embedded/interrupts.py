@@ -40,13 +40,11 @@ class HeldInterrupts:
 
     def __enter__(self) -> Self:
         if threading.get_ident() == threading.main_thread().ident:
-            previous = _signal.signal(_SIGINT, self._note)
+            previous = _signal.getsignal(_SIGINT)
+            # What is no function of Python's could not be put back.
             if callable(previous):
                 self._previous = previous
-            elif previous is not None:
-                _signal.signal(_SIGINT, previous)
-                if self._noted:
-                    _signal.raise_signal(_SIGINT)  # it was meant for what stood there
+                _signal.signal(_SIGINT, self._note)
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -76,3 +76,18 @@ def test_other_threads_are_never_interrupted_anyway():
     thread.start()
     thread.join()
     assert seen == [signal.default_int_handler]
+
+
+def test_a_handler_that_is_not_of_python_is_left_alone(monkeypatch):
+    """As where another program embeds Python: it could not be put back, so it stays."""
+    monkeypatch.setattr("_signal.getsignal", lambda _number: None)
+    steps = []
+
+    def work():
+        with HeldInterrupts():
+            interrupt()
+            steps.append("not reached")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert steps == []
