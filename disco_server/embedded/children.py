@@ -9,8 +9,9 @@ A thread that waits reads the replies itself, which spares two hand-overs betwee
 threads. There are two epoll objects for that: `replies` with the ranks' sockets,
 and `house` with everything else and, while nobody waits, `replies` itself. Who
 waits takes `replies` out of `house`, so the keeper does not wake for what is not
-its business. A program that waits once waits again soon, so the keeper takes it
-back only when nobody has waited for a moment.
+its business. A program that waits once waits again soon, so the keeper gets it
+back only when nobody has waited for a moment, or at once where a socket was full
+and the rest has to leave.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _logger = logging.getLogger("disco.embedded")
 _READ = select.EPOLLIN
 _END_GRACE_S = 0.5
 _IDLE_S = 0.02
-"""How long nobody has waited when the keeper reads again; a failure that nobody waits
-for is known so much later."""
+"""How often the keeper looks whether somebody has waited since the last time; a failure
+that nobody waits for is known up to twice as much later."""
 
 _LOOKS = 50
 """How often a thread looks for replies before it sleeps: about 0.2 ms. Being woken takes
@@ -100,6 +101,7 @@ class Children:
         self._reading = threading.Lock()
         self._lent = False
         self._led = False
+        self._full: set[int] = set()
         self._replies = select.epoll()
         self._house = select.epoll()
         self._replies_fd = self._replies.fileno()
@@ -177,6 +179,14 @@ class Children:
     def _arm(self, fd: int, armed: bool) -> None:
         with contextlib.suppress(OSError):  # it has ended meanwhile
             self._replies.modify(fd, _READ | (select.EPOLLOUT if armed else 0))
+        if not armed:
+            self._full.discard(fd)
+            return
+        self._full.add(fd)
+        # Where the lock is taken, somebody leads, and hands back when it stops.
+        if self._lent and self._reading.acquire(blocking=False):
+            self._hand_back()
+            self._reading.release()
 
     def _watch(self, fd: int, action: Callable[[], None]) -> None:
         self._actions[fd] = action
@@ -227,9 +237,14 @@ class Children:
         if self._led:
             self._led = False
         elif self._reading.acquire(blocking=False):
+            self._hand_back()
+            self._reading.release()
+
+    def _hand_back(self) -> None:
+        """Lets the keeper read; whoever calls this holds the lock."""
+        if self._lent and not self._closed:
             self._lent = False
             self._house.modify(self._replies_fd, _READ)
-            self._reading.release()
 
     def _printed(self, child: RankChild, is_error: bool) -> None:
         lines, more = child.read_output(is_error)
@@ -360,6 +375,8 @@ class Children:
 
     def stop_leading(self) -> None:
         """Lets another thread lead; in a while the keeper reads again."""
+        if self._full:
+            self._hand_back()
         self._reading.release()
 
     def read_until(

@@ -7,11 +7,13 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 import disco_client
 from disco_client import errors
+from disco_server.embedded import children
 from disco_server.worker.mpich_memory import _find_files
 
 
@@ -165,3 +167,18 @@ def test_a_program_ends_with_its_own_exit_code(run_program, gone, ending, busy):
     assert gone(pids)
     if not ending:
         assert err == ""
+
+
+def test_what_a_socket_did_not_take_leaves_though_nobody_waits(
+    processes, monkeypatch, tmp_path, eventually
+):
+    """Also right after a wait, whose thread read the sockets itself until then."""
+    monkeypatch.setattr(children, "_IDLE_S", 600.0)
+    session = processes(2)
+    copy, mkdir = map(session.get_global_func, ("numpy.copy", "os.makedirs"))
+    for turn in ("first", "second"):
+        session.sync_worker_0()
+        for _ in range(40):
+            copy(np.zeros(60_000, np.uint8))
+        mkdir(str(tmp_path / turn), 0o777, True)
+        eventually((tmp_path / turn).exists, what="the last command")
