@@ -12,6 +12,7 @@ import difflib
 import ipaddress
 import math
 import os
+import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ __all__ = [
     "cpu_cores",
     "did_you_mean",
     "file_allowed",
+    "keeps_order",
     "module_allowed",
     "one_of",
     "read_cache",
@@ -176,6 +178,14 @@ def cpu_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def keeps_order() -> bool:
+    """Whether other processors see stores in the order in which they were made.
+
+    x86 promises it (Intel SDM 3A, 8.2.2; AMD APM 2, 7.2).
+    """
+    return platform.machine().lower() in {"x86_64", "amd64", "i686"}
 
 
 def visible_gpus(

@@ -14,7 +14,7 @@ from disco_bench.grpc_yardstick import raw_grpc
 from disco_bench.sampling import Pair, alone, alternate, median_of, rotate
 from disco_bench.table import Limit, Spec, Unavailable
 
-__all__ = ["COMMANDS", "SYNC", "Burst", "measure_commands", "measure_sync", "tvm_peer"]
+__all__ = ["COMMANDS", "SYNC", "Burst", "ask_tvm", "measure_commands", "measure_sync", "tvm_peer"]
 
 PEERS_ROUND_TRIP_S = 0.6e-3
 """One call of one worker in Ray 2.60 and Monarch 0.7, on a machine of two cores."""
@@ -91,7 +91,7 @@ def measure_commands(bench: Bench) -> None:
         burst = Burst(session, count)
         try:
             with tvm_peer("process") as peer:
-                pair = alternate(burst, lambda: _ask_tvm(peer, count), rounds)
+                pair = alternate(burst, lambda: ask_tvm(peer, count), rounds)
             bench.record("commands.process", pair.measured())
         except (Unavailable, ChildFailed) as error:
             (figures,) = rotate((burst,), rounds)
@@ -99,7 +99,7 @@ def measure_commands(bench: Bench) -> None:
             bench.record("commands.process", alone(figures, note=note))
         try:
             with tvm_peer("socket") as peer:
-                pair = alternate(burst, lambda: _ask_tvm(peer, count), max(1, rounds // 2))
+                pair = alternate(burst, lambda: ask_tvm(peer, count), max(1, rounds // 2))
             bench.record("commands.socket", pair.measured())
         except (Unavailable, ChildFailed) as error:
             bench.excuse("commands.socket", str(error))
@@ -127,8 +127,9 @@ def tvm_peer(kind: str, workers: int = WORKERS) -> Generator[Child]:
         yield child
 
 
-def _ask_tvm(peer: Child, count: int) -> float:
-    return float(peer.ask(str(count), _TVM_ROUND_S))
+def ask_tvm(peer: Child, question: object) -> float:
+    """Asks what ``tvm_peer`` started: a number of commands, or as its module says."""
+    return float(peer.ask(str(question), _TVM_ROUND_S))
 
 
 # Round trips ------------------------------------------------------------------

@@ -11,15 +11,14 @@ import numpy as np
 import disco_client
 from disco_bench import worker_functions
 from disco_bench.bench import WORKERS, Bench
-from disco_bench.child import Child, ChildFailed
-from disco_bench.control import Burst, tvm_peer
+from disco_bench.child import ChildFailed
+from disco_bench.control import Burst, ask_tvm, tvm_peer
 from disco_bench.sampling import Pair, alone, alternate, median_of, rotate, time_call
 from disco_bench.table import Limit, Spec, Unavailable
 
 __all__ = ["EMBEDDED", "measure_embedded"]
 
 NBYTES = 64 << 20
-_ROUND_S = 60.0
 _WORKERS = (4, 8)
 _KINDS = {"threaded": (1.0, {4: 1.5, 8: 4.0}), "process": (2.5, {4: 4.0, 8: 5.0})}
 _NAMES = {"threaded": "ThreadedSession", "process": "ProcessSession"}
@@ -88,7 +87,7 @@ def _measure_commands(bench: Bench, kind: str, workers: int) -> None:
         burst = Burst(session, count)
         try:
             with tvm_peer(kind, running) as peer:
-                pair = alternate(burst, partial(_ask, peer, str(count)), rounds)
+                pair = alternate(burst, partial(ask_tvm, peer, count), rounds)
             bench.record(key, pair.measured())
         except (Unavailable, ChildFailed) as error:
             (figures,) = rotate((burst,), rounds)
@@ -114,17 +113,13 @@ def _measure_sync(bench: Bench) -> None:
             for what, act in (("sync", sync), ("call", call)):
                 pair = alternate(
                     partial(median_of, act, count),
-                    partial(_ask, peer, f"{what} {count}"),
+                    partial(ask_tvm, peer, f"{what} {count}"),
                     rounds,
                 )
                 bench.record(f"embedded.{what}", pair.measured("the last of 4 workers"))
     except (Unavailable, ChildFailed) as error:
         for what in ("sync", "call"):
             bench.excuse(f"embedded.{what}", str(error))
-
-
-def _ask(peer: Child, question: str) -> float:
-    return float(peer.ask(question, _ROUND_S))
 
 
 def _measure_array(bench: Bench, session: disco_client.Session) -> None:

@@ -183,7 +183,8 @@ class Pump(Protocol):
             ask: A worker to :meth:`ask` first.
 
         Returns:
-            Whether this thread holds the lock now.
+            Whether this thread holds the lock now, or with ``ask`` need not, because
+            the worker is known to have executed what was issued.
         """
         ...
 

@@ -6,7 +6,7 @@ writes there after each batch. The page says two things: up to which command
 everything is executed, and how many frames the rank had sent before, because a
 client that has not read all of those may not know of a failure yet.
 
-What is written first must be seen first (:func:`~disco_server.core.processor.keeps_order`);
+What is written first must be seen first (:func:`~disco_server.settings.keeps_order`);
 other processors do without the page.
 """
 
@@ -17,7 +17,7 @@ import os
 from typing import Self
 
 from disco_server.channels.shared import allocate, map_shared
-from disco_server.core.processor import keeps_order
+from disco_server.settings import keeps_order
 
 __all__ = ["ProgressPage"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from disco_server.collectives.shared_rows import SharedRows, lane_bytes
 from disco_server.collectives.sides import Tag, wide_lanes
-from disco_server.core.processor import keeps_order
+from disco_server.settings import keeps_order
 
 __all__ = ["NodeMemory"]
 

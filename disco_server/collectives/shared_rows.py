@@ -12,7 +12,7 @@ next but one round begins for a rank only when all have posted in the next one,
 which they do after they have read this one.
 
 That a counter is never seen before the row is what some processors promise of
-their stores (:func:`~disco_server.core.processor.keeps_order`); ranks on others use
+their stores (:func:`~disco_server.settings.keeps_order`); ranks on others use
 messages.
 """
 

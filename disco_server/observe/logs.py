@@ -143,8 +143,8 @@ def bind(logger: logging.Logger | BoundLogger, **fields: object) -> BoundLogger:
 def is_farewell(record: logging.LogRecord) -> bool:
     """Whether a record is gRPC's about a call that a stopping server cuts short.
 
-    It writes one, with a traceback, for every stream that is open at the end; that is
-    how each of our daemons ends.
+    It may write one, with a traceback, for a stream that is open at the end, as some
+    are whenever one of our daemons stops.
     """
     if not record.name.startswith("grpc."):
         return False

@@ -2,9 +2,10 @@
 
 Started by a worker daemon with two inherited sockets: one to the daemon, and one
 on which MPI finds its peers (``PMI_FD``). A program that starts its workers itself
-adds memory in which it looks how far this rank is. It imports what every rank needs, waits
-until it is told which rank of which session it is, and then executes commands
-until the session ends or the daemon goes away. It has one thread and no gRPC.
+adds memory in which it looks how far this rank is. The process imports what every
+rank needs, waits until it is told which rank of which session it is, and then
+executes commands until the session ends or the daemon goes away. It has one thread
+and no gRPC.
 """
 
 from __future__ import annotations

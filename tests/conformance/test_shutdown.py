@@ -169,7 +169,7 @@ def test_a_program_may_end_as_it_likes(program, eventually, then):
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_killing_the_program_ends_its_workers(program, eventually, busy):
     """Also where they are in the middle of a call; no shared memory keeps its name either."""
-    before = set(SHARED_MEMORY.iterdir())
+    before = set(SHARED_MEMORY.glob("*"))
     call = "session.get_global_func('conformance.wait_for_file')('/nowhere'); " if busy else ""
     with start(program(2), f"{call}time.sleep(600)") as running:
         pids = pids_of(running)
@@ -178,5 +178,5 @@ def test_killing_the_program_ends_its_workers(program, eventually, busy):
     eventually(lambda: gone(pids), what="the workers to end")
     # Sessions of other tests, which start meanwhile, have names there for a moment.
     eventually(
-        lambda: set(SHARED_MEMORY.iterdir()) <= before, what="the names of shared memory to go"
+        lambda: set(SHARED_MEMORY.glob("*")) <= before, what="the names of shared memory to go"
     )

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_client.errors import ConfigError
-from disco_server.settings import Address, did_you_mean, file_allowed, module_allowed, visible_gpus
+from disco_server.settings import (
+    Address,
+    did_you_mean,
+    file_allowed,
+    keeps_order,
+    module_allowed,
+    visible_gpus,
+)
 
 DEFAULTS = ("numpy", "numpy.*", "cupy", "cupy.*")
 
@@ -154,3 +161,13 @@ def test_an_unknown_name_is_answered_with_the_near_one_or_all():
     """Case and dashes do not count; where nothing is near, all names are listed."""
     assert did_you_mean("Log-Levle", ["slots", "log_level"]) == "; did you mean 'log_level'?"
     assert did_you_mean("zzz", ["slots", "name"]) == "; there are slots, name"
+
+
+@pytest.mark.parametrize(
+    ("machine", "keeps"),
+    [("x86_64", True), ("AMD64", True), ("aarch64", False), ("arm64", False), ("ppc64le", False)],
+)
+def test_only_x86_is_trusted_with_the_order_of_stores(monkeypatch, machine, keeps):
+    """However the system spells it; an unknown one is not trusted."""
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert keeps_order() is keeps
