@@ -1,0 +1,1 @@
+"""Where a rank's arrays lie: in the host's memory, or on a GPU by cupy."""

@@ -1,0 +1,96 @@
+"""What a rank asks of the device on which its arrays lie.
+
+One `Arrays` belongs to one rank and to the one thread that runs it. Work on a
+device is asynchronous: what the functions here return may still be computed,
+except where it says that it waits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from disco_client.wire.values import Device
+
+__all__ = ["Arrays", "DeviceUnavailable", "HostArray"]
+
+HostArray = np.ndarray[Any, Any]
+
+
+class DeviceUnavailable(Exception):
+    """A device cannot be used here; the message says what is missing, and how to get it."""
+
+
+class Arrays(ABC):
+    """The arrays of one device, for one rank.
+
+    Attributes:
+        on_host: Whether they are numpy's, in the memory of the process.
+        device: The device.
+        xp: The module of its arrays: numpy or cupy.
+        kind: The class of its arrays.
+    """
+
+    on_host: ClassVar[bool]
+
+    def __init__(self, device: Device, xp: ModuleType) -> None:
+        self.device = device
+        self.xp: Any = xp
+        self.kind: type[Any] = self.xp.ndarray
+
+    def holds(self, value: object) -> bool:
+        """Whether a value is an array of this kind of device."""
+        return isinstance(value, self.kind)
+
+    @abstractmethod
+    def attach(self) -> None:
+        """Makes the device current in the calling thread, which is the rank's."""
+
+    @abstractmethod
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """Allocates an uninitialised array in C order.
+
+        Raises:
+            DeviceUnavailable: The device has no such dtype.
+            MemoryError: There is no room.
+        """
+
+    @abstractmethod
+    def from_host(self, array: HostArray) -> Any:
+        """Returns a host array's content as an array of the device, of its own there.
+
+        Raises:
+            DeviceUnavailable: The device has no such dtype.
+            MemoryError: There is no room.
+        """
+
+    @abstractmethod
+    def to_host(self, array: Any) -> HostArray:
+        """Returns the content of one of its arrays as a host array; waits for it."""
+
+    @abstractmethod
+    def read_pieces(self, array: Any) -> Iterator[memoryview]:
+        """Yields the bytes of one of its arrays in C order, piece by piece.
+
+        Each piece is good until the next is asked for; the one after it is on its
+        way meanwhile.
+        """
+
+    @abstractmethod
+    def fill(self, held: Any, host: HostArray) -> None:
+        """Copies a host array into one of its arrays, which has its size and dtype.
+
+        The host array may be changed when it returns.
+        """
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Waits until the device has done all that this rank asked of it.
+
+        Raises:
+            Exception: Something of it failed on the device.
+        """

@@ -1,0 +1,49 @@
+"""Arrays in the host's memory, by numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from disco_client.wire.arrays import byte_view, empty_array
+from disco_client.wire.values import Device
+from disco_server.devices.base import Arrays, HostArray
+
+__all__ = ["HostArrays"]
+
+
+class HostArrays(Arrays):
+    """See `Arrays`; nothing here is asynchronous."""
+
+    on_host = True
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device, np)
+
+    def attach(self) -> None:
+        """Every thread has the host."""
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> HostArray:
+        """See `Arrays.empty`."""
+        return empty_array(shape, dtype)
+
+    def from_host(self, array: HostArray) -> HostArray:
+        """Returns the array itself."""
+        return array
+
+    def to_host(self, array: HostArray) -> HostArray:
+        """Returns the array itself."""
+        return array
+
+    def read_pieces(self, array: HostArray) -> Iterator[memoryview]:
+        """Yields everything at once."""
+        yield byte_view(np.ascontiguousarray(array))
+
+    def fill(self, held: HostArray, host: HostArray) -> None:
+        """See `Arrays.fill`."""
+        held[...] = host.reshape(held.shape)
+
+    def synchronize(self) -> None:
+        """It is done when the call returns."""
