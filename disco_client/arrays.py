@@ -10,7 +10,7 @@ import numpy as np
 from disco_client.errors import EncodingError
 from disco_client.transport.base import Transport
 from disco_client.wire.arrays import byte_view
-from disco_client.wire.codec import ArrayPorter
+from disco_client.wire.porter import ArrayPorter
 from disco_client.wire.values import is_array
 
 __all__ = ["Array", "Downloads", "Uploads", "as_host_array", "kind_of"]

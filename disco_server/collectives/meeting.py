@@ -11,7 +11,7 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from disco_server.collectives.numeric import combine
 from disco_server.collectives.preflight import Lane, Preflight, VerdictKind
 from disco_server.collectives.rows import NO_DATA, RowExchange
 from disco_server.collectives.sides import DataMoves, Known, Side, Tag
+from disco_server.devices.base import on_device
 
 __all__ = ["MeetingCommunicator"]
 
@@ -36,6 +37,7 @@ _Result = TypeVar("_Result")
 _SPINS = 2000
 _NAP_S = 50e-6
 _MOST_KNOWN = 256
+_NO_DEVICE = "no library for arrays on GPUs was started; session.init_ccl('nccl') does"
 
 
 class MeetingCommunicator(Communicator):
@@ -61,6 +63,8 @@ class MeetingCommunicator(Communicator):
         """
         super().__init__(worker_id, num_workers, num_groups)
         self._closed = False
+        self._xp: Any = np
+        self._no_device = _NO_DEVICE
         self._preflight = Preflight(worker_id)
         self._exchanges: list[RowExchange] = []
         self._make_rows, self._make_moves = make_rows, make_moves
@@ -86,6 +90,25 @@ class MeetingCommunicator(Communicator):
         self._exchanges.append(rows)
         return self._preflight.add_lane(members, rows), rows
 
+    def add_device(
+        self, ccl: str, xp: Any, make_moves: Callable[[Tag, tuple[int, ...]], DataMoves]
+    ) -> None:
+        """Lets arrays of GPUs take part from now on; to be called on every rank.
+
+        Args:
+            ccl: The name of the library that moves them.
+            xp: The module of such arrays.
+            make_moves: Makes what moves them among these members.
+        """
+        self.ccl, self._xp, self._no_device = ccl, xp, ""
+        self._world.device_moves = make_moves(Tag.WORLD, tuple(self._world.members))
+        if self._group is not self._world:
+            self._group.device_moves = make_moves(Tag.GROUP, tuple(self._group.members))
+
+    def refuse_device(self, why: str) -> None:
+        """Says why arrays of GPUs cannot take part; the same on every rank."""
+        self._no_device = why
+
     @property
     def position(self) -> int:
         """The seq of the command this rank executes."""
@@ -109,7 +132,11 @@ class MeetingCommunicator(Communicator):
         if offer.problem or not offer.elements:
             self._meet(side, offer, src, dst)
             return
-        source, target = _stage(src, dst)
+        source, target = self._stage(src, dst)
+        if offer.on_device:
+            self._allreduce(side, Known(offer, ()), source, target, op)
+            _unstage(target, dst)
+            return
         known = Known(offer, side.find_places(src, offer.family))
         self._allreduce(side, known, source, target, op)
         _unstage(target, dst)
@@ -121,14 +148,15 @@ class MeetingCommunicator(Communicator):
         """See `Communicator.allgather`."""
         side = self._group if in_group else self._world
         offer = checks.check_parts(Op.ALLGATHER, src, dst, side.size, root=True)
-        place = None if offer.problem or not offer.elements else side.find_place(src)
+        rides = offer.elements and not (offer.problem or offer.on_device)
+        place = side.find_place(src) if rides else None
         rider = side.put(place, src)
         self._meet(side, offer, src, dst, rider)
         if place is not None:
             side.take_all(place, dst)
         elif offer.elements:
-            source, target = _stage(src, dst)
-            side.moves.allgather(source, target)
+            source, target = self._stage(src, dst)
+            side.moves_of(source).allgather(source, target)
             _unstage(target, dst)
 
     def broadcast(self, src: Array | None, dst: Array, *, in_group: bool = True) -> None:
@@ -138,8 +166,8 @@ class MeetingCommunicator(Communicator):
         offer = checks.check_equal(Op.BROADCAST, source, dst)
         self._meet(side, offer, source, dst)
         if offer.elements:
-            source, target = _stage(cast("Array", source), dst)
-            side.moves.broadcast(source, target)
+            source, target = self._stage(cast("Array", source), dst)
+            side.moves_of(source).broadcast(source, target)
             _unstage(target, dst)
 
     def scatter(self, src: Array | None, dst: Array, *, in_group: bool = True) -> None:
@@ -149,8 +177,8 @@ class MeetingCommunicator(Communicator):
         offer = checks.check_parts(Op.SCATTER, src, dst, side.size, root=root)
         self._meet(side, offer, src if root else None, dst)
         if offer.elements:
-            source, target = _stage(cast("Array", src) if root else dst, dst)
-            side.moves.scatter(source, target)
+            source, target = self._stage(cast("Array", src) if root else dst, dst)
+            side.moves_of(source).scatter(source, target)
             _unstage(target, dst)
 
     def gather(self, src: Array, dst: Array | None, *, in_group: bool = True) -> None:
@@ -161,8 +189,8 @@ class MeetingCommunicator(Communicator):
         self._meet(side, offer, src, dst if root else None)
         if offer.elements:
             whole = cast("Array", dst) if root else src
-            source, target = _stage(src, whole)
-            side.moves.gather(source, target)
+            source, target = self._stage(src, whole)
+            side.moves_of(source).gather(source, target)
             if root:
                 _unstage(target, whole)
 
@@ -174,8 +202,8 @@ class MeetingCommunicator(Communicator):
         offer = checks.check_parts(Op.REDUCE_SCATTER, src, dst, side.size, op, root=True)
         self._meet(side, offer, src, dst)
         if offer.elements:
-            source, target = _stage(src, dst)
-            side.moves.reduce_scatter(source, target, op, offer.family)
+            source, target = self._stage(src, dst)
+            side.moves_of(source).reduce_scatter(source, target, op, offer.family)
             _unstage(target, dst)
 
     def all_to_all(self, src: Array, dst: Array, *, in_group: bool = True) -> None:
@@ -184,8 +212,8 @@ class MeetingCommunicator(Communicator):
         offer = checks.check_equal(Op.ALL_TO_ALL, src, dst, parts=side.size)
         self._meet(side, offer, src, dst)
         if offer.elements:
-            source, target = _stage(src, dst)
-            side.moves.all_to_all(source, target)
+            source, target = self._stage(src, dst)
+            side.moves_of(source).all_to_all(source, target)
             _unstage(target, dst)
 
     def barrier(self, *, in_group: bool = False) -> None:
@@ -229,8 +257,8 @@ class MeetingCommunicator(Communicator):
         return side.members[0] == self._worker_id
 
     def _transfer(self, buf: Array, worker: int, *, receives: bool) -> None:
-        offer = checks.check_point(
-            buf, worker, self._worker_id, self._num_workers, receives=receives
+        offer = self._admit(
+            checks.check_point(buf, worker, self._worker_id, self._num_workers, receives=receives)
         )
         lane = self._pairs.get(worker)
         arrays = (None, buf) if receives else (buf, None)
@@ -239,8 +267,8 @@ class MeetingCommunicator(Communicator):
         self._agree(lane, offer, *arrays, worker if receives else self._worker_id)
         if not offer.elements:
             return
-        moves = self._world.moves
-        source, target = _stage(buf, buf)
+        moves = self._world.moves_of(buf)
+        source, target = self._stage(buf, buf)
         if receives:
             moves.recv(target, worker)
             _unstage(target, buf)
@@ -253,7 +281,7 @@ class MeetingCommunicator(Communicator):
         lane, rows = side.lane, side.rows
         if not places or lane is None or rows is None:
             self._meet(side, offer, src, dst)
-            side.moves.allreduce(src, dst, op, offer.family)
+            side.moves_of(src).allreduce(src, dst, op, offer.family)
             return
         source, target = src.reshape(-1), dst.reshape(-1)
         if len(places) > 1 and src is not dst and np.may_share_memory(src, dst):
@@ -267,6 +295,7 @@ class MeetingCommunicator(Communicator):
         self, side: Side, offer: Offer, src: object, dst: object, rider: bytes = NO_DATA
     ) -> None:
         """Meets the peers; returns if the operation may begin."""
+        offer = self._admit(offer)
         lane = side.lane
         if lane is not None:
             self._agree(lane, offer, src, dst, 0, rider)
@@ -302,6 +331,20 @@ class MeetingCommunicator(Communicator):
             brought.setdefault(text, []).append(worker)
         raise MismatchError(verdict.workers, _compare(brought, verdict.workers))
 
+    def _admit(self, offer: Offer) -> Offer:
+        """Refuses arrays of GPUs where nothing moves them."""
+        if self._no_device and offer.on_device and not offer.problem:
+            return offer._replace(problem=self._no_device)
+        return offer
+
+    def _stage(self, src: Array, dst: Array) -> tuple[Array, Array]:
+        """Stands in contiguous arrays for those that are not."""
+        if src.flags.c_contiguous and dst.flags.c_contiguous:
+            return src, dst
+        xp = self._xp if on_device(src) else np
+        source = xp.ascontiguousarray(src).reshape(src.shape)
+        return source, (dst if dst.flags.c_contiguous else xp.empty(dst.shape, dst.dtype))
+
     def _tell(self, offer: Offer, src: object, dst: object, nth: int) -> str:
         """Says what this rank brought, and what is wrong with it."""
         again = f", collective {nth + 1} of it" if nth else ""
@@ -329,14 +372,6 @@ def _drive(steps: Generator[None, None, _Result]) -> _Result:
             os.sched_yield()
         else:
             time.sleep(_NAP_S)
-
-
-def _stage(src: Array, dst: Array) -> tuple[Array, Array]:
-    """Stands in contiguous arrays for those that are not."""
-    if src.flags.c_contiguous and dst.flags.c_contiguous:
-        return src, dst
-    source = np.ascontiguousarray(src).reshape(src.shape)
-    return source, (dst if dst.flags.c_contiguous else np.empty(dst.shape, dst.dtype))
 
 
 def _unstage(target: Array, dst: Array) -> None:

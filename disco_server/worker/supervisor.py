@@ -187,6 +187,7 @@ class Supervisor:
         )
         handle.on_output = lambda is_error, lines: self._output(session, worker, is_error, lines)
         start = session.start
+        here = next(sorted(ranks) for ranks in _by_host(start) if worker in ranks)
         assign = node_pb2.AssignRank(
             worker=worker,
             num_workers=start.num_workers,
@@ -200,7 +201,10 @@ class Supervisor:
             allow_load=self._loading.allow,
             module_cache=str(self._loading.cache or ""),
             module_cache_bytes=self._loading.cache_bytes,
-            local_workers=next(len(h) for h in _by_host(start) if worker in h),
+            local_workers=len(here),
+            local_rank=here.index(worker),
+            host_id=start.nodes[start.node_index].host_id,
+            with_gpus=any(name != "cpu" for node in start.nodes for name in node.devices),
         )
         handle.send(
             frame(envelope(Kind.ASSIGN, assign.SerializeToString(), session=session.session))
