@@ -64,9 +64,9 @@ def get_array_module(*args: Any) -> types.ModuleType:
 
 def get_default_memory_pool() -> _memory.MemoryPool:
     """The pool from which arrays get their memory."""
-    return _memory.default_pool
+    return _memory._default_pool
 
 
 def get_default_pinned_memory_pool() -> _pinned_memory.PinnedMemoryPool:
     """The pool of pinned memory."""
-    return _pinned_memory.default_pool
+    return _pinned_memory._default_pool

@@ -9,7 +9,6 @@ import numpy as np
 from cupy import _crossing
 from cupy._crossing import Hidden, call, wrap
 from cupy._dtypes import SCALARS, supported
-from cupy._machine.devices import machine
 from cupy._machine.memory_map import blocks
 from cupy._operators import Operators
 from cupy.cuda import memory
@@ -105,7 +104,7 @@ class ndarray(Operators):
     ndim = property(lambda self: self._host.ndim)
     itemsize = property(lambda self: self._host.itemsize)
     strides = property(lambda self: self._host.strides)
-    T = property(lambda self: self._view_of(self._host.T))
+    T = property(lambda self: self if self.ndim < 2 else self._view_of(self._host.T))
     device = property(lambda self: self.data.device)
 
     def _reshape_in_place(self, shape: Any) -> None:
@@ -184,19 +183,15 @@ class ndarray(Operators):
             order = order.upper()
             order = ("F" if self._host.flags.f_contiguous else "C") if order == "A" else order
             out = np.empty(self.shape, self.dtype, order=order)
-        if out.flags.c_contiguous:
-            source = self if self._host.flags.c_contiguous else self._on_device().copy("C")
-        else:
-            source = self if self._host.flags.f_contiguous else self._on_device().copy("F")
+        ours = self._host.flags
+        source = self
+        if not ((ours.c_contiguous and out.flags.c_contiguous) or (ours.fnc and out.flags.fnc)):
+            with self.device, stream:
+                source = self.copy("C" if out.flags.c_contiguous else "F")
         source.data.copy_to_host_async(out.ctypes.data, source.nbytes, stream)
         if blocking:
             stream.synchronize()
         return out
-
-    def _on_device(self) -> Any:
-        if self.data.device_id != machine.current.index:
-            raise NotImplementedError("the stand-in reorders arrays on the current device only")
-        return self
 
     def _check_out(self, out: Any) -> None:
         if not isinstance(out, np.ndarray):

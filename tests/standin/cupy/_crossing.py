@@ -48,11 +48,11 @@ def wrap(result: Any) -> Any:
 
 
 def _wrap_array(host: np.ndarray) -> Any:
-    supported(host.dtype)
     address = DEVICE + host.__array_interface__["data"][0]
     block = blocks.find(address, 1) if host.size else None
     if block is not None and block.device >= 0:
         return _classes[0]._over(host, memory.MemoryPointer(block.owner(), address - block.address))
+    supported(host.dtype)
     order = "F" if host.flags.fnc else "C"
     made = _classes[0](host.shape, host.dtype, order=order)
     made._host[...] = host
@@ -67,6 +67,7 @@ def _unwrap(value: Any, current: int, known: dict[int, Any]) -> Any:
                 f" from the current device ({current})."
                 " Peer access is unavailable between these devices."
             )
+        supported(value.dtype)  # a view may have another, and no kernel takes it
         known[id(value._host)] = value
         return value._host
     if isinstance(value, Hidden):

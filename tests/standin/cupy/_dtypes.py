@@ -11,7 +11,9 @@ try:
 except ImportError:
     _EXTRA: tuple[Any, ...] = ()
 else:
-    _EXTRA = (np.dtype(ml_dtypes.bfloat16),)
+    # With older ones, the library leaves it out as well: its loops would crash.
+    _NEW_ENOUGH = np.lib.NumpyVersion(np.__version__) >= "2.1.2"
+    _EXTRA = (np.dtype(ml_dtypes.bfloat16),) if _NEW_ENOUGH else ()
 
 __all__ = ["SCALARS", "supported"]
 

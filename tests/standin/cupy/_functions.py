@@ -11,6 +11,8 @@ from cupy import _crossing
 from cupy._array import ndarray
 from cupy._crossing import call
 from cupy._dtypes import supported
+from cupy._machine.devices import machine
+from cupy._machine.queues import Keep
 
 __all__ = ["FUNCTIONS", "UFUNCS", "linear_algebra", "ufunc"]
 
@@ -26,7 +28,7 @@ class ufunc:
         self._function = getattr(np, name)
         self.name = f"cupy_{name}"
         self.__name__ = name
-        self.nin: int = self._function.nin
+        self.nin: int = self._function.nin  # codespell:ignore nin
         self.nout: int = self._function.nout
         self.nargs: int = self._function.nargs
 
@@ -226,6 +228,7 @@ def array(
         host = np.asarray(host, order="F" if fortran else "C")
         made = ndarray(host.shape, host.dtype, order="F" if fortran else "C")
         made.set(host)
+        machine.compute_queue().push(Keep(host))
     return made.reshape((1,) * (ndmin - made.ndim) + made.shape) if made.ndim < ndmin else made
 
 

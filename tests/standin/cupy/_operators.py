@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from cupy import _crossing
 from cupy._crossing import call, wrap
 from cupy._dtypes import SCALARS
+from cupy._machine.devices import machine
 
 __all__ = ["Operators"]
 
@@ -32,8 +34,6 @@ _BINARY = {
 _COMPARING = {
     "lt": "less",
     "le": "less_equal",
-    "eq": "equal",
-    "ne": "not_equal",
     "gt": "greater",
     "ge": "greater_equal",
 }
@@ -44,19 +44,36 @@ _METHODS = (
     " max mean min nonzero prod ptp put repeat round searchsorted std sum take trace var"
 ).split()
 _VIEWS = "squeeze swapaxes transpose".split()
-_THROUGH_HOST = "tobytes tolist item".split()
+_THROUGH_HOST = "tobytes tolist".split()
 
 
 def _operator(name: str, *, reflected: bool = False) -> Callable[..., Any]:
     function = getattr(np, name)
 
     def operator(self: Any, other: Any) -> Any:
-        if not (_crossing.is_array(other) or type(other) in SCALARS):
-            if isinstance(other, np.ndarray) and name in _COMPARING.values() and other.ndim == 0:
-                other = other.item()
-            elif not isinstance(other, np.ndarray):
-                return NotImplemented
-        return call(function, other, self) if reflected else call(function, self, other)
+        if not _crossing.is_array(other) and _steps_aside(self, other):
+            return NotImplemented
+        return function(other, self) if reflected else function(self, other)
+
+    return operator
+
+
+def _steps_aside(array: Any, other: Any) -> bool:
+    """Whether the other operand says that it decides."""
+    missing = object()
+    decides = getattr(other, "__array_ufunc__", missing)
+    if decides is not missing:
+        return decides is None
+    return array.__array_priority__ < getattr(other, "__array_priority__", 0)
+
+
+def _equality(name: str, *, unlike: bool) -> Callable[..., Any]:
+    compare = _operator(name)
+
+    def operator(self: Any, other: Any) -> Any:
+        if other is None or type(other).__eq__ is object.__eq__:
+            return call(np.full, self.shape, unlike)
+        return compare(self, other)
 
     return operator
 
@@ -65,6 +82,8 @@ def _in_place(name: str) -> Callable[..., Any]:
     function = getattr(np, name)
 
     def operator(self: Any, other: Any) -> Any:
+        if not (_crossing.is_array(other) or type(other) in SCALARS):
+            raise TypeError(f"Unsupported type {type(other)}")
         return call(function, self, other, out=self)
 
     return operator
@@ -116,6 +135,8 @@ class Operators:
             locals()[f"__i{_short}__"] = _in_place(_long)
     for _short, _long in _COMPARING.items():
         locals()[f"__{_short}__"] = _operator(_long)
+    __eq__ = _equality("equal", unlike=False)
+    __ne__ = _equality("not_equal", unlike=True)
     for _short, _long in _UNARY.items():
         locals()[f"__{_short}__"] = _unary(_long)
     for _long in _METHODS:
@@ -128,7 +149,6 @@ class Operators:
         ("int", int),
         ("float", float),
         ("complex", complex),
-        ("bool", bool),
         ("bytes", bytes),
         ("repr", repr),
         ("str", str),
@@ -148,8 +168,15 @@ class Operators:
             return self.copy()
 
     def copy(self, order: str = "C") -> Any:
-        """An array of its own with the same content."""
-        return call(lambda host: host.copy(order), self)
+        """An array of its own with the same content, on the current device."""
+        if self.size == 0 or self.data.device_id == machine.current.index:
+            return call(lambda host: host.copy(order), self)
+        if not self._host.flags.forc:
+            raise NotImplementedError("CuPy cannot copy non-contiguous array between devices.")
+        fortran = self._host.flags.fnc
+        made = type(self)(self.shape, self.dtype, order="F" if fortran else "C")
+        made.data.copy_from_device_async(self.data, self.nbytes)
+        return made
 
     def astype(
         self,
@@ -162,9 +189,28 @@ class Operators:
         """The content in another dtype."""
         if subok is not None:
             raise TypeError("subok is not supported yet")
+        if casting is not None:
+            raise TypeError("casting is not supported yet")
         if not copy and np.dtype(dtype) == self.dtype:
             return self
-        return call(lambda host: host.astype(dtype, order, casting or "unsafe"), self)
+        return call(lambda host: host.astype(dtype, order), self)
+
+    def item(self) -> Any:
+        """Its only element."""
+        if self.size != 1:
+            raise ValueError("can only convert an array of size 1 to a Python scalar")
+        return self.get().item()
+
+    def __bool__(self) -> bool:
+        if self.size == 0:
+            warnings.warn("The truth value of an empty array is ambiguous.", DeprecationWarning, 2)
+            return False
+        if self.size > 1:
+            raise ValueError(
+                "The truth value of an array with more than one element is ambiguous."
+                " Use a.any() or a.all()"
+            )
+        return bool(self.get())
 
     def reshape(self, *shape: Any, order: str = "C", copy: Any = None) -> Any:
         """The content in another shape, as a view where that is possible."""

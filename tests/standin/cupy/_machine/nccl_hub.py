@@ -249,6 +249,7 @@ class Hub:
     def _serve(self, line: Line) -> None:
         hello = line.receive()
         if hello is None:
+            line.close()
             return
         key, *introduction = hello
         with self._lock:

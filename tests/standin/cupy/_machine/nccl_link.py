@@ -116,12 +116,12 @@ class Link:
     def _help(self, key: Any) -> None:
         """Contributes to an operation for which another rank waits, but shows no result."""
         if key in self._places:
-            queue, position = self._places.pop(key)
+            queue, position = self._places[key]
             self._needed.discard(key)
             threading.Thread(target=queue.start, args=(position,), daemon=True).start()
 
     def outstanding(self) -> list[tuple[Queue, int]]:
-        """Where the operations are that were never needed by others so far."""
+        """Where the operations are that are not finished."""
         with self._changed:
             return list(self._places.values())
 
@@ -129,8 +129,14 @@ class Link:
         """Contributes to an operation."""
         self._line.send("post", key, part, call, content)
 
-    def result(self, key: Any, part: Any) -> Any:
+    def result(self, key: Any, part: Any, *, patient: bool = True) -> tuple[Any, bool]:
         """Waits for what is due of an operation; forever, unless aborted or faulty.
+
+        Args:
+            key: What names the operation.
+            part: What names the contribution.
+            patient: Whether to go on waiting after an asynchronous error, as work on a
+                stream does.
 
         Returns:
             The result, and whether there is one: there is none after an abort.
@@ -142,7 +148,7 @@ class Link:
             while (key, part) not in self._results:
                 if self.fault is not None:
                     raise faults.again(self.fault)
-                if self.aborted:
+                if self.aborted or (self.async_error and not patient):
                     return None, False
                 self._changed.wait()
             self._places.pop(key, None)

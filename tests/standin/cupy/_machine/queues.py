@@ -20,7 +20,7 @@ import numpy as np
 
 from cupy._machine import faults
 
-__all__ = ["Arrival", "Free", "Mark", "Op", "Queue", "Wait"]
+__all__ = ["Arrival", "Free", "Keep", "Mark", "Op", "Queue", "Wait"]
 
 
 ending = threading.Event()
@@ -222,6 +222,17 @@ class Mark(Op):
     def run(self, queue: Queue) -> None:
         """Notes it."""
         self.time = time.perf_counter()
+
+
+class Keep(Op):
+    """Keeps something until the work before it is done."""
+
+    def __init__(self, kept: Any) -> None:
+        self._kept = kept
+
+    def run(self, queue: Queue) -> None:
+        """Lets go of it."""
+        self._kept = None
 
 
 class Free(Op):

@@ -25,13 +25,15 @@ class Gpu:
 
     Attributes:
         index: Its number on the machine.
+        bus_number: The number of its PCI bus.
         bus_id: Its place on the PCI bus, as the driver writes it.
         uuid: Its 16 bytes of identity.
     """
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.bus_id = f"0000:{0x10 + index:02X}:00.0"
+        self.bus_number = 0x10 + index
+        self.bus_id = f"0000:{self.bus_number:02X}:00.0"
         self.uuid = uuid.uuid5(uuid.NAMESPACE_DNS, f"gpu{index}.{host_name()}").bytes
 
     @property

@@ -72,14 +72,8 @@ class Device:
     @property
     def compute_capability(self) -> str:
         """What its processors can do."""
-        major, minor = (
-            runtime.deviceGetAttribute(which, self.id)
-            for which in (
-                runtime.deviceAttributeComputeCapabilityMajor,
-                runtime.deviceAttributeComputeCapabilityMinor,
-            )
-        )
-        return f"{major}{minor}"
+        properties = runtime.getDeviceProperties(self.id)
+        return f"{properties['major']}{properties['minor']}"
 
     @property
     def mem_info(self) -> tuple[int, int]:
@@ -91,11 +85,9 @@ class Device:
     def attributes(self) -> dict[str, int]:
         """A few of the attributes that the driver knows."""
         return {
-            "ComputeCapabilityMajor": 9,
-            "ComputeCapabilityMinor": 0,
-            "MultiProcessorCount": runtime.deviceGetAttribute(16, self.id),
-            "PciBusId": runtime.getDeviceProperties(self.id)["pciBusID"],
-            "UnifiedAddressing": 1,
+            name.removeprefix("cudaDevAttr"): runtime.deviceGetAttribute(number, self.id)
+            for name, number in vars(runtime).items()
+            if name.startswith("cudaDevAttr")
         }
 
     @property

@@ -242,8 +242,8 @@ class MemoryPool:
         return self._limit
 
 
-default_pool = MemoryPool()
-_allocator: Any = default_pool.malloc
+_default_pool = MemoryPool()
+_allocator: Any = _default_pool.malloc
 
 
 def alloc(size: int) -> MemoryPointer:
@@ -254,7 +254,7 @@ def alloc(size: int) -> MemoryPointer:
 def set_allocator(allocator: Any = None) -> None:
     """Chooses what `alloc` calls."""
     global _allocator  # noqa: PLW0603 - as in the library
-    _allocator = default_pool.malloc if allocator is None else allocator
+    _allocator = _default_pool.malloc if allocator is None else allocator
 
 
 def get_allocator() -> Any:

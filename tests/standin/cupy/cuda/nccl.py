@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -29,6 +31,38 @@ NCCL_FLOAT64 = NCCL_DOUBLE = 8
 NCCL_BFLOAT16 = 9
 
 available = True
+
+__all__ = [
+    "NCCL_AVG",
+    "NCCL_BFLOAT16",
+    "NCCL_CHAR",
+    "NCCL_DOUBLE",
+    "NCCL_FLOAT",
+    "NCCL_FLOAT16",
+    "NCCL_FLOAT32",
+    "NCCL_FLOAT64",
+    "NCCL_HALF",
+    "NCCL_INT",
+    "NCCL_INT8",
+    "NCCL_INT32",
+    "NCCL_INT64",
+    "NCCL_MAX",
+    "NCCL_MIN",
+    "NCCL_PROD",
+    "NCCL_SUM",
+    "NCCL_UINT8",
+    "NCCL_UINT32",
+    "NCCL_UINT64",
+    "NcclCommunicator",
+    "NcclConfig",
+    "NcclError",
+    "available",
+    "get_build_version",
+    "get_unique_id",
+    "get_version",
+    "groupEnd",
+    "groupStart",
+]
 
 _SYSTEM_ERROR = 2
 _INVALID_ARGUMENT = 4
@@ -131,6 +165,9 @@ class NcclCommunicator:
         self, ndev: int, commId: bytes, rank: int, config: NcclConfig | None = None
     ) -> None:
         self._link: Link | None = None
+        if not isinstance(commId, bytes):
+            kind = type(commId).__name__
+            raise TypeError(f"Argument 'commId' has incorrect type (expected bytes, got {kind})")
         if len(commId) != ID_BYTES:
             raise ValueError(f"commId length {len(commId)} != {ID_BYTES}.")
         try:
@@ -160,8 +197,12 @@ class NcclCommunicator:
         self._link = link
 
     def __del__(self) -> None:
-        if getattr(self, "_link", None) is not None:
-            self._link.close(orderly=True)
+        link = getattr(self, "_link", None)
+        if link is None:
+            return
+        if link.outstanding() and not (link.async_error or link.fault):
+            sys.stderr.write("stand-in: a communicator was dropped with work on its streams\n")
+        link.close(orderly=True)
 
     @staticmethod
     def initAll(devices: int | list[int]) -> list[NcclCommunicator]:
@@ -243,9 +284,9 @@ class NcclCommunicator:
         link = self._ready()
         name = ("all", self._next())
         link.post(name, self._rank, (color, key), b"")
-        group, there = link.result(name, self._rank)
+        group, there = link.result(name, self._rank, patient=False)
         if not there:
-            raise _error(_REMOTE_ERROR, "aborted during a split")
+            raise _error(_REMOTE_ERROR, "a rank was lost during a split")
         if group is None:
             return None
         made = NcclCommunicator.__new__(NcclCommunicator)
@@ -332,7 +373,7 @@ class NcclCommunicator:
         self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int
     ) -> None:
         """Combines the ranks' elements, for all."""
-        call = Call("allReduce", count, datatype, _operator(op))
+        call = Call("allReduce", _count(count), datatype, _operator(op))
         self._apart(call, (sendbuf, count), (recvbuf, count), 0)
         self._put(call, stream, (sendbuf, count), (recvbuf, count))
 
@@ -340,7 +381,7 @@ class NcclCommunicator:
         self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, root: int, stream: int
     ) -> None:
         """Combines the ranks' elements, for one."""
-        call = Call("reduce", count, datatype, _operator(op), root)
+        call = Call("reduce", _count(count), datatype, _operator(op), root)
         target = None
         if self._alive() and self._rank == root:
             target = (recvbuf, count)
@@ -351,7 +392,7 @@ class NcclCommunicator:
         self, sendbuff: int, recvbuff: int, count: int, datatype: int, root: int, stream: int
     ) -> None:
         """Copies one rank's elements to all."""
-        call = Call("broadcast", count, datatype, "", root)
+        call = Call("broadcast", _count(count), datatype, "", root)
         source = None
         if self._alive() and self._rank == root:
             source = (sendbuff, count)
@@ -366,7 +407,7 @@ class NcclCommunicator:
         self, sendbuf: int, recvbuf: int, recvcount: int, datatype: int, op: int, stream: int
     ) -> None:
         """Combines the ranks' elements, and gives each rank its part."""
-        call = Call("reduceScatter", recvcount, datatype, _operator(op))
+        call = Call("reduceScatter", _count(recvcount), datatype, _operator(op))
         self._alive()
         source = (sendbuf, recvcount * self._size)
         self._apart(call, source, (recvbuf, recvcount), self._rank * recvcount)
@@ -374,7 +415,7 @@ class NcclCommunicator:
 
     def allGather(self, sendbuf: int, recvbuf: int, count: int, datatype: int, stream: int) -> None:
         """Puts the ranks' elements side by side, for all."""
-        call = Call("allGather", count, datatype)
+        call = Call("allGather", _count(count), datatype)
         self._alive()
         target = (recvbuf, count * self._size)
         self._apart(call, (sendbuf, count), target, -self._rank * count)
@@ -382,11 +423,18 @@ class NcclCommunicator:
 
     def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
         """Sends elements to a rank that receives them."""
-        self._put(Call("send", count, datatype, "", peer), stream, (sendbuf, count), None)
+        self._put(Call("send", _count(count), datatype, "", peer), stream, (sendbuf, count), None)
 
     def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
         """Receives elements from a rank that sends them."""
-        self._put(Call("recv", count, datatype, "", peer), stream, None, (recvbuf, count))
+        self._put(Call("recv", _count(count), datatype, "", peer), stream, None, (recvbuf, count))
+
+
+def _count(value: int) -> int:
+    value = operator.index(value)
+    if value < 0:
+        raise OverflowError("can't convert negative value to size_t")
+    return value
 
 
 def _operator(op: int) -> str:

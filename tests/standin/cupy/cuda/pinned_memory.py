@@ -107,13 +107,13 @@ class PinnedMemoryPool:
         return 0
 
 
-default_pool = PinnedMemoryPool()
+_default_pool = PinnedMemoryPool()
 
 
 def alloc_pinned_memory(size: int) -> PinnedMemoryPointer:
     """Allocates pinned memory."""
     machine.devices()
-    return default_pool.malloc(size)
+    return _default_pool.malloc(size)
 
 
 def is_memory_pinned(data: int) -> bool:

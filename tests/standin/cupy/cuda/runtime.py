@@ -9,22 +9,74 @@ from cupy._machine.devices import machine
 from cupy._machine.faults import CUDARuntimeError
 from cupy._machine.memory_map import DEVICE, blocks
 
-errorInvalidValue = faults.INVALID_VALUE
-errorMemoryAllocation = faults.MEMORY_ALLOCATION
-errorInvalidResourceHandle = faults.INVALID_HANDLE
 memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost = range(3)
 memcpyDeviceToDevice, memcpyDefault = 3, 4
 streamDefault, streamNonBlocking = 0, 1
 streamLegacy, streamPerThread = 1, 2
 eventDefault, eventBlockingSync, eventDisableTiming, eventInterprocess = 0, 1, 2, 4
-memoryTypeUnregistered, memoryTypeHost, memoryTypeDevice = range(3)
-deviceAttributeComputeCapabilityMajor = 75
-deviceAttributeComputeCapabilityMinor = 76
+memoryTypeUnregistered, memoryTypeHost, memoryTypeDevice, memoryTypeManaged = range(4)
+cudaDevAttrMaxThreadsPerBlock = 1
+cudaDevAttrWarpSize = 10
+cudaDevAttrMultiProcessorCount = 16
+cudaDevAttrPciBusId = 33
+cudaDevAttrUnifiedAddressing = 41
 is_hip = settings.is_hip()
 
-_ATTRIBUTES = {75: 9, 76: 0, 16: 132, 10: 32, 1: 1024}
+_ATTRIBUTES = {
+    cudaDevAttrMaxThreadsPerBlock: 1024,
+    cudaDevAttrWarpSize: 32,
+    cudaDevAttrMultiProcessorCount: 132,
+    cudaDevAttrUnifiedAddressing: 1,
+}
 
-__all__ = ["CUDARuntimeError"]
+
+__all__ = [
+    "CUDARuntimeError",
+    "PointerAttributes",
+    "cudaDevAttrMaxThreadsPerBlock",
+    "cudaDevAttrMultiProcessorCount",
+    "cudaDevAttrPciBusId",
+    "cudaDevAttrUnifiedAddressing",
+    "cudaDevAttrWarpSize",
+    "deviceCanAccessPeer",
+    "deviceGetAttribute",
+    "deviceGetByPCIBusId",
+    "deviceGetPCIBusId",
+    "deviceSynchronize",
+    "driverGetVersion",
+    "eventBlockingSync",
+    "eventDefault",
+    "eventDisableTiming",
+    "eventInterprocess",
+    "getDevice",
+    "getDeviceCount",
+    "getDeviceProperties",
+    "is_hip",
+    "memGetInfo",
+    "memcpy",
+    "memcpyAsync",
+    "memcpyDefault",
+    "memcpyDeviceToDevice",
+    "memcpyDeviceToHost",
+    "memcpyHostToDevice",
+    "memcpyHostToHost",
+    "memoryTypeDevice",
+    "memoryTypeHost",
+    "memoryTypeManaged",
+    "memoryTypeUnregistered",
+    "memset",
+    "memsetAsync",
+    "pointerGetAttributes",
+    "runtimeGetVersion",
+    "setDevice",
+    "streamDefault",
+    "streamDestroy",
+    "streamLegacy",
+    "streamNonBlocking",
+    "streamPerThread",
+    "streamQuery",
+    "streamSynchronize",
+]
 
 
 def driverGetVersion() -> int:
@@ -77,9 +129,11 @@ def deviceCanAccessPeer(device: int, peerDevice: int) -> int:
 
 def deviceGetAttribute(attrib: int, device: int) -> int:
     """One of the attributes of a device; the stand-in knows a few."""
-    machine.device(device)
+    gpu = machine.device(device).gpu
+    if attrib == cudaDevAttrPciBusId:
+        return gpu.bus_number
     if attrib not in _ATTRIBUTES:
-        raise CUDARuntimeError(errorInvalidValue)
+        raise CUDARuntimeError(faults.INVALID_VALUE)
     return _ATTRIBUTES[attrib]
 
 
@@ -107,7 +161,7 @@ def getDeviceProperties(device: int) -> dict[str, Any]:
         "major": 9,
         "minor": 0,
         "warpSize": 32,
-        "pciBusID": 0x10 + gpu.index,
+        "pciBusID": gpu.bus_number,
         "pciDeviceID": 0,
         "pciDomainID": 0,
         "unifiedAddressing": 1,
@@ -181,7 +235,7 @@ def pointerGetAttributes(ptr: int) -> PointerAttributes:
     block = blocks.find(ptr, 0)
     if ptr >= DEVICE:
         if block is None:
-            raise CUDARuntimeError(errorInvalidValue)
+            raise CUDARuntimeError(faults.INVALID_VALUE)
         return PointerAttributes(block.device, ptr, 0, memoryTypeDevice)
     if block is not None:
         return PointerAttributes(machine.current.index, ptr, ptr, memoryTypeHost)

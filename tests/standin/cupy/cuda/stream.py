@@ -74,12 +74,12 @@ class Event:
         if self._queue is not None:
             self._queue.force(self._position)
 
-    def wait_in(self, queue: Queue) -> None:
+    def _wait_in(self, queue: Queue) -> None:
         """Lets further work of a stream wait for it."""
         if self._queue is not None and self._queue is not queue:
             queue.push(Wait(self._queue, self._position))
 
-    def time(self) -> float:
+    def _time(self) -> float:
         """When it was done.
 
         Raises:
@@ -94,7 +94,7 @@ class Event:
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
     """The milliseconds between two events."""
-    return (end_event.time() - start_event.time()) * 1e3
+    return (end_event._time() - start_event._time()) * 1e3
 
 
 class _BaseStream:
@@ -166,7 +166,7 @@ class _BaseStream:
         machine.reap()
         queue = machine.queue(self.ptr)
         queue.device.check()
-        event.wait_in(queue)
+        event._wait_in(queue)
 
     @property
     def is_non_blocking(self) -> bool:
