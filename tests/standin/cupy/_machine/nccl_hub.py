@@ -1,0 +1,289 @@
+"""Where the ranks of communicators meet: a thread of the process that made the unique id.
+
+Each rank has one connection for each of its communicators. It sends what it contributes to
+an operation; when all have, the hub looks whether they mean the same, computes, and sends
+each what is due to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import socket
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cupy._machine.nccl_math import DTYPES, reduced
+from cupy._machine.nccl_wire import Line, encode_id, socket_name
+
+__all__ = ["Call", "new_unique_id"]
+
+INVALID_USAGE = 5
+REMOTE_ERROR = 6
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a rank asked for.
+
+    Attributes:
+        kind: The operation.
+        count: Of how many elements, as the rank said it.
+        dtype: The library's number of the dtype.
+        operator: The name of what combines, or nothing.
+        root: The rank from which or to which it goes; -1 if there is none.
+    """
+
+    kind: str
+    count: int
+    dtype: int
+    operator: str = ""
+    root: int = -1
+
+    def __str__(self) -> str:
+        parts = [f"count={self.count}", str(DTYPES.get(self.dtype, self.dtype))]
+        parts += [self.operator] if self.operator else []
+        parts += [f"root={self.root}"] if self.root >= 0 else []
+        return f"{self.kind}({', '.join(parts)})"
+
+    def matches(self, other: Call) -> bool:
+        """Whether two ranks mean the same."""
+        if {self.kind, other.kind} == {"send", "recv"}:
+            return (self.count, self.dtype) == (other.count, other.dtype)
+        return self == other
+
+
+@dataclass
+class Member:
+    """A rank of a communicator, as it introduced itself."""
+
+    line: Line
+    rank: int
+    size: int
+    gpu: str
+    version: int
+
+
+@dataclass
+class Room:
+    """A communicator.
+
+    Attributes:
+        key: Its name.
+        members: The ranks that have come.
+        posts: What was contributed, for each operation that is not complete.
+        state: `filling`, `ready` or `refused`.
+    """
+
+    key: str
+    members: dict[int, Member] = field(default_factory=dict)
+    posts: dict[Any, dict[Any, tuple[int, Any, bytes]]] = field(default_factory=dict)
+    state: str = "filling"
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def tell(self, *message: Any) -> None:
+        """Sends a message to all members."""
+        for member in list(self.members.values()):
+            member.line.send(*message)
+
+    def refuse(self, status: int, text: str) -> None:
+        """Lets the construction fail on all members."""
+        self.state = "refused"
+        self.tell("refused", status, text)
+
+    def join(self, member: Member) -> None:
+        """Lets a rank in; the last one makes it ready."""
+        others = list(self.members.values())
+        if self.state != "filling":
+            member.line.send("refused", INVALID_USAGE, "the unique id was used already")
+            return
+        if any(other.size != member.size for other in others):
+            text = f"rank {member.rank} says {member.size} ranks, others {others[0].size}"
+        elif not 0 <= member.rank < member.size or member.rank in self.members:
+            text = f"there cannot be a (second) rank {member.rank} of {member.size}"
+        else:
+            text = ""
+        if text:
+            member.line.send("refused", INVALID_USAGE, text)
+            self.refuse(INVALID_USAGE, text)
+            return
+        self.members[member.rank] = member
+        if len(self.members) == member.size:
+            self._complete()
+
+    def _complete(self) -> None:
+        ranks = sorted(self.members.values(), key=lambda member: member.rank)
+        for one, two in itertools.combinations(ranks, 2):
+            if one.gpu == two.gpu:
+                where = one.gpu.rpartition(" ")[2]
+                text = (
+                    f"Duplicate GPU detected : rank {one.rank} and rank {two.rank}"
+                    f" both on CUDA device {where}"
+                )
+                self.refuse(INVALID_USAGE, text)
+                return
+            if one.version != two.version:
+                text = (
+                    f"Mismatched NCCL version detected : rank {one.rank} version {one.version}"
+                    f" rank {two.rank} version {two.version}"
+                )
+                self.refuse(INVALID_USAGE, text)
+                return
+        self.state = "ready"
+        self.tell("ready")
+
+    def leave(self, member: Member, *, orderly: bool) -> None:
+        """Notes that a rank is gone."""
+        if self.members.get(member.rank) is not member:
+            return
+        del self.members[member.rank]
+        if self.state == "filling":
+            self.refuse(REMOTE_ERROR, f"rank {member.rank} is gone")
+        elif not orderly:
+            self.tell("lost", member.rank)
+
+    def post(self, member: Member, key: Any, part: Any, call: Any, content: bytes) -> None:
+        """Takes what a rank contributes; the last contribution completes the operation."""
+        posts = self.posts.setdefault(key, {})
+        if not posts:
+            expected = set(range(member.size)) if key[0] == "all" else set(key[1:3])
+            for rank in expected - {member.rank}:
+                if rank in self.members:
+                    self.members[rank].line.send("need", key)
+        posts[part] = (member.rank, call, content)
+        if len(posts) == (member.size if key[0] == "all" else 2):
+            del self.posts[key]
+            self._settle(key, posts)
+
+    def _settle(self, key: Any, posts: dict[Any, tuple[int, Any, bytes]]) -> None:
+        calls = {part: call for part, (_, call, _) in posts.items()}
+        first = next(iter(calls.values()))
+        if not all(isinstance(call, type(first)) for call in calls.values()) or (
+            isinstance(first, Call) and not all(first.matches(call) for call in calls.values())
+        ):
+            told = "; ".join(f"rank {rank}: {call}" for rank, call, _ in _sorted(posts))
+            self.tell("fault", f"mismatch among ranks in operation {key}: {told}")
+        elif key[0] == "p2p":
+            source, target = posts["send"], posts["recv"]
+            self._answer(source[0], key, "send", b"")
+            self._answer(target[0], key, "recv", source[2])
+        elif isinstance(first, Call):
+            contents = [posts[rank][2] for rank in sorted(posts)]
+            for rank in sorted(posts):
+                self._answer(rank, key, rank, outcome(first, contents, rank))
+        else:
+            groups = split_groups(self.key, key[1], calls)
+            for rank in sorted(posts):
+                self._answer(rank, key, rank, groups.get(rank))
+
+    def _answer(self, rank: int, key: Any, part: Any, content: Any) -> None:
+        if rank in self.members:
+            self.members[rank].line.send("done", key, part, content)
+
+
+def _sorted(posts: dict[Any, tuple[int, Any, bytes]]) -> list[tuple[int, Any, bytes]]:
+    return sorted(posts.values(), key=lambda post: post[0])
+
+
+def outcome(call: Call, contents: list[bytes], rank: int) -> bytes:
+    """What a rank gets of a collective."""
+    dtype = DTYPES[call.dtype]
+    if call.kind == "allGather":
+        return b"".join(contents)
+    if call.kind == "broadcast":
+        return contents[call.root]
+    if call.kind == "reduce" and rank != call.root:
+        return b""
+    if call.kind == "reduceScatter":
+        size = call.count * dtype.itemsize
+        contents = [content[rank * size : (rank + 1) * size] for content in contents]
+    return reduced(contents, dtype, call.operator)
+
+
+def split_groups(key: str, number: int, calls: dict[int, tuple[int, int]]) -> dict[int, Any]:
+    """The key, the rank and the size of the new communicator of each rank that gets one."""
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for rank, (color, order) in calls.items():
+        if color >= 0:
+            groups.setdefault(color, []).append((order, rank))
+    return {
+        rank: (f"{key}/{number}.{color}", new, len(ranks))
+        for color, ranks in groups.items()
+        for new, (_, rank) in enumerate(sorted(ranks))
+    }
+
+
+class Hub:
+    """Listens for ranks.
+
+    Attributes:
+        address: Where.
+    """
+
+    def __init__(self) -> None:
+        name = f"standin-nccl-{os.getpid()}-{secrets.token_hex(6)}"
+        folder = os.environ.get("STANDIN_SOCKETS")
+        self.address = str(Path(folder) / name) if folder else f"@{name}"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(socket_name(self.address))
+        self._listener.listen(128)
+        self._rooms: dict[str, Room] = {}
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True, name="standin-nccl-hub").start()
+
+    def close(self) -> None:
+        """Closes this process's end of the listening socket, after a fork."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(Line(connection),), daemon=True).start()
+
+    def _serve(self, line: Line) -> None:
+        hello = line.receive()
+        if hello is None:
+            line.close()
+            return
+        key, *introduction = hello
+        with self._lock:
+            room = self._rooms.setdefault(key, Room(key))
+        member = Member(line, *introduction)
+        with room.lock:
+            room.join(member)
+        orderly = False
+        while (message := line.receive()) is not None:
+            with room.lock:
+                if message[0] == "bye":
+                    orderly = True
+                else:
+                    room.post(member, *message[1:])
+        with room.lock:
+            room.leave(member, orderly=orderly)
+        line.close()
+
+
+_hubs: list[Hub] = []
+_starting = threading.Lock()
+
+
+def new_unique_id() -> bytes:
+    """A unique id that leads to the hub of this process, which is started if there is none."""
+    with _starting:
+        if not _hubs:
+            _hubs.append(Hub())
+    return encode_id(_hubs[0].address, secrets.token_hex(8))
+
+
+def _forget() -> None:
+    while _hubs:
+        _hubs.pop().close()
+
+
+os.register_at_fork(after_in_child=_forget)
