@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2
 from disco_client.transport.options import SERVER_OPTIONS
-from disco_server.channels.shared import SharedPool
+from disco_client.transport.shared import SharedPool
 from disco_server.config import Address
 from disco_server.worker.arrays import receive_array, send_array
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import grpc
 
 from disco_client.pb import controller_pb2
+from disco_client.transport.shared import SharedPool, allocate, map_shared, write_shared
 from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_chunk
-from disco_server.channels.shared import SharedPool, allocate, map_shared, write_shared
 
 __all__ = ["ArrayCarrier", "Offers", "receive_array", "send_array"]
 

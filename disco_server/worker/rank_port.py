@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disco_client.pb import controller_pb2
+from disco_client.transport.shared import SharedPool, map_shared, write_shared
 from disco_client.wire.arrays import byte_view, empty_array
 from disco_client.wire.codec import ArrayPorter, EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import (
@@ -22,7 +23,6 @@ from disco_server.channels.frames import (
     send_with_fd,
 )
 from disco_server.channels.progress import ProgressPage
-from disco_server.channels.shared import SharedPool, map_shared, write_shared
 
 __all__ = ["DaemonGone", "RankPort"]
 

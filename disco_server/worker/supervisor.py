@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import grpc
 
 from disco_client.pb import controller_pb2, node_pb2
+from disco_client.transport.shared import SharedPool
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame
-from disco_server.channels.shared import SharedPool
 from disco_server.modules.base import LoadRules
 from disco_server.observe.logs import BoundLogger, bind
 from disco_server.worker.arrays import ArrayCarrier, Offers

@@ -8,8 +8,8 @@ import os
 import psutil
 import pytest
 
+from disco_client.transport.shared import allocate, map_shared, write_shared
 from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_chunk
-from disco_server.channels.shared import allocate, map_shared, write_shared
 from disco_server.worker.arrays import Offers, receive_array, send_array
 
 

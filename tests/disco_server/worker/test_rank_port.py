@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from disco_client.pb import controller_pb2
+from disco_client.transport.shared import allocate, map_shared, write_shared
 from disco_client.wire.codec import EncodedEnvelope, EncodedReply, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame, receive, send_with_fd
-from disco_server.channels.shared import allocate, map_shared, write_shared
 from disco_server.worker.rank_port import DaemonGone, RankPort
 
 

@@ -1,11 +1,14 @@
 """Memory that two processes of one machine share, without a name in the file system.
 
 A descriptor is passed over a Unix socket, so nothing is left behind however a
-process ends, and the size of /dev/shm does not matter.
+process ends, and the size of /dev/shm does not matter. Where the system can seal
+memory, nobody who has the descriptor can change its size: a process that maps what
+another one cuts short would end with a bus error.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import tempfile
@@ -19,17 +22,31 @@ def allocate(nbytes: int) -> int:
     Raises:
         OSError: There is no room.
     """
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("disco-array", os.MFD_CLOEXEC)
+    memfd = hasattr(os, "memfd_create")
+    if memfd:
+        fd = os.memfd_create("disco-array", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     try:
         os.ftruncate(fd, nbytes)
+        if memfd:
+            _seal(fd)
+    except OverflowError:
+        os.close(fd)
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG)) from None
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def _seal(fd: int) -> None:
+    """Fixes the size of shared memory."""
+    import fcntl  # not on every system on which a client runs
+
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
 
 
 def map_shared(fd: int, nbytes: int) -> mmap.mmap:

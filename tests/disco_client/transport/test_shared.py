@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from disco_server.channels.shared import (
+from disco_client.transport.shared import (
     SharedPool,
     allocate,
     map_shared,
@@ -20,7 +20,7 @@ from disco_server.channels.shared import (
 
 CHILD = """
 import sys
-from disco_server.channels.shared import map_shared
+from disco_client.transport.shared import map_shared
 shared = map_shared(int(sys.argv[1]), int(sys.argv[2]))
 assert shared[:5] == b"hello"
 shared[5:10] = b"there"
@@ -76,9 +76,34 @@ def test_it_has_no_name_and_leaks_nothing_where_there_is_no_room(memory):
     target = Path(f"/proc/self/fd/{memory(8)}").readlink()
     assert not target.exists()
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(OSError, match=r".+"):
-        allocate(-1)
+    for size in (-1, 1 << 64):
+        with pytest.raises(OSError, match=r".+"):
+            allocate(size)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system cannot seal memory")
+@pytest.mark.parametrize("size", [0, 8191, 8193])
+def test_nobody_can_change_its_size(memory, size):
+    """Neither end can take memory away that the other one maps, nor add to it."""
+    fd = memory(8192)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, size)
+    write_shared(fd, memoryview(bytes(8192)))
+    with pytest.raises(PermissionError):
+        write_shared(fd, memoryview(b"more"), 8192)
+    assert os.fstat(fd).st_size == 8192
+
+
+def test_without_sealed_memory_a_file_serves(memory, monkeypatch):
+    """On a system that has no anonymous memory: one that has no name any more."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    fd = memory(10)
+    write_shared(fd, memoryview(b"0123456789"))
+    into = bytearray(10)
+    read_shared(fd, memoryview(into))
+    assert into == b"0123456789"
+    assert os.fstat(fd).st_nlink == 0
 
 
 def test_shared_memory_is_not_for_children(memory):
