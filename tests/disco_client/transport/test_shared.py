@@ -17,6 +17,7 @@ from disco_client.transport.shared import (
     read_shared,
     write_shared,
 )
+from disco_client.wire.arrays import empty_array
 
 CHILD = """
 import sys
@@ -162,5 +163,22 @@ def test_it_can_be_read_without_a_mapping(memory):
     into = bytearray(10)
     read_shared(fd, memoryview(into))
     assert into == b"0123456789"
-    with pytest.raises(OSError, match="expected 11 bytes of shared memory, got 10"):
+    read_shared(fd, memoryview(into)[:3], 7)
+    assert into == b"7893456789"
+    with pytest.raises(OSError, match="expected 11 bytes of shared memory at 0, got 10"):
         read_shared(fd, memoryview(bytearray(11)))
+
+
+@pytest.mark.parametrize("shift", [0, 1, 16, 64])
+def test_it_is_read_to_where_it_belongs(memory, shift):
+    """Wherever a buffer begins, each byte comes to its place, and none beside the buffer."""
+    data = np.random.default_rng(shift).integers(0, 256, 1_000_003, "u1")
+    fd = memory(data.size)
+    write_shared(fd, memoryview(data))
+    room = empty_array((data.size + 128,), np.dtype("u1"))
+    room[...] = 7
+    read_shared(fd, memoryview(room)[shift : shift + data.size])
+    np.testing.assert_array_equal(room[shift : shift + data.size], data)
+    assert set(room[:shift]) | set(room[shift + data.size :]) == {7}
+    with pytest.raises(OSError, match="expected"):
+        read_shared(fd, memoryview(room)[shift : shift + data.size + 1])

@@ -81,6 +81,14 @@ def test_an_array_leaves_in_chunks_of_one_size(nbytes):
     assert not is_open(fd)
 
 
+def test_an_array_that_is_not_there_whole_is_an_error():
+    """A worker that offers more than its memory holds does not keep the sender waiting."""
+    fd = shared(bytes(CHUNK_BYTES))
+    with pytest.raises(OSError, match=f"expected 5 bytes of shared memory at {CHUNK_BYTES}"):
+        asyncio.run(collect(fd, CHUNK_BYTES + 5))
+    assert not is_open(fd)
+
+
 def test_an_empty_array_is_a_stream_of_nothing():
     """No chunk at all is a sound array of no bytes."""
     fd = asyncio.run(receive_array(stream(), 0))

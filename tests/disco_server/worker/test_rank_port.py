@@ -95,6 +95,24 @@ def test_an_array_waits_for_the_command_that_names_it(pair):
     np.testing.assert_array_equal(port.collect(2, second.dtype, (4,)), second)
 
 
+def test_an_array_goes_to_where_the_rank_wants_it(pair):
+    """Also into a part of another array; one that cannot be written stays as it is."""
+    port, daemon = pair
+    data = np.arange(12, dtype="int32").reshape(3, 4)
+    for ticket in (1, 2):
+        daemon.send_array(ticket, data.tobytes())
+    table = np.zeros((4, 8), "int32")
+    port.collect_into(1, table[1:, ::2])
+    np.testing.assert_array_equal(table[1:, ::2], data)
+    assert not table[0].any()
+    assert not table[:, 1::2].any()
+    fixed = np.zeros((3, 4), "int32")
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        port.collect_into(2, fixed)
+    assert not fixed.any()
+
+
 def test_commands_that_come_while_it_waits_are_kept(pair):
     """Looking for an array does not lose what arrives before it."""
     port, daemon = pair
