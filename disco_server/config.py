@@ -224,7 +224,8 @@ class WorkerConfig(_Settings):
         rank_threads: Threads a rank's numerical libraries may use. AUTO: an
             equal share of the cores.
         array_listen: Where clients may bring and fetch host arrays without the
-            detour through the controller: like `ControllerConfig.listen`. None:
+            detour through the controller, over gRPC: like `ControllerConfig.listen`.
+            None: in shared memory where the controller is on this machine, otherwise
             a free port of the address from which the controller is reached.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         log_format: ``text`` or ``json``.

@@ -36,7 +36,7 @@ class RegisterNode(google.protobuf.message.Message):
     host: builtins.str
     pid: builtins.int
     array_address: builtins.str
-    """Where it serves ArrayService to clients; empty where it does not."""
+    """Where it takes and gives clients' arrays, as in RankInfo; may be empty."""
     host_id: builtins.str
     """The same for daemons whose ranks can share memory."""
     @property

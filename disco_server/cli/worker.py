@@ -82,7 +82,8 @@ __all__ = ["main"]
 @click.option(
     "--array-listen",
     metavar="HOST:PORT",
-    help="Where clients bring and fetch host arrays.  [default: a free port]",
+    help="Where clients bring and fetch host arrays.  [default: in shared memory if the "
+    "controller is on this machine, otherwise a free port]",
 )
 @daemon_options
 @report_errors

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disco_client.pb import controller_pb2
+from disco_client.transport.shared import SharedPool, read_shared, write_shared
 from disco_client.wire.arrays import byte_view, empty_array
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_client.wire.porter import ArrayPorter
@@ -23,7 +24,6 @@ from disco_server.channels.frames import (
     send_with_fd,
 )
 from disco_server.channels.progress import ProgressPage
-from disco_server.channels.shared import SharedPool, map_shared, write_shared
 
 __all__ = ["DaemonGone", "RankPort"]
 
@@ -206,10 +206,16 @@ class RankPort(ArrayPorter):
             if out.nbytes != nbytes:
                 msg = f"expected {out.nbytes} bytes for {out.dtype}{list(out.shape)}, got {nbytes}"
                 raise ValueError(msg)
-            with map_shared(fd, nbytes) as shared:
-                source = np.frombuffer(shared, out.dtype).reshape(out.shape)
-                out[...] = source
-                del source  # the map cannot be closed while an array looks at it
+            _read_into(fd, out)
         finally:
             self._send_with(fd, Kind.ARRAY_BACK)
             os.close(fd)
+
+
+def _read_into(fd: int, out: np.ndarray[Any, Any]) -> None:
+    if out.flags.c_contiguous and out.flags.writeable:
+        read_shared(fd, byte_view(out))
+    else:
+        whole = empty_array(out.shape, out.dtype)
+        read_shared(fd, byte_view(whole))
+        out[...] = whole
