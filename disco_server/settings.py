@@ -44,6 +44,7 @@ __all__ = [
     "read_patterns",
     "read_seconds",
     "refuse",
+    "seconds_in",
     "visible_gpus",
     "whole",
 ]
@@ -186,6 +187,22 @@ def keeps_order() -> bool:
     x86 promises it (Intel SDM 3A, 8.2.2; AMD APM 2, 7.2).
     """
     return platform.machine().lower() in {"x86_64", "amd64", "i686"}
+
+
+def seconds_in(environ: Mapping[str, str], name: str, default: float) -> float:
+    """Reads a time from the environment; empty means the default.
+
+    Raises:
+        ConfigError: It is no number of seconds from 0 up.
+    """
+    text = environ.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise refuse(name, "a number of seconds", text)
+    return value
 
 
 def visible_gpus(

@@ -11,7 +11,6 @@ guard its handle.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections import deque
@@ -19,10 +18,11 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from disco_client.errors import ConfigError
 from disco_server.collectives.base import CollectiveError
+from disco_server.collectives.meeting_watch import slow_seconds
 from disco_server.collectives.nccl_library import NcclLibrary
 from disco_server.devices.gpu import GpuArrays
+from disco_server.settings import seconds_in
 
 __all__ = ["CommunicatorLost", "Limits", "NcclWatch"]
 
@@ -57,21 +57,7 @@ class Limits(NamedTuple):
         Raises:
             ConfigError: One of them is no number of seconds.
         """
-        return cls(
-            _seconds(environ, "DISCO_SLOW_S", cls().slow),
-            _seconds(environ, "DISCO_NCCL_TIMEOUT_S", cls().stuck),
-        )
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name, "")
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"{name}: expected a number of seconds, got {text!r}")
-    return value
+        return cls(slow_seconds(), seconds_in(environ, "DISCO_NCCL_TIMEOUT_S", cls().stuck))
 
 
 @dataclass
