@@ -26,6 +26,7 @@ __all__ = [
     "AUTO",
     "UPLOADS",
     "Address",
+    "NoVisibleGpu",
     "Reader",
     "cpu_cores",
     "did_you_mean",
@@ -186,6 +187,23 @@ def keeps_order() -> bool:
     x86 promises it (Intel SDM 3A, 8.2.2; AMD APM 2, 7.2).
     """
     return platform.machine().lower() in {"x86_64", "amd64", "i686"}
+
+
+class NoVisibleGpu(ConfigError):
+    """All GPUs of a kind were asked for, and this machine shows none.
+
+    Attributes:
+        where: Where they were asked for.
+        kind: ``cuda`` or ``rocm``.
+    """
+
+    def __init__(self, where: str, kind: str) -> None:
+        super().__init__(
+            f"{where}: expected a machine with a visible {kind} device, found none;"
+            " `disco doctor --gpu` says what is missing"
+        )
+        self.where = where
+        self.kind = kind
 
 
 def visible_gpus(
@@ -364,9 +382,7 @@ def read_devices(value: object, where: str) -> tuple[str, ...]:
         elif word in _GPU_KINDS:
             found = visible_gpus(word)
             if not found:
-                raise ConfigError(
-                    f"{where}: expected a machine with a visible {word} device, found none"
-                )
+                raise NoVisibleGpu(where, word)
             devices.extend(found)
         elif match := re.fullmatch(r"(?:(cuda|rocm):)?([0-9]{1,4})", word):
             kind = match[1] or kind
