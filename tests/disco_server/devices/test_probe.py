@@ -132,10 +132,10 @@ def test_a_driver_that_hangs_with_the_driver_replaced(ready):
     """It counts as stuck after the timeout, and the child is gone."""
     ready.set(STAND_IN_HANG=1)
     begun = time.monotonic()
-    found = look(timeout=3.0)
-    assert time.monotonic() - begun < 15
+    found = look(timeout=5.0)
+    assert time.monotonic() - begun < 20
     assert found["gpus"].state is BROKEN
-    assert "did not come back within 3 s" in found["gpus"].detail
+    assert "did not come back within 5 s" in found["gpus"].detail
 
 
 def test_a_driver_that_does_not_answer_with_the_driver_replaced():
@@ -193,8 +193,8 @@ def test_a_cupy_that_crashes_on_import_is_broken(machine, init, said):
 def test_a_cupy_that_hangs_on_import_is_broken(machine):
     """The timeout is the caller's."""
     machine.cupy("import time; time.sleep(60)")
-    found = look(timeout=3.0)
-    assert "looking at cupy did not come back within 3 s" in found["cupy"].detail
+    found = look(timeout=5.0)
+    assert "looking at cupy did not come back within 5 s" in found["cupy"].detail
 
 
 BANNER = """
