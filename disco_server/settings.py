@@ -26,6 +26,7 @@ __all__ = [
     "AUTO",
     "UPLOADS",
     "Address",
+    "NoVisibleGpu",
     "Reader",
     "cpu_cores",
     "did_you_mean",
@@ -205,6 +206,23 @@ def seconds_in(environ: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
+class NoVisibleGpu(ConfigError):
+    """All GPUs of a kind were asked for, and this machine shows none.
+
+    Attributes:
+        where: Where they were asked for.
+        kind: ``cuda`` or ``rocm``.
+    """
+
+    def __init__(self, where: str, kind: str) -> None:
+        super().__init__(
+            f"{where}: expected a machine with a visible {kind} device, found none;"
+            " `disco doctor --gpu` says what is missing"
+        )
+        self.where = where
+        self.kind = kind
+
+
 def visible_gpus(
     kind: str, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
 ) -> tuple[str, ...]:
@@ -381,9 +399,7 @@ def read_devices(value: object, where: str) -> tuple[str, ...]:
         elif word in _GPU_KINDS:
             found = visible_gpus(word)
             if not found:
-                raise ConfigError(
-                    f"{where}: expected a machine with a visible {word} device, found none"
-                )
+                raise NoVisibleGpu(where, word)
             devices.extend(found)
         elif match := re.fullmatch(r"(?:(cuda|rocm):)?([0-9]{1,4})", word):
             kind = match[1] or kind
