@@ -164,8 +164,13 @@ def standin_gpu_cluster() -> Iterator[LocalCluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DISCO_WARM", "0")
         patch.setenv("STANDIN_GPUS", "8")
-        patch.setenv("DISCO_DEVICES", "cuda:0,1,2,3,4,5,6,7")
-        cluster = LocalCluster(1, 8, import_path=[str(WORKER_MODULES), str(STANDIN)])
+        patch.setenv("DISCO_DEVICE_CHECK", "off")  # it asks the driver, not the stand-in
+        cluster = LocalCluster(
+            2,
+            4,
+            devices="cuda:0,1,2,3,4,5,6,7",
+            import_path=[str(WORKER_MODULES), str(STANDIN)],
+        )
     with cluster:
         yield cluster
 
