@@ -134,6 +134,11 @@ class Placement:
             at = match.end()
         return Placement(specs)
 
+    def combined(self) -> Placement:
+        """The same with a copy for each where there are partial values."""
+        whole = PlacementSpec.replica()
+        return Placement(whole if spec.is_partial else spec for spec in self.dim_specs)
+
     def __len__(self) -> int:
         return len(self.dim_specs)
 

@@ -45,6 +45,8 @@ import_module("disco_server.runtime.builtins")  # registers them
 import_module("disco_server.runtime.weight_builtins")
 import_module("disco_server.runtime.shard_loader")
 import_module("disco_server.runtime.module_builtins")
+import_module("disco_server.runtime.dtensor_moves")
+import_module("disco_server.runtime.dtensor_ops")
 
 _ACK_COMMANDS = 1024
 """How many commands may run before the client hears of it, if nothing else is said."""
