@@ -142,9 +142,12 @@ class NcclCommunicator:
         self._operations = 0
         self._sequence = 0
         self._pairs: dict[tuple[int, int], int] = {}
+        fails = nccl_faults.planned(rank, size) == "init"
         try:
-            link = Link(address, (key, rank, size, gpu, get_version()))
-            if nccl_faults.planned(rank, size) == "init":
+            link = Link(
+                address, (key, rank, size, "" if fails else gpu, get_version(), os.getpid())
+            )
+            if fails:
                 link.close(orderly=False)
                 raise nccl_error(SYSTEM_ERROR, "asked for")
             link.await_ready()
