@@ -19,7 +19,7 @@ from cupy._machine.nccl_errors import (
     NcclError,
     nccl_error,
 )
-from cupy._machine.nccl_hub import Call, new_unique_id
+from cupy._machine.nccl_hub import Call, hub_address, new_unique_id
 from cupy._machine.nccl_link import Link, Part, Refused
 from cupy._machine.nccl_math import DTYPES, OPERATORS
 from cupy._machine.nccl_wire import ID_BYTES, decode_id
@@ -138,7 +138,7 @@ class NcclCommunicator:
         device = machine.current
         device.check()
         gpu = f"{settings.host_name()} {device.gpu.bus_id}"
-        self._address, self._device, self._rank, self._size = address, device, rank, size
+        self._device, self._rank, self._size = device, rank, size
         self._operations = 0
         self._sequence = 0
         self._pairs: dict[tuple[int, int], int] = {}
@@ -242,7 +242,7 @@ class NcclCommunicator:
         """Makes communicators of the ranks of each color, in the order of the keys."""
         link = self._ready()
         name = ("all", self._next())
-        link.post(name, self._rank, (color, key), b"")
+        link.post(name, self._rank, (color, key, hub_address() if color >= 0 else ""), b"")
         group, there = link.result(name, self._rank, patient=False)
         if not there:
             raise nccl_error(REMOTE_ERROR, "a rank was lost during a split")
@@ -250,7 +250,7 @@ class NcclCommunicator:
             return None
         made = NcclCommunicator.__new__(NcclCommunicator)
         made._link = None
-        made._join(self._address, *group)
+        made._join(*group)
         return made
 
     def _next(self) -> int:
