@@ -9,8 +9,8 @@ import numpy as np
 
 from disco_client.errors import EncodingError
 from disco_client.transport.base import Transport
-from disco_client.wire.arrays import byte_view
-from disco_client.wire.codec import ArrayPorter
+from disco_client.wire.arrays import byte_view, empty_array
+from disco_client.wire.porter import ArrayPorter
 from disco_client.wire.values import is_array
 
 __all__ = ["Array", "Downloads", "Uploads", "as_host_array", "kind_of"]
@@ -54,7 +54,7 @@ class Downloads(ArrayPorter):
         """Downloads an array, into the buffer given at the start where it fits."""
         out = self._into
         if out is None or not out.flags.c_contiguous or out.dtype != dtype:
-            out = np.empty(shape, dtype)
+            out = empty_array(shape, dtype)
         self._transport.download(ticket, self._worker, byte_view(out))
         return out
 

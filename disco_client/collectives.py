@@ -63,7 +63,9 @@ class Collectives(ABC):
 
         Args:
             ccl: ``"mpi"``, ``"nccl"``, ``"rccl"`` or ``"local"``.
-            *device_ids: The device of each worker on its node, for GPU libraries.
+            *device_ids: For a library of GPUs, the number of each worker's GPU on its
+                machine, in the workers' order; the worker computes there from now on.
+                Not needed where the workers' slots are GPUs.
 
         Raises:
             ConfigError: There is no library of that name.

@@ -49,6 +49,7 @@ __all__ = [
     "DEFAULT_MODULES",
     "LOG_FORMATS",
     "LOG_LEVELS",
+    "ON_OFF",
     "UPLOADS",
     "Address",
     "ControllerConfig",
@@ -59,6 +60,7 @@ __all__ = [
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7600"
 DEFAULT_MODULES: Final = ("numpy", "numpy.*", "cupy", "cupy.*")
+ON_OFF: Final = ("on", "off")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 
@@ -207,6 +209,8 @@ class WorkerConfig(_Settings):
             names: ``cpu``, ``cuda:N`` or ``rocm:N``. Before it also a text:
             ``cpu`` is every slot's device, ``cuda`` all visible GPUs, and
             ``cuda:0,1`` these two.
+        device_check: Whether a daemon that offers GPUs tries them when it starts, ``on``
+            or ``off``.
         name: What this node is called; by default its host name.
         allow_modules: Patterns of what sessions may import (see
             `module_allowed`). What a flag, a variable or the file says is
@@ -224,7 +228,8 @@ class WorkerConfig(_Settings):
         rank_threads: Threads a rank's numerical libraries may use. AUTO: an
             equal share of the cores.
         array_listen: Where clients may bring and fetch host arrays without the
-            detour through the controller: like `ControllerConfig.listen`. None:
+            detour through the controller, over gRPC: like `ControllerConfig.listen`.
+            None: in shared memory where the controller is on this machine, otherwise
             a free port of the address from which the controller is reached.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         log_format: ``text`` or ``json``.
@@ -236,6 +241,7 @@ class WorkerConfig(_Settings):
     controller: str = DEFAULT_ADDRESS
     slots: int = AUTO
     devices: tuple[str, ...] = ("cpu",)
+    device_check: str = "on"
     name: str = field(default_factory=socket.gethostname)
     allow_modules: tuple[str, ...] = DEFAULT_MODULES
     allow_read: tuple[str, ...] = ()
@@ -253,6 +259,7 @@ class WorkerConfig(_Settings):
         "controller": read_dial,
         "slots": whole(1, _MAX_SLOTS, auto=True),
         "devices": read_devices,
+        "device_check": one_of(ON_OFF),
         "name": read_node_name,
         "allow_modules": read_patterns,
         "allow_read": read_folders,

@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from disco_client import Session, connect
+from disco_client import DRef, Session, connect
+from disco_client.arrays import Uploads
+from disco_client.wire.codec import Action, encode_value
 from disco_server.cli.local import LocalCluster
 
 # How long an example takes depends on what else the machine does; and a folder
@@ -67,6 +70,42 @@ def open_session(cluster: LocalCluster) -> Iterator[Callable[..., Session]]:
 def session(open_session: Callable[..., Session]) -> Session:
     """A session of four workers on two nodes."""
     return open_session(4)
+
+
+@pytest.fixture
+def no_memory_left() -> Iterator[None]:
+    """Fails a test that leaves shared memory open in this process."""
+
+    def opened() -> int:
+        count = 0
+        for fd in Path("/proc/self").glob("fd/*"):
+            with contextlib.suppress(OSError):  # a descriptor that is gone by now
+                count += "disco-array" in str(fd.readlink())
+        return count
+
+    before = opened()
+    yield
+    assert opened() == before
+
+
+@pytest.fixture(scope="session")
+def announce() -> Callable[..., tuple[DRef, int]]:
+    """Issues a copy to worker 0 without its upload; returns the reference and the ticket."""
+
+    def issue(session: Session, array: object) -> tuple[DRef, int]:
+        uploads = Uploads(session._take_ticket)
+
+        def fill(command: Any) -> int:
+            value = command.args.add()
+            encode_value(value, array, uploads)
+            command.args.add().bool = True
+            return value.ByteSize()
+
+        _, reg = session._log.issue(Action.COPY_TO_WORKER0, fill, worker=0)
+        ((ticket, _),) = uploads.offered
+        return DRef(reg, session), ticket
+
+    return issue
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ EXAMPLES = BENCHMARKS.parent / "examples"
 _T = TypeVar("_T")
 
 
-def new_cluster(warm: int | None = None) -> LocalCluster:
+def new_cluster(warm: int | None = None, array_listen: str | None = None) -> LocalCluster:
     """A cluster of this run's shape over TCP, not yet started.
 
     Over TCP because its yardsticks go over TCP too; and with an allow-list,
@@ -33,9 +33,14 @@ def new_cluster(warm: int | None = None) -> LocalCluster:
 
     Args:
         warm: Interpreters that each daemon keeps ready; None for its own choice.
+        array_listen: Where each of them serves host arrays; None for its own choice,
+            which is shared memory.
     """
     paths: list[Path] = [BENCHMARKS, EXAMPLES]
-    with _variable("DISCO_WARM", None if warm is None else str(warm)):
+    with (
+        _variable("DISCO_WARM", None if warm is None else str(warm)),
+        _variable("DISCO_ARRAY_LISTEN", array_listen),
+    ):
         return LocalCluster(
             NODES,
             SLOTS,
@@ -91,10 +96,19 @@ class Bench:
             self._cluster = self._stack.enter_context(new_cluster())
         return self._cluster
 
-    def session(self, num_workers: int = WORKERS) -> disco_client.Session:
-        """Opens a session whose workers know the benchmark's functions."""
+    def session(
+        self, num_workers: int = WORKERS, cluster: LocalCluster | None = None
+    ) -> disco_client.Session:
+        """Opens a session whose workers know the benchmark's functions.
+
+        Args:
+            num_workers: How many.
+            cluster: Where; None for the one that most measurements share.
+        """
         session = disco_client.connect(
-            self.cluster.address, num_workers=num_workers, name=f"bench-{num_workers}"
+            (cluster or self.cluster).address,
+            num_workers=num_workers,
+            name=f"bench-{num_workers}",
         )
         try:
             session.import_python_module(_FUNCTIONS)

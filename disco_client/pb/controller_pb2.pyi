@@ -185,7 +185,9 @@ class RankInfo(google.protobuf.message.Message):
     pid: builtins.int
     device: builtins.str
     array_address: builtins.str
-    """Where its daemon serves ArrayService; empty where it does not."""
+    """Where its daemon takes and gives arrays: HOST:PORT or unix:/PATH of an
+    ArrayService, memory:/PATH of a socket for shared memory, or empty.
+    """
     def __init__(
         self,
         *,

@@ -36,7 +36,7 @@ class RegisterNode(google.protobuf.message.Message):
     host: builtins.str
     pid: builtins.int
     array_address: builtins.str
-    """Where it serves ArrayService to clients; empty where it does not."""
+    """Where it takes and gives clients' arrays, as in RankInfo; may be empty."""
     host_id: builtins.str
     """The same for daemons whose ranks can share memory."""
     @property
@@ -229,6 +229,9 @@ class AssignRank(google.protobuf.message.Message):
     ALLOW_LOAD_FIELD_NUMBER: builtins.int
     MODULE_CACHE_FIELD_NUMBER: builtins.int
     MODULE_CACHE_BYTES_FIELD_NUMBER: builtins.int
+    LOCAL_RANK_FIELD_NUMBER: builtins.int
+    HOST_ID_FIELD_NUMBER: builtins.int
+    WITH_GPUS_FIELD_NUMBER: builtins.int
     worker: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -241,6 +244,12 @@ class AssignRank(google.protobuf.message.Message):
     module_cache: builtins.str
     """Where modules that clients bring are kept, and how many bytes of them."""
     module_cache_bytes: builtins.int
+    local_rank: builtins.int
+    """Which of the session's ranks on this machine this one is."""
+    host_id: builtins.str
+    """What tells this machine from others."""
+    with_gpus: builtins.bool
+    """Whether some rank of the session has a GPU as its slot."""
     @property
     def allow_modules(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -267,8 +276,11 @@ class AssignRank(google.protobuf.message.Message):
         allow_load: collections.abc.Iterable[builtins.str] | None = ...,
         module_cache: builtins.str = ...,
         module_cache_bytes: builtins.int = ...,
+        local_rank: builtins.int = ...,
+        host_id: builtins.str = ...,
+        with_gpus: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "ccl", b"ccl", "device", b"device", "local_workers", b"local_workers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "ccl", b"ccl", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "with_gpus", b"with_gpus", "worker", b"worker"]) -> None: ...
 
 global___AssignRank = AssignRank
 

@@ -1,1 +1,1 @@
-"""What carries a session's envelopes: the protocol, and gRPC."""
+"""What carries a session's envelopes: the protocol, gRPC, and shared memory for arrays."""

@@ -1,27 +1,102 @@
-"""Host arrays over gRPC: straight to the worker's daemon, or through the controller.
+"""Host arrays to and from workers: straight to a worker's daemon, or through the controller.
 
 A daemon that the client can reach takes arrays at a door of its own, which spares
-them a hop. Whether it can be reached shows at the first attempt, and is remembered.
+them a hop: in shared memory on the same machine, over gRPC from elsewhere. Whether
+it can be reached shows at the first attempt, and is remembered.
 """
 
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeVar, cast
 
 import grpc
 
 from disco_client.pb import controller_pb2
+from disco_client.transport.doors import Door, DoorShut, TransferFailed
+from disco_client.transport.memory_client import MemoryDoor
+from disco_client.transport.memory_frames import MEMORY_SCHEME
 from disco_client.transport.options import CHANNEL_OPTIONS, target
 from disco_client.wire.arrays import chunk_data, encode_head, encode_stream
 
-__all__ = ["ArrayClient"]
+__all__ = ["ArrayClient", "GrpcDoor", "details"]
 
 _SERVICE = "/disco.v1.ArrayService/"
 _REACH_S = 1.0
 """A daemon that does not answer within this time is reached through the controller."""
+
+_T = TypeVar("_T")
+
+
+def details(error: grpc.RpcError) -> str:
+    """Says in a line what gRPC found."""
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__
+
+
+class GrpcDoor:
+    """An ``ArrayService``; a :class:`~disco_client.transport.doors.Door`.
+
+    Args:
+        channel: Leads to it, and is closed with the door.
+    """
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+        # Bytes cross it as they are, which the types of its methods do not foresee.
+        untyped = cast("Any", channel)
+        self._upload: Any = untyped.stream_unary(
+            _SERVICE + "Upload", response_deserializer=controller_pb2.UploadResult.FromString
+        )
+        self._download: Any = untyped.unary_stream(
+            _SERVICE + "Download", request_serializer=controller_pb2.Transfer.SerializeToString
+        )
+
+    def upload(self, transfer: controller_pb2.Transfer, data: memoryview) -> None:
+        """Sends an array's bytes to a worker; returns when they may be changed.
+
+        Raises:
+            TransferFailed: The worker does not get them.
+        """
+        with _translated():
+            self._upload(encode_stream(transfer, data))
+
+    def download(self, transfer: controller_pb2.Transfer, into: memoryview) -> int:
+        """Fills a buffer with the array that a worker offered; returns the bytes that came.
+
+        Raises:
+            TransferFailed: It cannot be had.
+        """
+        at = 0
+        with _translated():
+            for raw in self._download(transfer):
+                data = chunk_data(raw)
+                if at + len(data) <= len(into):
+                    into[at : at + len(data)] = data
+                at += len(data)
+        return at
+
+    def close(self) -> None:
+        """Closes the channel; idempotent."""
+        with contextlib.suppress(Exception):
+            self._channel.close()
+
+
+@contextlib.contextmanager
+def _translated() -> Generator[None]:
+    """Makes the errors of a door of those of gRPC."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        code = error.code() if isinstance(error, grpc.Call) else None
+        shut = code is grpc.StatusCode.UNAVAILABLE
+        raise (DoorShut if shut else TransferFailed)(details(error)) from error
+    except ValueError as error:  # another thread has closed the channel
+        raise TransferFailed(str(error)) from error
 
 
 class ArrayClient:
@@ -37,103 +112,88 @@ class ArrayClient:
     def __init__(
         self, relay: grpc.Channel, session: int, key: bytes, doors: Mapping[int, str]
     ) -> None:
-        self._relay = relay
+        self._relay = GrpcDoor(relay)
         self._session = session
         self._key = key
         self._doors = dict(doors)
         self._lock = threading.Lock()
-        self._direct: dict[str, grpc.Channel | None] = {}
+        self._direct: dict[str, Door | None] = {}
+        self._closed = False
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
         """Sends an array's bytes to a worker; returns when they may be changed.
 
         Raises:
-            grpc.RpcError: It cannot be sent either way.
+            TransferFailed: It cannot be sent either way.
         """
-        direct = self._reach(worker)
-        if direct is not None:
-            try:
-                self._upload(direct, ticket, worker, data)
-            except grpc.RpcError as error:
-                self._give_up_if_unreachable(worker, error)
-            else:
-                return
-        self._upload(self._relay, ticket, worker, data)
-
-    def _upload(self, channel: grpc.Channel, ticket: int, worker: int, data: memoryview) -> None:
         head = encode_head(self._session, self._key, ticket, len(data), worker)
-        # Bytes cross the channel as they are, which the types of its methods do not foresee.
-        call = cast("Any", channel).stream_unary(
-            _SERVICE + "Upload",
-            response_deserializer=controller_pb2.UploadResult.FromString,
-        )
-        call(encode_stream(head, data))
+        self._through(worker, lambda door: door.upload(head, data))
 
     def download(self, ticket: int, worker: int, into: memoryview) -> int:
         """Fills a buffer with the array that a worker offered; returns the bytes that came.
 
         Raises:
-            grpc.RpcError: It cannot be fetched either way.
+            TransferFailed: It cannot be fetched either way.
         """
-        direct = self._reach(worker)
-        if direct is not None:
-            try:
-                return self._download(direct, ticket, worker, into)
-            except grpc.RpcError as error:
-                self._give_up_if_unreachable(worker, error)
-        return self._download(self._relay, ticket, worker, into)
-
-    def _download(self, channel: grpc.Channel, ticket: int, worker: int, into: memoryview) -> int:
         head = encode_head(self._session, self._key, ticket, len(into), worker)
-        call: Any = cast("Any", channel).unary_stream(
-            _SERVICE + "Download",
-            request_serializer=controller_pb2.Transfer.SerializeToString,
-        )
-        at = 0
-        for raw in call(head):
-            data = chunk_data(raw)
-            into[at : at + len(data)] = data
-            at += len(data)
-        return at
+        return self._through(worker, lambda door: door.download(head, into))
 
-    def _reach(self, worker: int) -> grpc.Channel | None:
-        """The channel to a worker's daemon, if there is a way."""
+    def _through(self, worker: int, carry: Callable[[Door], _T]) -> _T:
         address = self._doors.get(worker, "")
-        if not address:
-            return None
-        with self._lock:
-            if address in self._direct:
-                return self._direct[address]
-            channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
-            ready = grpc.channel_ready_future(channel)
+        door = self._reach(address)
+        if door is not None:
             try:
-                ready.result(timeout=_REACH_S)
-            except grpc.FutureTimeoutError:
-                ready.cancel()
-                channel.close()
-                self._direct[address] = None
-                return None
-            self._direct[address] = channel
-            return channel
+                return carry(door)
+            except DoorShut:
+                self._give_up(address, door)
+        return carry(self._relay)
 
-    def _give_up_if_unreachable(self, worker: int, error: grpc.RpcError) -> None:
-        """Lets a broken connection fall back to the relay; everything else stands."""
-        code = error.code() if isinstance(error, grpc.Call) else None
-        if code is not grpc.StatusCode.UNAVAILABLE:
-            raise error
+    def _reach(self, address: str) -> Door | None:
+        """The door at an address, if there is a way to it."""
         with self._lock:
-            address = self._doors.get(worker, "")
-            channel = self._direct.get(address)
+            self._check_open()
+            if address and address not in self._direct:
+                self._direct[address] = _open(address)
+            return self._direct.get(address)
+
+    def _give_up(self, address: str, door: Door) -> None:
+        """Remembers that a door is shut."""
+        door.close()
+        with self._lock:
+            self._check_open()
             self._direct[address] = None
-        if channel is not None:
-            channel.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            msg = "the session is over"
+            raise TransferFailed(msg)
 
     def close(self) -> None:
-        """Closes the channels to daemons; the one to the controller is its owner's."""
+        """Closes the doors, which breaks off what goes through them; idempotent.
+
+        The channel to the controller is its owner's.
+        """
         with self._lock:
-            for channel in self._direct.values():
-                if channel is not None:
-                    with contextlib.suppress(Exception):
-                        channel.close()
+            self._closed = True
+            doors = [door for door in self._direct.values() if door is not None]
             self._direct.clear()
-            self._doors.clear()
+        for door in doors:
+            door.close()
+
+
+def _open(address: str) -> Door | None:
+    """Opens a door; None where nobody answers, or it is of a kind not known here."""
+    if address.startswith(MEMORY_SCHEME):
+        here = hasattr(socket, "AF_UNIX")
+        return MemoryDoor(address.removeprefix(MEMORY_SCHEME)) if here else None
+    if not address.startswith("unix:") and not address.rpartition(":")[2].isdigit():
+        return None
+    channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
+    ready = grpc.channel_ready_future(channel)
+    try:
+        ready.result(timeout=_REACH_S)
+    except grpc.FutureTimeoutError:
+        ready.cancel()
+        channel.close()
+        return None
+    return GrpcDoor(channel)

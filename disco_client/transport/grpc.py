@@ -18,8 +18,9 @@ import grpc
 
 from disco_client import errors
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
-from disco_client.transport.array_client import ArrayClient
+from disco_client.transport.array_client import ArrayClient, details
 from disco_client.transport.base import Events, RankPlace, Waiting, Welcome, Wish
+from disco_client.transport.doors import TransferFailed
 from disco_client.transport.options import CHANNEL_OPTIONS, target
 from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
@@ -101,7 +102,7 @@ class GrpcTransport:
         except grpc.RpcError as error:
             msg = (
                 f"no controller answers at {self._address} (waited up to {timeout:.0f} s, "
-                f"{_details(error)}); start one: 'disco-controller --listen {self._address}', "
+                f"{details(error)}); start one: 'disco-controller --listen {self._address}', "
                 "or correct the address (argument of connect(), or DISCO_ADDRESS)"
             )
             raise errors.ConnectionFailed(msg) from None
@@ -139,8 +140,7 @@ class GrpcTransport:
         raise errors.ConnectionFailed(msg)
 
     def _stream_broke(self, error: grpc.RpcError) -> str:
-        detail = _details(error)
-        return f"the connection to the controller at {self._address} broke: {detail}"
+        return f"the connection to the controller at {self._address} broke: {details(error)}"
 
     # The stream --------------------------------------------------------------
 
@@ -179,6 +179,8 @@ class GrpcTransport:
         self._ended.set()
         events.lost(error)
         self._call.cancel()
+        # Whoever waits for a daemon in another thread would not learn of it.
+        self._arrays.close()
 
     def _read_until_end(self, events: Events) -> errors.SessionError:
         for raw in self._call:
@@ -215,24 +217,24 @@ class GrpcTransport:
         """Sends an array's bytes to a worker; returns when they may be changed."""
         try:
             self._arrays.upload(ticket, worker, data)
-        except grpc.RpcError as error:
+        except TransferFailed as error:
             raise self._transfer_failed("upload", error) from None
 
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
         """Fills a buffer with the array that a worker offered."""
         try:
             at = self._arrays.download(ticket, worker, into)
-        except grpc.RpcError as error:
+        except TransferFailed as error:
             raise self._transfer_failed("download", error) from None
         if at != len(into):
             msg = f"expected an array of {len(into)} bytes from worker {worker}, got {at}"
             raise errors.SessionError(msg)
 
-    def _transfer_failed(self, what: str, error: grpc.RpcError) -> errors.SessionError:
+    def _transfer_failed(self, what: str, error: TransferFailed) -> errors.SessionError:
         # When the session is gone its own error says more; it may be on its way.
         if self._ended.wait(2.0):
             return errors.SessionLost(f"the {what} ended with its session")
-        return errors.SessionError(f"the {what} of an array failed: {_details(error)}")
+        return errors.SessionError(f"the {what} of an array failed: {error}")
 
     # The end ---------------------------------------------------------------------
 
@@ -282,12 +284,6 @@ def _encode_wish(wish: Wish) -> bytes:
 def _waiting(payload: bytes) -> Waiting:
     queued = controller_pb2.Queued.FromString(payload)
     return Waiting(queued.ahead, queued.total_slots, queued.free_slots)
-
-
-def _details(error: grpc.RpcError) -> str:
-    if isinstance(error, grpc.Call):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or type(error).__name__
 
 
 def _end_error(ended: controller_pb2.SessionEnded, name: str) -> errors.DiscoError:

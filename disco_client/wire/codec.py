@@ -14,6 +14,7 @@ import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure
 from disco_client.pb import commands_pb2, envelope_pb2, values_pb2
+from disco_client.wire.porter import ArrayPorter
 from disco_client.wire.values import (
     INLINE_ARRAY_BYTES,
     MAX_DEPTH,
@@ -27,7 +28,6 @@ from disco_client.wire.values import (
 
 __all__ = [
     "Action",
-    "ArrayPorter",
     "EncodedBatch",
     "EncodedCommand",
     "EncodedEnvelope",
@@ -115,24 +115,6 @@ class FailureKind(enum.IntEnum):
     FILE = 8
 
 
-class ArrayPorter:
-    """Moves arrays that are too large for a command; the base refuses them."""
-
-    def offer(self, array: np.ndarray[Any, Any]) -> int:
-        """Hands over a C-contiguous array and returns its ticket."""
-        msg = f"an array of {array.nbytes} bytes cannot travel inside a value here"
-        raise EncodingError(msg)
-
-    def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
-        """Returns the array that was offered under this ticket."""
-        msg = f"no array can be collected here (ticket {ticket}, {dtype}, {tuple(shape)})"
-        raise EncodingError(msg)
-
-    def collect_into(self, ticket: int, out: np.ndarray[Any, Any]) -> None:
-        """Fills an array with the one of its dtype and size under this ticket."""
-        out[...] = self.collect(ticket, out.dtype, out.shape)
-
-
 _NO_PORTER = ArrayPorter()
 RegisterOf: TypeAlias = Callable[[object], int | None]
 
@@ -191,7 +173,7 @@ def encode_value(
     if register is not None:
         out.reg = register
         return
-    if is_array(value):
+    if is_array(value) or porter.knows(value):
         _encode_array(out, value, porter)
     elif isinstance(value, (list, tuple)) and not isinstance(value, Shape):
         _check_depth(depth)
@@ -345,7 +327,7 @@ def _encode_map(
         encode_value(slot, item, porter, register_of, depth + 1)
 
 
-def _encode_array(out: EncodedValue, value: np.ndarray[Any, Any], porter: ArrayPorter) -> None:
+def _encode_array(out: EncodedValue, value: Any, porter: ArrayPorter) -> None:
     encoded = out.array
     if not value.dtype.isnative:  # names of dtypes do not say the order of bytes
         value = value.astype(value.dtype.newbyteorder("="))
@@ -355,9 +337,9 @@ def _encode_array(out: EncodedValue, value: np.ndarray[Any, Any], porter: ArrayP
         raise EncodingError(str(error)) from None
     encoded.shape.extend(value.shape)
     if value.nbytes <= INLINE_ARRAY_BYTES:
-        encoded.inline = value.tobytes()
+        encoded.inline = porter.content(value)
     else:
-        encoded.ticket = porter.offer(np.ascontiguousarray(value))
+        encoded.ticket = porter.offer(np.ascontiguousarray(value) if is_array(value) else value)
 
 
 def type_name(value: object) -> str:
@@ -453,7 +435,7 @@ def _decode_array(encoded: values_pb2.Array, porter: ArrayPorter) -> Any:
         msg = f"expected {expected} bytes for {dtype}{list(shape)}, got {len(encoded.inline)}"
         raise EncodingError(msg)
     # A copy, because what frombuffer returns is read-only.
-    return np.frombuffer(encoded.inline, dtype).reshape(shape).copy()
+    return porter.arrived(np.frombuffer(encoded.inline, dtype).reshape(shape).copy())
 
 
 # Failures -----------------------------------------------------------------

@@ -16,7 +16,7 @@ import mmap
 import os
 from typing import Self
 
-from disco_server.channels.shared import allocate, map_shared
+from disco_client.transport.shared import allocate, map_shared
 from disco_server.settings import keeps_order
 
 __all__ = ["ProgressPage"]

@@ -2,8 +2,9 @@
 
 A `Communicator` belongs to one rank of one session and to the one thread that
 runs that rank; nothing in it may be called from another thread. Its arrays are
-numpy arrays of the dtypes in `checks`; only element counts matter, never
-shapes, and parts lie flat, one after the other, in the order of the ranks.
+numpy arrays of the dtypes in `checks`, or cupy's where a library for GPUs was
+started; only element counts matter, never shapes, and parts lie flat, one after
+the other, in the order of the ranks.
 
 The errors::
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
 
@@ -137,7 +138,7 @@ class Communicator(ABC):
         ccl: The name by which a session chooses this library.
     """
 
-    ccl: ClassVar[str]
+    ccl: str
 
     def __init__(self, worker_id: int, num_workers: int, num_groups: int) -> None:
         """Takes a place.

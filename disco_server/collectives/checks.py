@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from disco_server.collectives.base import Array, ReduceOp
+from disco_server.devices.base import on_device
 
 __all__ = [
     "Family",
@@ -105,12 +106,24 @@ _BY_NAME = {
 _known: dict[np.dtype[Any], Kind | None] = {}
 
 
+_ON_DEVICE = 64
+"""Added to the code of a dtype where the arrays are on a GPU."""
+
+# What the libraries of GPUs cannot reduce, besides what nobody can.
+_REFUSED_ON_DEVICE = {
+    "int16": frozenset(ReduceOp),
+    "uint16": frozenset(ReduceOp),
+    "complex64": frozenset({ReduceOp.PROD}),
+    "complex128": frozenset({ReduceOp.PROD}),
+}
+
+
 class Offer(NamedTuple):
     """What a rank brings.
 
     Attributes:
         op: The collective, plus 16 times the reduction where there is one.
-        dtype: The code of the dtype, 0 for none.
+        dtype: The code of the dtype, 0 for none; another one for arrays on a GPU.
         elements: How many are in one part.
         problem: What is wrong on this rank; empty if nothing is.
         family: How the elements are combined.
@@ -121,6 +134,11 @@ class Offer(NamedTuple):
     elements: int
     problem: str = ""
     family: Family = Family.OPAQUE
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the arrays are on a GPU."""
+        return self.dtype > _ON_DEVICE
 
 
 def find_kind(dtype: np.dtype[Any]) -> Kind | None:
@@ -244,11 +262,26 @@ def _check(
         problem = f"the destination {_text(dst)} must be {dtype}, as the source {_text(src)} is"
     elif kind.refused and not problem and reduce is not None:
         problem = _check_reduction(kind, reduce)
-    return Offer(code, kind.code, elements, problem, kind.family)
+    if type(src) is np.ndarray is type(dst):
+        return Offer(code, kind.code, elements, problem, kind.family)
+    return _check_place(Offer(code, kind.code, elements, problem, kind.family), src, dst, reduce)
+
+
+def _check_place(offer: Offer, src: Array, dst: Array, reduce: ReduceOp | None) -> Offer:
+    """Adds to an offer what matters where an array may be on a GPU."""
+    device = on_device(src)
+    problem = offer.problem
+    if device is not on_device(dst):
+        problem = f"the destination {_text(dst)} must be where the source {_text(src)} is"
+    elif device and not problem and reduce in _REFUSED_ON_DEVICE.get(src.dtype.name, ()):
+        problem = f"{src.dtype} on a GPU has no such reduction; convert it to another dtype first"
+    return offer._replace(problem=problem, dtype=offer.dtype + _ON_DEVICE * device)
 
 
 def _check_writeable(array: Array) -> str:
-    return "" if array.flags.writeable else f"the destination {_text(array)} is read-only"
+    if on_device(array) or array.flags.writeable:
+        return ""
+    return f"the destination {_text(array)} is read-only"
 
 
 def _check_reduction(kind: Kind, reduce: ReduceOp) -> str:
@@ -262,14 +295,17 @@ def _check_reduction(kind: Kind, reduce: ReduceOp) -> str:
 
 
 def _as_array(value: object) -> Array | None:
-    return cast("Array", value) if isinstance(value, np.ndarray) else None
+    if isinstance(value, np.ndarray) or on_device(value):
+        return cast("Array", value)
+    return None
 
 
 def _text(value: object) -> str:
     array = _as_array(value)
     if array is None:
         return _name(value)
-    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+    where = " on a GPU" if on_device(array) else ""
+    return f"{array.dtype}[{', '.join(map(str, array.shape))}]{where}"
 
 
 def _name(value: object) -> str:

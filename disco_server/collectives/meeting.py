@@ -11,7 +11,7 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -25,10 +25,12 @@ from disco_server.collectives.base import (
     name_workers,
 )
 from disco_server.collectives.checks import Offer, Op
+from disco_server.collectives.meeting_watch import MeetingWatch, Waiting, slow_seconds
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.preflight import Lane, Preflight, VerdictKind
 from disco_server.collectives.rows import NO_DATA, RowExchange
 from disco_server.collectives.sides import DataMoves, Known, Side, Tag
+from disco_server.devices.base import on_device
 
 __all__ = ["MeetingCommunicator"]
 
@@ -36,6 +38,7 @@ _Result = TypeVar("_Result")
 _SPINS = 2000
 _NAP_S = 50e-6
 _MOST_KNOWN = 256
+_NO_DEVICE = "no library for arrays on GPUs was started; session.init_ccl('nccl') does"
 
 
 class MeetingCommunicator(Communicator):
@@ -61,6 +64,8 @@ class MeetingCommunicator(Communicator):
         """
         super().__init__(worker_id, num_workers, num_groups)
         self._closed = False
+        self._xp: Any = np
+        self._no_device = _NO_DEVICE
         self._preflight = Preflight(worker_id)
         self._exchanges: list[RowExchange] = []
         self._make_rows, self._make_moves = make_rows, make_moves
@@ -68,6 +73,8 @@ class MeetingCommunicator(Communicator):
         self._group = self._world
         if num_groups > 1:
             self._group = self._make_side(Tag.GROUP, self.members(in_group=True))
+        self._waiting: Waiting | None = None
+        self._watch = MeetingWatch(worker_id, lambda: self._waiting, slow_seconds())
         self._pairs = {
             peer: self._add_lane(Tag.PAIR, tuple(sorted((peer, worker_id))))[0]
             for peer in self._world.members
@@ -85,6 +92,25 @@ class MeetingCommunicator(Communicator):
         rows = self._make_rows(tag, members)
         self._exchanges.append(rows)
         return self._preflight.add_lane(members, rows), rows
+
+    def add_device(
+        self, ccl: str, xp: Any, make_moves: Callable[[Tag, tuple[int, ...]], DataMoves]
+    ) -> None:
+        """Lets arrays of GPUs take part from now on; to be called on every rank.
+
+        Args:
+            ccl: The name of the library that moves them.
+            xp: The module of such arrays.
+            make_moves: Makes what moves them among these members.
+        """
+        self.ccl, self._xp, self._no_device = ccl, xp, ""
+        self._world.device_moves = make_moves(Tag.WORLD, tuple(self._world.members))
+        if self._group is not self._world:
+            self._group.device_moves = make_moves(Tag.GROUP, tuple(self._group.members))
+
+    def refuse_device(self, why: str) -> None:
+        """Says why arrays of GPUs cannot take part; the same on every rank."""
+        self._no_device = why
 
     @property
     def position(self) -> int:
@@ -109,7 +135,11 @@ class MeetingCommunicator(Communicator):
         if offer.problem or not offer.elements:
             self._meet(side, offer, src, dst)
             return
-        source, target = _stage(src, dst)
+        source, target = self._stage(src, dst)
+        if offer.on_device:
+            self._allreduce(side, Known(offer, ()), source, target, op)
+            _unstage(target, dst)
+            return
         known = Known(offer, side.find_places(src, offer.family))
         self._allreduce(side, known, source, target, op)
         _unstage(target, dst)
@@ -121,14 +151,15 @@ class MeetingCommunicator(Communicator):
         """See `Communicator.allgather`."""
         side = self._group if in_group else self._world
         offer = checks.check_parts(Op.ALLGATHER, src, dst, side.size, root=True)
-        place = None if offer.problem or not offer.elements else side.find_place(src)
+        rides = offer.elements and not (offer.problem or offer.on_device)
+        place = side.find_place(src) if rides else None
         rider = side.put(place, src)
         self._meet(side, offer, src, dst, rider)
         if place is not None:
             side.take_all(place, dst)
         elif offer.elements:
-            source, target = _stage(src, dst)
-            side.moves.allgather(source, target)
+            source, target = self._stage(src, dst)
+            side.moves_of(source).allgather(source, target)
             _unstage(target, dst)
 
     def broadcast(self, src: Array | None, dst: Array, *, in_group: bool = True) -> None:
@@ -138,8 +169,8 @@ class MeetingCommunicator(Communicator):
         offer = checks.check_equal(Op.BROADCAST, source, dst)
         self._meet(side, offer, source, dst)
         if offer.elements:
-            source, target = _stage(cast("Array", source), dst)
-            side.moves.broadcast(source, target)
+            source, target = self._stage(cast("Array", source), dst)
+            side.moves_of(source).broadcast(source, target)
             _unstage(target, dst)
 
     def scatter(self, src: Array | None, dst: Array, *, in_group: bool = True) -> None:
@@ -149,8 +180,8 @@ class MeetingCommunicator(Communicator):
         offer = checks.check_parts(Op.SCATTER, src, dst, side.size, root=root)
         self._meet(side, offer, src if root else None, dst)
         if offer.elements:
-            source, target = _stage(cast("Array", src) if root else dst, dst)
-            side.moves.scatter(source, target)
+            source, target = self._stage(cast("Array", src) if root else dst, dst)
+            side.moves_of(source).scatter(source, target)
             _unstage(target, dst)
 
     def gather(self, src: Array, dst: Array | None, *, in_group: bool = True) -> None:
@@ -161,8 +192,8 @@ class MeetingCommunicator(Communicator):
         self._meet(side, offer, src, dst if root else None)
         if offer.elements:
             whole = cast("Array", dst) if root else src
-            source, target = _stage(src, whole)
-            side.moves.gather(source, target)
+            source, target = self._stage(src, whole)
+            side.moves_of(source).gather(source, target)
             if root:
                 _unstage(target, whole)
 
@@ -174,8 +205,8 @@ class MeetingCommunicator(Communicator):
         offer = checks.check_parts(Op.REDUCE_SCATTER, src, dst, side.size, op, root=True)
         self._meet(side, offer, src, dst)
         if offer.elements:
-            source, target = _stage(src, dst)
-            side.moves.reduce_scatter(source, target, op, offer.family)
+            source, target = self._stage(src, dst)
+            side.moves_of(source).reduce_scatter(source, target, op, offer.family)
             _unstage(target, dst)
 
     def all_to_all(self, src: Array, dst: Array, *, in_group: bool = True) -> None:
@@ -184,8 +215,8 @@ class MeetingCommunicator(Communicator):
         offer = checks.check_equal(Op.ALL_TO_ALL, src, dst, parts=side.size)
         self._meet(side, offer, src, dst)
         if offer.elements:
-            source, target = _stage(src, dst)
-            side.moves.all_to_all(source, target)
+            source, target = self._stage(src, dst)
+            side.moves_of(source).all_to_all(source, target)
             _unstage(target, dst)
 
     def barrier(self, *, in_group: bool = False) -> None:
@@ -214,6 +245,7 @@ class MeetingCommunicator(Communicator):
         if self._closed:
             return
         self._closed = True
+        self._watch.close()
         if not orderly:
             return
         _drive(self._preflight.leave())
@@ -229,8 +261,8 @@ class MeetingCommunicator(Communicator):
         return side.members[0] == self._worker_id
 
     def _transfer(self, buf: Array, worker: int, *, receives: bool) -> None:
-        offer = checks.check_point(
-            buf, worker, self._worker_id, self._num_workers, receives=receives
+        offer = self._admit(
+            checks.check_point(buf, worker, self._worker_id, self._num_workers, receives=receives)
         )
         lane = self._pairs.get(worker)
         arrays = (None, buf) if receives else (buf, None)
@@ -239,8 +271,8 @@ class MeetingCommunicator(Communicator):
         self._agree(lane, offer, *arrays, worker if receives else self._worker_id)
         if not offer.elements:
             return
-        moves = self._world.moves
-        source, target = _stage(buf, buf)
+        moves = self._world.moves_of(buf)
+        source, target = self._stage(buf, buf)
         if receives:
             moves.recv(target, worker)
             _unstage(target, buf)
@@ -253,7 +285,7 @@ class MeetingCommunicator(Communicator):
         lane, rows = side.lane, side.rows
         if not places or lane is None or rows is None:
             self._meet(side, offer, src, dst)
-            side.moves.allreduce(src, dst, op, offer.family)
+            side.moves_of(src).allreduce(src, dst, op, offer.family)
             return
         source, target = src.reshape(-1), dst.reshape(-1)
         if len(places) > 1 and src is not dst and np.may_share_memory(src, dst):
@@ -267,6 +299,7 @@ class MeetingCommunicator(Communicator):
         self, side: Side, offer: Offer, src: object, dst: object, rider: bytes = NO_DATA
     ) -> None:
         """Meets the peers; returns if the operation may begin."""
+        offer = self._admit(offer)
         lane = side.lane
         if lane is not None:
             self._agree(lane, offer, src, dst, 0, rider)
@@ -286,9 +319,14 @@ class MeetingCommunicator(Communicator):
         preflight = self._preflight
         row = preflight.next_row(lane, offer, extra)
         short = not (preflight.busy or lane.pending or offer.problem)
-        if short and preflight.enter_now(lane, row, rider):
-            return
-        verdict = _drive(preflight.negotiate(lane, row + rider, posted=short))
+        exchange = cast("RowExchange", lane.exchange)
+        self._waiting = Waiting(offer.op, lane.seq, lane.members, exchange)
+        try:
+            if short and preflight.enter_now(lane, row, rider):
+                return
+            verdict = _drive(preflight.negotiate(lane, row + rider, posted=short))
+        finally:
+            self._waiting = None
         if verdict.kind is VerdictKind.RUN:
             return
         mine = self._tell(offer, src, dst, lane.nth - 1)
@@ -298,9 +336,23 @@ class MeetingCommunicator(Communicator):
             raise AbortedError(verdict.workers, self.position, checks.op_name(offer.op))
         peers = [member for member in lane.members if member != self._worker_id]
         brought: dict[str, list[int]] = {mine: [self._worker_id]}
-        for worker, text in zip(peers, cast("RowExchange", lane.exchange).tell(mine), strict=True):
+        for worker, text in zip(peers, exchange.tell(mine), strict=True):
             brought.setdefault(text, []).append(worker)
         raise MismatchError(verdict.workers, _compare(brought, verdict.workers))
+
+    def _admit(self, offer: Offer) -> Offer:
+        """Refuses arrays of GPUs where nothing moves them."""
+        if self._no_device and offer.on_device and not offer.problem:
+            return offer._replace(problem=self._no_device)
+        return offer
+
+    def _stage(self, src: Array, dst: Array) -> tuple[Array, Array]:
+        """Stands in contiguous arrays for those that are not."""
+        if src.flags.c_contiguous and dst.flags.c_contiguous:
+            return src, dst
+        xp = self._xp if on_device(src) else np
+        source = xp.ascontiguousarray(src).reshape(src.shape)
+        return source, (dst if dst.flags.c_contiguous else xp.empty(dst.shape, dst.dtype))
 
     def _tell(self, offer: Offer, src: object, dst: object, nth: int) -> str:
         """Says what this rank brought, and what is wrong with it."""
@@ -329,14 +381,6 @@ def _drive(steps: Generator[None, None, _Result]) -> _Result:
             os.sched_yield()
         else:
             time.sleep(_NAP_S)
-
-
-def _stage(src: Array, dst: Array) -> tuple[Array, Array]:
-    """Stands in contiguous arrays for those that are not."""
-    if src.flags.c_contiguous and dst.flags.c_contiguous:
-        return src, dst
-    source = np.ascontiguousarray(src).reshape(src.shape)
-    return source, (dst if dst.flags.c_contiguous else np.empty(dst.shape, dst.dtype))
 
 
 def _unstage(target: Array, dst: Array) -> None:

@@ -12,6 +12,7 @@ from disco_server.collectives.base import Array, ReduceOp
 from disco_server.collectives.checks import Family, Offer
 from disco_server.collectives.preflight import Lane
 from disco_server.collectives.rows import NO_DATA, Place, RowExchange
+from disco_server.devices.base import on_device
 
 __all__ = ["DataMoves", "Known", "Side", "Tag", "wide_lanes"]
 
@@ -89,6 +90,7 @@ class Side:
     """All workers, or this rank's group: how they meet and how their data moves.
 
     Attributes:
+        device_moves: How data on GPUs moves, where a library for it was started.
         known: Allreduces seen before, by operation, then dtype and size. Finding
             one saves most checks, which matter where a call takes microseconds.
     """
@@ -98,10 +100,17 @@ class Side:
     ) -> None:
         self.members = members
         self.moves = moves
+        self.device_moves: DataMoves | None = None
         self.lane = lane
         self.rows = rows
         self.size = len(members)
         self.known: list[dict[tuple[object, int], Known]] = [{} for _ in ReduceOp]
+
+    def moves_of(self, array: Array) -> DataMoves:
+        """How the data of such an array moves, once the ranks agreed to begin."""
+        if self.device_moves is not None and on_device(array):
+            return self.device_moves
+        return self.moves
 
     def find_place(self, src: Array) -> Place | None:
         """Where this source rides along with the rows; None if it is too large."""

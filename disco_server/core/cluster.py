@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from disco_client.errors import describe_exit
 from disco_server.core.membership import Membership, Node
-from disco_server.core.placement import Placer, place
+from disco_server.core.placement import NodeShare, Placer, kind_for, place
 from disco_server.core.session_state import (
     End,
     EndReason,
@@ -182,8 +182,7 @@ class Cluster:
         effects: list[Effect] = []
         while self._queue and not self.draining:
             session = self.sessions[self._queue[0]]
-            free = [node.free for node in self.members.nodes.values()]
-            shares = self._place(session.num_workers, free)
+            shares = self._find_place(session)
             if shares is None:
                 break
             self._queue.pop(0)
@@ -196,6 +195,16 @@ class Cluster:
         if effects:
             effects += self.tell_queue()
         return effects
+
+    def _find_place(self, session: SessionTable) -> tuple[NodeShare, ...] | None:
+        """Finds slots for a session, all with devices of one kind; None for no room now."""
+        free = [node.free for node in self.members.nodes.values()]
+        wanted = kind_for(session.ccl)
+        for kind in [wanted] if wanted else self.members.slots_by_kind:
+            shares = self._place(session.num_workers, [each.of_kind(kind) for each in free])
+            if shares is not None:
+                return shares
+        return None
 
     def tell_queue(self) -> list[Effect]:
         """Tells every waiting session its place."""
@@ -307,9 +316,14 @@ class Cluster:
     def _no_slots(self, session: SessionTable) -> str:
         members = self.members
         names = len(members.nodes)
+        kinds, wanted = members.slots_by_kind, kind_for(session.ccl)
+        most = kinds.get(wanted, 0) if wanted else max(kinds.values(), default=0)
+        by_kind = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         text = (
-            f"no room for {session.num_workers} workers in time: the cluster has "
-            f"{members.total_slots} slots on {names} node(s), {members.free_slots} of them free"
+            f"no room for {session.num_workers} {f'{wanted} ' * bool(wanted)}workers in time: the "
+            f"cluster has {members.total_slots} slots"
+            f"{f' ({by_kind})' * (bool(wanted) or len(kinds) > 1)} on {names} node(s), "
+            f"{members.free_slots} of them free"
         )
         held = [
             f"{s.name!r} holds {s.num_workers} ({s.owner})"
@@ -319,12 +333,16 @@ class Cluster:
         if held:
             text += "; session " + ", ".join(held)
         if not names:
-            text += "; start a worker daemon: disco-worker --controller HOST:PORT"
-        elif members.total_slots < session.num_workers:
-            text += "; add nodes or slots, or ask for fewer workers"
+            how = "start a worker daemon: disco-worker --controller HOST:PORT"
+        elif most >= session.num_workers:
+            how = "wait longer (timeout=...) or end a session"
+        elif wanted:
+            how = f"add nodes with --devices {wanted}, ask for fewer, or leave out ccl"
         else:
-            text += "; wait longer (timeout=...) or end a session"
-        return text
+            how = "add nodes or slots, or ask for fewer workers"
+            if len(kinds) > 1:
+                how += " (those of one session have devices of one kind)"
+        return f"{text}; {how}"
 
     def drain(self) -> list[Effect]:
         """The controller is about to leave: every session ends, none begins."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from disco_server.core.placement import FreeSlots
+from disco_server.core.placement import FreeSlots, kind_of
 
 __all__ = ["Membership", "Node", "NodeRefused"]
 
@@ -110,6 +110,15 @@ class Membership:
     def free_slots(self) -> int:
         """Those of them that no session holds."""
         return sum(len(node.free.slots) for node in self.nodes.values())
+
+    @property
+    def slots_by_kind(self) -> dict[str, int]:
+        """How many slots there are with each kind of device, in the order of arrival."""
+        counts: dict[str, int] = {}
+        for node in self.nodes.values():
+            for device in () if node.draining else node.devices:
+                counts[kind_of(device)] = counts.get(kind_of(device), 0) + 1
+        return counts
 
     def take(self, session: int, node: str, slots: tuple[int, ...]) -> None:
         """Gives slots of a node to a session."""

@@ -6,7 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["EvenLayout", "FreeSlots", "NodeShare", "Placer", "place"]
+__all__ = ["EvenLayout", "FreeSlots", "NodeShare", "Placer", "kind_for", "kind_of", "place"]
+
+_KINDS = {"nccl": "cuda", "rccl": "rocm"}
+
+
+def kind_of(device: str) -> str:
+    """The kind of a slot's device: "cpu", "cuda" or "rocm"."""
+    return device.partition(":")[0]
+
+
+def kind_for(ccl: str) -> str:
+    """The kind of devices that a collective library needs; empty where any serves."""
+    return _KINDS.get(ccl, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +27,10 @@ class FreeSlots:
 
     node: str
     slots: tuple[tuple[int, str], ...]
+
+    def of_kind(self, kind: str) -> FreeSlots:
+        """Those of them whose device is of a kind."""
+        return FreeSlots(self.node, tuple(each for each in self.slots if kind_of(each[1]) == kind))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,19 @@ import numpy as np
 
 from disco_client.wire.values import Device
 
-__all__ = ["Arrays", "DeviceUnavailable", "HostArray"]
+__all__ = ["Arrays", "DeviceUnavailable", "HostArray", "on_device"]
 
 HostArray = np.ndarray[Any, Any]
 
 
 class DeviceUnavailable(Exception):
     """A device cannot be used here; the message says what is missing, and how to get it."""
+
+
+def on_device(value: object) -> bool:
+    """Whether a value is an array on a GPU; found out without loading cupy."""
+    kind = type(value)
+    return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
 
 
 class Arrays(ABC):

@@ -51,6 +51,14 @@ class GpuArrays(Arrays):
         self._gpu.use()
         self.compute.use()
 
+    def bind(self) -> None:
+        """Makes the GPU current in a thread that only looks after it."""
+        self._gpu.use()
+
+    def bus_id(self) -> str:
+        """Where on its machine the GPU is; the same from whichever process one looks."""
+        return self._gpu.pci_bus_id
+
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """See `Arrays.empty`."""
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from disco_client.wire.values import Device
@@ -22,14 +23,13 @@ def load_cupy(device: Device) -> Any:
     """
     extra = EXTRAS[device.kind]
     try:
-        import cupy  # pyright: ignore[reportMissingImports]
+        module: Any = import_module("cupy")
     except ImportError as error:
         msg = (
             f"{device} needs cupy, which cannot be imported ({error}); install the extra {extra}:"
             f" pip install 'disco-runtime[server,{extra.split()[0]}]'"
         )
         raise DeviceUnavailable(msg) from None
-    module: Any = cupy
     built = "rocm" if module.cuda.runtime.is_hip else "cuda"
     if built != device.kind:
         msg = (

@@ -173,6 +173,7 @@ class ProcessTransport:
             allow_read=("*",),
             allow_load=("*",),
             local_workers=self._num_workers,
+            local_rank=worker,
         )
         return frame(envelope(Kind.ASSIGN, assign.SerializeToString(), session=self._session))
 

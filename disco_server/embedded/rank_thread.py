@@ -13,7 +13,8 @@ import numpy as np
 
 from disco_client.errors import WorkerLost, worker_lost
 from disco_client.transport.base import Events, OutgoingBatch
-from disco_client.wire.codec import ArrayPorter, Kind
+from disco_client.wire.codec import Kind
+from disco_client.wire.porter import ArrayPorter
 from disco_server.embedded.loans import Loans
 from disco_server.embedded.output import RankOutput
 from disco_server.runtime.context import Worker, set_current_worker
@@ -94,6 +95,7 @@ class RankThread(ArrayPorter):
                 with contextlib.suppress(Exception):  # whoever needs it reports the error
                     _ = self._worker.comm
             elif not isinstance(given, Kind):
+                executor.settle()
                 self._events.acknowledge(self._worker.worker_id, executor.seq)
                 given.release()
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from disco_client.errors import SessionError
 from disco_client.pb import controller_pb2
+from disco_client.transport.shared import SharedPool, read_shared, write_shared
 from disco_client.wire.codec import Kind, envelope
 from disco_server.channels.frames import frame
-from disco_server.channels.shared import SharedPool, read_shared, write_shared
 from disco_server.embedded.children import Children
 from disco_server.embedded.rank_child import RankChild
 

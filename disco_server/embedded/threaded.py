@@ -14,6 +14,7 @@ from disco_client.output import print_logs
 from disco_client.session import Session
 from disco_client.transport.base import Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.codec import Kind
+from disco_client.wire.values import Device
 from disco_server.collectives.base import Communicator
 from disco_server.collectives.local import LocalWorld
 from disco_server.collectives.select import default_library, open_communicator
@@ -24,6 +25,7 @@ from disco_server.embedded.rank_thread import RankThread
 from disco_server.embedded.sender import Sender
 from disco_server.modules.base import LoadRules
 from disco_server.runtime.context import Worker
+from disco_server.runtime.worker_device import WorkerDevice
 
 __all__ = ["ThreadTransport", "ThreadedSession"]
 
@@ -61,9 +63,9 @@ class ThreadedSession(Session):
         check_session(num_workers, num_groups, ccl, 1.0)
         if ccl not in (None, "local"):
             msg = (
-                f"the collective library {ccl!r} needs a process for each worker, a "
-                "ThreadedSession has threads: leave ccl out or use 'local', or take a "
-                "ProcessSession"
+                f"the collective library {ccl!r} cannot be chosen here: leave ccl out or use "
+                "'local'; for GPUs call session.init_ccl('nccl', 0, 1, ...) with one for each "
+                "worker, and for 'mpi' take a ProcessSession, which has a process for each"
             )
             raise ConfigError(msg)
         transport = ThreadTransport(num_workers, num_groups, ccl or "")
@@ -120,6 +122,7 @@ class ThreadTransport:
             ccl=self._ccl,
             ordinary_ccl=default_library(self._world),
             node=NODE,
+            place=WorkerDevice(Device("cpu", 0), local_rank=worker_id),
             session_name=self._welcome.name,
             allow_modules=("*",),
             allow_read=("*",),

@@ -23,6 +23,7 @@ __all__: list[str] = []
 
 Array = np.ndarray[Any, Any]
 _MAX_BYTES = 1 << 46
+_HOST = Device("cpu", 0)
 
 
 def _op(value: Any) -> ReduceOp:
@@ -94,13 +95,15 @@ def empty(
     """Allocates an uninitialised array, or returns None where it is not for this rank.
 
     Raises:
-        ArgumentRefused: The device is not this worker's, or the size is absurd.
+        ArgumentRefused: The device is neither this worker's nor the CPU, or the size
+            is absurd.
     """
     worker = current_worker()
     if isinstance(where, str):
         where = Device.parse(where)
-    if where is not None and where != worker.device:
-        msg = f"expected this worker's device {worker.device}, got {where}"
+    on_host = where == _HOST
+    if where not in (None, _HOST, worker.device):
+        msg = f"expected this worker's device {worker.device} or the CPU, got {where}"
         raise ArgumentRefused(msg)
     root = worker.worker_id % worker.group_size if in_group else worker.worker_id
     if worker0_only and root:
@@ -112,7 +115,7 @@ def empty(
     if nbytes > _MAX_BYTES:
         msg = f"expected an array of at most {_MAX_BYTES} bytes, {kind}{list(shape)} has {nbytes}"
         raise ArgumentRefused(msg)
-    return empty_array(tuple(shape), kind)
+    return empty_array(tuple(shape), kind) if on_host else worker.arrays.empty(shape, kind)
 
 
 @register_func("runtime.disco._import_python_module")
@@ -128,9 +131,9 @@ def import_python_module(name: str) -> None:
 
 
 @register_func("runtime.disco.init_ccl")
-def init_ccl(ccl: str, _device_ids: Sequence[int] = ()) -> None:
+def init_ccl(ccl: str, device_ids: Sequence[int] = ()) -> None:
     """Starts a collective library."""
-    current_worker().init_ccl(ccl)
+    current_worker().init_ccl(ccl, device_ids)
 
 
 @register_func("runtime.disco.compiled_ccl")

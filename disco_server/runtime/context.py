@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from disco_client.wire.values import Device
 from disco_server.collectives.base import Communicator, ReduceOp, UnavailableError
+from disco_server.devices.base import Arrays, DeviceUnavailable, on_device
 from disco_server.modules.base import LoadRules
+from disco_server.runtime.worker_device import GPU_LIBRARIES, WorkerDevice
 
 __all__ = ["Worker", "current_worker", "set_current_worker"]
 
@@ -26,7 +29,7 @@ class Worker:
         num_workers: How many there are.
         num_groups: Into how many equal, consecutive groups they are divided.
         node: The name of the node it runs on.
-        device: Its default device.
+        place: The device on which it computes.
         session_name: The name of its session.
         allow_modules: Patterns of the modules that its session may use.
         allow_read: Folders and files that its session may read.
@@ -44,7 +47,8 @@ class Worker:
         ccl: str = "",
         ordinary_ccl: str = "mpi",
         node: str = "",
-        device: Device | None = None,
+        place: WorkerDevice | None = None,
+        with_gpus: bool = False,
         session_name: str = "",
         allow_modules: tuple[str, ...] = (),
         allow_read: tuple[str, ...] = (),
@@ -54,7 +58,8 @@ class Worker:
         self.num_workers = num_workers
         self.num_groups = num_groups
         self.node = node
-        self.device = device or Device("cpu", 0)
+        self.place = place or WorkerDevice(Device("cpu", 0))
+        self._with_gpus = with_gpus
         self.session_name = session_name
         self.allow_modules = allow_modules
         self.allow_read = allow_read
@@ -72,9 +77,26 @@ class Worker:
         return self.num_workers // self.num_groups
 
     @property
+    def device(self) -> Device:
+        """Its default device."""
+        return self.place.device
+
+    @property
+    def arrays(self) -> Arrays:
+        """What makes and copies arrays of its device."""
+        return self.place.arrays
+
+    @property
+    def xp(self) -> Any:
+        """The module of its arrays, numpy or cupy, for functions that run on both."""
+        return self.place.arrays.xp
+
+    @property
     def ccl(self) -> str:
         """The name of the collective library: the one in use, else the one to come."""
-        return self._comm.ccl if self._comm is not None else self._ccl or self._ordinary_ccl
+        if self._comm is not None:
+            return self._comm.ccl
+        return self._ccl or self.place.ccl or self._ordinary_ccl
 
     @property
     def comm(self) -> Communicator:
@@ -86,18 +108,46 @@ class Worker:
             UnavailableError: The collective library is missing or did not start.
         """
         if self._comm is None:
-            self._comm = self._open(self, self._ccl)
+            # Where arrays are on GPUs, the ranks still meet on the host.
+            host = self._ordinary_ccl if self._ccl in GPU_LIBRARIES else self._ccl
+            if self._ccl in GPU_LIBRARIES and self.place.arrays.on_host:
+                raise UnavailableError(
+                    f"{self._ccl!r} moves arrays on GPUs, this worker computes on {self.device}:"
+                    f" name a GPU for each with session.init_ccl({self._ccl!r}, 0, 1, ...)"
+                )
+            self._comm = self._open(self, host)
+            if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
+                self._start_first(self._comm)
             if self._passed:
                 self._comm.cannot_enter(self._passed)
         self._comm.position = self.position
         return self._comm
 
-    def init_ccl(self, ccl: str) -> None:
+    def _start_first(self, comm: Communicator) -> None:
+        """Starts the library for the GPUs of the session's slots, where one is no CPU.
+
+        It happens when the communicator opens, to which every rank comes, whatever
+        it does otherwise. Where it fails, collectives of arrays on GPUs say why.
+        """
+        ccl = self._ccl or self.place.ccl or "nccl"
+        with contextlib.suppress(UnavailableError):
+            self.place.start(comm, ccl)
+
+    def init_ccl(self, ccl: str, device_ids: Sequence[int] = ()) -> None:
         """Opens the communicator with this library.
+
+        Args:
+            ccl: Its name.
+            device_ids: For a library of GPUs, the GPU of each worker of this machine;
+                none where the workers' slots are GPUs.
 
         Raises:
             UnavailableError: It is missing or did not start, or another one runs.
+            ArgumentRefused: The GPUs do not fit the workers.
         """
+        if ccl in GPU_LIBRARIES:
+            self._init_gpus(ccl, device_ids)
+            return
         if self._comm is None:
             wish, self._ccl = self._ccl, ccl
             try:
@@ -109,6 +159,27 @@ class Worker:
         if ccl != used:
             msg = f"this session uses {used!r} already, so {ccl!r} cannot start"
             raise UnavailableError(msg)
+
+    def _init_gpus(self, ccl: str, device_ids: Sequence[int]) -> None:
+        try:
+            self.place.choose(ccl, device_ids)
+        except DeviceUnavailable as error:
+            raise UnavailableError(f"{ccl!r} cannot start: {error}") from None
+        used = self.comm.ccl
+        if used == ccl:
+            return
+        if used in GPU_LIBRARIES:
+            msg = f"this session uses {used!r} already, so {ccl!r} cannot start"
+            raise UnavailableError(msg)
+        self.place.start(self.comm, ccl)
+
+    def settle(self) -> None:
+        """Waits until the device has done all that was asked of it.
+
+        Raises:
+            Exception: Some of it failed.
+        """
+        self.place.settle()
 
     def cannot_enter(self, seq: int) -> None:
         """Tells the peers that this rank is past ``seq`` without its collectives."""
@@ -125,6 +196,7 @@ class Worker:
 
     def close(self) -> None:
         """Lets go of the communicator without waiting for anybody."""
+        self.place.close()
         if self._comm is not None:
             self._comm.close(orderly=False)
 
@@ -148,7 +220,7 @@ class Worker:
             MismatchError: The workers brought different things; nobody began.
             AbortedError: Another worker cannot come; nobody began.
         """
-        out = np.empty_like(src) if dst is None else dst
+        out = self._like(src, src.shape) if dst is None else dst
         if self.group_size == 1 and (in_group or self.num_workers == 1):
             if out is not src:
                 out[...] = src.reshape(out.shape)
@@ -169,9 +241,13 @@ class Worker:
             The result: ``dst`` where it is given.
         """
         size = self.group_size if in_group else self.num_workers
-        out = np.empty((size, *src.shape), src.dtype) if dst is None else dst
+        out = self._like(src, (size, *src.shape)) if dst is None else dst
         self.comm.allgather(src, out, in_group=in_group)
         return out
+
+    def _like(self, array: Array, shape: tuple[int, ...]) -> Array:
+        xp: Any = self.xp if on_device(array) else np
+        return xp.empty(shape, array.dtype)
 
     def barrier(self, *, in_group: bool = False) -> None:
         """Waits until every worker (of the group) is here."""

@@ -19,7 +19,6 @@ from disco_client.errors import EncodingError
 from disco_client.transport.base import OutgoingBatch
 from disco_client.wire.codec import (
     Action,
-    ArrayPorter,
     EncodedBatch,
     EncodedCommand,
     EncodedReply,
@@ -29,8 +28,11 @@ from disco_client.wire.codec import (
     encode_value,
     type_name,
 )
+from disco_client.wire.porter import ArrayPorter
 from disco_client.wire.values import Opaque, dtype_from_name, is_array
+from disco_server.devices.base import on_device
 from disco_server.runtime.context import Worker
+from disco_server.runtime.device_porter import DevicePorter
 from disco_server.runtime.errors import ArgumentRefused, describe_failure, sendable
 from disco_server.runtime.functions import resolve
 from disco_server.runtime.program import UNWRITTEN, Program, StepFailed, compile_program
@@ -77,7 +79,7 @@ class Executor:
     def __init__(self, worker: Worker, outlet: Outlet) -> None:
         self._worker = worker
         self._outlet = outlet
-        self._porter = outlet.porter
+        self._porter = DevicePorter(worker, outlet.porter)
         self._live = outlet.live
         self.registers = RegisterFile()
         self._names: dict[int, tuple[object, str]] = {}
@@ -241,8 +243,20 @@ class Executor:
         if command.reg:
             self.registers.release((command.reg,))
 
-    def _sync(self, seq: int, _command: EncodedCommand) -> None:
-        self._send(EncodedReply(seq=seq, ack=seq), seq)
+    def _sync(self, seq: int, command: EncodedCommand) -> None:
+        try:
+            self._worker.settle()
+        except Exception as error:  # noqa: BLE001  (whatever the device says)
+            self._fail(seq, command, error)
+        else:
+            self._send(EncodedReply(seq=seq, ack=seq), seq)
+
+    def settle(self) -> None:
+        """Waits until the device has done all that was executed; reports what failed there."""
+        try:
+            self._worker.settle()
+        except Exception as error:  # noqa: BLE001  (whatever the device says)
+            self._report(self.seq, error, _ACTION_NAMES[Action.SYNC_WORKER])
 
     def _get(self, seq: int, command: EncodedCommand) -> None:
         try:
@@ -258,7 +272,9 @@ class Executor:
             value = self.registers.read(command.reg)
             self._check_fits(value, tuple(shape), dtype)
             if self._live is not None:
-                value = value.copy()  # what is in it now, whatever comes next
+                value = self._porter.host_form(
+                    value
+                ).copy()  # what is in it now, whatever comes next
         except Poisoned as read:
             self._answer_poison(seq, read.poison)
         except Exception as error:  # noqa: BLE001  (whatever came is answered)
@@ -286,7 +302,7 @@ class Executor:
                 held = self.registers.read(command.reg)
             except Poisoned:
                 held = None  # a good value heals the register
-            if is_array(held):
+            if _is_array(held):
                 self._copy_into(held, command.args[0])
             else:
                 self.registers.write(command.reg, self._args(command)[0])
@@ -302,6 +318,7 @@ class Executor:
             read,
             lambda name: resolve(name, worker.allow_modules),
             self._copy_into,
+            self._porter.arrived,
         )
         try:
             program = compile_program(command.program, seq, linker)
@@ -350,17 +367,21 @@ class Executor:
         """Copies a host array into the array of a register, with one copy where it can."""
         array = value.array
         dtype = dtype_from_name(array.dtype)
-        fits = is_array(held) and held.dtype == dtype and held.size == math.prod(array.shape)
+        fits = _is_array(held) and held.dtype == dtype
+        fits = fits and held.size == math.prod(array.shape)
         if fits and array.WhichOneof("data") == "ticket" and held.flags.c_contiguous:
             self._porter.collect_into(array.ticket, held.reshape(-1))
             return
-        came = decode_args((value,), self.registers.read, self._porter)[0]
+        came = decode_args((value,), self.registers.read, self._outlet.porter)[0]
         self._check_fits(held, came.shape, came.dtype)
-        held[...] = came.reshape(held.shape)
+        if is_array(held):
+            held[...] = came.reshape(held.shape)
+        else:
+            self._worker.arrays.fill(held, came)
 
     def _check_fits(self, held: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
         """Refuses a copy between arrays of other sizes or dtypes; shapes may differ."""
-        if not is_array(held):
+        if not _is_array(held):
             msg = f"expected an array in the register, got {type(held).__name__}"
             raise ArgumentRefused(msg)
         size = 1
@@ -383,7 +404,7 @@ class Executor:
     def _answer(self, seq: int, value: Any) -> None:
         if self._live is not None:
             self._acked, self._bytes = seq, 0
-            self._live(seq, value)
+            self._live(seq, value if self._worker.arrays.on_host else self._porter.host_form(value))
             return
         reply = EncodedReply(seq=seq, ack=seq)
         self._encode(reply.value, value)
@@ -442,6 +463,10 @@ class Executor:
         return name if register and self.registers.holds(register, func) else ""
 
 
+def _is_array(value: object) -> bool:
+    return is_array(value) or on_device(value)
+
+
 def _text_of(value: Any) -> str:
     """What an object that stays here says of itself; a repr is code that may raise."""
     try:
@@ -460,6 +485,7 @@ _WRITES = (
 """Actions whose result is the content of their register."""
 
 _ACTION_NAMES: dict[int, str] = {
+    Action.SYNC_WORKER: "sync_worker",
     Action.GET_GLOBAL_FUNC: "get_global_func",
     Action.COPY_FROM_WORKER0: "copy_from_worker_0",
     Action.COPY_TO_WORKER0: "copy_to_worker_0",

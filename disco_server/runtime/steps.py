@@ -43,12 +43,14 @@ class Linker:
         read: Reads a register of the session.
         resolve: Finds a function by name.
         copy_into: Copies an encoded array into one that a register holds.
+        place: Brings an array that came with the program to the rank's device.
     """
 
     worker_id: int
     read: Callable[[int], Any]
     resolve: Callable[[str], Any]
     copy_into: Callable[[Any, EncodedValue], None]
+    place: Callable[[Any], Any] = lambda array: array
 
 
 @dataclass
@@ -183,7 +185,7 @@ class Flattener:
         if kind == "int":
             return [str(value.int)]
         if kind == "array":
-            return [f"{self._constant(decode_value(value))}.copy()"]
+            return [f"{self._constant(self.linker.place(decode_value(value)))}.copy()"]
         if kind not in {"list", "map"}:
             return [self._constant(decode_value(value))]
         if depth >= MAX_DEPTH:

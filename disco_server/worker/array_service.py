@@ -1,19 +1,14 @@
-"""The daemon's own door for host arrays: clients that can reach it spare a hop.
+"""The daemon's door for clients on other machines: host arrays over gRPC.
 
-A client that cannot goes through the controller, which offers the same service.
-Whoever knocks must know the secret of a session that runs here.
+A client that cannot reach it goes through the controller, which offers the same
+service.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import shutil
-import socket
-import tempfile
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -21,43 +16,11 @@ from google.protobuf.message import DecodeError
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2
 from disco_client.transport.options import SERVER_OPTIONS
-from disco_server.channels.shared import SharedPool
 from disco_server.config import Address
+from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit
 from disco_server.worker.arrays import receive_array, send_array
 
-__all__ = ["ArrayDesk", "ArrayService", "choose_address"]
-
-
-class ArrayDesk(Protocol):
-    """Where arrays of the sessions on this node are handed in and out."""
-
-    def memory(self, transfer: controller_pb2.Transfer) -> SharedPool | None:
-        """Where memory for an array comes from."""
-        ...
-
-    def give_back(self, transfer: controller_pb2.Transfer, fd: int) -> None:
-        """Returns the memory of an array that was handed out; closes the descriptor."""
-        ...
-
-    def hand_in(self, transfer: controller_pb2.Transfer, fd: int) -> None:
-        """Gives an array to its rank; the descriptor is closed there."""
-        ...
-
-    def refuse(self, transfer: controller_pb2.Transfer, why: str) -> None:
-        """Tells a rank that an array will not come."""
-        ...
-
-    def hand_out(self, transfer: controller_pb2.Transfer) -> tuple[int, int]:
-        """Returns the descriptor and the size of an array that a rank offers.
-
-        Raises:
-            KeyError: There is none under this ticket.
-        """
-        ...
-
-    def knows(self, transfer: controller_pb2.Transfer) -> bool:
-        """Whether the transfer names a worker of a session here, and its secret."""
-        ...
+__all__ = ["ArrayService"]
 
 
 class ArrayService:
@@ -74,7 +37,6 @@ class ArrayService:
     def __init__(self, listen: Address, desk: Callable[[], ArrayDesk | None]) -> None:
         self._listen = listen
         self._desk = desk
-        self._folder: str | None = None
         self._server: grpc.aio.Server | None = None
         self.address = ""
 
@@ -85,9 +47,6 @@ class ArrayService:
             ConfigError: The address cannot be listened on.
         """
         listen = self._listen
-        if listen == _OWN_SOCKET:
-            self._folder = tempfile.mkdtemp(prefix="disco-arrays-")
-            listen = Address(path=str(Path(self._folder) / "socket"))
         untyped = cast("Any", grpc)
         handlers = {
             "Upload": untyped.stream_unary_rpc_method_handler(
@@ -112,17 +71,13 @@ class ArrayService:
         """Ends the server; transfers under way are cut."""
         if self._server is not None:
             await self._server.stop(None)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _admit(self, transfer: controller_pb2.Transfer, context: Any) -> ArrayDesk:
-        desk = self._desk()
-        if desk is None or not desk.knows(transfer):
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, "no such worker, session or key on this node"
-            )
-            raise AssertionError  # abort() raises; this tells the type checker
-        return desk
+        try:
+            return admit(self._desk(), transfer)
+        except NotAdmitted as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            raise AssertionError from None  # abort() raises; this tells the type checker
 
     async def _upload(
         self, stream: AsyncIterator[bytes], context: Any
@@ -158,33 +113,3 @@ class ArrayService:
                 await context.write(chunk)
         finally:
             desk.give_back(transfer, fd)
-
-
-_OWN_SOCKET = Address(path="/dev/null")
-"""Stands for a Unix socket in a folder of the daemon's own."""
-
-
-def choose_address(controller: Address) -> Address:
-    """Where to listen when nobody said: as far as the controller is away.
-
-    A controller on a Unix socket or on loopback has its clients on this machine,
-    where a Unix socket carries twice as much as TCP. Of another controller, this
-    machine's address on the way there is taken.
-    """
-    if controller.path or _is_loopback(controller.host):
-        return _OWN_SOCKET
-    try:
-        found = socket.getaddrinfo(controller.host, controller.port, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, where = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(where)  # sends nothing; the kernel only picks a route
-            return Address(probe.getsockname()[0], 0)
-    except OSError:
-        return _OWN_SOCKET
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

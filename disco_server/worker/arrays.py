@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc
+import numpy as np
 
 from disco_client.pb import controller_pb2
-from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_chunk
-from disco_server.channels.shared import SharedPool, allocate, map_shared, write_shared
+from disco_client.transport.shared import SharedPool, allocate, read_shared, write_shared
+from disco_client.wire.arrays import CHUNK_BYTES, byte_view, chunk_data, empty_array, encode_chunk
 
 __all__ = ["ArrayCarrier", "Offers", "receive_array", "send_array"]
 
@@ -47,15 +48,21 @@ async def receive_array(
 
 
 async def send_array(fd: int, nbytes: int) -> AsyncIterator[bytes]:
-    """Yields an array in encoded data chunks; closes the descriptor."""
+    """Yields an array in encoded data chunks; closes the descriptor.
+
+    Raises:
+        OSError: The memory is smaller.
+    """
+    # Read again and again into the same place: mapping the memory takes as long
+    # as reading it, and so does clearing fresh pages for each piece.
+    piece = byte_view(empty_array((min(nbytes, CHUNK_BYTES),), np.dtype(np.uint8)))
     try:
-        shared = map_shared(fd, nbytes)
+        for start in range(0, nbytes, CHUNK_BYTES):
+            part = piece[: nbytes - start]
+            read_shared(fd, part, start)
+            yield encode_chunk(part)
     finally:
         os.close(fd)
-    with shared, memoryview(shared) as view:
-        for start in range(0, nbytes, CHUNK_BYTES):
-            with view[start : start + CHUNK_BYTES] as piece:
-                yield encode_chunk(piece)
 
 
 def _check_size(expected: int, got: int, *, at_most: bool = False) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from disco_server.config import WorkerConfig
 from disco_server.worker.agent import Agent
-from disco_server.worker.array_service import ArrayService, choose_address
+from disco_server.worker.doors import make_door
 from disco_server.worker.spares import Spares
 
 __all__ = ["WorkerNode", "rank_environment", "run"]
@@ -68,14 +68,15 @@ class WorkerNode:
     def __init__(self, config: WorkerConfig, environ: Mapping[str, str]) -> None:
         self._spares = Spares(config.warm, environ)
         self.agent = Agent(config, self._spares)
-        listen = config.array_address or choose_address(config.controller_address)
-        self._arrays = ArrayService(listen, lambda: self.agent.supervisor)
+        self._door = make_door(
+            config.array_address, config.controller_address, lambda: self.agent.supervisor
+        )
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         try:
-            await self._arrays.start()
-            self.agent.array_address = self._arrays.address
+            await self._door.start()
+            self.agent.array_address = self._door.address
             await self._spares.fill()
         except BaseException:
             await self._close()
@@ -91,7 +92,7 @@ class WorkerNode:
             if self._running is not None:
                 await _cancel(self._running)
         finally:
-            await self._arrays.stop()
+            await self._door.stop()
             await self._spares.close()
 
 

@@ -6,14 +6,16 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from disco_client.pb import controller_pb2
+from disco_client.transport.shared import SharedPool, read_shared, write_shared
 from disco_client.wire.arrays import byte_view, empty_array
-from disco_client.wire.codec import ArrayPorter, EncodedEnvelope, Kind, envelope
+from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
+from disco_client.wire.porter import ArrayPorter
 from disco_server.channels.frames import (
     FrameReader,
     frame,
@@ -22,7 +24,6 @@ from disco_server.channels.frames import (
     send_with_fd,
 )
 from disco_server.channels.progress import ProgressPage
-from disco_server.channels.shared import SharedPool, map_shared, write_shared
 
 __all__ = ["DaemonGone", "RankPort"]
 
@@ -156,15 +157,22 @@ class RankPort(ArrayPorter):
 
     def offer(self, array: np.ndarray[Any, Any]) -> int:
         """Hands an array to the daemon, for the client to download."""
+        return self.offer_pieces(array.nbytes, (byte_view(array),))
+
+    def offer_pieces(self, nbytes: int, pieces: Iterable[memoryview]) -> int:
+        """Hands over an array whose bytes come piece by piece, and returns its ticket."""
         self._tickets += 1
-        fd = self._memory.take(array.nbytes)
+        fd = self._memory.take(nbytes)
         try:
-            write_shared(fd, byte_view(array))
+            at = 0
+            for piece in pieces:
+                write_shared(fd, piece, at)
+                at += len(piece)
             transfer = controller_pb2.Transfer(
                 session=self._session,
                 ticket=self._tickets,
                 worker=self._worker,
-                nbytes=array.nbytes,
+                nbytes=nbytes,
             )
             self._send_with(fd, Kind.ARRAY_OUT, transfer.SerializeToString())
         finally:
@@ -198,10 +206,16 @@ class RankPort(ArrayPorter):
             if out.nbytes != nbytes:
                 msg = f"expected {out.nbytes} bytes for {out.dtype}{list(out.shape)}, got {nbytes}"
                 raise ValueError(msg)
-            with map_shared(fd, nbytes) as shared:
-                source = np.frombuffer(shared, out.dtype).reshape(out.shape)
-                out[...] = source
-                del source  # the map cannot be closed while an array looks at it
+            _read_into(fd, out)
         finally:
             self._send_with(fd, Kind.ARRAY_BACK)
             os.close(fd)
+
+
+def _read_into(fd: int, out: np.ndarray[Any, Any]) -> None:
+    if out.flags.c_contiguous and out.flags.writeable:
+        read_shared(fd, byte_view(out))
+    else:
+        whole = empty_array(out.shape, out.dtype)
+        read_shared(fd, byte_view(whole))
+        out[...] = whole

@@ -23,16 +23,20 @@ from disco_client.wire.codec import Kind
 from disco_client.wire.values import Device
 from disco_server.channels.progress import ProgressPage
 from disco_server.collectives.base import Communicator
+from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import LoadRules
 from disco_server.observe.lifetime import die_with
 from disco_server.runtime.context import Worker, set_current_worker
 from disco_server.runtime.executor import Executor
+from disco_server.runtime.worker_device import WorkerDevice
 from disco_server.worker.mpich_memory import kvsname, nameless_memory
 from disco_server.worker.rank_port import DaemonGone, RankPort
 
 __all__ = ["main"]
 
 _POLL_S = 0.001
+_LOST = 74
+"""The exit status where a library for GPUs is lost: EX_IOERR of sysexits.h."""
 
 
 def _open_communicator(worker: Worker, ccl: str, local_workers: int) -> Communicator:
@@ -57,6 +61,13 @@ def _assigned(port: RankPort, session: int, assign: node_pb2.AssignRank) -> Work
         with nameless_memory(kvsname(session), first=worker.worker_id == 0):
             return _open_communicator(worker, ccl, assign.local_workers)
 
+    place = WorkerDevice(
+        Device.parse(assign.device),
+        local_rank=assign.local_rank,
+        host=assign.host_id or socket.gethostname(),
+        end_process=lambda: os._exit(_LOST),
+    )
+    place.arrays.attach()
     os.environ["PMI_RANK"] = str(assign.worker)
     os.environ["PMI_SIZE"] = str(assign.num_workers)
     os.environ["DISCO_WORKER_ID"] = str(assign.worker)
@@ -68,7 +79,8 @@ def _assigned(port: RankPort, session: int, assign: node_pb2.AssignRank) -> Work
         open_communicator=open_communicator,
         ccl=assign.ccl,
         node=assign.node,
-        device=Device.parse(assign.device),
+        place=place,
+        with_gpus=assign.with_gpus,
         session_name=assign.session_name,
         allow_modules=tuple(assign.allow_modules),
         allow_read=tuple(assign.allow_read),
@@ -95,10 +107,12 @@ def _serve(port: RankPort) -> None:
             pass
         received = port.next()
         if received is None:
+            executor.settle()
             port.say_progress(executor.seq)
         elif received.kind == Kind.BATCH:
             executor.run_batch(received.first_seq, received.payload)
-            port.show_progress(executor.seq)
+            if worker.arrays.on_host:  # otherwise it is only known to be on its way
+                port.show_progress(executor.seq)
         elif received.kind == Kind.OPEN_CCL:
             with contextlib.suppress(Exception):  # whoever needs it reports the error
                 _ = worker.comm
@@ -129,6 +143,9 @@ def main() -> None:
         _serve(RankPort(sock, _map_page(memory[0]) if memory else None))
     except DaemonGone:
         pass
+    except DeviceUnavailable as error:
+        sys.stderr.write(f"disco: {error}\n")
+        code = 1
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     sys.stdout.flush()

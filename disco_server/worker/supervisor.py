@@ -8,13 +8,14 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
 from disco_client.pb import controller_pb2, node_pb2
+from disco_client.transport.shared import SharedPool
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame
-from disco_server.channels.shared import SharedPool
 from disco_server.modules.base import LoadRules
 from disco_server.observe.logs import BoundLogger, bind
 from disco_server.worker.arrays import ArrayCarrier, Offers
@@ -51,7 +52,7 @@ class _NodeSession:
     )
     pmi: PmiNode | None = None
     ending: bool = False
-    tasks: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])
 
     @property
     def share(self) -> node_pb2.NodeRanks:
@@ -187,6 +188,7 @@ class Supervisor:
         )
         handle.on_output = lambda is_error, lines: self._output(session, worker, is_error, lines)
         start = session.start
+        here = next(sorted(ranks) for ranks in _by_host(start) if worker in ranks)
         assign = node_pb2.AssignRank(
             worker=worker,
             num_workers=start.num_workers,
@@ -200,7 +202,10 @@ class Supervisor:
             allow_load=self._loading.allow,
             module_cache=str(self._loading.cache or ""),
             module_cache_bytes=self._loading.cache_bytes,
-            local_workers=next(len(h) for h in _by_host(start) if worker in h),
+            local_workers=len(here),
+            local_rank=here.index(worker),
+            host_id=start.nodes[start.node_index].host_id,
+            with_gpus=any(name != "cpu" for node in start.nodes for name in node.devices),
         )
         handle.send(
             frame(envelope(Kind.ASSIGN, assign.SerializeToString(), session=session.session))
@@ -264,14 +269,28 @@ class Supervisor:
         session = self._sessions.get(transfer.session)
         return (
             session is not None
+            and not session.ending
             and transfer.worker in session.ranks
             and hmac.compare_digest(session.start.transfer_key, transfer.transfer_key)
         )
 
-    def memory(self, transfer: controller_pb2.Transfer) -> SharedPool | None:
-        """Where memory for an array comes from: what a session used before, it uses again."""
-        session = self._sessions.get(transfer.session)
-        return None if session is None else session.memory
+    def attend(self, transfer: controller_pb2.Transfer, task: asyncio.Task[Any]) -> None:
+        """Cancels a task when the transfer's session ends, and waits for it.
+
+        Raises:
+            KeyError: There is no such session.
+        """
+        tasks = self._sessions[transfer.session].tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def memory(self, transfer: controller_pb2.Transfer) -> SharedPool:
+        """Where memory for an array comes from: what a session used before, it uses again.
+
+        Raises:
+            KeyError: There is no such session.
+        """
+        return self._sessions[transfer.session].memory
 
     def give_back(self, transfer: controller_pb2.Transfer, fd: int) -> None:
         """Returns the memory of an array that was handed out; closes the descriptor."""

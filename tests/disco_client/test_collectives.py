@@ -8,6 +8,7 @@ import pytest
 
 from disco_client import (
     REDUCE_OPS,
+    BadArgument,
     CclError,
     CollectiveMismatch,
     ConfigError,
@@ -353,8 +354,12 @@ def test_a_library_is_started_once_by_its_name(session):
     session.init_ccl("mpi", 0, 1, 2, 3)
     with pytest.raises(ConfigError, match="'gloo'"):
         session.init_ccl("gloo")
-    with pytest.raises(CclError, match="mpi"):
+    with pytest.raises(BadArgument, match=r"the GPU of each worker.*init_ccl\('nccl', 0, 1\)"):
         session.init_ccl("nccl")
+    with pytest.raises(CclError, match="'nccl' cannot start"):
+        session.init_ccl("nccl", 0, 1, 2, 3)
+    with pytest.raises(CclError, match="mpi"):
+        session.init_ccl("local")
     ones = session.get_global_func("tests.rank_array")([1], "int32")
     session.allreduce(ones, ones, in_group=False)
     assert ones.numpy().tolist() == [10]

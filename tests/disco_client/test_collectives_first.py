@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disco_client import CclError, RemoteException
+from disco_client import CclError, NoSlots, RemoteException
 
 
 @pytest.mark.parametrize("options", [{}, {"num_groups": 2}, {"ccl": "mpi"}], ids=str)
@@ -20,15 +20,21 @@ def test_a_rank_that_fails_before_the_first_collective_releases_the_others(open_
     assert ones.numpy(1).tolist() == [10, 10]
 
 
-def test_a_library_that_is_not_there_is_an_error_of_the_first_use(open_session):
+def test_a_library_that_does_not_fit_is_an_error_of_the_first_use(open_session):
     """On every rank, with what there is; what needs no collectives works on."""
-    session = open_session(2, ccl="nccl")
+    session = open_session(2, ccl="local")
     ones = session.get_global_func("tests.rank_array")([2], "float32")
     session.allreduce(ones, ones)
-    with pytest.raises(CclError, match="nccl") as raised:
+    with pytest.raises(CclError, match="'local' works between threads") as raised:
         session.sync_all()
     assert [failure.worker for failure in raised.value.failures] == [0, 1]
     assert ones.numpy(1).tolist() == [2, 2]
+
+
+def test_a_library_of_gpus_needs_slots_that_are_gpus(open_session):
+    """Nothing is placed on a CPU in their stead; the error says what there is."""
+    with pytest.raises(NoSlots, match=r"2 cuda workers.* cpu\).*--devices cuda"):
+        open_session(2, ccl="nccl", timeout=0.3)
 
 
 def test_a_single_worker_needs_no_peers(open_session):

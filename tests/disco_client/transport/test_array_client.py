@@ -9,11 +9,22 @@ import grpc
 import numpy as np
 import pytest
 
-from disco_client import connect
-from disco_client.transport.array_client import ArrayClient
+from disco_client import connect, errors
+from disco_client.transport.array_client import ArrayClient, GrpcDoor
+from disco_client.transport.doors import TransferFailed
+from disco_client.transport.memory_client import MemoryDoor
 from disco_client.transport.options import CHANNEL_OPTIONS, target
 
 ARRAY = np.arange(300_000, dtype="float64")
+
+
+@pytest.fixture(scope="module", params=["memory", "grpc"])
+def cluster(request, shared_daemons):
+    """A controller, and a daemon with one of the two kinds of door."""
+    controller = shared_daemons.controller()
+    listen = () if request.param == "memory" else ("--array-listen", "127.0.0.1:0")
+    shared_daemons.worker(controller.address, "--slots", "2", *listen)
+    return controller
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +81,15 @@ def test_a_session_uses_its_daemons_own_door(session):
     """Both ways, once the first array has shown that it can be reached."""
     assert session.copy_to_worker_0(ARRAY).numpy()[-1] == ARRAY[-1]
     inner = session._transport._arrays
-    door = inner._doors[0]
-    assert inner._direct[door] is not None
+    address = inner._doors[0]
+    kind = MemoryDoor if address.startswith("memory:") else GrpcDoor
+    assert isinstance(inner._direct[address], kind)
 
 
-@pytest.mark.parametrize("door", ["", "nobody"], ids=["no-door", "shut"])
+@pytest.mark.parametrize("door", ["", "nobody", "memory:/nowhere/socket", "pigeon:/roof"])
 def test_without_a_door_arrays_go_through_the_controller(session, arrays, door):
-    """Found out once; the arrays are the same."""
-    where = closed_port() if door else ""
+    """Found out once; the arrays are the same. A kind of door not known here is none."""
+    where = closed_port() if door == "nobody" else door
     client = arrays({0: where, 1: where})
     before = swap(session, client)
     try:
@@ -95,7 +107,7 @@ def test_a_door_that_breaks_later_is_given_up(session, arrays):
     """The array that was on its way takes the other one."""
     gone = closed_port()
     client = arrays({0: gone, 1: gone})
-    client._direct[gone] = grpc.insecure_channel(target(gone), options=CHANNEL_OPTIONS)
+    client._direct[gone] = GrpcDoor(grpc.insecure_channel(target(gone), options=CHANNEL_OPTIONS))
     before = swap(session, client)
     try:
         np.testing.assert_array_equal(session.copy_to_worker_0(ARRAY).numpy(), ARRAY)
@@ -108,9 +120,8 @@ def test_an_array_that_nobody_offers_is_an_error(session, arrays):
     """By the door and by the controller: what is not there is not waited for."""
     inner = session._transport._arrays
     client = arrays(dict(inner._doors))
-    with pytest.raises(grpc.RpcError) as refused:
+    with pytest.raises(TransferFailed, match="the worker offers no such array"):
         client.download(987_654, 0, memoryview(bytearray(8)))
-    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_a_wrong_key_opens_no_door(session, cluster):
@@ -123,7 +134,38 @@ def test_a_wrong_key_opens_no_door(session, cluster):
                 lambda thief=thief: thief.upload(1, 0, memoryview(b"12345678")),
                 lambda thief=thief: thief.download(1, 0, memoryview(bytearray(8))),
             ):
-                with pytest.raises(grpc.RpcError) as refused:
+                with pytest.raises(TransferFailed, match=r"session.* key"):
                     attempt()
-                assert refused.value.code() is grpc.StatusCode.NOT_FOUND
             thief.close()
+
+
+@pytest.mark.parametrize("size", [ARRAY.nbytes - 8, ARRAY.nbytes + 8])
+def test_an_array_of_another_size_than_the_buffer_is_an_error(session, arrays, monkeypatch, size):
+    """By the door and by the controller; the session goes on."""
+    transport = session._transport
+    ref = session.copy_to_worker_0(ARRAY)
+    for doors in (transport._arrays._doors, {}):
+        before = swap(session, arrays(dict(doors)))
+        with monkeypatch.context() as patched:
+            fetch = transport.download
+            patched.setattr(
+                transport,
+                "download",
+                lambda ticket, worker, _, fetch=fetch: fetch(
+                    ticket, worker, memoryview(bytearray(size))
+                ),
+            )
+            with pytest.raises(errors.SessionError, match=f"of {size} bytes.*got {ARRAY.nbytes}"):
+                ref.numpy()
+        np.testing.assert_array_equal(ref.numpy(), ARRAY)
+        swap(session, before)
+
+
+def test_a_closed_client_carries_nothing(arrays, session):
+    """Nor does it open a door again."""
+    inner = session._transport._arrays
+    client = arrays(dict(inner._doors))
+    client.close()
+    with pytest.raises(TransferFailed):
+        client.download(1, 0, memoryview(bytearray(8)))
+    assert client._direct == {}

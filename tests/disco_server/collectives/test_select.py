@@ -10,15 +10,6 @@ from disco_server.collectives.local import LocalCommunicator, LocalWorld
 from disco_server.collectives.select import open_communicator
 
 
-@pytest.mark.parametrize("name", ["nccl", "rccl"])
-@pytest.mark.parametrize("world", [None, LocalWorld(1)])
-def test_libraries_to_come_are_refused_with_a_way_on(name, world):
-    """A library of another version says what there is instead."""
-    works = "mpi" if world is None else "local"
-    with pytest.raises(UnavailableError, match=f"'{name}'.*use '{works}'"):
-        open_communicator(name, worker_id=0, num_workers=1, world=world)
-
-
 def test_unknown_libraries_are_refused():
     """A misspelt name is answered with the right one."""
     with pytest.raises(UnavailableError, match=r"'mip'; here there is 'mpi'"):

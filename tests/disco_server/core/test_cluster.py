@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -167,6 +169,33 @@ def test_a_wait_for_slots_ends_at_its_time_with_the_reason(cluster):
     assert "'s1' holds 3 (me@here:1)" in told.end.message
     assert "wait longer" in told.end.message
     assert [e.session for e in of(effects, StartOnNode)] == [small]
+
+
+def mixed():
+    """A node of two CPU slots and one of two GPUs."""
+    made = Cluster(LEASE, NODE_LEASE)
+    made.node_joined(node("a"))
+    made.node_joined(Node("g", ("cuda:0", "cuda:1"), 1, "0.1", "host", 0.0))
+    return made
+
+
+@pytest.mark.parametrize(("ccl", "where"), [("", "a"), ("mpi", "a"), ("nccl", "g")])
+def test_a_session_gets_slots_of_the_kind_that_its_library_needs(ccl, where):
+    """GPUs for a library of GPUs; where any kind serves, the one that came first."""
+    asked = replace(session(1, 2), ccl=ccl)
+    mixed().requested(asked)
+    assert [share.node for share in asked.shares] == [where]
+
+
+def test_slots_of_different_kinds_make_no_session_together():
+    """It waits, and is told that there are enough slots but not of one kind."""
+    cluster = mixed()
+    asked = session(1, 3, deadline=5.0)
+    cluster.requested(asked)
+    assert asked.state is SessionState.QUEUED
+    (told,) = of(cluster.tick(5.0), TellEnded)
+    assert "4 slots (2 cpu, 2 cuda) on 2 node(s)" in told.end.message
+    assert "devices of one kind" in told.end.message
 
 
 @pytest.mark.parametrize(

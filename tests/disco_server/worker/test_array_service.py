@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import queue
+import tempfile
 import time
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
-from disco_client import DRef, connect, errors
-from disco_client.arrays import Uploads
+from disco_client import connect, errors
 from disco_client.pb import controller_pb2
+from disco_client.transport.array_client import GrpcDoor
 from disco_client.transport.options import target
 from disco_client.wire.arrays import CHUNK_BYTES, encode_head, encode_stream
-from disco_client.wire.codec import Action, encode_value
 from disco_client.wire.values import INLINE_ARRAY_BYTES
-from disco_server.settings import Address
-from disco_server.worker.array_service import choose_address
 
 SERVICE = "/disco.v1.ArrayService/"
 
@@ -68,6 +65,17 @@ class Knock:
 
 
 @pytest.fixture(scope="module")
+def cluster(shared_daemons):
+    """Two nodes that serve arrays over gRPC, as for clients elsewhere: one by either address."""
+    controller = shared_daemons.controller()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, listen in (("one", "127.0.0.1:0"), ("two", f"unix:{folder}/arrays")):
+            options = ("--slots", "2", "--name", name, "--array-listen", listen)
+            shared_daemons.worker(controller.address, *options)
+        yield controller
+
+
+@pytest.fixture(scope="module")
 def session(cluster):
     """One session for the file; what a test does to it leaves it whole."""
     with connect(cluster.address, num_workers=4) as opened:
@@ -90,21 +98,6 @@ def relay(cluster, session):
     knock = Knock(cluster.address, session)
     yield knock
     knock.close()
-
-
-def announce(session, array):
-    """Issues a copy to worker 0 without its upload; returns the reference and the ticket."""
-    uploads = Uploads(session._take_ticket)
-
-    def fill(command):
-        value = command.args.add()
-        encode_value(value, array, uploads)
-        command.args.add().bool = True
-        return value.ByteSize()
-
-    _, reg = session._log.issue(Action.COPY_TO_WORKER0, fill, worker=0)
-    ((ticket, _),) = uploads.offered
-    return DRef(reg, session), ticket
 
 
 def code_of(call, *arguments, **options):
@@ -139,10 +132,14 @@ def test_arrays_of_every_size_go_there_and_back(session, shape):
 
 
 def test_large_arrays_take_the_door(session):
-    """A client on the daemon's machine goes straight to it."""
-    session.copy_to_worker_0(np.zeros(1 << 20)).numpy()
+    """Of either kind of address: a client that can reach the daemon goes straight to it."""
+    array = np.random.default_rng(4).random(1 << 17)
+    ref = session.broadcast(array)
+    for worker in range(4):
+        np.testing.assert_array_equal(ref.numpy(worker), array)
     arrays = session._transport._arrays
-    assert arrays._direct[arrays._doors[0]] is not None
+    assert sorted(door.partition(":")[0] for door in arrays._direct) == ["127.0.0.1", "unix"]
+    assert all(isinstance(door, GrpcDoor) for door in arrays._direct.values())
 
 
 def test_where_the_door_cannot_be_reached_the_controller_relays(session, tmp_path, monkeypatch):
@@ -186,7 +183,7 @@ def test_a_stream_that_does_not_name_its_transfer_is_refused(door, first):
 
 @pytest.mark.parametrize("way", ["door", "relay"])
 @pytest.mark.parametrize("given", [99_999, 100_001])
-def test_another_size_than_announced_fails_the_command(request, session, way, given):
+def test_another_size_than_announced_fails_the_command(request, session, announce, way, given):
     """The command that waits for the array gets the reason, and the session goes on."""
     knock = request.getfixturevalue(way)
     ref, ticket = announce(session, np.zeros(100_000, "uint8"))
@@ -204,7 +201,7 @@ def test_another_size_than_announced_fails_the_command(request, session, way, gi
 
 
 @pytest.mark.parametrize("way", ["door", "relay"])
-def test_an_upload_that_is_broken_off_fails_the_command(request, session, way):
+def test_an_upload_that_is_broken_off_fails_the_command(request, session, announce, way):
     """A worker does not wait for ever for the rest of an array."""
     knock = request.getfixturevalue(way)
     _, ticket = announce(session, np.zeros(8 << 20, "uint8"))
@@ -222,17 +219,3 @@ def test_an_offer_is_taken_once(session, door):
     for ticket in range(1, 10):
         assert code_of(door.download, ticket) is grpc.StatusCode.NOT_FOUND
     np.testing.assert_array_equal(ref.numpy(), array)
-
-
-def test_the_door_is_a_private_socket_where_the_controller_is_near():
-    """Near is a Unix socket or loopback; a host that nobody can find counts as near too."""
-    for near in ("unix:/run/controller", "127.0.0.1:7600", "localhost:7600", "[::1]:7600"):
-        assert choose_address(Address.parse(near)) == Address(path="/dev/null")
-    assert choose_address(Address("no-such-host.invalid", 7600)).path
-
-
-def test_a_private_socket_is_its_user_s_alone(session):
-    """The folder of the door's socket lets nobody else in."""
-    address = session._transport._arrays._doors[0]
-    assert address.startswith("unix:")
-    assert Path(address.removeprefix("unix:")).parent.stat().st_mode & 0o077 == 0

@@ -8,8 +8,8 @@ import os
 import psutil
 import pytest
 
+from disco_client.transport.shared import allocate, map_shared, write_shared
 from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_chunk
-from disco_server.channels.shared import allocate, map_shared, write_shared
 from disco_server.worker.arrays import Offers, receive_array, send_array
 
 
@@ -78,6 +78,14 @@ def test_an_array_leaves_in_chunks_of_one_size(nbytes):
     chunks = asyncio.run(collect(fd, nbytes))
     assert b"".join(chunks) == data
     assert all(len(chunk) == CHUNK_BYTES for chunk in chunks[:-1])
+    assert not is_open(fd)
+
+
+def test_an_array_that_is_not_there_whole_is_an_error():
+    """A worker that offers more than its memory holds does not keep the sender waiting."""
+    fd = shared(bytes(CHUNK_BYTES))
+    with pytest.raises(OSError, match=f"expected 5 bytes of shared memory at {CHUNK_BYTES}"):
+        asyncio.run(collect(fd, CHUNK_BYTES + 5))
     assert not is_open(fd)
 
 

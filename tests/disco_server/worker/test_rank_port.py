@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from disco_client.pb import controller_pb2
+from disco_client.transport.shared import allocate, map_shared, write_shared
 from disco_client.wire.codec import EncodedEnvelope, EncodedReply, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame, receive, send_with_fd
-from disco_server.channels.shared import allocate, map_shared, write_shared
 from disco_server.worker.rank_port import DaemonGone, RankPort
 
 
@@ -93,6 +93,24 @@ def test_an_array_waits_for_the_command_that_names_it(pair):
     np.testing.assert_array_equal(got, first.reshape(2, 3))
     got[0, 0] = 42  # it is the rank's own from now on
     np.testing.assert_array_equal(port.collect(2, second.dtype, (4,)), second)
+
+
+def test_an_array_goes_to_where_the_rank_wants_it(pair):
+    """Also into a part of another array; one that cannot be written stays as it is."""
+    port, daemon = pair
+    data = np.arange(12, dtype="int32").reshape(3, 4)
+    for ticket in (1, 2):
+        daemon.send_array(ticket, data.tobytes())
+    table = np.zeros((4, 8), "int32")
+    port.collect_into(1, table[1:, ::2])
+    np.testing.assert_array_equal(table[1:, ::2], data)
+    assert not table[0].any()
+    assert not table[:, 1::2].any()
+    fixed = np.zeros((3, 4), "int32")
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        port.collect_into(2, fixed)
+    assert not fixed.any()
 
 
 def test_commands_that_come_while_it_waits_are_kept(pair):

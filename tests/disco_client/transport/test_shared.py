@@ -10,17 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from disco_server.channels.shared import (
+from disco_client.transport.shared import (
     SharedPool,
     allocate,
     map_shared,
     read_shared,
     write_shared,
 )
+from disco_client.wire.arrays import empty_array
 
 CHILD = """
 import sys
-from disco_server.channels.shared import map_shared
+from disco_client.transport.shared import map_shared
 shared = map_shared(int(sys.argv[1]), int(sys.argv[2]))
 assert shared[:5] == b"hello"
 shared[5:10] = b"there"
@@ -76,9 +77,34 @@ def test_it_has_no_name_and_leaks_nothing_where_there_is_no_room(memory):
     target = Path(f"/proc/self/fd/{memory(8)}").readlink()
     assert not target.exists()
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(OSError, match=r".+"):
-        allocate(-1)
+    for size in (-1, 1 << 64):
+        with pytest.raises(OSError, match=r".+"):
+            allocate(size)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system cannot seal memory")
+@pytest.mark.parametrize("size", [0, 8191, 8193])
+def test_nobody_can_change_its_size(memory, size):
+    """Neither end can take memory away that the other one maps, nor add to it."""
+    fd = memory(8192)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, size)
+    write_shared(fd, memoryview(bytes(8192)))
+    with pytest.raises(PermissionError):
+        write_shared(fd, memoryview(b"more"), 8192)
+    assert os.fstat(fd).st_size == 8192
+
+
+def test_without_sealed_memory_a_file_serves(memory, monkeypatch):
+    """On a system that has no anonymous memory: one that has no name any more."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    fd = memory(10)
+    write_shared(fd, memoryview(b"0123456789"))
+    into = bytearray(10)
+    read_shared(fd, memoryview(into))
+    assert into == b"0123456789"
+    assert os.fstat(fd).st_nlink == 0
 
 
 def test_shared_memory_is_not_for_children(memory):
@@ -137,5 +163,22 @@ def test_it_can_be_read_without_a_mapping(memory):
     into = bytearray(10)
     read_shared(fd, memoryview(into))
     assert into == b"0123456789"
-    with pytest.raises(OSError, match="expected 11 bytes of shared memory, got 10"):
+    read_shared(fd, memoryview(into)[:3], 7)
+    assert into == b"7893456789"
+    with pytest.raises(OSError, match="expected 11 bytes of shared memory at 0, got 10"):
         read_shared(fd, memoryview(bytearray(11)))
+
+
+@pytest.mark.parametrize("shift", [0, 1, 16, 64])
+def test_it_is_read_to_where_it_belongs(memory, shift):
+    """Wherever a buffer begins, each byte comes to its place, and none beside the buffer."""
+    data = np.random.default_rng(shift).integers(0, 256, 1_000_003, "u1")
+    fd = memory(data.size)
+    write_shared(fd, memoryview(data))
+    room = empty_array((data.size + 128,), np.dtype("u1"))
+    room[...] = 7
+    read_shared(fd, memoryview(room)[shift : shift + data.size])
+    np.testing.assert_array_equal(room[shift : shift + data.size], data)
+    assert set(room[:shift]) | set(room[shift + data.size :]) == {7}
+    with pytest.raises(OSError, match="expected"):
+        read_shared(fd, memoryview(room)[shift : shift + data.size + 1])

@@ -1,0 +1,235 @@
+"""Watches over what one rank has asked of NCCL.
+
+NCCL tells nobody that a peer or the network failed: the operation just never
+completes, and whoever waits for the device waits for ever. Only asking for the
+communicator's asynchronous error shows it. So a thread asks while something is
+under way, and says what failed; it also says what takes long. No call is made on
+a communicator while another thread is in one, because cupy's binding does not
+guard its handle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from disco_server.collectives.base import CollectiveError
+from disco_server.collectives.meeting_watch import slow_seconds
+from disco_server.collectives.nccl_library import NcclLibrary
+from disco_server.devices.gpu import GpuArrays
+from disco_server.settings import seconds_in
+
+__all__ = ["CommunicatorLost", "Limits", "NcclWatch"]
+
+_LOOK_S = 0.25
+_ABORT_S = 2.0
+"""How long aborting waits for a call that another thread is in."""
+
+
+class CommunicatorLost(CollectiveError):
+    """A communicator failed or was aborted; its session cannot go on.
+
+    Args:
+        message: Which collective failed, and why.
+    """
+
+
+class Limits(NamedTuple):
+    """How long operations may take, in seconds.
+
+    Attributes:
+        slow: After this it is said that one takes long.
+        stuck: After this one counts as failed; 0 for never.
+    """
+
+    slow: float = 30.0
+    stuck: float = 0.0
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Limits:
+        """Reads DISCO_SLOW_S and DISCO_NCCL_TIMEOUT_S.
+
+        Raises:
+            ConfigError: One of them is no number of seconds.
+        """
+        return cls(slow_seconds(), seconds_in(environ, "DISCO_NCCL_TIMEOUT_S", cls().stuck))
+
+
+@dataclass
+class _Flight:
+    """An operation under way.
+
+    Attributes:
+        name: Which.
+        seq: The command.
+        event: Recorded behind it.
+        since: When it was enqueued, on the monotonic clock.
+        told: Whether it was said to take long.
+    """
+
+    name: str
+    seq: int
+    event: Any
+    since: float
+    told: bool = False
+
+
+class NcclWatch:
+    """One rank's watch.
+
+    Args:
+        library: The library.
+        arrays: The rank's device.
+        worker_id: The rank.
+        position: Returns the command that runs.
+        on_failure: Called once, on the watch's thread, with what failed.
+        on_slow: Called once for each operation that takes long.
+        limits: How long that is.
+    """
+
+    def __init__(
+        self,
+        library: NcclLibrary,
+        arrays: GpuArrays,
+        worker_id: int,
+        *,
+        position: Callable[[], int],
+        on_failure: Callable[[str], None],
+        on_slow: Callable[[str], None],
+        limits: Limits,
+    ) -> None:
+        self._library, self._arrays, self._worker_id = library, arrays, worker_id
+        self._position, self._on_failure, self._on_slow = position, on_failure, on_slow
+        self._limits = limits
+        self._comms: list[Any] = []
+        self._flights: deque[_Flight] = deque()
+        self._spare: list[Any] = []
+        self._calls = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._lost = ""
+        self._thread = threading.Thread(
+            target=self._run, name=f"nccl-watch-{worker_id}", daemon=True
+        )
+
+    def add(self, comm: Any) -> None:
+        """Watches over a communicator from now on."""
+        self._comms.append(comm)
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    @contextlib.contextmanager
+    def launching(self, name: str) -> Generator[None]:
+        """Around the calls of one operation, on the rank's thread.
+
+        Raises:
+            CommunicatorLost: The library refused it, or the communicator is lost.
+        """
+        with self._calls:
+            if self._lost:
+                raise CommunicatorLost(self._lost)
+            try:
+                yield
+            except self._library.error as error:
+                self._lost = self._say(name, self._position(), self._library.explain(error))
+                raise CommunicatorLost(self._lost) from error
+            event = self._spare.pop() if self._spare else self._new_event()
+            event.record(self._arrays.comm)
+            self._flights.append(_Flight(name, self._position(), event, time.monotonic()))
+        self._wake.set()
+
+    def check(self) -> None:
+        """To be called when a wait for the device is over.
+
+        Raises:
+            CommunicatorLost: A communicator is lost, so what came is worth nothing.
+        """
+        if self._lost:
+            raise CommunicatorLost(self._lost)
+
+    def close(self) -> None:
+        """Ends the watch; the communicators are left to the end of the process."""
+        self._closed = True
+        self._wake.set()
+
+    def abort(self) -> None:
+        """Ends what is under way, so that waits for the device return.
+
+        Nothing happens if another thread stays in a call; then only the end of the
+        process helps.
+        """
+        if not self._calls.acquire(timeout=_ABORT_S):
+            return
+        try:
+            for comm in self._comms:
+                with contextlib.suppress(Exception):
+                    comm.abort()
+        finally:
+            self._calls.release()
+
+    def _new_event(self) -> Any:
+        return self._arrays.xp.cuda.Event(disable_timing=True)
+
+    def _say(self, name: str, seq: int, why: str) -> str:
+        library = f"{self._library.name.upper()} {self._library.version_text()}"
+        return f"worker {self._worker_id}: {name} of command #{seq} failed in {library}: {why}"
+
+    # The watch's own thread ---------------------------------------------------------
+
+    def _run(self) -> None:
+        self._arrays.bind()
+        while not self._closed:
+            self._wake.wait()
+            self._wake.clear()
+            while self._flights and not self._closed:
+                if not self._look():
+                    return
+                time.sleep(_LOOK_S)
+
+    def _look(self) -> bool:
+        """Looks once; whether to go on."""
+        try:
+            while self._flights and self._flights[0].event.done:
+                self._spare.append(self._flights.popleft().event)
+        except Exception as error:  # noqa: BLE001  (the device itself has failed)
+            return self._fail(self._flights[0], str(error))
+        if not self._flights:
+            return True
+        oldest = self._flights[0]
+        waited = time.monotonic() - oldest.since
+        why = self._ask()
+        if not why and 0 < self._limits.stuck <= waited:
+            why = f"it was not done after {waited:.0f} s (DISCO_NCCL_TIMEOUT_S)"
+        if why:
+            return self._fail(oldest, why)
+        if not oldest.told and waited >= self._limits.slow:
+            oldest.told = True
+            self._on_slow(
+                f"worker {self._worker_id}: {oldest.name} of command #{oldest.seq} has been under"
+                f" way on the GPU for {waited:.0f} s; all ranks have entered it"
+            )
+        return True
+
+    def _fail(self, flight: _Flight, why: str) -> bool:
+        self._lost = self._say(flight.name, flight.seq, why)
+        self._on_failure(self._lost)
+        return False
+
+    def _ask(self) -> str:
+        """Asks every communicator for its asynchronous error; says what it is."""
+        # A rank in a call is not waited for: the next look asks again.
+        if not self._calls.acquire(blocking=False):
+            return ""
+        try:
+            for comm in self._comms:
+                comm.check_async_error()
+        except self._library.error as error:
+            return self._library.explain(error)
+        finally:
+            self._calls.release()
+        return ""

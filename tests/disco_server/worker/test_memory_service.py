@@ -1,0 +1,428 @@
+"""The daemon's door to shared memory: who gets what, and what is left of those who go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from disco_client.errors import ConfigError
+from disco_client.pb import memory_pb2
+from disco_client.transport.doors import DoorShut, TransferFailed
+from disco_client.transport.memory_client import MemoryDoor
+from disco_client.transport.memory_frames import MAX_MESSAGE_BYTES, READ_BYTES, pack, unpack
+from disco_client.transport.shared import SharedPool, read_shared, write_shared
+from disco_client.wire.arrays import encode_head
+from disco_server.worker import memory_service
+from disco_server.worker.memory_service import MemoryService
+
+pytestmark = pytest.mark.usefixtures("no_memory_left")
+
+KEY = b"secret"
+SIZES = (0, 1, (3 << 20) + 7)
+
+CLIENT = """
+import sys, time
+from disco_client.transport import memory_client
+from disco_client.wire.arrays import encode_head
+
+def write(fd, data):
+    print("granted", flush=True)
+    time.sleep(600)
+
+memory_client.write_shared = write
+door = memory_client.MemoryDoor(sys.argv[1])
+door.upload(encode_head(5, b"secret", 7, 1 << 20), memoryview(bytes(1 << 20)))
+"""
+
+
+class Desk:
+    """One session's arrays, without ranks: what is handed in can be looked at."""
+
+    def __init__(self):
+        self.pool = SharedPool()
+        self.offers = {}
+        self.handed_in = {}
+        self.refused = []
+        self.given_back = []
+        self.tasks = []
+
+    def knows(self, transfer):
+        return transfer.session == 5 and transfer.transfer_key == KEY
+
+    def attend(self, transfer, task):
+        self.tasks.append(task)
+
+    def memory(self, transfer):
+        return self.pool
+
+    def give_back(self, transfer, fd):
+        self.given_back.append(transfer.ticket)
+        os.close(fd)
+
+    def hand_in(self, transfer, fd):
+        into = bytearray(transfer.nbytes)
+        read_shared(fd, memoryview(into))
+        self.handed_in[transfer.ticket] = bytes(into)
+        os.close(fd)
+
+    def refuse(self, transfer, why):
+        self.refused.append((transfer.ticket, why))
+
+    def hand_out(self, transfer):
+        return self.offers.pop(transfer.ticket)
+
+    def close(self):
+        self.pool.close()
+        for fd, _ in self.offers.values():
+            os.close(fd)
+
+    def offer(self, ticket, data):
+        fd = self.pool.take(len(data))
+        write_shared(fd, memoryview(data))
+        self.offers[ticket] = (fd, len(data))
+
+
+def head(ticket, nbytes, *, key=KEY):
+    return encode_head(5, key, ticket, nbytes)
+
+
+def visit(act, *, present=True):
+    """Runs a test's coroutine beside an open door; returns the desk."""
+    desk = Desk()
+
+    async def run():
+        service = MemoryService(lambda: desk if present else None)
+        await service.start()
+        try:
+            async with asyncio.timeout(20):
+                await act(service, desk)
+        finally:
+            await service.stop()
+            await service.stop()
+
+    asyncio.run(run())
+    desk.close()
+    return desk
+
+
+def path_of(service):
+    kind, _, path = service.address.partition(":")
+    assert kind == "memory"
+    return path
+
+
+@contextlib.asynccontextmanager
+async def line(service):
+    """A connection by hand."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, path_of(service))
+        yield sock
+
+
+async def answer(sock):
+    """What the door says next; None once it has closed the connection."""
+    data = b""
+    while (raw := unpack(data)) is None:
+        more = await asyncio.get_running_loop().sock_recv(sock, READ_BYTES)
+        if not more:
+            return None
+        data += more
+    return memory_pb2.MemoryReply.FromString(raw)
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110  (the desk knows of no event)
+        await asyncio.sleep(0.005)
+
+
+def test_arrays_of_odd_sizes_go_there_and_back():
+    """Nothing at all, a byte, and what fills no page: bit for bit, and the memory comes back."""
+    sent = {ticket: os.urandom(size) for ticket, size in enumerate(SIZES)}
+
+    async def act(service, desk):
+        door = MemoryDoor(path_of(service))
+        for ticket, data in sent.items():
+            await asyncio.to_thread(door.upload, head(ticket, len(data)), memoryview(data))
+            desk.offer(ticket, data)
+            into = memoryview(bytearray(len(data)))
+            assert await asyncio.to_thread(door.download, head(ticket, 0), into) == len(data)
+            assert into == data
+        await until(lambda: desk.given_back == list(sent))
+
+    desk = visit(act)
+    assert desk.handed_in == sent
+    assert not desk.refused
+
+
+def test_many_transfers_at_a_time_do_not_meet():
+    """Each has a connection and memory of its own."""
+    sent = {ticket: os.urandom(100_000 + ticket) for ticket in range(20)}
+
+    async def act(service, desk):
+        door = MemoryDoor(path_of(service))
+        carried = (
+            asyncio.to_thread(door.upload, head(ticket, len(data)), memoryview(data))
+            for ticket, data in sent.items()
+        )
+        await asyncio.gather(*carried)
+
+    assert visit(act).handed_in == sent
+
+
+@pytest.mark.parametrize("present", [True, False], ids=["wrong-key", "no-controller"])
+def test_whoever_does_not_know_the_secret_gets_nothing(present):
+    """Nor anybody while the daemon has no controller; what is offered stays where it is."""
+    key = b"other" if present else KEY
+
+    async def act(service, desk):
+        desk.offer(1, b"data")
+        door = MemoryDoor(path_of(service))
+        for carry in (door.upload, door.download):
+            with pytest.raises(TransferFailed, match="no such worker, session or key"):
+                await asyncio.to_thread(carry, head(1, 4, key=key), memoryview(bytearray(4)))
+        assert list(desk.offers) == [1]
+
+    desk = visit(act, present=present)
+    assert not desk.tasks
+    assert not desk.refused
+
+
+def test_an_offer_is_taken_once():
+    """A ticket that nobody offers, or not any more, finds nothing."""
+
+    async def act(service, desk):
+        desk.offer(1, b"data")
+        door = MemoryDoor(path_of(service))
+        into = memoryview(bytearray(4))
+        assert await asyncio.to_thread(door.download, head(1, 4), into) == 4
+        for ticket in (1, 2):
+            with pytest.raises(TransferFailed, match="the worker offers no such array"):
+                await asyncio.to_thread(door.download, head(ticket, 4), into)
+
+    assert visit(act).given_back == [1]
+
+
+def test_without_room_the_worker_hears_why_like_the_client():
+    """It waits for the array, and would wait on."""
+
+    async def act(service, desk):
+        door = MemoryDoor(path_of(service))
+        with pytest.raises(TransferFailed, match="File too large"):
+            await asyncio.to_thread(door.upload, head(1, (1 << 64) - 1), memoryview(b""))
+
+    desk = visit(act)
+    ((ticket, why),) = desk.refused
+    assert ticket == 1
+    assert "File too large" in why
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_a_client_that_dies_in_an_upload_breaks_it_off(end):
+    """Whether it is killed or interrupted, the worker hears of it, and the memory is let go."""
+
+    async def act(service, desk):
+        command = (sys.executable, "-c", CLIENT, path_of(service))
+        client = await asyncio.create_subprocess_exec(
+            *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert await client.stdout.readline() == b"granted\n"
+        assert not desk.refused
+        client.send_signal(end)
+        assert await client.wait()
+        await until(lambda: desk.refused)
+        client._transport.close()
+
+    desk = visit(act)
+    assert desk.refused == [(7, "the upload was broken off")]
+    assert not desk.handed_in
+    assert not desk.pool._kept
+
+
+@pytest.mark.parametrize("rest", [b"", pack(memory_pb2.MemoryRequest(done=True))[:5], b"\xff" * 9])
+def test_an_upload_is_not_done_before_the_client_says_so(rest):
+    """Leaving, breaking off in the middle of a word and talking nonsense are something else."""
+
+    async def act(service, desk):
+        async with line(service) as sock:
+            sock.send(pack(memory_pb2.MemoryRequest(upload=head(1, 4))))
+            assert (await answer(sock)).granted == 4
+            sock.send(rest)
+            sock.shutdown(socket.SHUT_WR)
+            await until(lambda: desk.refused)
+
+    desk = visit(act)
+    assert desk.refused == [(1, "the upload was broken off")]
+    assert not desk.handed_in
+
+
+def test_a_client_that_dies_in_a_download_gives_the_memory_back():
+    """As one does that is done: the worker may use it again."""
+
+    async def act(service, desk):
+        desk.offer(1, b"data")
+        async with line(service) as sock:
+            sock.send(pack(memory_pb2.MemoryRequest(download=head(1, 4))))
+            assert (await answer(sock)).granted == 4
+            assert not desk.given_back
+        await until(lambda: desk.given_back)
+
+    visit(act)
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        ((MAX_MESSAGE_BYTES + 1).to_bytes(4, "little"), "at most 4096 bytes, got 4097"),
+        (b"GET / HTTP/1.1\r\n\r\n", "at most 4096 bytes"),
+        (pack(memory_pb2.MemoryRequest(done=True)), "an upload or a download first"),
+        (pack(memory_pb2.MemoryRequest()), "an upload or a download first"),
+        (b"\x02\0\0\0\xff\xff", ""),
+        (pack(memory_pb2.MemoryRequest(done=True)) * 2, "one message"),
+    ],
+    ids=["long", "http", "done", "nothing", "nonsense", "two"],
+)
+def test_a_wrong_first_message_is_answered_and_ends_it(first, why):
+    """With what was expected; the next client is served as ever."""
+
+    async def act(service, desk):
+        async with line(service) as sock:
+            sock.send(first)
+            reply = await answer(sock)
+            assert why in reply.refused
+            assert await answer(sock) is None
+        data = memoryview(b"data")
+        await asyncio.to_thread(MemoryDoor(path_of(service)).upload, head(1, 4), data)
+
+    assert visit(act).handed_in == {1: b"data"}
+
+
+def test_whoever_says_nothing_holds_up_nobody(monkeypatch):
+    """And is sent away after a while."""
+    monkeypatch.setattr(memory_service, "REQUEST_S", 0.3)
+
+    async def act(service, desk):
+        async with line(service) as silent, line(service) as slow:
+            slow.send(b"\x07")
+            data = memoryview(b"data")
+            await asyncio.to_thread(MemoryDoor(path_of(service)).upload, head(1, 4), data)
+            for sock in (silent, slow):
+                assert "no request came within" in (await answer(sock)).refused
+                assert await answer(sock) is None
+
+    assert visit(act).handed_in == {1: b"data"}
+
+
+def test_a_transfer_may_take_as_long_as_it_takes(monkeypatch):
+    """What is limited is the time to ask, not the time to copy."""
+    monkeypatch.setattr(memory_service, "REQUEST_S", 0.05)
+
+    async def act(service, desk):
+        async with line(service) as sock:
+            sock.send(pack(memory_pb2.MemoryRequest(upload=head(1, 4))))
+            assert (await answer(sock)).granted == 4
+            await asyncio.sleep(0.2)
+            sock.send(pack(memory_pb2.MemoryRequest(done=True)))
+            assert (await answer(sock)).taken
+
+    assert visit(act).handed_in == {1: bytes(4)}
+
+
+def test_the_end_of_a_session_ends_its_transfers():
+    """The client is not left waiting, and the memory is let go."""
+
+    async def act(service, desk):
+        desk.offer(1, b"data")
+        async with line(service) as up, line(service) as down:
+            up.send(pack(memory_pb2.MemoryRequest(upload=head(2, 4))))
+            down.send(pack(memory_pb2.MemoryRequest(download=head(1, 4))))
+            for sock in (up, down):
+                assert (await answer(sock)).granted == 4
+            for task in desk.tasks:
+                task.cancel()
+            for sock in (up, down):
+                assert await answer(sock) is None
+
+    desk = visit(act)
+    assert desk.given_back == [1]
+    assert desk.refused == [(2, "the upload was broken off")]
+
+
+def test_a_door_that_is_shut_ends_what_goes_through_it():
+    """Those who have said nothing yet included; its folder is gone."""
+    kept = []
+
+    async def act(service, desk):
+        async with line(service) as silent, line(service) as up:
+            up.send(pack(memory_pb2.MemoryRequest(upload=head(2, 4))))
+            assert (await answer(up)).granted == 4
+            await service.stop()
+            assert await answer(silent) is None
+            assert await answer(up) is None
+        kept.append(path_of(service))
+        with pytest.raises(DoorShut):
+            await asyncio.to_thread(MemoryDoor(kept[0]).upload, head(1, 4), memoryview(b"data"))
+
+    assert visit(act).refused == [(2, "the upload was broken off")]
+    assert not Path(kept[0]).parent.exists()
+
+
+def test_nobody_else_can_enter_its_folder():
+    """The socket is its user's alone."""
+
+    async def act(service, desk):
+        assert Path(path_of(service)).parent.stat().st_mode & 0o077 == 0
+
+    visit(act)
+
+
+def test_where_it_cannot_listen_it_says_what_to_do(tmp_path, monkeypatch):
+    """The path of a socket must be short; nothing is left of the attempt."""
+    deep = tmp_path / ("long" * 30)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+
+    async def run():
+        service = MemoryService(lambda: None)
+        try:
+            with pytest.raises(ConfigError, match=r"cannot listen on .*--array-listen.*TMPDIR"):
+                await service.start()
+            assert service.address == ""
+        finally:
+            await service.stop()
+
+    asyncio.run(run())
+    assert not list(deep.iterdir())
+
+
+def test_it_lets_clients_in_again_after_it_could_not(monkeypatch, caplog):
+    """As when no descriptor was free for a moment."""
+    monkeypatch.setattr(memory_service, "_PAUSE_S", 0.01)
+    failed = []
+
+    async def act(service, desk):
+        loop = asyncio.get_running_loop()
+        accept = loop.sock_accept
+
+        async def full(listener):
+            if not failed:
+                failed.append(listener)
+                raise OSError(24, "Too many open files")
+            return await accept(listener)
+
+        monkeypatch.setattr(loop, "sock_accept", full)
+        door = MemoryDoor(path_of(service))
+        for ticket in (1, 2):  # the first wait to accept had begun before
+            await asyncio.to_thread(door.upload, head(ticket, 4), memoryview(b"data"))
+
+    assert sorted(visit(act).handed_in) == [1, 2]
+    assert "Too many open files" in caplog.text
