@@ -89,8 +89,8 @@ def _unwrap(value: Any, current: int, known: dict[int, Any]) -> Any:
 def _note(queue: Any, function: Any, args: Any, kwargs: Any, known: dict[int, Any]) -> None:
     """Tells `races` what is read and written."""
     name = getattr(function, "__name__", "")
-    first_out = function.nin if isinstance(function, np.ufunc) else len(args)
-    written = [kwargs.get("out"), *args[first_out:], *(args[:1] if name in _WRITERS else ())]
+    outs_at = function.nargs - function.nout if isinstance(function, np.ufunc) else len(args)
+    written = [kwargs.get("out"), *args[outs_at:], *(args[:1] if name in _WRITERS else ())]
     for array in known.values():
         block = blocks.find(array.data.ptr, 1) if array.size else None
         if block is not None:
