@@ -188,9 +188,10 @@ class ndarray(Operators):
         if not ((ours.c_contiguous and out.flags.c_contiguous) or (ours.fnc and out.flags.fnc)):
             with self.device, stream:
                 source = self.copy("C" if out.flags.c_contiguous else "F")
-        source.data.copy_to_host_async(out.ctypes.data, source.nbytes, stream)
-        if blocking:
-            stream.synchronize()
+        with self.device:  # the null stream is the one of its device
+            source.data.copy_to_host_async(out.ctypes.data, source.nbytes, stream)
+            if blocking:
+                stream.synchronize()
         return out
 
     def _check_out(self, out: Any) -> None:
@@ -219,7 +220,9 @@ class ndarray(Operators):
             arr = np.asfortranarray(arr)
         else:
             raise RuntimeError("Cannot set to non-contiguous array")
-        self.data.copy_from_host_async(arr.ctypes.data, self.nbytes, stream)
+        stream = get_current_stream() if stream is None else stream
+        with self.device:
+            self.data.copy_from_host_async(arr.ctypes.data, self.nbytes, stream)
 
     def fill(self, value: Any) -> None:
         """Fills it with a scalar."""
@@ -236,17 +239,17 @@ class ndarray(Operators):
     def __getitem__(self, index: Any) -> Any:
         index = _plain_index(index)
         if not _is_basic(index):
-            return call(lambda host, at: host[at], self, Hidden(index))
+            return call(_taken, self, Hidden(index))
         return self._view_of(self._host[_keep_view(index)])
 
     def __setitem__(self, index: Any, value: Any) -> None:
         index = _plain_index(index)
         if _crossing.is_array(value):
-            call(_assign, self, Hidden(index), value)
+            call(assign, self, Hidden(index), value)
         elif _is_basic(index):
             self[index].fill(value)
         else:
-            call(_assign, self, Hidden(index), Hidden(np.asarray(value, dtype=self.dtype)))
+            call(assign, self, Hidden(index), Hidden(np.asarray(value, dtype=self.dtype)))
 
     def __len__(self) -> int:
         if not self.shape:
@@ -302,5 +305,9 @@ def _keep_view(index: Any) -> Any:
     return parts if any(part is ... for part in parts) else (*parts, ...)
 
 
-def _assign(host: np.ndarray, index: Any, value: Any) -> None:
+def _taken(host: np.ndarray, index: Any) -> np.ndarray:
+    return host[index]
+
+
+def assign(host: np.ndarray, index: Any, value: Any) -> None:
     host[index] = value

@@ -10,6 +10,7 @@ What copies to the host do is seen there later still: only when the host has wai
 from __future__ import annotations
 
 import atexit
+import itertools
 import threading
 import time
 from collections import deque
@@ -61,6 +62,12 @@ class Queue:
         device: The device of the stream.
         handle: The number by which the library knows the stream.
         blocking: Whether it keeps in order with the null stream.
+
+    Attributes:
+        ticks: How much was put on it; see `races`.
+        seen: After how much of other streams its further work comes.
+        enqueued: How many pieces of work were put on it, those that were done at once left out.
+        completed: How many of them are done.
     """
 
     def __init__(self, device: Any, handle: int, *, blocking: bool) -> None:
@@ -68,6 +75,8 @@ class Queue:
         self.handle = handle
         self.blocking = blocking
         self._arrivals: list[tuple[int, Arrival]] = []
+        self.ticks = 0
+        self.seen: dict[Any, int] = {}
         self.enqueued = 0
         self.completed = 0
         self._pending: deque[Op] = deque()
@@ -88,7 +97,16 @@ class Queue:
             return self.enqueued
 
     def run(self, position: int) -> None:
-        """Does all work up to a position, in this thread, or waits for who is at it."""
+        """Does all work up to a position, in this thread, or waits for who is at it.
+
+        Other streams for which it will have to wait go first, as far as they do not wait for
+        this one: so they find old data if they should have waited.
+        """
+        with self._changed:
+            ahead = list(itertools.islice(self._pending, max(0, position - self.completed)))
+        for op in ahead:
+            if isinstance(op, Wait):
+                op.advance(self)
         while True:
             op = self._take(position)
             if op is None:
@@ -203,11 +221,16 @@ class Wait(Op):
         self._other = other
         self._position = position
 
+    def advance(self, queue: Queue) -> None:
+        """Does that work."""
+        if self._other is not queue:
+            self._other.run(self._position)
+
     def run(self, queue: Queue) -> None:
         """Does that work, and passes on what it brought to the host."""
         if self._other is queue:
             return
-        self._other.run(self._position)
+        self.advance(queue)
         if self._other.device.error is not None:
             raise faults.again(self._other.device.error)
         queue.arrive(self._other.arrived(self._position))
