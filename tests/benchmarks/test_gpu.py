@@ -56,7 +56,7 @@ def test_one_gpu_of_the_standin_has_no_peers(tmp_path):
     assert all("several GPUs" in row["note"] for row in rows)
 
 
-def test_without_a_gpu_one_sentence_says_what_is_missing():
+def test_a_standin_without_gpus_is_one_sentence_about_what_is_missing():
     """The exit code is 2, and there is no traceback."""
     done = run("--quick", gpus=0)
     assert done.returncode == 2

@@ -100,7 +100,7 @@ def test_a_cluster_of_cpus_is_refused(daemons):
     assert "'disco-worker --devices cuda'" in complaint
 
 
-def test_a_machine_without_gpus_is_refused():
+def test_a_machine_of_the_standin_without_gpus_is_refused():
     """What is missing is one sentence, with the command that says more."""
     hidden = str(ROOT / "tests" / "standin")
     run = embed("--workers", "1", text="A sentence.\n", PYTHONPATH=hidden, STANDIN_GPUS="0")
