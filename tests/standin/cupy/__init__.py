@@ -5,6 +5,7 @@ See the README beside this package for what it shows and what it cannot show.
 
 from __future__ import annotations
 
+import builtins
 import sys
 import types
 from typing import Any
@@ -59,7 +60,8 @@ def is_available() -> bool:
 
 def get_array_module(*args: Any) -> types.ModuleType:
     """This module if one of the arguments is an array of a device, otherwise numpy."""
-    return sys.modules[__name__] if any(isinstance(arg, ndarray) for arg in args) else np
+    of_device = builtins.any(isinstance(arg, ndarray) for arg in args)
+    return sys.modules[__name__] if of_device else np
 
 
 def get_default_memory_pool() -> _memory.MemoryPool:

@@ -188,9 +188,10 @@ class ndarray(Operators):
         if not ((ours.c_contiguous and out.flags.c_contiguous) or (ours.fnc and out.flags.fnc)):
             with self.device, stream:
                 source = self.copy("C" if out.flags.c_contiguous else "F")
-        source.data.copy_to_host_async(out.ctypes.data, source.nbytes, stream)
-        if blocking:
-            stream.synchronize()
+        with self.device:  # the null stream is the one of its device
+            source.data.copy_to_host_async(out.ctypes.data, source.nbytes, stream)
+            if blocking:
+                stream.synchronize()
         return out
 
     def _check_out(self, out: Any) -> None:
@@ -219,7 +220,9 @@ class ndarray(Operators):
             arr = np.asfortranarray(arr)
         else:
             raise RuntimeError("Cannot set to non-contiguous array")
-        self.data.copy_from_host_async(arr.ctypes.data, self.nbytes, stream)
+        stream = get_current_stream() if stream is None else stream
+        with self.device:
+            self.data.copy_from_host_async(arr.ctypes.data, self.nbytes, stream)
 
     def fill(self, value: Any) -> None:
         """Fills it with a scalar."""

@@ -32,7 +32,7 @@ def supported(dtype: Any) -> np.dtype[Any]:
     dtype = np.dtype(dtype)
     if dtype.byteorder == ">":
         raise ValueError(f"Unsupported dtype {dtype} with big-endian byte-order")
-    if dtype in _EXTRA or (dtype.char in _KINDS and dtype.isbuiltin == 1):
+    if dtype.type in SCALARS:
         return dtype
     if dtype.char == "V" and dtype.subdtype is None and dtype.itemsize and not dtype.hasobject:
         return dtype

@@ -58,13 +58,19 @@ class Call:
 
 @dataclass
 class Member:
-    """A rank of a communicator, as it introduced itself."""
+    """A rank of a communicator, as it introduced itself; without a GPU it has failed already."""
 
     line: Line
     rank: int
     size: int
     gpu: str
     version: int
+    process: int
+
+    @property
+    def local(self) -> bool:
+        """Whether it is in the process of the hub."""
+        return self.process == os.getpid()
 
 
 @dataclass
@@ -76,29 +82,42 @@ class Room:
         members: The ranks that have come.
         posts: What was contributed, for each operation that is not complete.
         state: `filling`, `ready` or `refused`.
+        refusal: Why it was refused, as a number and a text.
     """
 
     key: str
     members: dict[int, Member] = field(default_factory=dict)
     posts: dict[Any, dict[Any, tuple[int, Any, bytes]]] = field(default_factory=dict)
     state: str = "filling"
+    refusal: tuple[int, str] = (INVALID_USAGE, "the unique id was used already")
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def distant_first(self) -> list[Member]:
+        """The members, those of this process last.
+
+        It may end as soon as those know that something is done; then the others must know.
+        """
+        return sorted(self.members.values(), key=lambda member: member.local)
 
     def tell(self, *message: Any) -> None:
         """Sends a message to all members."""
-        for member in list(self.members.values()):
+        for member in self.distant_first():
             member.line.send(*message)
 
     def refuse(self, status: int, text: str) -> None:
         """Lets the construction fail on all members."""
         self.state = "refused"
+        self.refusal = (status, text)
         self.tell("refused", status, text)
 
     def join(self, member: Member) -> None:
         """Lets a rank in; the last one makes it ready."""
         others = list(self.members.values())
         if self.state != "filling":
-            member.line.send("refused", INVALID_USAGE, "the unique id was used already")
+            member.line.send("refused", *self.refusal)
+            return
+        if not member.gpu:
+            self.refuse(REMOTE_ERROR, f"the construction failed on rank {member.rank}")
             return
         if any(other.size != member.size for other in others):
             text = f"rank {member.rank} says {member.size} ranks, others {others[0].size}"
@@ -142,8 +161,8 @@ class Room:
         del self.members[member.rank]
         if self.state == "filling":
             self.refuse(REMOTE_ERROR, f"rank {member.rank} is gone")
-        elif not orderly:
-            self.tell("lost", member.rank)
+        else:
+            self.tell("left" if orderly else "lost", member.rank)
 
     def post(self, member: Member, key: Any, part: Any, call: Any, content: bytes) -> None:
         """Takes what a rank contributes; the last contribution completes the operation."""
@@ -167,40 +186,37 @@ class Room:
             told = "; ".join(f"rank {rank}: {call}" for rank, call, _ in _sorted(posts))
             self.tell("fault", f"mismatch among ranks in operation {key}: {told}")
         elif key[0] == "p2p":
-            source, target = posts["send"], posts["recv"]
-            self._answer(source[0], key, "send", b"")
-            self._answer(target[0], key, "recv", source[2])
-        elif isinstance(first, Call):
-            contents = [posts[rank][2] for rank in sorted(posts)]
-            for rank in sorted(posts):
-                self._answer(rank, key, rank, outcome(first, contents, rank))
+            contents = {"send": b"", "recv": posts["send"][2]}
+            for member in self.distant_first():
+                for part in (part for part in posts if posts[part][0] == member.rank):
+                    member.line.send("done", key, part, contents[part])
         else:
-            groups = split_groups(self.key, key[1], calls)
-            for rank in sorted(posts):
-                self._answer(rank, key, rank, groups.get(rank))
-
-    def _answer(self, rank: int, key: Any, part: Any, content: Any) -> None:
-        if rank in self.members:
-            self.members[rank].line.send("done", key, part, content)
+            if isinstance(first, Call):
+                due = outcomes(first, [posts[rank][2] for rank in sorted(posts)])
+            else:
+                due = split_groups(self.key, key[1], calls)
+            for member in self.distant_first():
+                member.line.send("done", key, member.rank, due.get(member.rank))
 
 
 def _sorted(posts: dict[Any, tuple[int, Any, bytes]]) -> list[tuple[int, Any, bytes]]:
     return sorted(posts.values(), key=lambda post: post[0])
 
 
-def outcome(call: Call, contents: list[bytes], rank: int) -> bytes:
-    """What a rank gets of a collective."""
-    dtype = DTYPES[call.dtype]
+def outcomes(call: Call, contents: list[bytes]) -> dict[int, bytes]:
+    """What each rank gets of a collective."""
+    ranks = range(len(contents))
     if call.kind == "allGather":
-        return b"".join(contents)
+        return dict.fromkeys(ranks, b"".join(contents))
     if call.kind == "broadcast":
-        return contents[call.root]
-    if call.kind == "reduce" and rank != call.root:
-        return b""
+        return dict.fromkeys(ranks, contents[call.root])
+    combined = reduced(contents, DTYPES[call.dtype], call.operator)
+    if call.kind == "reduce":
+        return {call.root: combined}
     if call.kind == "reduceScatter":
-        size = call.count * dtype.itemsize
-        contents = [content[rank * size : (rank + 1) * size] for content in contents]
-    return reduced(contents, dtype, call.operator)
+        size = len(combined) // len(contents)
+        return {rank: combined[rank * size : (rank + 1) * size] for rank in ranks}
+    return dict.fromkeys(ranks, combined)
 
 
 def split_groups(key: str, number: int, calls: dict[int, tuple[int, int]]) -> dict[int, Any]:
@@ -257,15 +273,18 @@ class Hub:
         member = Member(line, *introduction)
         with room.lock:
             room.join(member)
-        orderly = False
         while (message := line.receive()) is not None:
             with room.lock:
                 if message[0] == "bye":
-                    orderly = True
-                else:
+                    room.leave(member, orderly=True)
+                    line.send("bye")
+                    continue
+                try:
                     room.post(member, *message[1:])
+                except Exception as error:  # noqa: BLE001 - nobody would hear of it
+                    room.tell("fault", f"the hub failed: {error!r}")
         with room.lock:
-            room.leave(member, orderly=orderly)
+            room.leave(member, orderly=False)
         line.close()
 
 

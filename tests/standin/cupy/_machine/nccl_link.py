@@ -14,9 +14,13 @@ from cupy._machine import faults
 from cupy._machine.memory_map import blocks
 from cupy._machine.nccl_hub import REMOTE_ERROR, Call
 from cupy._machine.nccl_wire import Line, socket_name
-from cupy._machine.queues import Op, Queue
+from cupy._machine.queues import Op, Queue, ending
 
 __all__ = ["Batch", "Link", "Part", "Refused"]
+
+
+_GOODBYE = 2.0
+"""How many seconds to wait at most until the hub has told the others."""
 
 
 class Refused(Exception):
@@ -55,6 +59,8 @@ class Link:
         self._places: dict[Any, tuple[Queue, int]] = {}
         self._needed: set[Any] = set()
         self._verdict: tuple[Any, ...] = ()
+        self._left = False  # a rank has ended it, so nothing more can come of it
+        self._gone = False  # the hub is, or has seen this rank go
         self._changed = threading.Condition()
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -73,7 +79,7 @@ class Link:
             Refused: They do not fit together, or one is gone.
         """
         with self._changed:
-            while not self._verdict and not self.async_error:
+            while not self._verdict and not self._gone:
                 self._changed.wait()
         if not self._verdict:
             raise Refused(REMOTE_ERROR, "the hub is gone")
@@ -87,7 +93,9 @@ class Link:
                 self._take(*message)
                 self._changed.notify_all()
         with self._changed:
-            self.async_error = self.async_error or REMOTE_ERROR
+            self._gone = True
+            if not self._left:
+                self.async_error = self.async_error or REMOTE_ERROR
             self._changed.notify_all()
 
     def _take(self, what: str, *details: Any) -> None:
@@ -102,6 +110,9 @@ class Link:
             self._help(key)
         elif what == "lost":
             self.async_error = REMOTE_ERROR
+        elif what in ("left", "bye"):
+            self._left = True
+            self._gone = what == "bye"
         else:
             self.fault = faults.StandinFault(f"stand-in: {details[0]}")
             sys.stderr.write(f"{self.fault}\n")
@@ -166,8 +177,9 @@ class Link:
         with self._changed:
             self.aborted = True
             self._changed.notify_all()
-        if orderly:
-            self._line.send("bye")
+        if orderly and self._line.send("bye"):
+            with self._changed:
+                self._changed.wait_for(lambda: self._gone, 0 if ending.is_set() else _GOODBYE)
         with contextlib.suppress(OSError):
             self._line.close()
 

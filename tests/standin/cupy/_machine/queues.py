@@ -10,6 +10,7 @@ What copies to the host do is seen there later still: only when the host has wai
 from __future__ import annotations
 
 import atexit
+import itertools
 import threading
 import time
 from collections import deque
@@ -88,7 +89,16 @@ class Queue:
             return self.enqueued
 
     def run(self, position: int) -> None:
-        """Does all work up to a position, in this thread, or waits for who is at it."""
+        """Does all work up to a position, in this thread, or waits for who is at it.
+
+        Other streams for which it will have to wait go first, as far as they do not wait for
+        this one: so they find old data if they should have waited.
+        """
+        with self._changed:
+            ahead = list(itertools.islice(self._pending, max(0, position - self.completed)))
+        for op in ahead:
+            if isinstance(op, Wait):
+                op.advance(self)
         while True:
             op = self._take(position)
             if op is None:
@@ -203,11 +213,16 @@ class Wait(Op):
         self._other = other
         self._position = position
 
+    def advance(self, queue: Queue) -> None:
+        """Does that work."""
+        if self._other is not queue:
+            self._other.run(self._position)
+
     def run(self, queue: Queue) -> None:
         """Does that work, and passes on what it brought to the host."""
         if self._other is queue:
             return
-        self._other.run(self._position)
+        self.advance(queue)
         if self._other.device.error is not None:
             raise faults.again(self._other.device.error)
         queue.arrive(self._other.arrived(self._position))

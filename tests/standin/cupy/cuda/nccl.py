@@ -9,11 +9,18 @@ import sys
 import threading
 from typing import Any
 
-from cupy._machine import faults, nccl_faults, settings
+from cupy._machine import faults, nccl_faults, nccl_groups, settings
 from cupy._machine.devices import machine
 from cupy._machine.memory_map import DEVICE, blocks
+from cupy._machine.nccl_errors import (
+    INVALID_ARGUMENT,
+    REMOTE_ERROR,
+    SYSTEM_ERROR,
+    NcclError,
+    nccl_error,
+)
 from cupy._machine.nccl_hub import Call, new_unique_id
-from cupy._machine.nccl_link import Batch, Link, Part, Refused
+from cupy._machine.nccl_link import Link, Part, Refused
 from cupy._machine.nccl_math import DTYPES, OPERATORS
 from cupy._machine.nccl_wire import ID_BYTES, decode_id
 from cupy._machine.queues import Queue
@@ -64,42 +71,6 @@ __all__ = [
     "groupStart",
 ]
 
-_SYSTEM_ERROR = 2
-_INVALID_ARGUMENT = 4
-_REMOTE_ERROR = 6
-_TEXTS = (
-    "NCCL_ERROR_SUCCESS: no error",
-    "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
-    "NCCL_ERROR_SYSTEM_ERROR: unhandled system error (run with NCCL_DEBUG=INFO for details)",
-    "NCCL_ERROR_INTERNAL_ERROR: internal error - please report this issue to the NCCL developers",
-    "NCCL_ERROR_INVALID_ARGUMENT: invalid argument (run with NCCL_DEBUG=WARN for details)",
-    "NCCL_ERROR_INVALID_USAGE: invalid usage (run with NCCL_DEBUG=WARN for details)",
-    "NCCL_ERROR_REMOTE_ERROR: remote process exited or there was a network error",
-)
-_group = threading.local()
-
-
-class NcclError(RuntimeError):
-    """A call of NCCL failed.
-
-    Attributes:
-        status: The number of the error.
-    """
-
-    def __init__(self, status: int) -> None:
-        self.status = status
-        super().__init__(dict(enumerate(_TEXTS))[status])
-
-    def __reduce__(self):
-        """Made again from its number, as the library does."""
-        return (type(self), (self.status,))
-
-
-def _error(status: int, detail: str) -> NcclError:
-    error = NcclError(status)
-    error.args = (f"{error.args[0]} [stand-in: {detail}]",)
-    return error
-
 
 def get_version() -> int:
     """The version of NCCL that runs."""
@@ -118,27 +89,12 @@ def get_unique_id() -> bytes:
 
 def groupStart() -> None:
     """Keeps this thread's operations back until the group ends."""
-    _group.depth = getattr(_group, "depth", 0) + 1
+    nccl_groups.start()
 
 
 def groupEnd() -> None:
     """Puts the operations of the group on their streams, all at once."""
-    if getattr(_group, "depth", 0) == 0:
-        raise _error(5, "groupEnd without groupStart")
-    _group.depth -= 1
-    if _group.depth == 0:
-        parts, _group.parts = getattr(_group, "parts", []), []
-        _launch(parts)
-
-
-def _launch(parts: list[tuple[Queue, Part]]) -> None:
-    batches: dict[Queue, list[Part]] = {}
-    for queue, part in parts:
-        batches.setdefault(queue, []).append(part)
-    for queue, together in batches.items():
-        position = queue.device.push(queue, Batch(together))
-        for part in together:
-            part.link.place(part.key, queue, position)
+    nccl_groups.end()
 
 
 class NcclConfig:
@@ -173,9 +129,9 @@ class NcclCommunicator:
         try:
             address, key = decode_id(commId)
         except ValueError as error:
-            raise _error(_INVALID_ARGUMENT, str(error)) from None
+            raise nccl_error(INVALID_ARGUMENT, str(error)) from None
         if nccl_faults.planned(rank, ndev) == "absent":
-            raise _error(_SYSTEM_ERROR, "asked for")
+            raise nccl_error(SYSTEM_ERROR, "asked for")
         self._join(address, key, rank, ndev)
 
     def _join(self, address: str, key: str, rank: int, size: int) -> None:
@@ -186,14 +142,17 @@ class NcclCommunicator:
         self._operations = 0
         self._sequence = 0
         self._pairs: dict[tuple[int, int], int] = {}
+        fails = nccl_faults.planned(rank, size) == "init"
         try:
-            link = Link(address, (key, rank, size, gpu, get_version()))
-            if nccl_faults.planned(rank, size) == "init":
+            link = Link(
+                address, (key, rank, size, "" if fails else gpu, get_version(), os.getpid())
+            )
+            if fails:
                 link.close(orderly=False)
-                raise _error(_SYSTEM_ERROR, "asked for")
+                raise nccl_error(SYSTEM_ERROR, "asked for")
             link.await_ready()
         except Refused as refused:
-            raise _error(refused.status, str(refused)) from None
+            raise nccl_error(refused.status, str(refused)) from None
         self._link = link
 
     def __del__(self) -> None:
@@ -235,7 +194,7 @@ class NcclCommunicator:
 
     def _alive(self) -> Link:
         if self._link is None:
-            raise _error(_INVALID_ARGUMENT, "the communicator was destroyed or aborted")
+            raise nccl_error(INVALID_ARGUMENT, "the communicator was destroyed or aborted")
         return self._link
 
     def device_id(self) -> int:
@@ -286,7 +245,7 @@ class NcclCommunicator:
         link.post(name, self._rank, (color, key), b"")
         group, there = link.result(name, self._rank, patient=False)
         if not there:
-            raise _error(_REMOTE_ERROR, "a rank was lost during a split")
+            raise nccl_error(REMOTE_ERROR, "a rank was lost during a split")
         if group is None:
             return None
         made = NcclCommunicator.__new__(NcclCommunicator)
@@ -315,9 +274,9 @@ class NcclCommunicator:
         link = self._ready()
         machine.reap()
         if call.dtype not in DTYPES:
-            raise _error(_INVALID_ARGUMENT, f"there is no dtype {call.dtype}")
+            raise nccl_error(INVALID_ARGUMENT, f"there is no dtype {call.dtype}")
         if not -1 <= call.root < self._size:
-            raise _error(_INVALID_ARGUMENT, f"there is no rank {call.root}")
+            raise nccl_error(INVALID_ARGUMENT, f"there is no rank {call.root}")
         queue = self._queue(stream)
         source = self._range(source, call, "send buffer")
         target = self._range(target, call, "receive buffer")
@@ -326,13 +285,10 @@ class NcclCommunicator:
         if fate == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if fate == "async":
-            link.fail(_REMOTE_ERROR)
+            link.fail(REMOTE_ERROR)
         name, part = self._name(call)
         made = Part(link, name, part, call, source, target, dead=bool(fate))
-        if getattr(_group, "depth", 0):
-            _group.__dict__.setdefault("parts", []).append((queue, made))
-        else:
-            _launch([(queue, made)])
+        nccl_groups.launch(queue, made)
 
     def _name(self, call: Call) -> tuple[Any, Any]:
         if call.kind not in ("send", "recv"):
@@ -347,7 +303,7 @@ class NcclCommunicator:
             return self._device.null
         queue = machine.queue(stream)
         if queue.device is not self._device:
-            raise _error(_INVALID_ARGUMENT, "the stream is of another device")
+            raise nccl_error(INVALID_ARGUMENT, "the stream is of another device")
         return queue
 
     def _range(
@@ -359,7 +315,7 @@ class NcclCommunicator:
         block = blocks.find(address, size) if address >= DEVICE else None
         if size and (block is None or block.device != self._device.index):
             detail = f"the {what} of {call} is not memory of device {self._device.index}"
-            raise _error(_INVALID_ARGUMENT, detail)
+            raise nccl_error(INVALID_ARGUMENT, detail)
         return address, size
 
     def _apart(self, call: Call, sent: tuple[int, int], got: tuple[int, int], shift: int) -> None:
@@ -367,7 +323,7 @@ class NcclCommunicator:
         unit = DTYPES[call.dtype].itemsize if call.dtype in DTYPES else 1
         begin, end = sent[0], sent[0] + sent[1] * unit
         if begin < got[0] + got[1] * unit and got[0] < end and got[0] != begin + shift * unit:
-            raise _error(_INVALID_ARGUMENT, f"the buffers of {call} overlap, but not in place")
+            raise nccl_error(INVALID_ARGUMENT, f"the buffers of {call} overlap, but not in place")
 
     def allReduce(
         self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int
@@ -439,5 +395,5 @@ def _count(value: int) -> int:
 
 def _operator(op: int) -> str:
     if not 0 <= op < len(OPERATORS):
-        raise _error(_INVALID_ARGUMENT, f"there is no operator {op}")
+        raise nccl_error(INVALID_ARGUMENT, f"there is no operator {op}")
     return OPERATORS[op]

@@ -1,0 +1,101 @@
+"""Puts the stand-in in the place of cupy, for one test at a time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STANDIN = Path(__file__).parent
+
+
+def is_cupy(name: str) -> bool:
+    return name == "cupy" or name.startswith("cupy.")
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The stand-in, freshly imported; nothing of it can be imported after the test."""
+    for name in [*os.environ]:
+        if name.startswith("STANDIN_") or name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+            monkeypatch.delenv(name)
+    before = {name: sys.modules.pop(name) for name in [*sys.modules] if is_cupy(name)}
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "path", [str(STANDIN), *sys.path])
+        import cupy  # pyright: ignore[reportMissingImports]
+
+        assert cupy.STANDIN
+        yield cupy
+    for name in [name for name in sys.modules if is_cupy(name)]:
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+@pytest.fixture
+def nccl(cupy: Any) -> Any:
+    """The stand-in for NCCL."""
+    from cupy.cuda import nccl  # pyright: ignore[reportMissingImports]
+
+    return nccl
+
+
+class Rank:
+    """One rank: a thread with a device, two streams and a communicator.
+
+    Attributes:
+        cupy: The stand-in.
+        index: Which rank it is.
+        comm: Its communicator.
+        compute: The stream that is current.
+        stream: The stream for collectives.
+    """
+
+    def __init__(self, cupy: Any, nccl: Any, index: int, size: int, unique_id: bytes) -> None:
+        self.cupy = cupy
+        self.index = index
+        cupy.cuda.Device(index).use()
+        self.compute = cupy.cuda.Stream(non_blocking=True).use()
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._event = cupy.cuda.Event(disable_timing=True)
+        self.comm = nccl.NcclCommunicator(size, unique_id, index)
+
+    def enter(self) -> int:
+        """Lets the stream for collectives wait for what was computed; its pointer."""
+        self._event.record(self.compute)
+        self.stream.wait_event(self._event)
+        return self.stream.ptr
+
+    def leave(self) -> None:
+        """Lets what is computed from now on wait for the collectives."""
+        self._event.record(self.stream)
+        self.compute.wait_event(self._event)
+
+
+@pytest.fixture
+def on_ranks(cupy: Any, nccl: Any) -> Callable[..., list[Any]]:
+    """Runs a function on each of several ranks, and returns what they returned or raised."""
+
+    def run(size: int, function: Callable[[Rank], Any]) -> list[Any]:
+        unique_id = nccl.get_unique_id()
+        results: list[Any] = [None] * size
+
+        def one(index: int) -> None:
+            try:
+                results[index] = function(Rank(cupy, nccl, index, size, unique_id))
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                results[index] = error
+
+        threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive(), "a rank hangs"
+        return results
+
+    return run
