@@ -27,6 +27,7 @@ from disco_server.devices.gpu import GpuArrays
 __all__ = ["CommunicatorLost", "Limits", "NcclWatch"]
 
 _LOOK_S = 0.25
+_IN_PROGRESS = 7  # ncclInProgress
 _ABORT_S = 2.0
 """How long aborting waits for a call that another thread is in."""
 
@@ -101,7 +102,8 @@ class NcclWatch:
         arrays: The rank's device.
         worker_id: The rank.
         position: Returns the command that runs.
-        on_failure: Called once, on the watch's thread, with what failed.
+        on_failure: Called once with what failed: on the watch's thread, or on the
+            rank's if an operation could not even be asked for.
         on_slow: Called once for each operation that takes long.
         limits: How long that is.
     """
@@ -127,6 +129,7 @@ class NcclWatch:
         self._wake = threading.Event()
         self._closed = False
         self._lost = ""
+        self._losing = threading.Lock()
         self._thread = threading.Thread(
             target=self._run, name=f"nccl-watch-{worker_id}", daemon=True
         )
@@ -139,22 +142,25 @@ class NcclWatch:
 
     @contextlib.contextmanager
     def launching(self, name: str) -> Generator[None]:
-        """Around the calls of one operation, on the rank's thread.
+        """Around all that one operation asks of the device, on the rank's thread.
+
+        The ranks have agreed to begin, so one that cannot leaves its peers in an
+        operation that never ends: whatever goes wrong here loses the communicator.
 
         Raises:
-            CommunicatorLost: The library refused it, or the communicator is lost.
+            CommunicatorLost: The library or the device refused it, or the communicator
+                was lost before.
         """
-        with self._calls:
-            if self._lost:
-                raise CommunicatorLost(self._lost)
-            try:
+        self.check()
+        try:
+            with self._calls:
                 yield
-            except self._library.error as error:
-                self._lost = self._say(name, self._position(), self._library.explain(error))
-                raise CommunicatorLost(self._lost) from error
-            event = self._spare.pop() if self._spare else self._new_event()
-            event.record(self._arrays.comm)
-            self._flights.append(_Flight(name, self._position(), event, time.monotonic()))
+                event = self._spare.pop() if self._spare else self._new_event()
+                event.record(self._arrays.comm)
+        except Exception as error:
+            self._lose(name, self._position(), self._explain(error))
+            raise CommunicatorLost(self._lost) from error
+        self._flights.append(_Flight(name, self._position(), event, time.monotonic()))
         self._wake.set()
 
     def check(self) -> None:
@@ -189,9 +195,20 @@ class NcclWatch:
     def _new_event(self) -> Any:
         return self._arrays.xp.cuda.Event(disable_timing=True)
 
-    def _say(self, name: str, seq: int, why: str) -> str:
+    def _explain(self, error: Exception) -> str:
+        if isinstance(error, self._library.error):
+            return self._library.explain(error)
+        return f"{type(error).__name__}: {error}"
+
+    def _lose(self, name: str, seq: int, why: str) -> None:
+        """Notes what failed first, and tells it; nothing works from then on."""
         library = f"{self._library.name.upper()} {self._library.version_text()}"
-        return f"worker {self._worker_id}: {name} of command #{seq} failed in {library}: {why}"
+        text = f"worker {self._worker_id}: {name} of command #{seq} failed in {library}: {why}"
+        with self._losing:
+            if self._lost:
+                return
+            self._lost = text
+        self._on_failure(text)
 
     # The watch's own thread ---------------------------------------------------------
 
@@ -211,7 +228,7 @@ class NcclWatch:
             while self._flights and self._flights[0].event.done:
                 self._spare.append(self._flights.popleft().event)
         except Exception as error:  # noqa: BLE001  (the device itself has failed)
-            return self._fail(self._flights[0], str(error))
+            return self._fail(self._flights[0], self._explain(error))
         if not self._flights:
             return True
         oldest = self._flights[0]
@@ -230,8 +247,7 @@ class NcclWatch:
         return True
 
     def _fail(self, flight: _Flight, why: str) -> bool:
-        self._lost = self._say(flight.name, flight.seq, why)
-        self._on_failure(self._lost)
+        self._lose(flight.name, flight.seq, why)
         return False
 
     def _ask(self) -> str:
@@ -242,8 +258,11 @@ class NcclWatch:
         try:
             for comm in self._comms:
                 comm.check_async_error()
-        except self._library.error as error:
-            return self._library.explain(error)
+        except KeyError as error:
+            # What this cupy has no name for; one of them is no error.
+            return "" if error.args == (_IN_PROGRESS,) else f"its error number {error}"
+        except Exception as error:  # noqa: BLE001  (a watch must not end unheard)
+            return self._explain(error)
         finally:
             self._calls.release()
         return ""
