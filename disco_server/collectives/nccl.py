@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from disco_server.collectives.base import UnavailableError, name_workers
+from disco_server.collectives.base import CommunicatorLost, UnavailableError, name_workers
 from disco_server.collectives.meeting import MeetingCommunicator
 from disco_server.collectives.nccl_library import NcclLibrary, version_text
 from disco_server.collectives.nccl_moves import NcclMoves
-from disco_server.collectives.nccl_watch import CommunicatorLost, Limits, NcclWatch
+from disco_server.collectives.nccl_watch import Limits, NcclWatch
 from disco_server.collectives.sides import Tag
 from disco_server.devices.base import Arrays
 from disco_server.devices.gpu import GpuArrays

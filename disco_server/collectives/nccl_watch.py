@@ -20,24 +20,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from disco_client.errors import ConfigError
-from disco_server.collectives.base import CollectiveError
+from disco_server.collectives.base import CommunicatorLost
 from disco_server.collectives.nccl_library import NcclLibrary
 from disco_server.devices.gpu import GpuArrays
 
-__all__ = ["CommunicatorLost", "Limits", "NcclWatch"]
+__all__ = ["Limits", "NcclWatch"]
 
 _LOOK_S = 0.25
 _IN_PROGRESS = 7  # ncclInProgress
 _ABORT_S = 2.0
 """How long aborting waits for a call that another thread is in."""
-
-
-class CommunicatorLost(CollectiveError):
-    """A communicator failed or was aborted; its session cannot go on.
-
-    Args:
-        message: Which collective failed, and why.
-    """
 
 
 class Limits(NamedTuple):

@@ -7,7 +7,12 @@ from types import TracebackType
 
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure
 from disco_client.wire.codec import FailureKind
-from disco_server.collectives.base import AbortedError, MismatchError, UnavailableError
+from disco_server.collectives.base import (
+    AbortedError,
+    CommunicatorLost,
+    MismatchError,
+    UnavailableError,
+)
 from disco_server.modules.base import FileRefused, LoadNotAllowed
 from disco_server.modules.weights.errors import FileError, FileNotAllowed
 
@@ -41,6 +46,7 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (MismatchError, FailureKind.MISMATCH),
     (AbortedError, FailureKind.ABORTED),
     (UnavailableError, FailureKind.CCL),
+    (CommunicatorLost, FailureKind.CCL),
     (FileError, FailureKind.FILE),
 )
 

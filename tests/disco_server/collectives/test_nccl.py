@@ -14,12 +14,12 @@ from disco_client.wire.values import Device
 from disco_server.collectives import nccl
 from disco_server.collectives.base import (
     AbortedError,
+    CommunicatorLost,
     MismatchError,
     ReduceOp,
     UnavailableError,
 )
 from disco_server.collectives.nccl import _Record
-from disco_server.collectives.nccl_watch import CommunicatorLost
 from disco_server.devices.host import HostArrays
 
 SUM = ReduceOp.SUM

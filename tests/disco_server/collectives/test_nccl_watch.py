@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.collectives.base import ReduceOp
-from disco_server.collectives.nccl_watch import CommunicatorLost, Limits
+from disco_server.collectives.base import CommunicatorLost, ReduceOp
+from disco_server.collectives.nccl_watch import Limits
 
 SUM = ReduceOp.SUM
 
