@@ -49,6 +49,7 @@ __all__ = [
     "DEFAULT_MODULES",
     "LOG_FORMATS",
     "LOG_LEVELS",
+    "ON_OFF",
     "UPLOADS",
     "Address",
     "ControllerConfig",
@@ -59,6 +60,7 @@ __all__ = [
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7600"
 DEFAULT_MODULES: Final = ("numpy", "numpy.*", "cupy", "cupy.*")
+ON_OFF: Final = ("on", "off")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 
@@ -207,6 +209,8 @@ class WorkerConfig(_Settings):
             names: ``cpu``, ``cuda:N`` or ``rocm:N``. Before it also a text:
             ``cpu`` is every slot's device, ``cuda`` all visible GPUs, and
             ``cuda:0,1`` these two.
+        device_check: Whether a daemon that offers GPUs tries them when it starts, ``on``
+            or ``off``.
         name: What this node is called; by default its host name.
         allow_modules: Patterns of what sessions may import (see
             `module_allowed`). What a flag, a variable or the file says is
@@ -237,6 +241,7 @@ class WorkerConfig(_Settings):
     controller: str = DEFAULT_ADDRESS
     slots: int = AUTO
     devices: tuple[str, ...] = ("cpu",)
+    device_check: str = "on"
     name: str = field(default_factory=socket.gethostname)
     allow_modules: tuple[str, ...] = DEFAULT_MODULES
     allow_read: tuple[str, ...] = ()
@@ -254,6 +259,7 @@ class WorkerConfig(_Settings):
         "controller": read_dial,
         "slots": whole(1, _MAX_SLOTS, auto=True),
         "devices": read_devices,
+        "device_check": one_of(ON_OFF),
         "name": read_node_name,
         "allow_modules": read_patterns,
         "allow_read": read_folders,

@@ -26,6 +26,7 @@ __all__ = [
     "AUTO",
     "UPLOADS",
     "Address",
+    "NoVisibleGpu",
     "Reader",
     "cpu_cores",
     "did_you_mean",
@@ -44,6 +45,7 @@ __all__ = [
     "read_patterns",
     "read_seconds",
     "refuse",
+    "seconds_in",
     "visible_gpus",
     "whole",
 ]
@@ -186,6 +188,39 @@ def keeps_order() -> bool:
     x86 promises it (Intel SDM 3A, 8.2.2; AMD APM 2, 7.2).
     """
     return platform.machine().lower() in {"x86_64", "amd64", "i686"}
+
+
+def seconds_in(environ: Mapping[str, str], name: str, default: float) -> float:
+    """Reads a time from the environment; empty means the default.
+
+    Raises:
+        ConfigError: It is no number of seconds from 0 up.
+    """
+    text = environ.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise refuse(name, "a number of seconds", text)
+    return value
+
+
+class NoVisibleGpu(ConfigError):
+    """All GPUs of a kind were asked for, and this machine shows none.
+
+    Attributes:
+        where: Where they were asked for.
+        kind: ``cuda`` or ``rocm``.
+    """
+
+    def __init__(self, where: str, kind: str) -> None:
+        super().__init__(
+            f"{where}: expected a machine with a visible {kind} device, found none;"
+            " `disco doctor --gpu` says what is missing"
+        )
+        self.where = where
+        self.kind = kind
 
 
 def visible_gpus(
@@ -364,9 +399,7 @@ def read_devices(value: object, where: str) -> tuple[str, ...]:
         elif word in _GPU_KINDS:
             found = visible_gpus(word)
             if not found:
-                raise ConfigError(
-                    f"{where}: expected a machine with a visible {word} device, found none"
-                )
+                raise NoVisibleGpu(where, word)
             devices.extend(found)
         elif match := re.fullmatch(r"(?:(cuda|rocm):)?([0-9]{1,4})", word):
             kind = match[1] or kind

@@ -19,10 +19,11 @@ import click
 
 from disco_client.errors import ConfigError, DiscoError
 from disco_server.cli.options import log_level_option, report_errors
+from disco_server.devices.require import explain
 from disco_server.observe.lifetime import PARENT_VARIABLE, die_with
-from disco_server.settings import cpu_cores
+from disco_server.settings import NoVisibleGpu, cpu_cores, read_devices, refuse
 
-__all__ = ["LocalCluster", "local"]
+__all__ = ["LocalCluster", "local", "share_devices"]
 
 _READY_S = 60.0
 _STOP_S = 10.0
@@ -47,13 +48,18 @@ class LocalCluster:
         log_level: Of the daemons' logs, which go to standard error.
         import_path: Folders that the workers' Python searches first.
         listen: Listen on this address instead, ``HOST:PORT``.
+        devices: What `WorkerConfig.devices` takes, for all nodes together: GPUs are
+            dealt out in their order, as many to each, and are its slots.
 
     Attributes:
         address: Where the controller listens, once started.
         pids: The processes of the daemons.
+
+    Raises:
+        ConfigError: The devices cannot be divided among the nodes, or there are none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what a person may say, each by its name)
         self,
         nodes: int = 1,
         slots: int = 2,
@@ -64,9 +70,11 @@ class LocalCluster:
         log_level: str = "warning",
         import_path: Sequence[str] = (),
         listen: str | None = None,
+        devices: str | Sequence[str] = "cpu",
     ) -> None:
         self._nodes = nodes
-        self._slots = slots
+        self._shares = share_devices(devices, nodes)
+        self._slots = len(self._shares[0]) or slots
         self._allow = tuple(allow_modules) or ("*",)
         self._allow_read = tuple(allow_read)
         # Who may load any file may import anything.
@@ -108,8 +116,11 @@ class LocalCluster:
             options += ["--allow-load", path]
         options += ["--module-cache", str(self._folder / "modules")]
         started = [
-            self._spawn("worker", [*options, "--name", f"node-{index}"])
-            for index in range(self._nodes)
+            self._spawn(
+                "worker",
+                [*options, "--devices", ",".join(share) or "cpu", "--name", f"node-{index}"],
+            )
+            for index, share in enumerate(self._shares)
         ]
         for process in started:
             self._await_ready("worker", process)
@@ -172,6 +183,33 @@ class LocalCluster:
         self.stop()
 
 
+def share_devices(devices: str | Sequence[str], nodes: int) -> list[tuple[str, ...]]:
+    """Divides devices among the nodes of one machine, in their order.
+
+    Args:
+        devices: What `WorkerConfig.devices` takes.
+        nodes: Among how many.
+
+    Returns:
+        The devices of each node; empty where all are CPUs, which nodes share.
+
+    Raises:
+        ConfigError: They cannot be divided evenly, or there are none.
+    """
+    try:
+        found = read_devices(devices, "--devices")
+    except NoVisibleGpu as error:
+        raise explain(error) from None
+    if found == ("cpu",):
+        return [()] * nodes
+    each, left = divmod(len(found), nodes)
+    if left:
+        raise refuse(
+            "--devices", f"a number of devices that {nodes} nodes divide evenly", ",".join(found)
+        )
+    return [found[at : at + each] for at in range(0, len(found), each)]
+
+
 def _read_line(stream: IO[str], timeout: float) -> str | None:
     """Reads one line; empty at the end of the stream, None after the timeout."""
     got: list[str] = []
@@ -203,7 +241,15 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     "--slots",
     type=click.IntRange(1, 256),
     default=None,
-    help="Slots of each of them.  [default: CPU cores]",
+    help="Slots of each of them.  [default: CPU cores, or one for each GPU]",
+)
+@click.option(
+    "--devices",
+    metavar="LIST",
+    envvar="DISCO_DEVICES",
+    default="cpu",
+    help="As of disco-worker: cpu; cuda or rocm for every visible GPU; or cuda:0,1. With several "
+    "nodes the GPUs are divided among them, in order.  [default: cpu]",
 )
 @click.option(
     "--listen",
@@ -237,12 +283,11 @@ def _script_folder(command: Sequence[str]) -> list[str]:
 def local(
     nodes: int,
     slots: int | None,
+    devices: str,
     listen: str | None,
-    allow_modules: tuple[str, ...],
-    allow_read: tuple[str, ...],
-    allow_load: tuple[str, ...],
     log_level: str | None,
     command: tuple[str, ...],
+    **allow: tuple[str, ...],
 ) -> None:
     """Runs a cluster on this machine: for COMMAND, or until Ctrl-C.
 
@@ -254,20 +299,22 @@ def local(
     if command and shutil.which(command[0]) is None:
         msg = f"expected a command to run, found no program {command[0]!r}"
         raise ConfigError(msg)
-    if listen is not None and not allow_modules:
+    if listen is not None and not allow["allow_modules"]:
         # A port is open to every user of the machine, the private socket is not.
-        allow_modules = ("numpy",)
-    if listen is None and not allow_read:
-        allow_read = ("*",)
+        allow["allow_modules"] = ("numpy",)
+    if listen is None and not allow["allow_read"]:
+        allow["allow_read"] = ("*",)
+    each = len(share_devices(devices, nodes)[0])
+    if each and slots not in (None, each):
+        raise refuse("--slots", f"{each}, one for each device of a node, or none given", slots)
     cluster = LocalCluster(
         nodes,
         slots or cpu_cores(),
-        allow_modules=allow_modules,
-        allow_read=allow_read,
-        allow_load=allow_load,
+        **allow,
         log_level=log_level or "warning",
         import_path=_script_folder(command),
         listen=listen,
+        devices=devices,
     )
     signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from typing import TYPE_CHECKING
 
 import click
-import grpc
-from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
 from disco_client.errors import ConnectionFailed
-from disco_client.pb import controller_pb2, controller_pb2_grpc
-from disco_client.transport.options import CHANNEL_OPTIONS, target
 from disco_server.cli.options import report_errors
 from disco_server.config import DEFAULT_ADDRESS
+
+if TYPE_CHECKING:
+    from disco_client.pb import controller_pb2
 
 __all__ = ["status"]
 
@@ -35,6 +35,13 @@ _TIMEOUT_S = 5.0
 @report_errors
 def status(address: str, as_json: bool) -> None:
     """Shows nodes, slots and sessions."""
+    # `disco doctor` must also run where gRPC is broken, and help need not load it.
+    import grpc
+    from google.protobuf.json_format import MessageToDict
+
+    from disco_client.pb import controller_pb2, controller_pb2_grpc
+    from disco_client.transport.options import CHANNEL_OPTIONS, target
+
     with grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS) as channel:
         stub = controller_pb2_grpc.SessionServiceStub(channel)
         try:

@@ -10,9 +10,11 @@ import click
 
 from disco_client.version import __version__
 from disco_server.cli.options import daemon_options, quieten_grpc, report_errors
-from disco_server.config import WorkerConfig
+from disco_server.config import ON_OFF, WorkerConfig
+from disco_server.devices.require import explain, require_devices
 from disco_server.observe import logs
 from disco_server.observe.lifetime import die_with_parent_in
+from disco_server.settings import NoVisibleGpu
 
 __all__ = ["main"]
 
@@ -26,12 +28,19 @@ __all__ = ["main"]
     "--slots",
     type=int,
     metavar="N",
-    help="How many workers fit here.  [default: CPU cores, or one a GPU]",
+    help="How many workers fit here.  [default: CPU cores, or one for each of --devices]",
 )
 @click.option(
     "--devices",
     metavar="LIST",
-    help="cpu, cuda, or numbered GPUs such as cuda:0,1.  [default: cpu]",
+    help="cpu; cuda or rocm for every visible GPU; or numbered GPUs such as cuda:0,1. A GPU is "
+    "one slot.  [default: cpu]",
+)
+@click.option(
+    "--device-check",
+    type=click.Choice(ON_OFF, case_sensitive=False),
+    help="Whether GPUs are tried before they are offered; off starts a second earlier.  "
+    "[default: on]",
 )
 @click.option(
     "--name", metavar="NAME", help="This node's name, unique in the cluster.  [default: host name]"
@@ -90,7 +99,12 @@ __all__ = ["main"]
 def main(config: Path | None, **flags: object) -> None:
     """Runs a worker daemon: offers this machine's slots to a controller."""
     die_with_parent_in(os.environ)
-    settings = WorkerConfig.load(flags, file=config)
+    try:
+        settings = WorkerConfig.load(flags, file=config)
+    except NoVisibleGpu as error:
+        raise explain(error) from None
+    if settings.device_check == "on":
+        require_devices(settings.devices, where="--devices" if flags["devices"] else "devices")
     logs.setup(settings.log_level, settings.log_format)
     quieten_grpc()
     from disco_server.worker.daemon import run  # loads gRPC, which --help need not

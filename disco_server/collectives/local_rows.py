@@ -124,6 +124,11 @@ class LocalRows(RowExchange):
         """See `RowExchange.rows`."""
         return b"".join([posted[1] for posted in self._board])
 
+    def absent(self) -> list[int]:
+        """See `RowExchange.absent`."""
+        number = self._number
+        return [place for place, posted in enumerate(self._board) if posted[0] != number]
+
     def _make_place(self, dtype: np.dtype[Any], size: int) -> Place:
         return Place(dtype, size, _RIDER)
 

@@ -25,6 +25,7 @@ from disco_server.collectives.base import (
     name_workers,
 )
 from disco_server.collectives.checks import Offer, Op
+from disco_server.collectives.meeting_watch import MeetingWatch, Waiting, slow_seconds
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.preflight import Lane, Preflight, VerdictKind
 from disco_server.collectives.rows import NO_DATA, RowExchange
@@ -72,6 +73,8 @@ class MeetingCommunicator(Communicator):
         self._group = self._world
         if num_groups > 1:
             self._group = self._make_side(Tag.GROUP, self.members(in_group=True))
+        self._waiting: Waiting | None = None
+        self._watch = MeetingWatch(worker_id, lambda: self._waiting, slow_seconds())
         self._pairs = {
             peer: self._add_lane(Tag.PAIR, tuple(sorted((peer, worker_id))))[0]
             for peer in self._world.members
@@ -242,6 +245,7 @@ class MeetingCommunicator(Communicator):
         if self._closed:
             return
         self._closed = True
+        self._watch.close()
         if not orderly:
             return
         _drive(self._preflight.leave())
@@ -315,9 +319,14 @@ class MeetingCommunicator(Communicator):
         preflight = self._preflight
         row = preflight.next_row(lane, offer, extra)
         short = not (preflight.busy or lane.pending or offer.problem)
-        if short and preflight.enter_now(lane, row, rider):
-            return
-        verdict = _drive(preflight.negotiate(lane, row + rider, posted=short))
+        exchange = cast("RowExchange", lane.exchange)
+        self._waiting = Waiting(offer.op, lane.seq, lane.members, exchange)
+        try:
+            if short and preflight.enter_now(lane, row, rider):
+                return
+            verdict = _drive(preflight.negotiate(lane, row + rider, posted=short))
+        finally:
+            self._waiting = None
         if verdict.kind is VerdictKind.RUN:
             return
         mine = self._tell(offer, src, dst, lane.nth - 1)
@@ -327,7 +336,7 @@ class MeetingCommunicator(Communicator):
             raise AbortedError(verdict.workers, self.position, checks.op_name(offer.op))
         peers = [member for member in lane.members if member != self._worker_id]
         brought: dict[str, list[int]] = {mine: [self._worker_id]}
-        for worker, text in zip(peers, cast("RowExchange", lane.exchange).tell(mine), strict=True):
+        for worker, text in zip(peers, exchange.tell(mine), strict=True):
             brought.setdefault(text, []).append(worker)
         raise MismatchError(verdict.workers, _compare(brought, verdict.workers))
 

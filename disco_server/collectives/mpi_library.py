@@ -96,8 +96,8 @@ def load_mpi(library: str, *, oversubscribed: bool) -> tuple[Any, MpiLibrary, bo
     except (ImportError, RuntimeError) as error:
         raise UnavailableError(
             f"mpi4py with an MPI library cannot be imported: {error}. Install the extra that"
-            " brings both, pip install 'disco[mpi]'; the packages mpich and impi-rt overwrite"
-            " each other's files, so only one of them may be there"
+            " brings both, pip install 'disco-runtime[server]'; the packages mpich and impi-rt"
+            " overwrite each other's files, so only one of them may be there"
         ) from error
     loaded = _identify(mpi.Get_library_version())
     if wanted is not None and loaded is not wanted:

@@ -28,6 +28,8 @@ _MOST_RANKS = 8
 # as a persistent request has one length.
 _LENGTHS = (256, 1024, 4096, 16384)
 _TEXT_TAG = 16
+# The first numbers of a row: whether it is a call, of which command, and the how manieth.
+_CALL = 3
 
 
 class _Place(Place):
@@ -115,6 +117,12 @@ class MpiRows(RowExchange):
     def rows(self) -> bytes:
         """See `RowExchange.rows`."""
         return self._heads.tobytes()
+
+    def absent(self) -> list[int]:
+        """See `RowExchange.absent`; a row of this round says the same command as ours."""
+        rows = self._heads.view(np.int64)
+        mine = rows[self._index, :_CALL]
+        return [place for place, row in enumerate(rows) if (row[:_CALL] != mine).any()]
 
     def _make_place(self, dtype: np.dtype[Any], size: int) -> _Place:
         nbytes = dtype.itemsize * size

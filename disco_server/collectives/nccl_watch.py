@@ -11,7 +11,6 @@ guard its handle.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections import deque
@@ -19,10 +18,11 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from disco_client.errors import ConfigError
 from disco_server.collectives.base import CommunicatorLost
+from disco_server.collectives.meeting_watch import slow_seconds
 from disco_server.collectives.nccl_library import NcclLibrary
 from disco_server.devices.gpu import GpuArrays
+from disco_server.settings import seconds_in
 
 __all__ = ["Limits", "NcclWatch"]
 
@@ -36,7 +36,7 @@ class Limits(NamedTuple):
     """How long operations may take, in seconds.
 
     Attributes:
-        slow: After this it is said that one takes long.
+        slow: After this it is said that one takes long; 0 for never.
         stuck: After this one counts as failed; 0 for never.
     """
 
@@ -50,21 +50,7 @@ class Limits(NamedTuple):
         Raises:
             ConfigError: One of them is no number of seconds.
         """
-        return cls(
-            _seconds(environ, "DISCO_SLOW_S", cls().slow),
-            _seconds(environ, "DISCO_NCCL_TIMEOUT_S", cls().stuck),
-        )
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name, "")
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"{name}: expected a number of seconds, got {text!r}")
-    return value
+        return cls(slow_seconds(environ), seconds_in(environ, "DISCO_NCCL_TIMEOUT_S", cls().stuck))
 
 
 @dataclass
@@ -230,7 +216,7 @@ class NcclWatch:
             why = f"it was not done after {waited:.0f} s (DISCO_NCCL_TIMEOUT_S)"
         if why:
             return self._fail(oldest, why)
-        if not oldest.told and waited >= self._limits.slow:
+        if not oldest.told and 0 < self._limits.slow <= waited:
             oldest.told = True
             self._on_slow(
                 f"worker {self._worker_id}: {oldest.name} of command #{oldest.seq} has been under"

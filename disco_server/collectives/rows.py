@@ -105,6 +105,13 @@ class RowExchange(ABC):
         """After a round: the rows of all members in their order."""
 
     @abstractmethod
+    def absent(self) -> list[int]:
+        """In a round that is not complete: the places of the members that have not posted.
+
+        May be asked on any thread; what it says may be out of date at once.
+        """
+
+    @abstractmethod
     def tell(self, text: str) -> list[str]:
         """Exchanges short texts with the other members, in their order.
 

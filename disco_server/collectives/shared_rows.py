@@ -152,6 +152,12 @@ class SharedRows(RowExchange):
         """See `RowExchange.rows`."""
         return self._board.rows.tobytes()
 
+    def absent(self) -> list[int]:
+        """See `RowExchange.absent`."""
+        shown, wanted, size = bytes(self._board.counters), self._complete, _COUNTER_BYTES
+        places = range(self._members)
+        return [i for i in places if shown[i * size :][:size] != wanted[i * size :][:size]]
+
     def _make_place(self, dtype: np.dtype[Any], size: int) -> _Place:
         return _Place(dtype, size, self._boards)
 

@@ -20,9 +20,9 @@ from disco_server.modules.tvm_values import TvmFunction
 
 __all__ = ["ModuleFunctions", "load"]
 
-_DEVICE_TYPES = {"cpu": 1, "cuda": 2, "rocm": 10}
+_CPU = 1
 _POOLED = 2
-_HOST = (_DEVICE_TYPES["cpu"], 0, _POOLED)
+_HOST = (_CPU, 0, _POOLED)
 _START = "vm_load_executable"
 _COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang")
 _SOURCES = (".o", ".c", ".cc", ".cpp")
@@ -67,8 +67,14 @@ def load(path: Path, digest: str, device: Device, functions: Functions) -> Funct
 
     Raises:
         FileRefused: It is no library of TVM, or needs functions that are not there,
-            or TVM or a linker is missing.
+            or TVM or a linker is missing, or the device is a GPU.
     """
+    if device.kind != "cpu":
+        msg = (
+            f"{path.name} is a library of TVM, which runs on CPUs here, and this worker computes"
+            f" on {device}; load it in a session whose slots are CPUs"
+        )
+        raise FileRefused(msg)
     ffi = runtime()
     serve(functions)
     with _lock:
@@ -81,10 +87,8 @@ def load(path: Path, digest: str, device: Device, functions: Functions) -> Funct
     if not library.implements_function(_START):
         return ModuleFunctions(library, names)
     machine = library.get_function(_START)()
-    kind = _DEVICE_TYPES[device.kind]
-    first = (kind, device.index, _POOLED)
     try:
-        machine.get_function("vm_initialization")(*first, *_HOST)
+        machine.get_function("vm_initialization")(*_HOST, *_HOST)
     except Exception as error:
         msg = f"cannot start {path.name}: {error}"
         raise FileRefused(msg) from error

@@ -7,12 +7,8 @@ from types import TracebackType
 
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure
 from disco_client.wire.codec import FailureKind
-from disco_server.collectives.base import (
-    AbortedError,
-    CommunicatorLost,
-    MismatchError,
-    UnavailableError,
-)
+from disco_server.collectives.base import AbortedError, CollectiveError, MismatchError
+from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import FileRefused, LoadNotAllowed
 from disco_server.modules.weights.errors import FileError, FileNotAllowed
 
@@ -43,10 +39,10 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (ArgumentRefused, FailureKind.BAD_ARGUMENT),
     (EncodingError, FailureKind.BAD_ARGUMENT),
     (ConfigError, FailureKind.BAD_ARGUMENT),
+    (DeviceUnavailable, FailureKind.BAD_ARGUMENT),
     (MismatchError, FailureKind.MISMATCH),
     (AbortedError, FailureKind.ABORTED),
-    (UnavailableError, FailureKind.CCL),
-    (CommunicatorLost, FailureKind.CCL),
+    (CollectiveError, FailureKind.CCL),
     (FileError, FailureKind.FILE),
 )
 

@@ -45,6 +45,8 @@ import_module("disco_server.runtime.builtins")  # registers them
 import_module("disco_server.runtime.weight_builtins")
 import_module("disco_server.runtime.shard_loader")
 import_module("disco_server.runtime.module_builtins")
+import_module("disco_server.runtime.dtensor_moves")
+import_module("disco_server.runtime.dtensor_ops")
 
 _ACK_COMMANDS = 1024
 """How many commands may run before the client hears of it, if nothing else is said."""
@@ -256,7 +258,6 @@ class Executor:
         try:
             self._worker.settle()
         except Exception as error:  # noqa: BLE001  (whatever the device says)
-            # Not the last command's own failure, which may have been reported before.
             self._report(self.seq, error, _ACTION_NAMES[Action.SYNC_WORKER], answers=0)
 
     def _get(self, seq: int, command: EncodedCommand) -> None:
@@ -440,18 +441,9 @@ class Executor:
         error: Exception,
         function: str,
         inside: tuple[int, int] = (0, 0),
-        *,
-        answers: int | None = None,
+        answers: int | None = None,  # the command, unless it is no command's own: 0
     ) -> Poison:
-        """Tells the client and the peers of a failure.
-
-        Args:
-            seq: The command that failed, or the last one before the failure.
-            error: What it raised.
-            function: The name of the function that it called.
-            inside: The program and the step in it, if it was one.
-            answers: The command that the reply is for, if not `seq`; 0 for none.
-        """
+        """Tells the client and the peers of a failure, perhaps in a step of a program."""
         failure, kind = describe_failure(
             error,
             worker=self._worker.worker_id,

@@ -137,7 +137,10 @@ class ShardLoader:
     # Loading ------------------------------------------------------------------------
 
     def read(self, index: int) -> Array:
-        """Reads a parameter from this worker's disk."""
+        """Reads a parameter from this worker's disk to its device."""
+        return _landed(self._read(index))
+
+    def _read(self, index: int) -> Array:
         return self._checkpoint.read([(self.records[index], None)])[0]
 
     def load(self, index: int) -> Array:
@@ -150,16 +153,16 @@ class ShardLoader:
         worker = current_worker()
         send = None
         if worker.worker_id == 0:
-            send = _apply(self.read(index), steps or [])
+            send = _apply(self._read(index), steps or [])
         if send is not None and worker.num_workers == 1:
-            return send.reshape(shape)
+            return _landed(send.reshape(shape))
         out = empty_array(shape, dtype)
         if out.nbytes:
             # As bytes, because a library need not know the dtype to move it.
             source = None if send is None else _bytes_of(send)
             move = worker.comm.scatter if steps else worker.comm.broadcast
             move(source, _bytes_of(out), in_group=False)
-        return out
+        return _landed(out)
 
     def position(self, name: str) -> int:
         """Where a parameter of that name is."""
@@ -168,6 +171,11 @@ class ShardLoader:
             msg = f"there is no parameter {name!r} among {len(self.records)}"
             raise ArgumentRefused(msg)
         return index
+
+
+def _landed(array: Array) -> Array:
+    """A parameter where this worker computes."""
+    return current_worker().arrays.from_host(array)
 
 
 def _apply(array: Array, steps: Sequence[_Step]) -> Array:
@@ -236,7 +244,7 @@ def load_param_on_worker0(loader: ShardLoader, number: Any) -> Array:
     if current_worker().worker_id == 0:
         return loader.read(index)
     record = loader.records[index]
-    return np.empty(record.shape, _dtype_of(record))
+    return current_worker().arrays.empty(record.shape, _dtype_of(record))
 
 
 @register_func("runtime.disco.ShardLoaderLoadPresharded")

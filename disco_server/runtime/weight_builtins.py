@@ -94,7 +94,8 @@ def weights_read(
             raise ArgumentRefused(msg)
         return record, (axis, divide(sizes, count, worker.worker_id % count))
 
-    return checkpoint.read([part_of(request) for request in wanted], dtype)
+    found = checkpoint.read([part_of(request) for request in wanted], dtype)
+    return [worker.arrays.from_host(array) for array in found]
 
 
 @register_func("runtime.disco._weights_item")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from disco_client.wire.values import Device
 from disco_server.collectives.base import Communicator, CommunicatorLost
+from disco_server.collectives.meeting_watch import say
 from disco_server.devices.base import Arrays
 from disco_server.devices.host import HostArrays
 from disco_server.devices.select import open_arrays
@@ -116,7 +116,7 @@ class WorkerDevice:
         from disco_server.collectives.nccl import NcclHooks, start_nccl
         from disco_server.collectives.nccl_watch import Limits
 
-        hooks = NcclHooks(self._lost, _say, Limits.read(os.environ))
+        hooks = NcclHooks(self._lost, say, Limits.read(os.environ))
         try:
             self._watch = start_nccl(
                 cast("MeetingCommunicator", comm), self.arrays, ccl, self._host, hooks
@@ -144,14 +144,8 @@ class WorkerDevice:
             self._watch.close()
 
     def _lost(self, message: str) -> None:
-        _say(message)
+        say(message)
         if self._end_process is not None:
             self._end_process()
         elif self._watch is not None:
             self._watch.abort()
-
-
-def _say(message: str) -> None:
-    """Tells the client, who sees what its workers print."""
-    sys.stderr.write(f"disco: {message}\n")
-    sys.stderr.flush()

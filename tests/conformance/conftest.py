@@ -28,6 +28,7 @@ from disco_server.cli.local import LocalCluster
 
 _HERE = Path(__file__).parent
 WORKER_MODULES = _HERE.parent / "worker_modules"
+STANDIN = _HERE.parent / "standin"
 FUNCTIONS = "disco_conformance_functions"
 DEFAULT_LAYOUTS = ((2, 1),)
 
@@ -43,7 +44,8 @@ class Kind:
         processes: Workers are processes of their own, which can be killed, and
             what cannot travel stays with them; otherwise they are threads of this
             process, and a fetched object is the very object.
-        ccl: The collective library that it has without a GPU.
+        ccl: The collective library that it has.
+        gpus: Workers compute on GPUs, of a stand-in.
         nodes: How many nodes a shared session of several workers spreads over.
     """
 
@@ -51,6 +53,7 @@ class Kind:
     program: str
     processes: bool = True
     ccl: str = "mpi"
+    gpus: bool = False
     nodes: int = 1
 
 
@@ -58,6 +61,12 @@ KINDS = (
     Kind("threaded", "di.ThreadedSession({workers}, {groups})", processes=False, ccl="local"),
     Kind("process", "di.ProcessSession({workers}, {groups})"),
     Kind("connect", "di.connect({address!r}, num_workers={workers}, num_groups={groups})"),
+    Kind(
+        "connect-standin-gpus",
+        "di.connect({gpus!r}, num_workers={workers}, num_groups={groups})",
+        ccl="nccl",
+        gpus=True,
+    ),
     Kind("socket", "di.SocketSession(1, {workers}, {groups}, 'localhost', 0)", nodes=2),
 )
 
@@ -150,6 +159,23 @@ def conformance_cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="session")
+def standin_gpu_cluster() -> Iterator[LocalCluster]:
+    """The same with GPUs for slots, which a stand-in for cupy pretends to have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DISCO_WARM", "0")
+        patch.setenv("STANDIN_GPUS", "8")
+        patch.setenv("DISCO_DEVICE_CHECK", "off")  # it asks the driver, not the stand-in
+        cluster = LocalCluster(
+            2,
+            4,
+            devices="cuda:0,1,2,3,4,5,6,7",
+            import_path=[str(WORKER_MODULES), str(STANDIN)],
+        )
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
 def case(request) -> Case:
     """The kind and the layout."""
     return request.param
@@ -169,7 +195,10 @@ def program(request, import_path, kind) -> Callable[..., str]:
         address = ""
         if "{address" in kind.program:
             address = request.getfixturevalue("conformance_cluster").address
-        return kind.program.format(address=address, workers=workers, groups=groups)
+        gpus = ""
+        if "{gpus" in kind.program:
+            gpus = request.getfixturevalue("standin_gpu_cluster").address
+        return kind.program.format(address=address, gpus=gpus, workers=workers, groups=groups)
 
     return expression
 

@@ -47,7 +47,12 @@ def test_a_worker_knows_where_it_is(case, tools):
     assert tools.results("runtime.disco.worker_id") == [di.Shape((n,)) for n in numbers]
     assert tools.results("runtime.disco.worker_rank") == numbers
     assert tools.results("runtime.disco.world_size") == [len(numbers)] * len(numbers)
-    assert tools.results("runtime.disco.device") == [di.cpu(0)] * len(numbers)
+    devices = tools.results("runtime.disco.device")
+    if case.kind.gpus:
+        assert {device.kind for device in devices} == {"cuda"}
+        assert len(set(devices)) == len(numbers)
+    else:
+        assert devices == [di.cpu(0)] * len(numbers)
     assert tools.results("runtime.disco.compiled_ccl") == [case.kind.ccl] * len(numbers)
 
 

@@ -56,7 +56,7 @@ def test_what_a_block_has_issued_is_executed_before_it_is_left(program, tmp_path
     with eval(program(1), {"di": di}) as session:
         save = session.get_global_func("numpy.save")
         for number in range(5):
-            save(str(tmp_path / f"{number}.npy"), session.broadcast([number]))
+            save(str(tmp_path / f"{number}.npy"), [number])
     assert len(list(tmp_path.glob("*.npy"))) == 5
 
 

@@ -10,6 +10,7 @@ import pytest
 from disco_client.errors import ConfigError
 from disco_server import config
 from disco_server.config import DEFAULT_MODULES, ControllerConfig, WorkerConfig
+from disco_server.settings import NoVisibleGpu
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +92,9 @@ def test_a_bare_kind_stands_for_all_its_visible_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert WorkerConfig(devices="cuda").devices == ("cuda:0", "cuda:1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ConfigError, match="visible cuda device, found none"):
+    with pytest.raises(NoVisibleGpu, match=r"visible cuda device, found none.*disco doctor") as no:
         WorkerConfig(devices="cuda")
+    assert (no.value.where, no.value.kind) == ("devices", "cuda")
 
 
 def test_port_zero_is_for_listening_only():

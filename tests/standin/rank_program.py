@@ -6,6 +6,7 @@ do: a function of this file. Prints what that returns, as JSON.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -90,27 +91,25 @@ def watched(rank: int, size: int, file: Path) -> object:
     event = cp.cuda.Event(disable_timing=True)
     array = cp.ones(1, np.int64)
     for _ in range(4):
-        comm.allReduce(array.data.ptr, array.data.ptr, 1, 4, 0, stream.ptr)
-        event.record(stream)
         ends = time.monotonic() + 3
-        while not event.done:
-            try:
+        try:
+            comm.allReduce(array.data.ptr, array.data.ptr, 1, 4, 0, stream.ptr)
+            event.record(stream)
+            while not event.done:
                 comm.check_async_error()
-            except nccl.NcclError as error:
-                comm.abort()
-                event.synchronize()
-                return [*found, f"error {error.status}"]
-            if time.monotonic() > ends:
-                comm.abort()
-                event.synchronize()
-                return [*found, "hang"]
-            time.sleep(0.005)
+                assert time.monotonic() < ends
+                time.sleep(0.005)
+        except (nccl.NcclError, AssertionError) as error:
+            comm.abort()
+            stream.synchronize()
+            return [*found, f"error {getattr(error, 'status', 'timeout')}"]
         found.append(array.get().item())
     comm.destroy()
     return found
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(25, exit=True)
     _rank, _size = int(sys.argv[1]), int(sys.argv[2])
     if "STANDIN_DEVICE" in os.environ:
         cp.cuda.Device(int(os.environ["STANDIN_DEVICE"])).use()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ def run_ranks(tmp_path):
     Returns what each printed, or the code with which it ended.
     """
     started = []
+    short = tempfile.mkdtemp()  # the name of a socket cannot be long
 
     def run(size, what, *, each=lambda rank: {}, sockets=False, **env):
         for rank in range(size):
@@ -29,7 +32,7 @@ def run_ranks(tmp_path):
                 **{k: v for k, v in os.environ.items() if not k.startswith("STANDIN_")},
                 "PYTHONPATH": str(FOLDER),
                 "STANDIN_DEVICE": str(rank),
-                **({"STANDIN_SOCKETS": str(tmp_path)} if sockets else {}),
+                **({"STANDIN_SOCKETS": short} if sockets else {}),
                 **env,
                 **each(rank),
             }
@@ -49,6 +52,7 @@ def run_ranks(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
+    shutil.rmtree(short)
 
 
 @pytest.mark.parametrize("sockets", [False, True])
@@ -110,8 +114,8 @@ def test_a_hang_is_an_error_nowhere(run_ranks):
     found = run_ranks(2, "watched", STANDIN_NCCL_FAIL="hang:1:2")
 
     assert all(result[0] == 2 for result in found)
-    assert {result[1] for result in found} <= {"hang", "error 6"}
-    assert "hang" in {result[1] for result in found}
+    assert {result[1] for result in found} <= {"error timeout", "error 6"}
+    assert "error timeout" in {result[1] for result in found}
 
 
 @pytest.mark.parametrize("victim", [1, 0])
@@ -137,4 +141,4 @@ def test_nothing_is_left_of_a_killed_hub(run_ranks):
     run_ranks(2, "watched", STANDIN_NCCL_FAIL="kill:0:1")
     names = Path("/proc/net/unix").read_text()
 
-    assert f"standin-nccl-{run_ranks.started[0].pid}-" not in names
+    assert f"standin-{run_ranks.started[0].pid}-" not in names

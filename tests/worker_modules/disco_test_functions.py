@@ -80,6 +80,13 @@ def sleep(seconds):
     time.sleep(seconds)
 
 
+@disco_server.register_func("tests.sleep_on")
+def sleep_on(worker_id, seconds):
+    """Keeps one worker busy."""
+    if disco_server.current_worker().worker_id == worker_id:
+        time.sleep(seconds)
+
+
 @disco_server.register_func("tests.rank_array")
 def rank_array(shape, dtype, factor=1):
     """An array filled with the worker's number plus one."""

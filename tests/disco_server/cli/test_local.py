@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from disco_client import connect, errors
-from disco_server.cli.local import LocalCluster
+from disco_server.cli.local import LocalCluster, share_devices
 
 SHOW_FAMILY = """
 import json, os, psutil, sys
@@ -39,8 +39,8 @@ except KeyboardInterrupt:
 class Local:
     """One ``disco local`` as a child process that leads a process group."""
 
-    def __init__(self, *arguments: str) -> None:
-        env = {k: v for k, v in os.environ.items() if not k.startswith("DISCO_")}
+    def __init__(self, *arguments: str, **more: str) -> None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("DISCO_")} | more
         self.process = subprocess.Popen(
             [sys.executable, "-m", "disco_server.cli.main", "local", *arguments],
             stdout=subprocess.PIPE,
@@ -66,8 +66,8 @@ def local():
     """Starts ``disco local``; what still runs after the test is ended."""
     started = []
 
-    def start(*arguments):
-        started.append(Local(*arguments))
+    def start(*arguments, **more):
+        started.append(Local(*arguments, **more))
         return started[-1]
 
     yield start
@@ -227,3 +227,49 @@ def test_in_a_program_it_is_a_context_manager(tmp_path):
         LocalCluster(1, 1, listen="nonsense"),
     ):
         pytest.fail("there is no cluster")
+
+
+@pytest.mark.parametrize(
+    ("devices", "nodes", "shares"),
+    [
+        ("cpu", 2, [(), ()]),
+        ("cuda:0,1,2,3", 2, [("cuda:0", "cuda:1"), ("cuda:2", "cuda:3")]),
+        ("cpu,cpu", 1, [("cpu", "cpu")]),
+        (["rocm:1"], 1, [("rocm:1",)]),
+    ],
+)
+def test_devices_are_divided_among_the_nodes(devices, nodes, shares):
+    """Each node has as many, in their order; the CPU is everybody's."""
+    assert share_devices(devices, nodes) == shares
+
+
+def test_gpus_are_the_nodes_slots(local):
+    """Two nodes with one GPU each, which nobody looks at here."""
+    program = (
+        "import json, subprocess, sys\nstatus = [sys.executable, '-m', 'disco_server.cli.main']"
+    )
+    program += "\nprint(subprocess.check_output([*status, 'status', '--json'], text=True))"
+    command = ("--", sys.executable, "-c", program)
+    run = local("--nodes", "2", "--devices", "cuda:0,1", *command, DISCO_DEVICE_CHECK="off")
+    code, out, err = run.finish()
+    assert code == 0, err
+    assert [node["devices"] for node in json.loads(out)["nodes"]] == [["cuda:0"], ["cuda:1"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--nodes", "2", "--devices", "cuda:0,1,2"), "that 2 nodes divide evenly"),
+        (("--devices", "cuda:0,1", "--slots", "3"), "--slots: expected 2, one for each device"),
+        (("--devices", "tpu"), "--devices: expected cpu, cuda, rocm"),
+        (("--devices", "cuda"), "expected a machine with a visible cuda device, found none: "),
+    ],
+)
+def test_devices_that_do_not_fit_are_refused(local, machine, options, said):
+    """Exit code 2 and one line, before anything is started."""
+    machine.cupy("raise ModuleNotFoundError('no', name='cupy')")
+    machine.set(CUDA_VISIBLE_DEVICES="")
+    code, out, err = local(*options).finish()
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert said in line

@@ -18,7 +18,7 @@ def test_help_lists_the_commands_with_a_line_each():
         assert shown.exit_code == 0
         listed = shown.output.partition("Commands:")[2].splitlines()
         texts = {words[0]: words[1] for line in listed if len(words := line.split(None, 1)) == 2}
-        assert {"local", "status"} <= set(texts)
+        assert {"doctor", "local", "status"} <= set(texts)
         assert all(texts.values())
 
 
@@ -47,3 +47,4 @@ def test_help_loads_neither_grpc_servers_nor_devices():
     )
     loaded = set(done.stdout.splitlines()[-1].split())
     assert not loaded & {"mpi4py", "cupy", "disco_server.worker.daemon", "disco_server.controller"}
+    assert not loaded & {"grpc", "google.protobuf", "numpy"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -138,3 +139,44 @@ def test_a_wrong_flag_is_refused_by_its_name(arguments, named):
     (line,) = shown.output.splitlines()
     assert named in line
     assert "expected" in line
+
+
+@pytest.mark.parametrize(("devices", "visible"), [("cuda:0", ""), ("cuda", "0")])
+def test_a_gpu_that_cannot_be_used_is_refused_at_the_start(daemons, machine, devices, visible):
+    """Without driver and cupy: one line that says what is missing, and no node that offers it."""
+    machine.cupy("raise ModuleNotFoundError('no', name='cupy')")
+    machine.set(CUDA_VISIBLE_DEVICES=visible)
+    worker = daemons.worker("127.0.0.1:1", "--devices", devices, ready=False)
+    assert worker.wait() == 2
+    (line,) = worker.stderr.splitlines()
+    assert "--devices: cuda:0 cannot be used on this machine: " in line
+    assert "cupy is not installed" in line
+    assert "`disco doctor --gpu` shows every check" in line
+
+
+def test_a_machine_that_shows_no_gpu_says_why(daemons, machine):
+    """Where `cuda` stands for none, the line tells what such a machine would need."""
+    machine.cupy("raise ModuleNotFoundError('no', name='cupy')")
+    machine.set(CUDA_VISIBLE_DEVICES="")
+    worker = daemons.worker("127.0.0.1:1", "--devices", "cuda", ready=False)
+    assert worker.wait() == 2
+    (line,) = worker.stderr.splitlines()
+    assert "--devices: expected a machine with a visible cuda device, found none: " in line
+    assert "cupy is not installed" in line
+
+
+def test_gpus_are_offered_with_driver_and_cupy_replaced(controller, daemons, machine):
+    """The daemon offers a slot for each, and has not loaded what it asked about."""
+    machine.driver()
+    machine.cupy()
+    worker = daemons.worker(controller.address, "--devices", "cuda:0,1", "--warm", "0")
+    assert ", 2 slots," in worker.stdout
+    maps = Path(f"/proc/{worker.process.pid}/maps").read_text()
+    assert "libcuda" not in maps
+
+
+def test_the_check_of_gpus_can_be_left_out(controller, daemons, machine):
+    """Whoever knows better offers devices that do not pass it."""
+    machine.cupy("raise ModuleNotFoundError('no', name='cupy')")
+    options = ("--devices", "cuda:0", "--device-check", "off", "--warm", "0")
+    assert ", 1 slots," in daemons.worker(controller.address, *options).await_ready()

@@ -78,14 +78,15 @@ def rounds(place: Place, shared: bool) -> list[Any]:
     if place.rank == 0:
         # The others have not posted, and will not before this rank has looked.
         rows.start(bytes(64))
-        seen.append(rows.test())
+        seen.append([rows.test(), rows.absent()])
         comm.Barrier()
     else:
         comm.Barrier()
         rows.start(bytes(64))
-        seen.append(False)
+        seen.append([False, [1, 2, 3]])
     while not rows.test():
         pass
+    assert rows.absent() == []
     seen.append(rows.tell("é" * 300 if place.rank == 1 else f"from {place.rank}"))
     rows.free()
     comm.Free()

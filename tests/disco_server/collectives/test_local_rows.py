@@ -43,10 +43,12 @@ def test_a_token_waits_for_nobody():
 
     first.start(bytes(ROW_BYTES))
     assert not first.test()
+    assert first.absent() == [1]
 
     second.start(bytes(ROW_BYTES))
     assert first.test()
     assert second.test()
+    assert first.absent() == second.absent() == []
 
 
 def test_a_closed_lane_takes_no_rows():

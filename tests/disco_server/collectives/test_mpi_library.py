@@ -82,7 +82,7 @@ def test_without_mpi4py_the_extra_is_named():
     """A bare installation says which extra brings MPI."""
     [line] = load(HIDE + LOAD)
     assert line.startswith("UnavailableError mpi4py")
-    assert "disco[mpi]" in line
+    assert "disco-runtime[server]" in line
 
 
 def test_files_are_known_by_what_is_in_them(tmp_path):

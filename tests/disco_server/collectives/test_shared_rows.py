@@ -11,7 +11,8 @@ def test_rounds_bring_rows_data_and_texts(ranks):
         plain, *with_data, early, texts = seen
         assert plain == [[1, 2, 3, 4], 256, []]
         assert with_data == [[[1, 2, 3, 4], 256, [0, 1, 2, 3]]] * 4
-        assert early is False
+        # The first rank sees at once who has not posted.
+        assert early == [False, [1, 2, 3]]
         # Texts are cut at 400 bytes, between characters.
         everyone = ["from 0", "é" * 200, "from 2", "from 3"]
         assert texts == [text for each, text in enumerate(everyone) if each != rank]

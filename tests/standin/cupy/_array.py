@@ -239,17 +239,17 @@ class ndarray(Operators):
     def __getitem__(self, index: Any) -> Any:
         index = _plain_index(index)
         if not _is_basic(index):
-            return call(lambda host, at: host[at], self, Hidden(index))
+            return call(_taken, self, Hidden(index))
         return self._view_of(self._host[_keep_view(index)])
 
     def __setitem__(self, index: Any, value: Any) -> None:
         index = _plain_index(index)
         if _crossing.is_array(value):
-            call(_assign, self, Hidden(index), value)
+            call(assign, self, Hidden(index), value)
         elif _is_basic(index):
             self[index].fill(value)
         else:
-            call(_assign, self, Hidden(index), Hidden(np.asarray(value, dtype=self.dtype)))
+            call(assign, self, Hidden(index), Hidden(np.asarray(value, dtype=self.dtype)))
 
     def __len__(self) -> int:
         if not self.shape:
@@ -305,5 +305,9 @@ def _keep_view(index: Any) -> Any:
     return parts if any(part is ... for part in parts) else (*parts, ...)
 
 
-def _assign(host: np.ndarray, index: Any, value: Any) -> None:
+def _taken(host: np.ndarray, index: Any) -> np.ndarray:
+    return host[index]
+
+
+def assign(host: np.ndarray, index: Any, value: Any) -> None:
     host[index] = value

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupy._dtypes import supported
+from cupy._machine import races
 from cupy._machine.devices import machine
 from cupy._machine.memory_map import DEVICE, blocks
 from cupy.cuda import memory
@@ -15,6 +16,10 @@ from cupy.cuda import memory
 __all__ = ["Hidden", "adopt", "call", "compute", "is_array", "wrap"]
 
 _classes: list[type] = []
+
+
+_WRITERS = ("assign", "at", "copyto", "put", "sort_in_place")
+"""Functions that write their first argument."""
 
 
 class Hidden:
@@ -81,6 +86,18 @@ def _unwrap(value: Any, current: int, known: dict[int, Any]) -> Any:
     return value
 
 
+def _note(queue: Any, function: Any, args: Any, kwargs: Any, known: dict[int, Any]) -> None:
+    """Tells `races` what is read and written."""
+    name = getattr(function, "__name__", "")
+    outs_at = function.nargs - function.nout if isinstance(function, np.ufunc) else len(args)
+    written = [kwargs.get("out"), *args[outs_at:], *(args[:1] if name in _WRITERS else ())]
+    for array in known.values():
+        block = blocks.find(array.data.ptr, 1) if array.size else None
+        if block is not None:
+            writes = any(array is one for one in written)
+            races.access(queue, block, name or "a computation", writes=writes)
+
+
 def compute(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, dict[int, Any]]:
     """Calls a function of numpy with the arrays that play those of the device.
 
@@ -92,11 +109,12 @@ def compute(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, 
         TypeError: There is an array of numpy among the arguments.
         ValueError: There is an array of another device among them.
     """
-    machine.catch_up()
+    queue = machine.catch_up()
     known: dict[int, Any] = {}
     current = machine.current.index
     plain_args = _unwrap(tuple(args), current, known)
     plain_kwargs = _unwrap(dict(kwargs), current, known)
+    _note(queue, function, args, kwargs, known)
     with np.errstate(all="ignore"):
         return function(*plain_args, **plain_kwargs), known
 

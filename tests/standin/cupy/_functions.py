@@ -51,9 +51,9 @@ class ufunc:
         """Reduces an array along an axis by it, and keeps each step."""
         return call(self._function.accumulate, array, *args, **kwargs)
 
-    def at(self, array: Any, indices: Any, other: Any = None) -> None:
+    def at(self, a: Any, indices: Any, b: Any = None) -> None:
         """Computes it in place for some elements."""
-        call(self._function.at, array, indices, *([] if other is None else [other]))
+        call(self._function.at, a, indices, *([] if b is None else [b]))
 
 
 def _function(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -248,9 +248,16 @@ def asarray(
 
 
 @_add
-def asanyarray(a: Any, dtype: Any = None, order: str | None = None) -> ndarray:
+def asanyarray(
+    a: Any,
+    dtype: Any = None,
+    order: str | None = None,
+    *,
+    copy: Any = None,
+    blocking: bool = False,
+) -> ndarray:
     """As `asarray`."""
-    return array(a, dtype, False, order or "K")
+    return array(a, dtype, bool(copy), order or "K")
 
 
 @_add

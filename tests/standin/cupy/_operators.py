@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cupy import _crossing
-from cupy._crossing import call, wrap
+from cupy._crossing import Hidden, call, wrap
 from cupy._dtypes import SCALARS
 from cupy._machine.devices import machine
 
@@ -95,9 +95,13 @@ def _unary(name: str) -> Callable[..., Any]:
 
 
 def _method(name: str) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(lambda host, *a, **k: getattr(host, name)(*a, **k), self, *args, **kwargs)
+    def on_host(host: np.ndarray, *args: Any, **kwargs: Any) -> Any:
+        return getattr(host, name)(*args, **kwargs)
 
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(on_host, self, *args, **kwargs)
+
+    on_host.__name__ = method.__name__ = name
     return method
 
 
@@ -121,6 +125,22 @@ def _host_method(name: str) -> Callable[..., Any]:
 
 def _conversion(convert: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, *args: convert(self.get(), *args)
+
+
+def _copied(host: np.ndarray, order: Any) -> np.ndarray:
+    return host.copy(order)
+
+
+def _cast(host: np.ndarray, dtype: Any, order: Any) -> np.ndarray:
+    return host.astype(dtype, order)
+
+
+def _reshaped(host: np.ndarray, shape: Any, order: Any) -> np.ndarray:
+    return host.reshape(shape, order=order).copy()
+
+
+def sort_in_place(host: np.ndarray, axis: int) -> None:
+    host.sort(axis=axis, kind="stable")
 
 
 class Operators:
@@ -170,7 +190,7 @@ class Operators:
     def copy(self, order: str = "C") -> Any:
         """An array of its own with the same content, on the current device."""
         if self.size == 0 or self.data.device_id == machine.current.index:
-            return call(lambda host: host.copy(order), self)
+            return call(_copied, self, order)
         if not self._host.flags.forc:
             raise NotImplementedError("CuPy cannot copy non-contiguous array between devices.")
         fortran = self._host.flags.fnc
@@ -193,7 +213,7 @@ class Operators:
             raise TypeError("casting is not supported yet")
         if not copy and np.dtype(dtype) == self.dtype:
             return self
-        return call(lambda host: host.astype(dtype, order), self)
+        return call(_cast, self, dtype, order)
 
     def item(self) -> Any:
         """Its only element."""
@@ -220,7 +240,7 @@ class Operators:
             return self._view_of(made)
         if copy is False:
             raise ValueError("Unable to avoid creating a copy while reshaping.")
-        return call(lambda host: host.reshape(shape, order=order).copy(), self)
+        return call(_reshaped, self, Hidden(shape), order)
 
     def ravel(self, order: str = "C") -> Any:
         """The content in one dimension, as a view where that is possible."""
@@ -234,7 +254,7 @@ class Operators:
         """Sorts it in place."""
         if kind not in (None, "stable"):
             raise ValueError("kind can only be None or 'stable'")
-        call(lambda host: host.sort(axis=axis, kind="stable"), self)
+        call(sort_in_place, self, axis)
 
     def tofile(self, fid: Any, sep: str = "", format: str = "%s") -> None:
         """Writes its content to a file."""

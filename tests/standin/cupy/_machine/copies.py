@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupy._machine import faults
+from cupy._machine import faults, races
 from cupy._machine.devices import machine
 from cupy._machine.memory_map import DEVICE, blocks, host_bytes
 from cupy._machine.queues import Arrival, Op, Queue
@@ -87,8 +87,10 @@ def fill(target: int, value: int, size: int, stream: int) -> None:
     if size == 0:
         return
     queue = _queue(stream)
-    blocks.device_block(target, size, "the target of memset")
-    queue.device.push(queue, Fill(target, value & 0xFF, size))
+    block = blocks.device_block(target, size, "the target of memset")
+    queue.device.order(queue)
+    races.access(queue, block, "a memset", writes=True)
+    queue.push(Fill(target, value & 0xFF, size))
 
 
 def copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
@@ -103,19 +105,20 @@ def copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
     if kind == DEFAULT:
         kind = 2 * (source >= DEVICE) + (target >= DEVICE)
     to_device, from_device = kind in (1, 3), kind in (2, 3)
-    _check(target, size, "target", on_device=to_device)
-    _check(source, size, "source", on_device=from_device)
+    queue.device.order(queue)
+    _check(queue, target, size, "target", on_device=to_device)
+    _check(queue, source, size, "source", on_device=from_device)
     if to_device and from_device:
-        queue.device.push(queue, Across(target, source, size))
+        queue.push(Across(target, source, size))
     elif to_device:
         pinned = blocks.find(source, size) is not None
         content = None if pinned else host_bytes(source, size).copy()
-        queue.device.push(queue, ToDevice(target, source, size, content))
+        queue.push(ToDevice(target, source, size, content))
     elif from_device and blocks.find(target, size) is not None:
-        queue.device.push(queue, ToHost(target, source, size))
+        queue.push(ToHost(target, source, size))
     else:
-        queue.device.order(queue)
         queue.force()
+        races.host_waited(races.now(queue))
         data = (
             blocks.device_bytes(source, size, "the source of a copy")
             if from_device
@@ -131,9 +134,10 @@ def _queue(stream: int) -> Queue:
     return queue
 
 
-def _check(address: int, size: int, what: str, *, on_device: bool) -> None:
+def _check(queue: Queue, address: int, size: int, what: str, *, on_device: bool) -> None:
     if on_device:
-        blocks.device_block(address, size, f"the {what} of a copy")
+        block = blocks.device_block(address, size, f"the {what} of a copy")
+        races.access(queue, block, "a copy", writes=what == "target")
     elif address >= DEVICE or address <= 0:
         detail = f"the {what} of a copy should be host memory, {address:#x} is not"
         raise faults.cuda_fault(faults.ILLEGAL_ADDRESS, detail)

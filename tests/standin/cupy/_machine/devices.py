@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from cupy._machine import faults, settings
+from cupy._machine import faults, races, settings
 from cupy._machine.memory_map import blocks, graveyard
 from cupy._machine.queues import Free, Op, Queue, Wait
 
@@ -60,11 +60,13 @@ class OneDevice:
     def order(self, queue: Queue) -> None:
         """Lets a stream wait where the null stream is involved."""
         if queue is self.null:
-            for other in list(self.queues.values()):
-                if other.blocking and not other.idle:
-                    queue.push(Wait(other, other.enqueued))
-        elif queue.blocking and not self.null.idle:
-            queue.push(Wait(self.null, self.null.enqueued))
+            others = [other for other in list(self.queues.values()) if other.blocking]
+        else:
+            others = [self.null] if queue.blocking else []
+        for other in others:
+            races.follow(queue, races.now(other))
+            if not other.idle:
+                queue.push(Wait(other, other.enqueued))
 
 
 class Machine:
@@ -156,7 +158,7 @@ class Machine:
         stream = self.current_stream(device.index)
         return device.null if stream is None else self.queue(stream.ptr)
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> Queue:
         """Does what the current stream has before its next work, which happens at once."""
         self.reap()
         queue = self.compute_queue()
@@ -164,6 +166,7 @@ class Machine:
         queue.device.order(queue)
         queue.run(queue.enqueued)
         queue.device.check()
+        return queue
 
     def reap(self) -> None:
         """Gives back memory that was let go, in the order of the stream it is for."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
 
 import numpy as np
 
-from cupy._machine import faults, settings
+from cupy._machine import faults, races, settings
 
 __all__ = ["DEVICE", "Block", "blocks", "graveyard"]
 
@@ -36,6 +36,8 @@ class Block:
         queue: Of device memory, the stream in whose order it is given back.
         owner: A weak reference to the object that gives it back.
         dropped: Whether its owner has let go of it.
+        written: The last work that wrote it; see `races`.
+        reads: The work that has read it since, for each stream.
     """
 
     address: int
@@ -45,6 +47,8 @@ class Block:
     queue: Any = None
     owner: Any = None
     dropped: bool = False
+    written: tuple[Any, int, str] | None = None
+    reads: dict[Any, tuple[Any, int, str]] = field(default_factory=dict)
 
     def holds(self, address: int, size: int) -> bool:
         """Whether a range lies inside."""
@@ -71,7 +75,8 @@ class Blocks:
             buffer = _aligned(size)
             block = Block(DEVICE + buffer.ctypes.data, size, buffer, device, queue)
             self._blocks[block.address] = block
-            return block
+        races.access(queue, block, "its allocation", writes=True)
+        return block
 
     def add_pinned(self, buffer: Any, address: int, size: int) -> Block:
         """Makes a buffer of the host known as pinned."""

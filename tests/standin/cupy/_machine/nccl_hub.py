@@ -19,7 +19,7 @@ from typing import Any
 from cupy._machine.nccl_math import DTYPES, reduced
 from cupy._machine.nccl_wire import Line, encode_id, socket_name
 
-__all__ = ["Call", "new_unique_id"]
+__all__ = ["Call", "hub_address", "new_unique_id"]
 
 INVALID_USAGE = 5
 REMOTE_ERROR = 6
@@ -219,16 +219,19 @@ def outcomes(call: Call, contents: list[bytes]) -> dict[int, bytes]:
     return dict.fromkeys(ranks, combined)
 
 
-def split_groups(key: str, number: int, calls: dict[int, tuple[int, int]]) -> dict[int, Any]:
-    """The key, the rank and the size of the new communicator of each rank that gets one."""
-    groups: dict[int, list[tuple[int, int]]] = {}
-    for rank, (color, order) in calls.items():
+def split_groups(key: str, number: int, calls: dict[int, tuple[int, int, str]]) -> dict[int, Any]:
+    """The address, the key, the rank and the size of the new communicator of each rank.
+
+    The hub of its first rank is its hub: it must not need ranks that are not in it.
+    """
+    groups: dict[int, list[tuple[int, int, str]]] = {}
+    for rank, (color, order, address) in calls.items():
         if color >= 0:
-            groups.setdefault(color, []).append((order, rank))
+            groups.setdefault(color, []).append((order, rank, address))
     return {
-        rank: (f"{key}/{number}.{color}", new, len(ranks))
+        rank: (min(ranks)[2], f"{key}/{number}.{color}", new, len(ranks))
         for color, ranks in groups.items()
-        for new, (_, rank) in enumerate(sorted(ranks))
+        for new, (_, rank, _) in enumerate(sorted(ranks))
     }
 
 
@@ -240,7 +243,7 @@ class Hub:
     """
 
     def __init__(self) -> None:
-        name = f"standin-nccl-{os.getpid()}-{secrets.token_hex(6)}"
+        name = f"standin-{os.getpid()}-{secrets.token_hex(4)}"
         folder = os.environ.get("STANDIN_SOCKETS")
         self.address = str(Path(folder) / name) if folder else f"@{name}"
         self._listener = socket.socket(socket.AF_UNIX)
@@ -292,12 +295,17 @@ _hubs: list[Hub] = []
 _starting = threading.Lock()
 
 
-def new_unique_id() -> bytes:
-    """A unique id that leads to the hub of this process, which is started if there is none."""
+def hub_address() -> str:
+    """Where the hub of this process listens; it is started if there is none."""
     with _starting:
         if not _hubs:
             _hubs.append(Hub())
-    return encode_id(_hubs[0].address, secrets.token_hex(8))
+    return _hubs[0].address
+
+
+def new_unique_id() -> bytes:
+    """A unique id that leads to the hub of this process."""
+    return encode_id(hub_address(), secrets.token_hex(8))
 
 
 def _forget() -> None:

@@ -21,7 +21,10 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def encode_id(address: str, key: str) -> bytes:
     """The unique id that tells where a hub listens, and for which communicator."""
-    return b"\n".join((_MAGIC, address.encode(), key.encode())).ljust(ID_BYTES, b"\n")
+    made = b"\n".join((_MAGIC, address.encode(), key.encode()))
+    if len(made) > ID_BYTES:
+        raise ValueError(f"the folder for sockets has too long a name: {address}")
+    return made.ljust(ID_BYTES, b"\n")
 
 
 def decode_id(unique_id: bytes) -> tuple[str, str]:

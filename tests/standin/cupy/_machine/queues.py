@@ -62,6 +62,12 @@ class Queue:
         device: The device of the stream.
         handle: The number by which the library knows the stream.
         blocking: Whether it keeps in order with the null stream.
+
+    Attributes:
+        ticks: How much was put on it; see `races`.
+        seen: After how much of other streams its further work comes.
+        enqueued: How many pieces of work were put on it, those that were done at once left out.
+        completed: How many of them are done.
     """
 
     def __init__(self, device: Any, handle: int, *, blocking: bool) -> None:
@@ -69,6 +75,8 @@ class Queue:
         self.handle = handle
         self.blocking = blocking
         self._arrivals: list[tuple[int, Arrival]] = []
+        self.ticks = 0
+        self.seen: dict[Any, int] = {}
         self.enqueued = 0
         self.completed = 0
         self._pending: deque[Op] = deque()

@@ -3,6 +3,7 @@
 - `STANDIN_GPUS`: how many GPUs the machine has; 4 unless given, 0 is a machine without a driver.
 - `CUDA_VISIBLE_DEVICES`: as for the driver, numbers or UUIDs.
 - `STANDIN_MEMORY`: bytes of memory of each GPU; 2 GiB unless given.
+- `STANDIN_RACES`: anything but nothing tells of streams that do not wait; see `races`.
 - `STANDIN_HOST`: the name of the host, to pretend several.
 - `STANDIN_HIP`: anything but nothing makes it a build for ROCm.
 - `STANDIN_NCCL_VERSION`: the version of NCCL, 23203 unless given.

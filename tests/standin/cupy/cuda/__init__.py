@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cupy.cuda import device, memory, pinned_memory, runtime, stream
+from cupy.cuda import device, memory, nvrtc, pinned_memory, runtime, stream
 from cupy.cuda.device import Device, get_device_id
 from cupy.cuda.memory import (
     BaseMemory,
@@ -44,6 +44,7 @@ __all__ = [
     "get_local_runtime_version",
     "is_available",
     "memory",
+    "nvrtc",
     "pinned_memory",
     "runtime",
     "set_allocator",

@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import Any
 
-from cupy._machine import faults, nccl_faults, nccl_groups, settings
+from cupy._machine import faults, nccl_faults, nccl_groups, races, settings
 from cupy._machine.devices import machine
 from cupy._machine.memory_map import DEVICE, blocks
 from cupy._machine.nccl_errors import (
@@ -19,7 +19,7 @@ from cupy._machine.nccl_errors import (
     NcclError,
     nccl_error,
 )
-from cupy._machine.nccl_hub import Call, new_unique_id
+from cupy._machine.nccl_hub import Call, hub_address, new_unique_id
 from cupy._machine.nccl_link import Link, Part, Refused
 from cupy._machine.nccl_math import DTYPES, OPERATORS
 from cupy._machine.nccl_wire import ID_BYTES, decode_id
@@ -98,7 +98,7 @@ def groupEnd() -> None:
 
 
 class NcclConfig:
-    """How a communicator shall be made; nothing of it makes a difference here."""
+    """How a communicator shall be made; it makes no difference here."""
 
     def __init__(self, split_share: int = 0) -> None:
         self.split_share = split_share
@@ -137,16 +137,14 @@ class NcclCommunicator:
     def _join(self, address: str, key: str, rank: int, size: int) -> None:
         device = machine.current
         device.check()
-        gpu = f"{settings.host_name()} {device.gpu.bus_id}"
-        self._address, self._device, self._rank, self._size = address, device, rank, size
+        fails = nccl_faults.planned(rank, size) == "init"
+        gpu = "" if fails else f"{settings.host_name()} {device.gpu.bus_id}"
+        self._device, self._rank, self._size = device, rank, size
         self._operations = 0
         self._sequence = 0
         self._pairs: dict[tuple[int, int], int] = {}
-        fails = nccl_faults.planned(rank, size) == "init"
         try:
-            link = Link(
-                address, (key, rank, size, "" if fails else gpu, get_version(), os.getpid())
-            )
+            link = Link(address, (key, rank, size, gpu, get_version(), os.getpid()))
             if fails:
                 link.close(orderly=False)
                 raise nccl_error(SYSTEM_ERROR, "asked for")
@@ -189,8 +187,8 @@ class NcclCommunicator:
 
     @property
     def comm(self) -> int:
-        """The address of NCCL's own object, 0 when there is none any more."""
-        return 0 if self._link is None else id(self._link)
+        """The address of NCCL's own object, 0 when it is gone."""
+        return id(self._link) if self._link else 0
 
     def _alive(self) -> Link:
         if self._link is None:
@@ -231,7 +229,7 @@ class NcclCommunicator:
         link, self._link = self._link, None
         if link is None:
             return
-        if not (link.async_error or link.fault):
+        if not link.async_error and not link.fault:
             for queue, position in link.outstanding():
                 queue.run(position)
         link.close(orderly=True)
@@ -242,7 +240,7 @@ class NcclCommunicator:
         """Makes communicators of the ranks of each color, in the order of the keys."""
         link = self._ready()
         name = ("all", self._next())
-        link.post(name, self._rank, (color, key), b"")
+        link.post(name, self._rank, (color, key, hub_address() if color >= 0 else ""), b"")
         group, there = link.result(name, self._rank, patient=False)
         if not there:
             raise nccl_error(REMOTE_ERROR, "a rank was lost during a split")
@@ -250,7 +248,7 @@ class NcclCommunicator:
             return None
         made = NcclCommunicator.__new__(NcclCommunicator)
         made._link = None
-        made._join(self._address, *group)
+        made._join(*group)
         return made
 
     def _next(self) -> int:
@@ -278,8 +276,9 @@ class NcclCommunicator:
         if not -1 <= call.root < self._size:
             raise nccl_error(INVALID_ARGUMENT, f"there is no rank {call.root}")
         queue = self._queue(stream)
-        source = self._range(source, call, "send buffer")
-        target = self._range(target, call, "receive buffer")
+        self._device.order(queue)
+        source = self._range(queue, source, call, "send buffer")
+        target = self._range(queue, target, call, "receive buffer")
         self._operations += 1
         fate = nccl_faults.planned(self._rank, self._size, self._operations)
         if fate == "kill":
@@ -307,7 +306,7 @@ class NcclCommunicator:
         return queue
 
     def _range(
-        self, place: tuple[int, int] | None, call: Call, what: str
+        self, queue: Queue, place: tuple[int, int] | None, call: Call, what: str
     ) -> tuple[int, int] | None:
         if place is None:
             return None
@@ -316,6 +315,8 @@ class NcclCommunicator:
         if size and (block is None or block.device != self._device.index):
             detail = f"the {what} of {call} is not memory of device {self._device.index}"
             raise nccl_error(INVALID_ARGUMENT, detail)
+        if size:
+            races.access(queue, block, str(call), writes=what == "receive buffer")
         return address, size
 
     def _apart(self, call: Call, sent: tuple[int, int], got: tuple[int, int], shift: int) -> None:

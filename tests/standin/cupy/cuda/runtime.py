@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupy._machine import copies, faults, settings
+from cupy._machine import copies, faults, races, settings
 from cupy._machine.devices import machine
 from cupy._machine.faults import CUDARuntimeError
 from cupy._machine.memory_map import DEVICE, blocks
@@ -118,6 +118,7 @@ def deviceSynchronize() -> None:
     device = machine.current
     for queue in list(device.queues.values()):
         queue.force()
+        races.host_waited(races.now(queue))
 
 
 def deviceCanAccessPeer(device: int, peerDevice: int) -> int:
@@ -204,18 +205,24 @@ def streamSynchronize(stream: int) -> None:
     queue = machine.queue(stream)
     queue.device.order(queue)
     queue.force()
+    races.host_waited(races.now(queue))
 
 
 def streamQuery(stream: int) -> int:
     """0 if all work of a stream is done, otherwise the number that says: not ready."""
     machine.reap()
     queue = machine.queue(stream)
-    return 0 if queue.done(queue.enqueued) else faults.NOT_READY
+    if not queue.done(queue.enqueued):
+        return faults.NOT_READY
+    races.host_waited(races.now(queue))
+    return 0
 
 
 def streamDestroy(stream: int) -> None:
     """Forgets a stream; its work is still done."""
     queue = machine.queue(stream)
+    if queue.blocking:
+        queue.device.order(queue.device.null)
     queue.kick(queue.enqueued)
     queue.device.queues.pop(stream, None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from cupy._machine import faults
+from cupy._machine import faults, races
 from cupy._machine.devices import NULL_STREAM, machine
 from cupy._machine.queues import Mark, Queue, Wait
 from cupy.cuda import runtime
@@ -40,6 +40,7 @@ class Event:
         self._timing = not disable_timing
         self._queue: Queue | None = None
         self._position = 0
+        self._clock: dict[Queue, int] = {}
         self._mark = Mark()
         self.ptr = id(self)
 
@@ -48,7 +49,10 @@ class Event:
         """Whether all work that was on the stream is done; true if it was never recorded."""
         machine.reap()
         self._device.check()
-        return self._queue is None or self._queue.done(self._position)
+        done = self._queue is None or self._queue.done(self._position)
+        if done:
+            races.host_waited(self._clock)
+        return done
 
     def record(self, stream: Any = None) -> None:
         """Takes the present end of a stream's work as its place."""
@@ -66,6 +70,7 @@ class Event:
         else:
             self._position = queue.push(self._mark)
         self._queue = queue
+        self._clock = races.now(queue)
 
     def synchronize(self) -> None:
         """Waits until it is done."""
@@ -73,10 +78,12 @@ class Event:
         self._device.check()
         if self._queue is not None:
             self._queue.force(self._position)
+            races.host_waited(self._clock)
 
     def _wait_in(self, queue: Queue) -> None:
         """Lets further work of a stream wait for it."""
         if self._queue is not None and self._queue is not queue:
+            races.follow(queue, self._clock)
             queue.push(Wait(self._queue, self._position))
 
     def _time(self) -> float:

@@ -1,0 +1,122 @@
+"""``disco doctor``: whether this machine can do what sessions ask of it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from disco_client.version import __version__
+from disco_server.cli.checkup import gpu_kind, sections
+from disco_server.cli.options import report_errors
+from disco_server.observe.findings import Finding, State
+
+__all__ = ["doctor"]
+
+_GPU: Final = "gpu"
+_EXIT_PROBLEM: Final = 1
+_COLOURS: Final = {
+    State.OK: "green",
+    State.MISSING: "yellow",
+    State.BROKEN: "red",
+    State.NOT_APPLICABLE: "dim",
+}
+_WIDTH: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A finding, in which section, and whether it has to be there."""
+
+    section: str
+    required: bool
+    finding: Finding
+
+    @property
+    def is_problem(self) -> bool:
+        """What is broken always is one; what is missing, where it has to be there."""
+        state = self.finding.state
+        return state is State.BROKEN or (self.required and state is not State.OK)
+
+
+@click.command()
+@click.option("--gpu", is_flag=True, help="Fail also where this machine cannot work on GPUs.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@report_errors
+def doctor(gpu: bool, as_json: bool) -> None:
+    """Checks this machine and says what to do about what is missing.
+
+    The exit code is 0 where all that sessions on CPUs need is there and nothing is
+    broken, else 1; with --gpu, what sessions on GPUs need must be there too.
+    """
+    kind = gpu_kind()
+    console = Console(
+        width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False, quiet=as_json
+    )
+    checked: list[_Checked] = []
+    for section in sections(kind):
+        required = section.required or (gpu and section.name == _GPU)
+        with console.status(f"looking at {section.name}"):
+            checked += [_Checked(section.name, required, each) for each in section.look()]
+    if as_json:
+        click.echo(json.dumps(_as_json(checked, kind)))
+    else:
+        _show(console, checked, kind)
+    sys.exit(_EXIT_PROBLEM if any(each.is_problem for each in checked) else 0)
+
+
+def _ready(checked: Sequence[_Checked], *, gpu: bool) -> bool:
+    """Whether sessions on GPUs, or on CPUs, have what they need."""
+    needed = [each for each in checked if (each.section == _GPU if gpu else each.section != _GPU)]
+    return all(each.finding.state is State.OK if gpu else not each.is_problem for each in needed)
+
+
+def _as_json(checked: Sequence[_Checked], kind: str) -> dict[str, Any]:
+    """The same for programs; keys are added to it and never change."""
+    return {
+        "version": __version__,
+        "host": platform.node(),
+        "ok": not any(each.is_problem for each in checked),
+        "cpu_ready": _ready(checked, gpu=False),
+        "gpu_ready": _ready(checked, gpu=True),
+        "gpu_kind": kind,
+        "checks": [
+            {"section": each.section, "required": each.required, **each.finding.as_json()}
+            for each in checked
+        ],
+    }
+
+
+def _show(console: Console, checked: Sequence[_Checked], kind: str) -> None:
+    table = Table(title=f"disco {__version__} on {platform.node()}", title_justify="left")
+    for column in ("section", "check", "state", "found"):
+        table.add_column(column, no_wrap=column != "found")
+    before = ""
+    for each in checked:
+        found = each.finding
+        if before and before != each.section:
+            table.add_section()
+        word = "-" if found.state is State.NOT_APPLICABLE else found.state.value
+        section = each.section if each.section != before else ""
+        # As Text, because brackets in what was found would be taken for markup.
+        state = Text(word, style=_COLOURS[found.state])
+        table.add_row(section, found.name, state, Text(found.detail))
+        before = each.section
+    console.print(table)
+    hints = [each.finding for each in checked if each.finding.hint]
+    if hints:
+        console.print("what to do:")
+    for found in hints:
+        # Not folded, so that a command can be copied.
+        console.print(f"  {found.name}: {found.hint}", soft_wrap=True)
+    ways = {"CPUs": _ready(checked, gpu=False), f"GPUs ({kind})": _ready(checked, gpu=True)}
+    for way, ready in ways.items():
+        console.print(f"sessions on {way}: {'ready' if ready else 'not ready'}")

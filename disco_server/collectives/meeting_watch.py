@@ -1,0 +1,107 @@
+"""Says which ranks the others wait for, where a collective does not begin for long.
+
+What waits is a rank's one thread, deep in a library, so another thread looks. It
+only reads what the waiting one has written down, and stops nobody: a rank that is
+slow may still come.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from disco_server.collectives.base import name_workers
+from disco_server.collectives.checks import op_name
+from disco_server.collectives.rows import RowExchange
+from disco_server.settings import seconds_in
+
+__all__ = ["MeetingWatch", "Waiting", "say", "slow_seconds"]
+
+_LOOKS_A_WAIT = 8
+_SLOW_S = 30.0
+
+
+def slow_seconds(environ: Mapping[str, str] = os.environ) -> float:
+    """How long a wait is before something is said of it: DISCO_SLOW_S, or 30 seconds.
+
+    0 is for never.
+
+    Raises:
+        ConfigError: It is no number of seconds.
+    """
+    return seconds_in(environ, "DISCO_SLOW_S", _SLOW_S)
+
+
+def say(message: str) -> None:
+    """Tells the client, who sees what its workers print."""
+    sys.stderr.write(f"disco: {message}\n")
+    sys.stderr.flush()
+
+
+class Waiting(NamedTuple):
+    """A rank that has come to a collective and waits for the others.
+
+    Attributes:
+        op: The collective, as in `checks.Offer`.
+        seq: The command.
+        members: The ranks of the lane.
+        exchange: Where they meet.
+    """
+
+    op: int
+    seq: int
+    members: tuple[int, ...]
+    exchange: RowExchange
+
+
+class MeetingWatch:
+    """Watches over one rank's waits.
+
+    Args:
+        me: The rank.
+        look: Returns what it waits in at this moment; None if it does not wait.
+        slow_s: After how many seconds something is said; 0 for never.
+        tell: Where it is said.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        look: Callable[[], Waiting | None],
+        slow_s: float,
+        tell: Callable[[str], None] = say,
+    ) -> None:
+        self._me, self._look, self._slow_s, self._tell = me, look, slow_s, tell
+        self._over = threading.Event()
+        if slow_s:
+            threading.Thread(target=self._run, name=f"meeting-watch-{me}", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends it; idempotent."""
+        self._over.set()
+
+    def _run(self) -> None:
+        last, looks = None, 0
+        while not self._over.wait(self._slow_s / _LOOKS_A_WAIT):
+            waiting = self._look()
+            # Each wait is an object of its own, so the same one means the same wait.
+            looks = looks + 1 if waiting is not None and waiting is last else 0
+            last = waiting
+            if waiting is not None and looks == _LOOKS_A_WAIT:
+                self._report(waiting)
+
+    def _report(self, waiting: Waiting) -> None:
+        absent = [waiting.members[index] for index in waiting.exchange.absent()]
+        present = [member for member in waiting.members if member not in absent]
+        # All who wait see the same; one of them is enough.
+        if not absent or min(present, default=self._me) != self._me:
+            return
+        verb = "has" if len(present) == 1 else "have"
+        self._tell(
+            f"{name_workers(present)} {verb} waited {self._slow_s:g} s in"
+            f" {op_name(waiting.op)} of command #{waiting.seq} for {name_workers(absent)}, which"
+            " did not enter it yet"
+        )
