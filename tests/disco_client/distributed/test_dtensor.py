@@ -346,7 +346,9 @@ def test_a_program_as_one_writes_it(workers):
     assert str(hidden.placement) == "S[1]"
     partial = hidden @ split[1]
     assert str(partial.placement) == "P[sum]"
+    assert partial.explain() == "matmul -> P[sum]: 0 bytes to a worker\n  nothing moved"
     result = partial + bias
+    assert "reduce-scatter along mesh axis 0 (tp): P[sum] -> S[" in result.explain()
     np.testing.assert_allclose(
         result.numpy(), np.maximum(x @ up, 0) @ down + bias, rtol=1e-4, atol=1e-5
     )
