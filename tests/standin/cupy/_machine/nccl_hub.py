@@ -164,8 +164,9 @@ class Room:
         else:
             self.tell("left" if orderly else "lost", member.rank)
 
-    def post(self, member: Member, key: Any, part: Any, call: Any, content: bytes) -> None:
+    def post(self, member: Member, key: Any, part: Any, asked: Any, content: bytes) -> None:
         """Takes what a rank contributes; the last contribution completes the operation."""
+        call = Call(*asked) if isinstance(asked[0], str) else asked
         posts = self.posts.setdefault(key, {})
         if not posts:
             expected = set(range(member.size)) if key[0] == "all" else set(key[1:3])
