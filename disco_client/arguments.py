@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any, SupportsIndex
+
 from disco_client.collectives import CCL_NAMES
 from disco_client.errors import ConfigError
 
-__all__ = ["MAX_WORKERS", "check_session"]
+__all__ = ["MAX_WORKERS", "check_session", "check_worker", "dims_of"]
 
 MAX_WORKERS = 4096
 
@@ -31,6 +34,35 @@ def check_session(num_workers: object, num_groups: object, ccl: str | None, time
     if not timeout > 0:
         msg = f"expected a timeout above 0 seconds, got {timeout!r}"
         raise ConfigError(msg)
+
+
+def check_worker(worker: object, num_workers: int) -> int:
+    """Refuses what is no worker of a session.
+
+    Raises:
+        TypeError: It is no integer.
+        ConfigError: There is no such worker.
+    """
+    if isinstance(worker, bool) or not isinstance(worker, SupportsIndex):
+        msg = f"expected an integer worker_id, got {worker!r} of type {type(worker).__name__}"
+        raise TypeError(msg)
+    number = worker.__index__()
+    if not 0 <= number < num_workers:
+        msg = f"expected a worker_id from 0 to {num_workers - 1}, got {number}"
+        raise ConfigError(msg)
+    return number
+
+
+def dims_of(shape: object) -> Iterable[Any]:
+    """The extents in a shape.
+
+    Raises:
+        TypeError: It is no shape.
+    """
+    if isinstance(shape, Iterable) and not isinstance(shape, (str, bytes)):
+        return shape  # pyright: ignore[reportUnknownVariableType]
+    msg = f"expected a shape such as (2, 3), got {shape!r}"
+    raise TypeError(msg)
 
 
 def _integer(what: str, value: object) -> int:

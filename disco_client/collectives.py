@@ -68,13 +68,18 @@ class Collectives(ABC):
                 Not needed where the workers' slots are GPUs.
 
         Raises:
-            ConfigError: There is no library of that name.
+            ConfigError: There is no library of that name, or a GPU has no number.
             CclError: It is missing on a worker, or could not start.
         """
         if ccl not in CCL_NAMES:
             msg = f"expected one of {', '.join(CCL_NAMES)}, got {ccl!r}"
             raise ConfigError(msg)
-        self._call_builtin("runtime.disco.init_ccl", ccl, Shape(device_ids))
+        try:
+            devices = Shape(device_ids)
+        except (TypeError, ValueError):
+            msg = f"expected the numbers of GPUs, from 0, got {', '.join(map(repr, device_ids))}"
+            raise ConfigError(msg) from None
+        self._call_builtin("runtime.disco.init_ccl", ccl, devices)
         self.sync_all()
 
     def broadcast(

@@ -24,7 +24,7 @@ The tree::
         ├── BadArgument           an argument the called thing refuses
         ├── CollectiveMismatch    ranks brought different things to one collective
         ├── CollectiveAborted     another rank could not enter the collective
-        ├── CclError              the collective library is missing or did not start
+        ├── CclError              the collective library is missing, did not start, or failed
         └── BadFile               a file on a worker is missing, unreadable or malformed
 """
 
@@ -287,7 +287,7 @@ class CollectiveAborted(RemoteError):
 
 
 class CclError(RemoteError):
-    """The collective library is missing on a worker or did not start."""
+    """The collective library is missing on a worker, did not start, or failed at work."""
 
 
 class BadFile(RemoteError, OSError):

@@ -217,7 +217,7 @@ class Recorder(Session):
             "copy it to the workers before the capture, or make it an input"
         )
 
-    def _ask(self, *_args: Any, **_options: Any) -> NoReturn:
+    def _question(self, *_args: Any, **_options: Any) -> NoReturn:
         self.check_here()
         self._refuse("fetching a value waits for the workers; do it outside of the capture")
 

@@ -133,7 +133,7 @@ class Inbox:
             known = self._sites.get(failure.seq)
             failure = replace(failure, issued_at=known)
             if reply.seq not in self._answers:
-                if failure.seq in self._raised:
+                if reply.seq and failure.seq in self._raised:
                     return  # other ranks' part in a failure that a call has raised
                 self._pending.setdefault(failure.seq, []).append((failure, kind))
                 self._arrived.notify_all()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self, SupportsIndex
 
+from disco_client.arguments import check_worker, dims_of
 from disco_client.arrays import Array, Downloads, Uploads, as_host_array, kind_of
 from disco_client.capture import Capturing, StepLines
 from disco_client.collectives import Collectives
 from disco_client.command_log import CommandLog, Fill
+from disco_client.distributed.sessions import Distribution
 from disco_client.errors import (
-    ConfigError,
     EncodingError,
     ForeignReference,
     SessionClosed,
@@ -41,7 +42,7 @@ _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
 """Integers that still fit 64 bits when they are doubled."""
 
 
-class Session(Collectives, Capturing, Modules, WeightLoading):
+class Session(Collectives, Capturing, Distribution, Modules, WeightLoading):
     """One SPMD program: its workers, their registers, and its ordered command log.
 
     Calls are asynchronous: they return at once, and every worker executes them in
@@ -217,6 +218,10 @@ class Session(Collectives, Capturing, Modules, WeightLoading):
     def _call_builtin(self, name: str, *args: object) -> DRef:
         return self.call_packed(self._builtin(name), *args)
 
+    def _call_now(self, name: str, *args: object) -> DRef:
+        """Calls a function for this session, also in a thread that captures a program."""
+        return self._call_with_values(self._builtin(name).reg_id, args)
+
     # Arrays ----------------------------------------------------------------------
 
     def empty(
@@ -244,7 +249,7 @@ class Session(Collectives, Capturing, Modules, WeightLoading):
         where = Device.parse(device) if isinstance(device, str) else device
         return self._call_builtin(
             "runtime.disco.empty",
-            Shape(_dims(shape)),
+            Shape(dims_of(shape)),
             dtype_from_name(dtype),
             where,
             bool(worker0_only),
@@ -295,12 +300,24 @@ class Session(Collectives, Capturing, Modules, WeightLoading):
             encode_value(command.args.add(), host_array.dtype)
             return 0
 
-        got = self._here()._ask(Action.COPY_FROM_WORKER0, remote_array, 0, fill, into=host_array)
+        here = self._here()
+        asked = here._question(Action.COPY_FROM_WORKER0, remote_array, 0, fill)
+        got = here._answered(asked, 0, into=host_array)
         if got is not host_array:
             host_array[...] = got.reshape(host_array.shape)
 
     def _get(self, ref: DRef, worker: int) -> Any:
-        return self._here()._ask(Action.DEBUG_GET_FROM_REMOTE, ref, self._check_worker(worker))
+        return self._get_all(ref, (self._check_worker(worker),))[0]
+
+    def _get_all(self, ref: DRef, workers: Sequence[int]) -> list[Any]:
+        """Fetches what several workers hold; all are asked before one is waited for."""
+        here, action = self._here(), Action.DEBUG_GET_FROM_REMOTE
+        asked = [(here._question(action, ref, worker), worker) for worker in workers]
+        return [here._answered(seq, worker) for seq, worker in asked]
+
+    def _fill(self, ref: DRef, worker: int, array: Array) -> None:
+        """Copies into the array of one worker's register; errors come later."""
+        self._here()._send_array(Action.COPY_TO_WORKER0, ref, worker, array, answers=0)
 
     def _set(self, ref: DRef, worker: int, value: object) -> None:
         array = as_host_array(value)
@@ -308,16 +325,11 @@ class Session(Collectives, Capturing, Modules, WeightLoading):
             Action.DEBUG_SET_REGISTER, ref, self._check_worker(worker), array, answers=1
         )
 
-    def _ask(
-        self,
-        action: Action,
-        ref: DRef,
-        worker: int,
-        fill: Fill | None = None,
-        into: Array | None = None,
-    ) -> Any:
+    def _question(self, action: Action, ref: DRef, worker: int, fill: Fill | None = None) -> int:
         reg = self._check_ref(ref)
-        seq, _ = self._log.issue(action, fill, reg=reg, worker=worker, answers=1)
+        return self._log.issue(action, fill, reg=reg, worker=worker, answers=1)[0]
+
+    def _answered(self, seq: int, worker: int, into: Array | None = None) -> Any:
         answer = self._inbox.wait(seq, self._transport.check_alive)
         got: EncodedValue | Live = answer.values[worker]
         if isinstance(got, Live):
@@ -470,13 +482,7 @@ class Session(Collectives, Capturing, Modules, WeightLoading):
         return self._check_ref(value) if isinstance(value, DRef) else None
 
     def _check_worker(self, worker: int) -> int:
-        if isinstance(worker, bool) or not hasattr(worker, "__index__"):
-            msg = f"expected an integer worker_id, got {worker!r} of type {type(worker).__name__}"
-            raise TypeError(msg)
-        if not 0 <= worker < self.num_workers:
-            msg = f"expected a worker_id from 0 to {self.num_workers - 1}, got {worker}"
-            raise ConfigError(msg)
-        return int(worker)
+        return check_worker(worker, self.num_workers)
 
     def _raise_if_lost(self) -> None:
         error = self._log.closed
@@ -488,10 +494,3 @@ def _close(log: CommandLog, transport: Transport, name: str) -> None:
     """Ends a session; also run when it is collected, and at interpreter exit."""
     log.close(SessionClosed(f"session {name!r} was shut down"), drop=False)
     transport.close(_CLOSE_TIMEOUT_S)
-
-
-def _dims(shape: object) -> Iterable[Any]:
-    if isinstance(shape, Iterable) and not isinstance(shape, (str, bytes)):
-        return shape  # pyright: ignore[reportUnknownVariableType]
-    msg = f"expected a shape such as (2, 3), got {shape!r}"
-    raise TypeError(msg)

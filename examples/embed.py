@@ -3,9 +3,10 @@
 Reads one sentence a line from standard input::
 
     disco local --nodes 2 --slots 2 -- python examples/embed.py --workers 4 < examples/sentences.txt
+    python examples/embed.py --workers 2 --device cuda < examples/sentences.txt
 
 Exit codes: 0, or 1 where a cluster failed or a check did, or 2 where the input,
-the model or the number of workers was refused.
+the model, the number of workers or the device was refused.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import TYPE_CHECKING
 from embedding.embedder import Embedder
 from embedding.plain import PlainModel
 from embedding.report import Timings, describe_timings, similarity_table
+from embedding.sessions import BATCHES, DEVICES, DeviceRefused, open_session
 from embedding.settings import ModelError, ModelSettings, read_settings, refuse_worker_count
 from embedding.tokens import make_batches, tokenize
 
-import disco_client
 from disco_client import errors
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         return _run(options)
-    except (InputError, ModelError) as error:
+    except (DeviceRefused, InputError, ModelError) as error:
         return _complain(str(error), 2)
     except errors.DiscoError as error:
         return _complain(_explain(error), 1)
@@ -60,20 +61,20 @@ def _run(options: argparse.Namespace) -> int:
     settings = read_settings(options.model)
     refuse_worker_count(settings, options.workers)
     sentences = _read_sentences()
-    timings = Timings(sentences=len(sentences))
+    timings = Timings(sentences=len(sentences), device=options.device)
     clock = time.perf_counter
     started = clock()
     tokens = tokenize(settings, sentences)
     timings.tokens = sum(map(len, tokens))
     tokenized = clock()
-    with disco_client.connect(
-        options.address, num_workers=options.workers, name="embed", timeout=options.timeout
+    with open_session(
+        options.device, options.workers, address=options.address, timeout=options.timeout
     ) as session:
         connected = clock()
         # The installed model lies wherever each worker's own Python has it.
         embedder = Embedder(session, str(settings.folder) if options.model else None)
         loaded = clock()
-        embeddings = embedder.embed(make_batches(tokens))
+        embeddings = embedder.embed(make_batches(tokens, BATCHES[options.device]))
         timings.embed = embedder.seconds
         timings.shares = embedder.shares
     timings.tokenize = tokenized - started
@@ -147,6 +148,9 @@ def _explain(error: errors.DiscoError) -> str:
             "Start the worker daemons with --allow-module 'embedding.*' and with the "
             "examples folder on PYTHONPATH."
         ),
+        errors.CclError: (
+            "Each worker needs a GPU of its own; 'disco doctor --gpu' says what is missing."
+        ),
         errors.RemoteError: "The model and the examples folder must be present on every worker.",
         errors.SessionLost: "See the logs of the worker daemons.",
     }
@@ -170,6 +174,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--address",
         metavar="HOST:PORT",
         help="the controller (default: $DISCO_ADDRESS, else 127.0.0.1:7600)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="cpu",
+        help="what the workers compute on; without an address and $DISCO_ADDRESS, cuda and rocm "
+        "take the first N GPUs of this machine (default: cpu)",
     )
     parser.add_argument(
         "--timeout",

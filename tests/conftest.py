@@ -40,6 +40,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORKER_MODULES = Path(__file__).parent / "worker_modules"
+STANDIN = Path(__file__).parent / "standin"
+STANDIN_GPUS = 4
 FUNCTIONS = "disco_test_functions"
 
 
@@ -86,6 +88,54 @@ def no_memory_left() -> Iterator[None]:
     before = opened()
     yield
     assert opened() == before
+
+
+@pytest.fixture(scope="session")
+def real_gpus() -> int:
+    """How many GPUs cupy can use here; skips the test where there is none.
+
+    It is asked in a process of its own, because one that has used a GPU cannot fork.
+    """
+    program = "import cupy; print(cupy.cuda.runtime.getDeviceCount())"
+    asked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)  # noqa: PLW1510  (looked at)
+    if asked.returncode:
+        said = asked.stderr.strip().splitlines() or ["cupy says nothing"]
+        pytest.skip(f"no GPU that cupy can use: {said[-1]}")
+    return int(asked.stdout)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("standin", id="standin"),
+        pytest.param("real_gpus", id="gpu", marks=pytest.mark.gpu),
+    ]
+)
+def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many GPUs the processes that a test starts can use.
+
+    Each test that asks for them runs with those of the stand-in for cupy, and once
+    more with those of the machine, where it has some.
+    """
+    if request.param != "standin":
+        return int(request.getfixturevalue(request.param))
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    path = filter(None, (str(STANDIN), os.environ.get("PYTHONPATH")))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.syspath_prepend(str(STANDIN))  # the workers of a ProcessSession inherit that
+    monkeypatch.setenv("STANDIN_GPUS", str(STANDIN_GPUS))
+    return STANDIN_GPUS
+
+
+@pytest.fixture
+def need_gpus(gpus: int) -> Callable[[int], None]:
+    """Skips a test where there are fewer GPUs than it needs."""
+
+    def need(count: int) -> None:
+        if gpus < count:
+            pytest.skip(f"needs {count} GPUs, of which {gpus} are here")
+
+    return need
 
 
 @pytest.fixture(scope="session")

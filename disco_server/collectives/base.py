@@ -11,7 +11,8 @@ The errors::
     CollectiveError
     ├── MismatchError      ranks brought different things; nobody began
     ├── AbortedError       another rank cannot come; nobody began
-    └── UnavailableError   the library is missing or did not start
+    ├── UnavailableError   the library is missing or did not start
+    └── CommunicatorLost   it failed at work; nothing goes on with it
 
 After the first two the communicator is as good as before.
 """
@@ -35,6 +36,7 @@ __all__ = [
     "Array",
     "CollectiveError",
     "Communicator",
+    "CommunicatorLost",
     "MismatchError",
     "ReduceOp",
     "UnavailableError",
@@ -113,6 +115,10 @@ class AbortedError(CollectiveError):
 
 class UnavailableError(CollectiveError):
     """A collective library is not there, or it did not start; the message says what to do."""
+
+
+class CommunicatorLost(CollectiveError):
+    """A communicator failed or was aborted; the message says in which collective, and why."""
 
 
 def name_workers(workers: Iterable[int]) -> str:

@@ -135,7 +135,7 @@ class MeetingCommunicator(Communicator):
         if offer.problem or not offer.elements:
             self._meet(side, offer, src, dst)
             return
-        source, target = self._stage(src, dst)
+        source, target = self._stage(offer, src, dst)
         if offer.on_device:
             self._allreduce(side, Known(offer, ()), source, target, op)
             _unstage(target, dst)
@@ -154,11 +154,11 @@ class MeetingCommunicator(Communicator):
         rides = offer.elements and not (offer.problem or offer.on_device)
         place = side.find_place(src) if rides else None
         rider = side.put(place, src)
+        source, target = (src, dst) if place is not None else self._stage(offer, src, dst)
         self._meet(side, offer, src, dst, rider)
         if place is not None:
             side.take_all(place, dst)
         elif offer.elements:
-            source, target = self._stage(src, dst)
             side.moves_of(source).allgather(source, target)
             _unstage(target, dst)
 
@@ -167,10 +167,10 @@ class MeetingCommunicator(Communicator):
         side = self._group if in_group else self._world
         source = src if self._is_root(side) else dst
         offer = checks.check_equal(Op.BROADCAST, source, dst)
+        staged, target = self._stage(offer, cast("Array", source), dst)
         self._meet(side, offer, source, dst)
         if offer.elements:
-            source, target = self._stage(cast("Array", source), dst)
-            side.moves_of(source).broadcast(source, target)
+            side.moves_of(staged).broadcast(staged, target)
             _unstage(target, dst)
 
     def scatter(self, src: Array | None, dst: Array, *, in_group: bool = True) -> None:
@@ -178,9 +178,9 @@ class MeetingCommunicator(Communicator):
         side = self._group if in_group else self._world
         root = self._is_root(side)
         offer = checks.check_parts(Op.SCATTER, src, dst, side.size, root=root)
+        source, target = self._stage(offer, cast("Array", src) if root else dst, dst)
         self._meet(side, offer, src if root else None, dst)
         if offer.elements:
-            source, target = self._stage(cast("Array", src) if root else dst, dst)
             side.moves_of(source).scatter(source, target)
             _unstage(target, dst)
 
@@ -189,10 +189,10 @@ class MeetingCommunicator(Communicator):
         side = self._group if in_group else self._world
         root = self._is_root(side)
         offer = checks.check_parts(Op.GATHER, src, dst, side.size, root=root)
+        whole = cast("Array", dst) if root else src
+        source, target = self._stage(offer, src, whole)
         self._meet(side, offer, src, dst if root else None)
         if offer.elements:
-            whole = cast("Array", dst) if root else src
-            source, target = self._stage(src, whole)
             side.moves_of(source).gather(source, target)
             if root:
                 _unstage(target, whole)
@@ -203,9 +203,9 @@ class MeetingCommunicator(Communicator):
         """See `Communicator.reduce_scatter`."""
         side = self._group if in_group else self._world
         offer = checks.check_parts(Op.REDUCE_SCATTER, src, dst, side.size, op, root=True)
+        source, target = self._stage(offer, src, dst)
         self._meet(side, offer, src, dst)
         if offer.elements:
-            source, target = self._stage(src, dst)
             side.moves_of(source).reduce_scatter(source, target, op, offer.family)
             _unstage(target, dst)
 
@@ -213,9 +213,9 @@ class MeetingCommunicator(Communicator):
         """See `Communicator.all_to_all`."""
         side = self._group if in_group else self._world
         offer = checks.check_equal(Op.ALL_TO_ALL, src, dst, parts=side.size)
+        source, target = self._stage(offer, src, dst)
         self._meet(side, offer, src, dst)
         if offer.elements:
-            source, target = self._stage(src, dst)
             side.moves_of(source).all_to_all(source, target)
             _unstage(target, dst)
 
@@ -268,11 +268,11 @@ class MeetingCommunicator(Communicator):
         arrays = (None, buf) if receives else (buf, None)
         if lane is None:
             raise MismatchError((self._worker_id,), self._tell(offer, *arrays, 0))
+        source, target = self._stage(offer, buf, buf)
         self._agree(lane, offer, *arrays, worker if receives else self._worker_id)
         if not offer.elements:
             return
         moves = self._world.moves_of(buf)
-        source, target = self._stage(buf, buf)
         if receives:
             moves.recv(target, worker)
             _unstage(target, buf)
@@ -346,8 +346,15 @@ class MeetingCommunicator(Communicator):
             return offer._replace(problem=self._no_device)
         return offer
 
-    def _stage(self, src: Array, dst: Array) -> tuple[Array, Array]:
-        """Stands in contiguous arrays for those that are not."""
+    def _stage(self, offer: Offer, src: Array, dst: Array) -> tuple[Array, Array]:
+        """Stands in contiguous arrays for those that are not.
+
+        It may fail for want of memory, so it comes before the meeting, after which a
+        rank must not fail any more.
+        """
+        offer = self._admit(offer)
+        if offer.problem or not offer.elements:
+            return src, dst
         if src.flags.c_contiguous and dst.flags.c_contiguous:
             return src, dst
         xp = self._xp if on_device(src) else np

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from disco_server.collectives.base import name_workers
@@ -24,13 +24,15 @@ _LOOKS_A_WAIT = 8
 _SLOW_S = 30.0
 
 
-def slow_seconds() -> float:
+def slow_seconds(environ: Mapping[str, str] = os.environ) -> float:
     """How long a wait is before something is said of it: DISCO_SLOW_S, or 30 seconds.
+
+    0 is for never.
 
     Raises:
         ConfigError: It is no number of seconds.
     """
-    return seconds_in(os.environ, "DISCO_SLOW_S", _SLOW_S)
+    return seconds_in(environ, "DISCO_SLOW_S", _SLOW_S)
 
 
 def say(message: str) -> None:

@@ -16,19 +16,19 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from disco_server.collectives.base import UnavailableError, name_workers
+from disco_server.collectives.base import CommunicatorLost, UnavailableError, name_workers
 from disco_server.collectives.meeting import MeetingCommunicator
 from disco_server.collectives.nccl_library import NcclLibrary, version_text
 from disco_server.collectives.nccl_moves import NcclMoves
-from disco_server.collectives.nccl_watch import CommunicatorLost, Limits, NcclWatch
+from disco_server.collectives.nccl_watch import Limits, NcclWatch
 from disco_server.collectives.sides import Tag
 from disco_server.devices.base import Arrays
 from disco_server.devices.gpu import GpuArrays
 
 __all__ = ["NcclHooks", "start_nccl"]
 
-_RECORD_BYTES = 2048  # room for the longest problem, escaped
 _PROBLEM_CHARACTERS = 300
+_RECORD_BYTES = 512 + 12 * _PROBLEM_CHARACTERS  # escaped, a character is at most 12 bytes
 
 
 class NcclHooks(NamedTuple):
@@ -129,7 +129,8 @@ def _prepare(
     try:
         library = NcclLibrary(name, arrays)
         # A group's id is needed where the library cannot split a communicator.
-        leads = (comm.worker_id == 0, comm.group_rank == 0 and not library.splits)
+        apart = comm.num_groups > 1 and not library.splits
+        leads = (comm.worker_id == 0, comm.group_rank == 0 and apart)
         ids = [library.binding.get_unique_id().hex() if lead else "" for lead in leads]
         gpu = f"{host} {cast('GpuArrays', arrays).bus_id()}"
     except Exception as error:  # noqa: BLE001  (whatever a broken library raises)
@@ -189,7 +190,8 @@ class _Opening:
                 made = self._world.commSplit(members[0], rank)
             else:
                 made = self._begin(members[0], 1, size, rank)
-        except self._library.error as error:
+        except Exception as error:
+            # Whatever it is: the peers are in the same call, or about to be.
             which = "the workers" if tag == Tag.WORLD else "the group"
             raise CommunicatorLost(
                 f"worker {self._comm.worker_id}: {self._library.name} could not connect {which}:"

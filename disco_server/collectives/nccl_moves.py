@@ -49,93 +49,102 @@ class NcclMoves:
 
     def allreduce(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
         """Combines into every rank's destination, which may be the source."""
-        src = _apart(src, dst, 0)
         kind, call = self._library.type_of(src.dtype), self._library.reduction(op, family)
-        with self._enqueue(f"allreduce({op.name.lower()})") as stream:
-            count = src.size * kind.each
-            self._comm.allReduce(_at(src), _at(dst), count, kind.number, call, stream)
+        with self._enqueue(f"allreduce({op.name.lower()})", src, dst) as (source, stream):
+            count = source.size * kind.each
+            self._comm.allReduce(_at(source), _at(dst), count, kind.number, call, stream)
 
     def reduce_scatter(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
         """Combines and leaves each rank its part."""
-        src = _apart(src, dst, -self._rank * dst.nbytes)
         kind, call = self._library.type_of(src.dtype), self._library.reduction(op, family)
-        with self._enqueue(f"reduce_scatter({op.name.lower()})") as stream:
+        name, own = f"reduce_scatter({op.name.lower()})", -self._rank * dst.nbytes
+        with self._enqueue(name, src, dst, own) as (source, stream):
             count = dst.size * kind.each
-            self._comm.reduceScatter(_at(src), _at(dst), count, kind.number, call, stream)
+            self._comm.reduceScatter(_at(source), _at(dst), count, kind.number, call, stream)
 
     def allgather(self, src: Array, dst: Array) -> None:
         """Brings every source to every rank."""
-        src = _apart(src, dst, self._rank * src.nbytes)
-        with self._enqueue("allgather") as stream:
-            self._comm.allGather(_at(src), _at(dst), src.nbytes, self._library.byte, stream)
+        own = self._rank * src.nbytes
+        with self._enqueue("allgather", src, dst, own) as (source, stream):
+            self._comm.allGather(_at(source), _at(dst), source.nbytes, self._library.byte, stream)
 
     def broadcast(self, src: Array, dst: Array) -> None:
         """Copies rank 0's source to all."""
-        src = _apart(src, dst, 0) if self._rank == 0 else dst
-        with self._enqueue("broadcast") as stream:
-            self._comm.broadcast(_at(src), _at(dst), dst.nbytes, self._library.byte, 0, stream)
+        with self._enqueue("broadcast", dst if self._rank else src, dst) as (source, stream):
+            self._comm.broadcast(_at(source), _at(dst), dst.nbytes, self._library.byte, 0, stream)
 
     def scatter(self, src: Array | None, dst: Array) -> None:
         """Gives each rank its part of rank 0's source."""
         nbytes = dst.nbytes
         if src is None or self._rank:
-            with self._enqueue("scatter") as stream, self._together():
+            with self._enqueue("scatter", dst, dst) as (_, stream), self._together():
                 self._comm.recv(_at(dst), nbytes, self._library.byte, 0, stream)
             return
-        src = _apart(src, dst, 0)
-        with self._enqueue("scatter") as stream:
+        with self._enqueue("scatter", src, dst) as (source, stream):
             with self._together():
                 for peer in range(1, self._size):
-                    at = _at(src) + peer * nbytes
+                    at = _at(source) + peer * nbytes
                     self._comm.send(at, nbytes, self._library.byte, peer, stream)
-            self._copy(_at(dst), _at(src), nbytes)
+            self._copy(_at(dst), _at(source), nbytes)
 
     def gather(self, src: Array, dst: Array | None) -> None:
         """Collects every source at rank 0."""
         nbytes = src.nbytes
         if dst is None or self._rank:
-            with self._enqueue("gather") as stream, self._together():
+            with self._enqueue("gather", src, src) as (_, stream), self._together():
                 self._comm.send(_at(src), nbytes, self._library.byte, 0, stream)
             return
-        src = _apart(src, dst, 0)
-        with self._enqueue("gather") as stream:
+        with self._enqueue("gather", src, dst) as (source, stream):
             with self._together():
                 for peer in range(1, self._size):
                     at = _at(dst) + peer * nbytes
                     self._comm.recv(at, nbytes, self._library.byte, peer, stream)
-            self._copy(_at(dst), _at(src), nbytes)
+            self._copy(_at(dst), _at(source), nbytes)
 
     def all_to_all(self, src: Array, dst: Array) -> None:
         """Transposes the matrix of parts; source and destination may be one array."""
-        if _overlap(src, dst):
-            src = src.copy()
         nbytes = src.nbytes // self._size
-        with self._enqueue("all_to_all") as stream:
+        with self._enqueue("all_to_all", src, dst, None) as (source, stream):
             with self._together():
                 for peer in range(self._size):
                     if peer != self._rank:
-                        there, here = _at(src) + peer * nbytes, _at(dst) + peer * nbytes
+                        there, here = _at(source) + peer * nbytes, _at(dst) + peer * nbytes
                         self._comm.send(there, nbytes, self._library.byte, peer, stream)
                         self._comm.recv(here, nbytes, self._library.byte, peer, stream)
             at = self._rank * nbytes
-            self._copy(_at(dst) + at, _at(src) + at, nbytes)
+            self._copy(_at(dst) + at, _at(source) + at, nbytes)
 
     def send(self, buf: Array, rank: int) -> None:
         """Sends to one rank."""
-        with self._enqueue("send") as stream:
+        with self._enqueue("send", buf, buf) as (_, stream):
             self._comm.send(_at(buf), buf.nbytes, self._library.byte, rank, stream)
 
     def recv(self, buf: Array, rank: int) -> None:
         """Receives from one rank."""
-        with self._enqueue("recv") as stream:
+        with self._enqueue("recv", buf, buf) as (_, stream):
             self._comm.recv(_at(buf), buf.nbytes, self._library.byte, rank, stream)
 
     @contextmanager
-    def _enqueue(self, name: str) -> Generator[int]:
-        """Around the calls of one operation: orders it among what is computed."""
+    def _enqueue(
+        self, name: str, src: Array, dst: Array, own: int | None = 0
+    ) -> Generator[tuple[Array, int]]:
+        """Around the calls of one operation: orders it among what is computed.
+
+        Args:
+            name: The operation.
+            src: Its source.
+            dst: Its destination.
+            own: Where in the destination the source may begin, in bytes; None if
+                they may not overlap at all.
+
+        Yields:
+            The source, or a copy of it, and the stream.
+        """
         with self._watch.launching(name):
+            if _overlap(src, dst) and (own is None or _at(src) != _at(dst) + own):
+                src = src.copy()
             self._arrays.enter_comm()
-            yield self._stream
+            yield src, self._stream
             self._arrays.leave_comm()
 
     @contextmanager
@@ -161,16 +170,3 @@ def _at(array: Any) -> int:
 
 def _overlap(one: Array, other: Array) -> bool:
     return _at(one) < _at(other) + other.nbytes and _at(other) < _at(one) + one.nbytes
-
-
-def _apart(src: Array, dst: Array, offset: int) -> Array:
-    """A source that does not overlap its destination, except where the library allows it.
-
-    Args:
-        src: The source.
-        dst: The destination.
-        offset: Where in the destination the source may begin, in bytes.
-    """
-    if not _overlap(src, dst) or _at(src) == _at(dst) + offset:
-        return src
-    return src.copy()

@@ -18,32 +18,25 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from disco_server.collectives.base import CollectiveError
+from disco_server.collectives.base import CommunicatorLost
 from disco_server.collectives.meeting_watch import slow_seconds
 from disco_server.collectives.nccl_library import NcclLibrary
 from disco_server.devices.gpu import GpuArrays
 from disco_server.settings import seconds_in
 
-__all__ = ["CommunicatorLost", "Limits", "NcclWatch"]
+__all__ = ["Limits", "NcclWatch"]
 
 _LOOK_S = 0.25
+_IN_PROGRESS = 7  # ncclInProgress
 _ABORT_S = 2.0
 """How long aborting waits for a call that another thread is in."""
-
-
-class CommunicatorLost(CollectiveError):
-    """A communicator failed or was aborted; its session cannot go on.
-
-    Args:
-        message: Which collective failed, and why.
-    """
 
 
 class Limits(NamedTuple):
     """How long operations may take, in seconds.
 
     Attributes:
-        slow: After this it is said that one takes long.
+        slow: After this it is said that one takes long; 0 for never.
         stuck: After this one counts as failed; 0 for never.
     """
 
@@ -57,7 +50,7 @@ class Limits(NamedTuple):
         Raises:
             ConfigError: One of them is no number of seconds.
         """
-        return cls(slow_seconds(), seconds_in(environ, "DISCO_NCCL_TIMEOUT_S", cls().stuck))
+        return cls(slow_seconds(environ), seconds_in(environ, "DISCO_NCCL_TIMEOUT_S", cls().stuck))
 
 
 @dataclass
@@ -87,7 +80,8 @@ class NcclWatch:
         arrays: The rank's device.
         worker_id: The rank.
         position: Returns the command that runs.
-        on_failure: Called once, on the watch's thread, with what failed.
+        on_failure: Called once with what failed: on the watch's thread, or on the
+            rank's if an operation could not even be asked for.
         on_slow: Called once for each operation that takes long.
         limits: How long that is.
     """
@@ -113,6 +107,7 @@ class NcclWatch:
         self._wake = threading.Event()
         self._closed = False
         self._lost = ""
+        self._losing = threading.Lock()
         self._thread = threading.Thread(
             target=self._run, name=f"nccl-watch-{worker_id}", daemon=True
         )
@@ -125,22 +120,25 @@ class NcclWatch:
 
     @contextlib.contextmanager
     def launching(self, name: str) -> Generator[None]:
-        """Around the calls of one operation, on the rank's thread.
+        """Around all that one operation asks of the device, on the rank's thread.
+
+        The ranks have agreed to begin, so one that cannot leaves its peers in an
+        operation that never ends: whatever goes wrong here loses the communicator.
 
         Raises:
-            CommunicatorLost: The library refused it, or the communicator is lost.
+            CommunicatorLost: The library or the device refused it, or the communicator
+                was lost before.
         """
-        with self._calls:
-            if self._lost:
-                raise CommunicatorLost(self._lost)
-            try:
+        self.check()
+        try:
+            with self._calls:
                 yield
-            except self._library.error as error:
-                self._lost = self._say(name, self._position(), self._library.explain(error))
-                raise CommunicatorLost(self._lost) from error
-            event = self._spare.pop() if self._spare else self._new_event()
-            event.record(self._arrays.comm)
-            self._flights.append(_Flight(name, self._position(), event, time.monotonic()))
+                event = self._spare.pop() if self._spare else self._new_event()
+                event.record(self._arrays.comm)
+        except Exception as error:
+            self._lose(name, self._position(), self._explain(error))
+            raise CommunicatorLost(self._lost) from error
+        self._flights.append(_Flight(name, self._position(), event, time.monotonic()))
         self._wake.set()
 
     def check(self) -> None:
@@ -175,9 +173,20 @@ class NcclWatch:
     def _new_event(self) -> Any:
         return self._arrays.xp.cuda.Event(disable_timing=True)
 
-    def _say(self, name: str, seq: int, why: str) -> str:
+    def _explain(self, error: Exception) -> str:
+        if isinstance(error, self._library.error):
+            return self._library.explain(error)
+        return f"{type(error).__name__}: {error}"
+
+    def _lose(self, name: str, seq: int, why: str) -> None:
+        """Notes what failed first, and tells it; nothing works from then on."""
         library = f"{self._library.name.upper()} {self._library.version_text()}"
-        return f"worker {self._worker_id}: {name} of command #{seq} failed in {library}: {why}"
+        text = f"worker {self._worker_id}: {name} of command #{seq} failed in {library}: {why}"
+        with self._losing:
+            if self._lost:
+                return
+            self._lost = text
+        self._on_failure(text)
 
     # The watch's own thread ---------------------------------------------------------
 
@@ -197,7 +206,7 @@ class NcclWatch:
             while self._flights and self._flights[0].event.done:
                 self._spare.append(self._flights.popleft().event)
         except Exception as error:  # noqa: BLE001  (the device itself has failed)
-            return self._fail(self._flights[0], str(error))
+            return self._fail(self._flights[0], self._explain(error))
         if not self._flights:
             return True
         oldest = self._flights[0]
@@ -207,7 +216,7 @@ class NcclWatch:
             why = f"it was not done after {waited:.0f} s (DISCO_NCCL_TIMEOUT_S)"
         if why:
             return self._fail(oldest, why)
-        if not oldest.told and waited >= self._limits.slow:
+        if not oldest.told and 0 < self._limits.slow <= waited:
             oldest.told = True
             self._on_slow(
                 f"worker {self._worker_id}: {oldest.name} of command #{oldest.seq} has been under"
@@ -216,8 +225,7 @@ class NcclWatch:
         return True
 
     def _fail(self, flight: _Flight, why: str) -> bool:
-        self._lost = self._say(flight.name, flight.seq, why)
-        self._on_failure(self._lost)
+        self._lose(flight.name, flight.seq, why)
         return False
 
     def _ask(self) -> str:
@@ -228,8 +236,11 @@ class NcclWatch:
         try:
             for comm in self._comms:
                 comm.check_async_error()
-        except self._library.error as error:
-            return self._library.explain(error)
+        except KeyError as error:
+            # What this cupy has no name for; one of them is no error.
+            return "" if error.args == (_IN_PROGRESS,) else f"its error number {error}"
+        except Exception as error:  # noqa: BLE001  (a watch must not end unheard)
+            return self._explain(error)
         finally:
             self._calls.release()
         return ""

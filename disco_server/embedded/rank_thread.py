@@ -93,7 +93,7 @@ class RankThread(ArrayPorter):
                 executor.run_decoded(given)
             elif given is Kind.OPEN_CCL:
                 with contextlib.suppress(Exception):  # whoever needs it reports the error
-                    _ = self._worker.comm
+                    self._worker.meet()
             elif not isinstance(given, Kind):
                 executor.settle()
                 self._events.acknowledge(self._worker.worker_id, executor.seq)

@@ -9,7 +9,7 @@ import threading
 import time
 
 from disco_client.arguments import check_session
-from disco_client.errors import ConfigError, SessionClosed, SessionError, WorkerLost
+from disco_client.errors import ConfigError, SessionClosed, SessionError, WorkerLost, worker_lost
 from disco_client.output import print_logs
 from disco_client.session import Session
 from disco_client.transport.base import Events, OutgoingBatch, RankPlace, Welcome
@@ -122,7 +122,11 @@ class ThreadTransport:
             ccl=self._ccl,
             ordinary_ccl=default_library(self._world),
             node=NODE,
-            place=WorkerDevice(Device("cpu", 0), local_rank=worker_id),
+            place=WorkerDevice(
+                Device("cpu", 0),
+                local_rank=worker_id,
+                end_session=lambda why: self._library_lost(worker_id, why),
+            ),
             session_name=self._welcome.name,
             allow_modules=("*",),
             allow_read=("*",),
@@ -197,6 +201,11 @@ class ThreadTransport:
 
     def _rank_died(self, error: WorkerLost) -> None:
         self._finish(error)
+
+    def _library_lost(self, worker: int, why: str) -> None:
+        """Ends the session: other threads may be in a call that never returns."""
+        text = f"{why}; session {self._welcome.name!r} is over"
+        self._finish(worker_lost(text, worker=worker, node=NODE, exit_status=1, output=[]))
 
     def close(self, timeout: float) -> None:
         """Lets the workers execute what is left, for a moment, then ends them; idempotent."""

@@ -107,14 +107,22 @@ class Worker:
         Raises:
             UnavailableError: The collective library is missing or did not start.
         """
+        if self._ccl in GPU_LIBRARIES and self.place.arrays.on_host:
+            raise UnavailableError(
+                f"{self._ccl!r} moves arrays on GPUs, this worker computes on {self.device}:"
+                f" name a GPU for each with session.init_ccl({self._ccl!r}, 0, 1, ...)"
+            )
+        return self.meet()
+
+    def meet(self) -> Communicator:
+        """The communicator; opens it if need be, because a peer may wait for this rank.
+
+        Raises:
+            UnavailableError: The collective library is missing or did not start.
+        """
         if self._comm is None:
             # Where arrays are on GPUs, the ranks still meet on the host.
             host = self._ordinary_ccl if self._ccl in GPU_LIBRARIES else self._ccl
-            if self._ccl in GPU_LIBRARIES and self.place.arrays.on_host:
-                raise UnavailableError(
-                    f"{self._ccl!r} moves arrays on GPUs, this worker computes on {self.device}:"
-                    f" name a GPU for each with session.init_ccl({self._ccl!r}, 0, 1, ...)"
-                )
             self._comm = self._open(self, host)
             if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
                 self._start_first(self._comm)
@@ -134,7 +142,7 @@ class Worker:
             self.place.start(comm, ccl)
 
     def init_ccl(self, ccl: str, device_ids: Sequence[int] = ()) -> None:
-        """Opens the communicator with this library.
+        """Opens the communicator with this library; where that fails, nothing has changed.
 
         Args:
             ccl: Its name.
@@ -146,32 +154,37 @@ class Worker:
             ArgumentRefused: The GPUs do not fit the workers.
         """
         if ccl in GPU_LIBRARIES:
-            self._init_gpus(ccl, device_ids)
-            return
-        if self._comm is None:
-            wish, self._ccl = self._ccl, ccl
+            arrays = self.place.arrays
             try:
-                _ = self.comm
+                self._init_gpus(ccl, device_ids)
             except BaseException:
-                self._ccl = wish  # the ordinary one may work where this one does not
+                self.place.arrays = arrays
                 raise
-        used = self.comm.ccl
-        if ccl != used:
-            msg = f"this session uses {used!r} already, so {ccl!r} cannot start"
-            raise UnavailableError(msg)
+            return
+        wish, self._ccl = self._ccl, ccl
+        used = ""
+        try:
+            used = self.meet().ccl
+        finally:
+            if used != ccl:
+                self._ccl = wish  # the ordinary one may work where this one does not
+        self._check_used(used, ccl)
 
     def _init_gpus(self, ccl: str, device_ids: Sequence[int]) -> None:
         try:
             self.place.choose(ccl, device_ids)
         except DeviceUnavailable as error:
             raise UnavailableError(f"{ccl!r} cannot start: {error}") from None
-        used = self.comm.ccl
-        if used == ccl:
-            return
+        used = self.meet().ccl
         if used in GPU_LIBRARIES:
-            msg = f"this session uses {used!r} already, so {ccl!r} cannot start"
+            self._check_used(used, ccl)
+        else:
+            self.place.start(self.meet(), ccl)
+
+    def _check_used(self, used: str, wanted: str) -> None:
+        if used != wanted:
+            msg = f"this session uses {used!r} already, so {wanted!r} cannot start"
             raise UnavailableError(msg)
-        self.place.start(self.comm, ccl)
 
     def settle(self) -> None:
         """Waits until the device has done all that was asked of it.

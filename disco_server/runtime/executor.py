@@ -45,6 +45,8 @@ import_module("disco_server.runtime.builtins")  # registers them
 import_module("disco_server.runtime.weight_builtins")
 import_module("disco_server.runtime.shard_loader")
 import_module("disco_server.runtime.module_builtins")
+import_module("disco_server.runtime.dtensor_moves")
+import_module("disco_server.runtime.dtensor_ops")
 
 _ACK_COMMANDS = 1024
 """How many commands may run before the client hears of it, if nothing else is said."""
@@ -256,31 +258,28 @@ class Executor:
         try:
             self._worker.settle()
         except Exception as error:  # noqa: BLE001  (whatever the device says)
-            self._report(self.seq, error, _ACTION_NAMES[Action.SYNC_WORKER])
+            self._report(self.seq, error, _ACTION_NAMES[Action.SYNC_WORKER], answers=0)
 
     def _get(self, seq: int, command: EncodedCommand) -> None:
         try:
-            value = self.registers.read(command.reg)
+            self._answer(seq, self.registers.read(command.reg))
         except Poisoned as read:
             self._answer_poison(seq, read.poison)
-        else:
-            self._answer(seq, value)
+        except Exception as error:  # noqa: BLE001  (a device may have failed meanwhile)
+            self._fail(seq, command, error, poison=False)
 
     def _copy_from(self, seq: int, command: EncodedCommand) -> None:
         try:
             shape, dtype = self._args(command)
             value = self.registers.read(command.reg)
             self._check_fits(value, tuple(shape), dtype)
-            if self._live is not None:
-                value = self._porter.host_form(
-                    value
-                ).copy()  # what is in it now, whatever comes next
+            if self._live is not None and is_array(value):
+                value = value.copy()  # what is in it now, whatever comes next
+            self._answer(seq, value)
         except Poisoned as read:
             self._answer_poison(seq, read.poison)
         except Exception as error:  # noqa: BLE001  (whatever came is answered)
             self._fail(seq, command, error)
-        else:
-            self._answer(seq, value)
 
     def _copy_to(self, seq: int, command: EncodedCommand) -> None:
         is_new = False
@@ -437,7 +436,12 @@ class Executor:
             self.registers.write(command.reg, cause)
 
     def _report(
-        self, seq: int, error: Exception, function: str, inside: tuple[int, int] = (0, 0)
+        self,
+        seq: int,
+        error: Exception,
+        function: str,
+        inside: tuple[int, int] = (0, 0),
+        answers: int | None = None,  # the command, unless it is no command's own: 0
     ) -> Poison:
         """Tells the client and the peers of a failure, perhaps in a step of a program."""
         failure, kind = describe_failure(
@@ -449,7 +453,7 @@ class Executor:
         )
         program, step = inside
         failure = replace(failure, program=program, step=step)
-        reply = EncodedReply(seq=seq, ack=seq)
+        reply = EncodedReply(seq=seq if answers is None else answers, ack=seq)
         encode_failure(reply.failure, failure, kind)
         # Told before peers are released, so that the cause arrives first.
         self._send(reply, seq)
@@ -489,6 +493,7 @@ _ACTION_NAMES: dict[int, str] = {
     Action.GET_GLOBAL_FUNC: "get_global_func",
     Action.COPY_FROM_WORKER0: "copy_from_worker_0",
     Action.COPY_TO_WORKER0: "copy_to_worker_0",
+    Action.DEBUG_GET_FROM_REMOTE: "debug_get_from_remote",
     Action.DEBUG_SET_REGISTER: "debug_copy_from",
     Action.DEFINE_PROGRAM: "capture",
     Action.RUN_PROGRAM: "run_program",

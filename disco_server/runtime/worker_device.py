@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from disco_client.wire.values import Device
-from disco_server.collectives.base import Communicator
+from disco_server.collectives.base import Communicator, CommunicatorLost
 from disco_server.collectives.meeting_watch import say
 from disco_server.devices.base import Arrays
 from disco_server.devices.host import HostArrays
@@ -33,6 +33,8 @@ class WorkerDevice:
         host: Tells its machine from others.
         end_process: Ends the process of the worker where a library for GPUs is
             lost; None where the process is not the worker's alone.
+        end_session: Ends the session, for this reason, where such a library failed
+            while it started, in which peers may stay for ever.
 
     Attributes:
         arrays: What makes and copies its arrays.
@@ -48,10 +50,12 @@ class WorkerDevice:
         local_rank: int = 0,
         host: str = "",
         end_process: Callable[[], None] | None = None,
+        end_session: Callable[[str], None] | None = None,
     ) -> None:
         self._local_rank = local_rank
         self._host = host
         self._end_process = end_process
+        self._end_session = end_session
         self._watch: NcclWatch | None = None
         self.arrays: Arrays = HostArrays(device) if device.kind == "cpu" else open_arrays(device)
 
@@ -69,7 +73,7 @@ class WorkerDevice:
     def choose(self, ccl: str, device_ids: Sequence[int]) -> None:
         """Moves a worker to the GPU that ``init_ccl`` names for it.
 
-        A worker whose slot is a GPU has one already, which must then be named.
+        A worker that has one already stays there, and no other may be named.
 
         Args:
             ccl: A library for GPUs.
@@ -94,7 +98,7 @@ class WorkerDevice:
         wanted = Device(kind, device_ids[self._local_rank])
         if own.kind == kind:
             if wanted != own:
-                msg = f"init_ccl names {wanted} for this worker, whose slot is {own}"
+                msg = f"init_ccl names {wanted} for this worker, which computes on {own} already"
                 raise ArgumentRefused(msg)
             return
         arrays = open_arrays(wanted)
@@ -110,7 +114,7 @@ class WorkerDevice:
         """
         # Nothing of this is loaded where there is no GPU.
         from disco_server.collectives.nccl import NcclHooks, start_nccl
-        from disco_server.collectives.nccl_watch import CommunicatorLost, Limits
+        from disco_server.collectives.nccl_watch import Limits
 
         hooks = NcclHooks(self._lost, say, Limits.read(os.environ))
         try:
@@ -120,6 +124,8 @@ class WorkerDevice:
         except CommunicatorLost as error:
             # Peers may be in a call that only ends with this process.
             self._lost(str(error))
+            if self._end_session is not None:
+                self._end_session(str(error))
             raise
 
     def settle(self) -> None:

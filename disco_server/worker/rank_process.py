@@ -115,7 +115,7 @@ def _serve(port: RankPort) -> None:
                 port.show_progress(executor.seq)
         elif received.kind == Kind.OPEN_CCL:
             with contextlib.suppress(Exception):  # whoever needs it reports the error
-                _ = worker.comm
+                worker.meet()
         elif received.kind == Kind.END_SESSION:
             return
 

@@ -7,27 +7,33 @@ knows nor cares who does the adding: Disco, plain MPI, or nobody where there is
 one rank.
 
 The tokens of a batch stand one after the other, [tokens, H], without padding:
-everything but the attention takes tokens as they come, and the attention takes
-together those sentences that happen to be of one length. So no work is spent on
-padding, and there is no mask to apply.
+everything but the attention takes tokens as they come. On a CPU the attention
+takes together those sentences that happen to be of one length, so that no work is
+spent on padding, and there is no mask to apply; on a GPU, where many small pieces
+of work take longer than a few large ones, it pads.
+
+The arrays are those of the module `xp`, numpy or cupy. Those of cupy are computed
+while this code is ahead: nothing between the check of a batch and its last layer
+asks for a value.
 """
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedding.numerics import add_and_norm, gelu, normalise_rows, softmax_unscaled
+from embedding.arithmetic import arithmetic_for
+from embedding.clocks import clock_for
+from embedding.layout import lay_out
 from embedding.settings import refuse_worker_count
 from embedding.weights import read_slice
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from embedding.layout import Layout, Run
     from embedding.numerics import Floats
     from embedding.settings import ModelSettings
     from embedding.weights import LayerSlice
@@ -35,14 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["AllReduce", "BertSlice"]
 
 AllReduce = Callable[["Floats"], None]
-"""Adds up an array over all ranks, in place, and returns when that is done."""
-
-_Run = tuple[int, int, int]
-"""First row, sentences and tokens of each, of neighbours of equal length."""
-
-# What one rank works on between two matrix products stays in its cache: this
-# many float32 of attention scores, or of the feed-forward part's inner layer.
-_CACHED = 1 << 17
+"""Adds up an array over all ranks, in place; what is computed next finds the sum there."""
 
 # Matrix products over fewer rows than this would not run at full speed.
 _FEWEST_ROWS = 128
@@ -55,33 +54,43 @@ class BertSlice:
         settings: The whole model's figures.
         rank: Which share of the model, from 0.
         ranks: How many shares there are.
-
-    Attributes:
-        compute_seconds: Spent in forward passes, reductions not counted.
-        collective_seconds: Spent in reductions, waiting for slower ranks included.
+        xp: The module that computes, numpy or cupy; the weights go to its device.
 
     Raises:
         ModelError: The model cannot be read, or does not divide by ``ranks``.
     """
 
-    def __init__(self, settings: ModelSettings, rank: int, ranks: int) -> None:
+    def __init__(self, settings: ModelSettings, rank: int, ranks: int, xp: Any = np) -> None:
         refuse_worker_count(settings, ranks)
         self._settings = settings
-        self._weights = read_slice(settings, rank, ranks)
+        self._xp = xp
+        self._math = arithmetic_for(xp)
+        self._clock = clock_for(xp)
+        self._weights = read_slice(settings, rank, ranks).placed(xp.asarray)
         self._alone = ranks == 1
         self._buffers: dict[str, Floats] = {}
-        self.compute_seconds = 0.0
-        self.collective_seconds = 0.0
+
+    def times(self) -> tuple[float, float]:
+        """The seconds spent so far: in forward passes less reductions, and in reductions.
+
+        A reduction counts with the wait for slower ranks. On a GPU it is the GPU's
+        own time; see `DeviceClock`.
+        """
+        return self._clock.read()
 
     def forward(
-        self, ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32], allreduce: AllReduce
+        self,
+        ids: npt.NDArray[np.int32],
+        lengths: Sequence[int] | npt.NDArray[np.int32],
+        allreduce: AllReduce,
     ) -> Floats:
         """Embeds a batch of sentences; every rank must call it with the same batch.
 
         Args:
-            ids: [tokens], integers: the tokens of all sentences, one after the other.
+            ids: [tokens], integers: the tokens of all sentences, one after the other;
+                an array of ``xp``.
             lengths: [sentences], integers: how many of them each sentence has,
-                special ones included.
+                special ones included; on the host in any case.
             allreduce: Adds up an array over the ranks; not called by a lone rank.
 
         Returns:
@@ -90,14 +99,16 @@ class BertSlice:
         Raises:
             ValueError: The arrays do not fit each other or the model.
         """
-        started = time.perf_counter()
-        waited = self.collective_seconds
-        self._refuse(ids, lengths)
-        starts = np.cumsum(lengths) - lengths
-        state, spare = self._embed(ids, lengths, starts)
-        runs = _equal_runs(lengths.tolist(), self._weights.heads)
-        for layer in self._weights.layers:
-            self._attend(layer, state, runs, spare)
+        extents = np.asarray(lengths, np.int32)
+        self._clock.begin()
+        self._refuse(ids, extents)
+        math, weights = self._math, self._weights
+        layout = lay_out(
+            extents, weights.heads, math.AT_ONCE, pads=math.PADS, place=self._xp.asarray
+        )
+        state, spare = self._embed(ids, layout)
+        for layer in weights.layers:
+            self._attend(layer, state, layout.runs, spare)
             self._reduce(spare, allreduce)
             self._finish(spare, state, layer.attention_bias, layer.attention_norm)
             state, spare = spare, state
@@ -105,9 +116,8 @@ class BertSlice:
             self._reduce(spare, allreduce)
             self._finish(spare, state, layer.down_bias, layer.output_norm)
             state, spare = spare, state
-        pooled = self._pool(state, lengths, starts)
-        waited = self.collective_seconds - waited
-        self.compute_seconds += time.perf_counter() - started - waited
+        pooled = self._pool(state, layout)
+        self._clock.end()
         return pooled
 
     def _refuse(self, ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> None:
@@ -121,71 +131,77 @@ class BertSlice:
             )
         if lengths.min() < 1 or lengths.max() > longest:
             raise ValueError(f"each sentence must have 1 to {longest} tokens, got {lengths}")
-        if ids.min() < 0 or ids.max() >= vocabulary:
+        # The one question to a GPU, and therefore asked once: nothing of this batch has begun.
+        lowest, highest = self._xp.stack((ids.min(), ids.max())).tolist()
+        if lowest < 0 or highest >= vocabulary:
             raise ValueError(
-                f"tokens must be 0 to {vocabulary - 1}, got {int(ids.min())} to {int(ids.max())}; "
+                f"tokens must be 0 to {vocabulary - 1}, got {lowest} to {highest}; "
                 "use the model's own tokenizer"
             )
 
-    def _embed(
-        self,
-        ids: npt.NDArray[np.int32],
-        lengths: npt.NDArray[np.int32],
-        starts: npt.NDArray[np.int64],
-    ) -> tuple[Floats, Floats]:
+    def _embed(self, ids: npt.NDArray[np.int32], layout: Layout) -> tuple[Floats, Floats]:
         """Looks the tokens up; returns the first hidden state and room for the next."""
         weights = self._weights
         state = self._buffer("state", ids.size, self._settings.hidden)
         spare = self._buffer("spare", ids.size, self._settings.hidden)
-        # Checked before, so the faster mode that does not check is safe.
-        np.take(weights.words, ids, axis=0, out=state, mode="clip")
-        places = np.arange(ids.size) - np.repeat(starts, lengths)
-        state += np.take(weights.positions, places, axis=0, out=spare, mode="clip")
+        self._math.take_rows(weights.words, ids, state)
+        self._math.take_rows(weights.positions, layout.positions, spare)
+        state += spare
         self._finish(state, None, None, weights.embedding_norm)
         return state, spare
 
     def _attend(
-        self, layer: LayerSlice, state: Floats, runs: Sequence[_Run], result: Floats
+        self, layer: LayerSlice, state: Floats, runs: Sequence[Run], result: Floats
     ) -> None:
         """Writes this rank's summand of the attention's output, [tokens, H], to ``result``."""
-        heads = self._weights.heads
         own = layer.attention_weight.shape[0]
         qkv = self._buffer("qkv", state.shape[0], 3 * own)
-        np.matmul(state, layer.qkv_weight, out=qkv)
+        self._xp.matmul(state, layer.qkv_weight, out=qkv)
         qkv += layer.qkv_bias
         context = self._buffer("context", state.shape[0], own)
-        for start, sentences, tokens in runs:
-            rows = slice(start, start + sentences * tokens)
-            # Views only: BLAS takes rows and columns at any distance from each other.
-            split = qkv[rows].reshape(sentences, tokens, 3, heads, own // heads)
-            queries, keys, values = split.transpose(2, 0, 3, 1, 4)
-            mixed = context[rows].reshape(sentences, tokens, heads, -1).transpose(0, 2, 1, 3)
-            scores = self._buffer("scores", sentences * heads, tokens * tokens)
-            scores = scores.reshape(sentences, heads, tokens, tokens)
-            np.matmul(queries, keys.swapaxes(2, 3), out=scores)
-            sums = softmax_unscaled(scores)
-            np.matmul(scores, values, out=mixed)
-            mixed /= sums
-        np.matmul(context, layer.attention_weight, out=result)
+        for run in runs:
+            if run.padding is None:
+                self._mix(run, qkv[run.rows], context[run.rows])
+            else:
+                mixed = self._buffer("mixed", run.sentences * run.tokens, own)
+                self._mix(run, self._xp.take(qkv, run.padding.rows, axis=0), mixed)
+                self._math.take_rows(mixed, run.padding.places, context[run.rows])
+        self._xp.matmul(context, layer.attention_weight, out=result)
+
+    def _mix(self, run: Run, qkv: Floats, result: Floats) -> None:
+        """Mixes the values of a run's tokens by the attention of each head."""
+        heads, sentences, tokens = self._weights.heads, run.sentences, run.tokens
+        # Views only: BLAS takes rows and columns at any distance from each other.
+        split = qkv.reshape(sentences, tokens, 3, heads, -1)
+        queries, keys, values = split.transpose(2, 0, 3, 1, 4)
+        mixed = result.reshape(sentences, tokens, heads, -1).transpose(0, 2, 1, 3)
+        scores = self._buffer("scores", sentences * heads, tokens * tokens)
+        scores = scores.reshape(sentences, heads, tokens, tokens)
+        self._xp.matmul(queries, keys.swapaxes(2, 3), out=scores)
+        if run.padding is not None:
+            scores += run.padding.mask
+        sums = self._math.softmax_unscaled(scores)
+        self._xp.matmul(scores, values, out=mixed)
+        mixed /= sums
 
     def _feed_forward(self, layer: LayerSlice, state: Floats, result: Floats) -> None:
         """Writes this rank's summand of the feed-forward part, [rows, H], to ``result``."""
         columns = layer.up_weight.shape[1]
-        step = max(_FEWEST_ROWS, _CACHED // columns)
+        step = max(_FEWEST_ROWS, self._math.AT_ONCE // columns)
         for start in range(0, state.shape[0], step):
             some = slice(start, start + step)
             inner = self._buffer("inner", state[some].shape[0], columns)
-            np.matmul(state[some], layer.up_weight, out=inner)
+            self._xp.matmul(state[some], layer.up_weight, out=inner)
             inner += layer.up_bias
-            gelu(inner)
-            np.matmul(inner, layer.down_weight, out=result[some])
+            self._math.gelu(inner)
+            self._xp.matmul(inner, layer.down_weight, out=result[some])
 
     def _reduce(self, summand: Floats, allreduce: AllReduce) -> None:
         if self._alone:
             return
-        started = time.perf_counter()
+        self._clock.pause()
         allreduce(summand)
-        self.collective_seconds += time.perf_counter() - started
+        self._clock.resume()
 
     def _finish(
         self,
@@ -194,36 +210,17 @@ class BertSlice:
         bias: Floats | None,
         norm: tuple[Floats, Floats],
     ) -> None:
-        add_and_norm(values, residual, bias, norm, self._settings.norm_epsilon)
+        self._math.add_and_norm(values, residual, bias, norm, self._settings.norm_epsilon)
 
-    def _pool(
-        self, state: Floats, lengths: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]
-    ) -> Floats:
+    def _pool(self, state: Floats, layout: Layout) -> Floats:
         """Makes [sentences, H] of [tokens, H], each row of length 1."""
         if self._settings.pooling == "cls":
-            return normalise_rows(state[starts])
-        means = np.add.reduceat(state, starts, axis=0)
-        means /= lengths[:, None].astype(np.float32)
-        return normalise_rows(means)
+            return self._math.normalise_rows(state[layout.starts])
+        return self._math.normalise_rows(self._math.mean_rows(state, layout))
 
     def _buffer(self, name: str, rows: int, width: int) -> Floats:
         """Gives [rows, width] of a work array that is kept, because fresh memory costs time."""
         held = self._buffers.get(name)
         if held is None or held.size < rows * width:
-            held = self._buffers[name] = np.empty(rows * width, np.float32)
+            held = self._buffers[name] = self._xp.empty(rows * width, np.float32)
         return held[: rows * width].reshape(rows, width)
-
-
-def _equal_runs(lengths: Sequence[int], heads: int) -> list[_Run]:
-    """Finds neighbours of equal length, no more of them than whose scores fit the cache."""
-    runs: list[_Run] = []
-    start = 0
-    for tokens, group in itertools.groupby(lengths):
-        left = len(list(group))
-        most = max(1, _CACHED // (heads * tokens * tokens))
-        while left:
-            sentences = min(left, most)
-            runs.append((start, sentences, tokens))
-            start += sentences * tokens
-            left -= sentences
-    return runs

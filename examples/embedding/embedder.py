@@ -90,7 +90,8 @@ class Embedder:
             if len(pending) == _WINDOW:
                 ready, vectors = pending.popleft()
                 results.append((ready, vectors.numpy()))
-            pending.append((batch, self._forward(self._model, batch.ids, batch.lengths)))
+            lengths = batch.lengths.tolist()
+            pending.append((batch, self._forward(self._model, batch.ids, lengths)))
         results.extend((batch, vectors.numpy()) for batch, vectors in pending)
         elapsed = self.seconds = time.perf_counter() - started
         self.shares = [

@@ -1,17 +1,39 @@
 """The functions of a transformer that numpy lacks, in float32 and in place.
 
 They are memory-bound, so they work through cache-sized pieces, and they create
-no temporary arrays larger than such a piece.
+no temporary arrays larger than such a piece. `gpu_numerics` has the same for cupy.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Floats", "add_and_norm", "gelu", "normalise_rows", "softmax_unscaled"]
+if TYPE_CHECKING:
+    from embedding.layout import Layout
+
+__all__ = [
+    "AT_ONCE",
+    "PADS",
+    "Floats",
+    "add_and_norm",
+    "gelu",
+    "mean_rows",
+    "normalise_rows",
+    "softmax_unscaled",
+    "take_rows",
+]
 
 Floats = npt.NDArray[np.float32]
+
+# What one rank works on between two matrix products stays in its cache: this
+# many float32 of attention scores, or of the feed-forward part's inner layer.
+AT_ONCE: int = 1 << 17
+
+# A CPU takes sentences of each length by themselves, and spends nothing on padding.
+PADS: bool = False
 
 # Three arrays of this many float32 fit a core's second-level cache.
 _PIECE = 16384
@@ -42,6 +64,12 @@ _MINUS_LOG_ODDS = tuple(
         1.805549903013357e-09,
     )
 )
+
+
+def take_rows(table: Floats, rows: Any, out: Floats) -> None:
+    """Copies the named rows of a table, each of which must exist."""
+    # Checked before, so the faster mode that does not check is safe.
+    np.take(table, rows, axis=0, out=out, mode="clip")
 
 
 def gelu(values: Floats) -> None:
@@ -130,6 +158,21 @@ def softmax_unscaled(scores: Floats) -> Floats:
     np.exp(scores, out=scores)
     # As a product with a vector, which is several times faster than sum().
     return np.matmul(scores, np.ones(scores.shape[-1], np.float32))[..., None]
+
+
+def mean_rows(rows: Floats, layout: Layout) -> Floats:
+    """Averages the rows of each sentence.
+
+    Args:
+        rows: [tokens, width].
+        layout: Where the sentences stand among them.
+
+    Returns:
+        [sentences, width].
+    """
+    means = np.add.reduceat(rows, layout.starts, axis=0)
+    means /= layout.lengths[:, None].astype(np.float32)
+    return means
 
 
 def normalise_rows(rows: Floats) -> Floats:

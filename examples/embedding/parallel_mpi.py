@@ -94,12 +94,12 @@ def main() -> int:
     embeddings = None
     runs: list[dict[str, float]] = []
     for _ in range(options.repeat):
-        before = (model.compute_seconds, model.collective_seconds)
+        before = model.times()
         comm.Barrier()
         started = time.perf_counter()
         embeddings = embed_batches(comm, model, batches)
         seconds = time.perf_counter() - started
-        spent = (model.compute_seconds - before[0], model.collective_seconds - before[1])
+        spent = tuple(now - then for now, then in zip(model.times(), before, strict=True))
         gathered = comm.gather(spent)
         if gathered is not None:
             compute, collectives = np.mean(gathered, axis=0).tolist()

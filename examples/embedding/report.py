@@ -33,6 +33,7 @@ class Timings:
         sentences: How many were embedded.
         tokens: Their tokens, padding not counted.
         shares: How the time of ``embed`` divides, one entry a worker.
+        device: What the workers computed on.
     """
 
     tokenize: float = 0.0
@@ -42,6 +43,7 @@ class Timings:
     sentences: int = 0
     tokens: int = 0
     shares: list[Share] = field(default_factory=list["Share"])
+    device: str = "cpu"
 
 
 def similarity_table(sentences: Sequence[str], embeddings: Floats) -> str:
@@ -68,6 +70,7 @@ def describe_timings(timings: Timings) -> str:
 
     The three parts are means over the workers and sum up to the whole. A
     worker that waits in a collective for a slower one counts that as collective.
+    GPUs are measured by their own clocks, as the last line then says.
     """
     workers = len(timings.shares)
     whole = max(timings.embed, 1e-9)
@@ -78,7 +81,7 @@ def describe_timings(timings: Timings) -> str:
     }
     done = (
         f"{timings.sentences} sentences, {timings.tokens} tokens, "
-        f"{timings.tokens / whole:.0f} tokens/s, {workers} workers"
+        f"{timings.tokens / whole:.0f} tokens/s, {workers} workers on {timings.device}"
     )
     lines = [
         f"tokenize      {timings.tokenize:8.3f} s",
@@ -91,6 +94,11 @@ def describe_timings(timings: Timings) -> str:
         lines.append(
             f"  {name:<11} {mean:8.3f} s   {100 * mean / whole:3.0f} %   "
             f"(by worker {min(seconds):.3f} to {max(seconds):.3f} s)"
+        )
+    if timings.device != "cpu":
+        lines.append(
+            "compute and collectives are the GPU's own time; while it waits for what to compute "
+            "next, inside a batch, that is compute"
         )
     return "\n".join(lines)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from embedding.numerics import Floats
     from embedding.settings import ModelSettings
 
-__all__ = ["LayerSlice", "ModelSlice", "TensorReader", "read_slice"]
+__all__ = ["LayerSlice", "ModelSlice", "Place", "TensorReader", "read_slice"]
+
+Place = Callable[["Floats"], "Floats"]
+"""Brings an array to the device that computes."""
 
 _WORDS = "embeddings.word_embeddings.weight"
 _EVERYTHING = (slice(None),)
@@ -77,6 +80,26 @@ class ModelSlice:
     positions: Floats
     embedding_norm: tuple[Floats, Floats]
     layers: tuple[LayerSlice, ...]
+
+    def placed(self, place: Place) -> ModelSlice:
+        """The same share on another device.
+
+        Args:
+            place: Brings an array there.
+        """
+        return _placed(self, place)
+
+
+def _placed(value: Any, place: Place) -> Any:
+    """An array, or what consists of arrays, on another device; other things as they are."""
+    if isinstance(value, np.ndarray):
+        return place(cast("Floats", value))
+    if isinstance(value, tuple):
+        return tuple(_placed(part, place) for part in cast("tuple[Any, ...]", value))
+    if isinstance(value, (LayerSlice, ModelSlice)):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        return replace(value, **{name: _placed(part, place) for name, part in parts.items()})
+    return value
 
 
 class TensorReader:

@@ -354,6 +354,8 @@ def test_a_library_is_started_once_by_its_name(session):
     session.init_ccl("mpi", 0, 1, 2, 3)
     with pytest.raises(ConfigError, match="'gloo'"):
         session.init_ccl("gloo")
+    with pytest.raises(ConfigError, match="expected the numbers of GPUs, from 0, got 0, -1"):
+        session.init_ccl("nccl", 0, -1)
     with pytest.raises(BadArgument, match=r"the GPU of each worker.*init_ccl\('nccl', 0, 1\)"):
         session.init_ccl("nccl")
     with pytest.raises(CclError, match="'nccl' cannot start"):

@@ -48,7 +48,7 @@ def value(seq, content):
 
 
 def failure(seq, worker, kind=FailureKind.EXCEPTION, *, answer=None, message="it failed"):
-    reply = EncodedReply(seq=answer or seq, ack=answer or seq)
+    reply = EncodedReply(seq=seq if answer is None else answer, ack=answer or seq)
     failed = RemoteFailure(
         worker=worker, seq=seq, message=message, node="n", function="f", exception="ValueError"
     )
@@ -136,6 +136,17 @@ def test_a_command_is_raised_once_however_many_ranks_report_it(inbox):
     inbox.receive(0, failure(6, 0))
     with pytest.raises(errors.RemoteException):
         inbox.raise_pending()
+
+
+def test_a_failure_that_is_no_commands_own_is_always_raised(inbox):
+    """As of a device, found after a command that had failed for another reason."""
+    inbox.receive(1, failure(5, 1))
+    with pytest.raises(errors.RemoteException, match="it failed"):
+        inbox.raise_pending()
+    for _ in range(2):
+        inbox.receive(1, failure(5, 1, answer=0, message="the device failed"))
+        with pytest.raises(errors.RemoteException, match="the device failed"):
+            inbox.raise_pending()
 
 
 def test_the_cause_of_an_aborted_collective_is_waited_for(inbox):

@@ -34,4 +34,13 @@ def test_timings_divide_the_time():
     assert found["compute"][1:5] == ["2.000", "s", "50", "%"]
     assert found["collectives"][1:5] == ["1.500", "s", "38", "%"]
     assert found["control"][1:5] == ["0.500", "s", "12", "%"]
-    assert "25 tokens/s, 2 workers" in lines
+    assert "25 tokens/s, 2 workers on cpu" in lines
+    assert "GPU" not in lines
+
+
+def test_timings_of_gpus_say_what_they_are():
+    """Whoever reads times of a GPU is told what was measured."""
+    timings = Timings(embed=1.0, shares=[Share(0.5, 0.2, 0.3)], device="cuda")
+    lines = describe_timings(timings)
+    assert "1 workers on cuda" in lines
+    assert "the GPU's own time" in lines.splitlines()[-1]

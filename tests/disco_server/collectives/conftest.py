@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -165,3 +165,21 @@ def _four_processes() -> Iterator[Ranks]:
         assert started.finish() == [0] * 4
     finally:
         started.close()
+
+
+@pytest.fixture
+def device_ranks(standin: Any) -> Iterator[Callable[..., Any]]:
+    """Opens ranks that are threads with a GPU of the stand-in each; see `device_ranks.py`."""
+    import device_ranks
+
+    opened: list[device_ranks.DeviceRanks] = []
+
+    def open_some(count: int, groups: int = 2, *, start: bool = True, **options: Any) -> Any:
+        opened.append(device_ranks.DeviceRanks(count, groups, **options))
+        if start:
+            opened[-1].start()
+        return opened[-1]
+
+    yield open_some
+    for ranks in opened:
+        ranks.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 FLOATS = ["float16", BFLOAT16, "float32", "float64"]
 COMPLEX = ["complex64", "complex128"]
 DTYPES = [np.dtype(each) for each in ["bool", *INTEGERS, *FLOATS, *COMPLEX]]
+MOVED = [*DTYPES, np.dtype(ml_dtypes.float8_e4m3fn)]
+Knows = Callable[[np.dtype, ReduceOp], bool]
 # Riding along with the rows, one MPI call, and for halves and averages several pieces.
 SIZES = (1, 7, 6001, 300_000)
 
@@ -102,13 +104,13 @@ def differ(name: str, got: Array, want: Array) -> list[str]:
     return [f"{name}: got {got.ravel()[:6]}, not {want.ravel()[:6]}"]
 
 
-def reductions(place: Place, sizes: list[int]) -> list[str]:
+def reductions(place: Place, sizes: list[int], knows: Knows = known) -> list[str]:
     """Allreduce and reduce_scatter of every dtype, operation and way."""
     wrong: list[str] = []
     for comm, in_group, members in place.ways():
         for dtype in DTYPES:
             for op in ReduceOp:
-                if not known(dtype, op):
+                if not knows(dtype, op):
                     continue
                 for size in sizes:
                     place.step()
@@ -139,11 +141,11 @@ def reduce_scatter(place, comm, members, size, dtype, op, in_group) -> list[str]
     return wrong + differ(f"reduce_scatter in place {dtype} {op.name} {size}", own, want)
 
 
-def moves(place: Place) -> list[str]:
+def moves(place: Place, dtypes: Sequence[np.dtype] = MOVED) -> list[str]:
     """Everything that only moves, of every dtype, in both directions and in place."""
     wrong: list[str] = []
     for comm, in_group, members in place.ways():
-        for dtype in [*DTYPES, np.dtype(ml_dtypes.float8_e4m3fn)]:
+        for dtype in dtypes:
             for size in (1, 6001):
                 place.step()
                 wrong += gathers(place, comm, members, size, dtype, in_group)

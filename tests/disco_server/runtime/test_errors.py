@@ -6,7 +6,12 @@ import pytest
 
 from disco_client.errors import ConfigError, EncodingError
 from disco_client.wire.codec import EncodedReply, FailureKind, encode_failure
-from disco_server.collectives.base import AbortedError, MismatchError, UnavailableError
+from disco_server.collectives.base import (
+    AbortedError,
+    CommunicatorLost,
+    MismatchError,
+    UnavailableError,
+)
 from disco_server.modules.weights.errors import FileError, FileNotAllowed
 from disco_server.runtime.errors import (
     MAX_MESSAGE,
@@ -43,6 +48,7 @@ def raised(func, *args):
         (MismatchError([1], "what"), FailureKind.MISMATCH),
         (AbortedError([1], 17, "allreduce"), FailureKind.ABORTED),
         (UnavailableError("what"), FailureKind.CCL),
+        (CommunicatorLost("what"), FailureKind.CCL),
         (FileError("/a", "what"), FailureKind.FILE),
         (FileNotAllowed("what"), FailureKind.NOT_ALLOWED),
     ],

@@ -312,6 +312,40 @@ def test_setting_a_register_is_always_answered(rank):
     assert rank.read(5).tolist() == [1, 1, 1]
 
 
+class Lost(ArrayPorter):
+    """Cannot read what lies on its device any more."""
+
+    def fail(self, *_args):
+        raise MemoryError
+
+    content = offer = fail
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+def test_an_answer_that_cannot_be_made_is_a_failure_of_its_command(rank, size):
+    """Not the end of the rank; what the register holds may be good for others."""
+    rank.executor.registers.write(2, np.zeros(size))
+    rank.executor._porter = Lost()
+    for asked in (fetch(2), command(Action.COPY_FROM_WORKER0, Shape((size,)), "float64", reg=2)):
+        (reply,) = rank.run(asked)
+        assert (reply.seq, reply.failure.exception) == (rank.seq, "MemoryError")
+    assert rank.read(2).size == size
+
+
+def test_what_waiting_for_the_device_finds_is_no_commands_own(rank, monkeypatch):
+    """The last command has perhaps failed by itself, which is known."""
+    rank.run(get_func("t.echo", 1))
+    rank.executor.settle()
+    assert rank.out.take() == []
+    monkeypatch.setattr(rank.worker.place, "settle", Lost().fail)
+    rank.executor.settle()
+    (reply,) = rank.out.take()
+    assert (reply.seq, reply.ack, reply.failure.seq) == (0, 1, 1)
+    assert reply.failure.function == "sync_worker"
+    (reply,) = rank.run(SYNC)
+    assert (reply.seq, reply.failure.exception) == (2, "MemoryError")
+
+
 class Shy:
     """Raises where it should describe itself."""
 

@@ -1,0 +1,86 @@
+"""What the programs that measure have in common: sections, where they run, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from disco_bench.bench import Bench
+from disco_bench.render import print_report
+from disco_bench.table import Report, Spec, Status
+from disco_client import __version__
+from disco_server.settings import cpu_cores
+
+__all__ = ["Section", "describe_machine", "exit_code", "measure_section", "publish"]
+
+
+class Section(NamedTuple):
+    """Rows that are measured together.
+
+    Attributes:
+        specs: The rows.
+        measure: Measures and records them.
+    """
+
+    specs: Sequence[Spec]
+    measure: Callable[[Bench], None]
+
+
+def measure_section(name: str, section: Section, bench: Bench, report: Report) -> None:
+    """Measures a section; what goes wrong there is noted at its rows."""
+    report.announce(section.specs)
+    print(f"measuring {name} ...", file=sys.stderr, flush=True)
+    try:
+        section.measure(bench)
+    except Exception as error:  # noqa: BLE001  (one section's trouble is not that of the others)
+        report.excuse_rest(section.specs, error)
+        if any(report.status(spec.key) is Status.FAILED for spec in section.specs):
+            traceback.print_exc()
+
+
+def describe_machine() -> dict[str, Any]:
+    """Where and with what is measured, and how many processes run there already."""
+    return {
+        "disco": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": cpu_cores(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def publish(
+    report: Report, machine: Mapping[str, Any], *, quick: bool, file: Path | None, where: str
+) -> None:
+    """Prints the table and writes it as data.
+
+    Args:
+        report: The rows.
+        machine: Where they were measured; goes into the data.
+        quick: Whether they only show that everything works.
+        file: Where to write the data; None for nowhere.
+        where: What a reader must know about the machine.
+    """
+    print_report(report)
+    print(where)
+    if quick:
+        print("measured with --quick: the figures only show that everything works")
+    if file is not None:
+        content = {**machine, "quick": quick, "rows": report.to_json()}
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def exit_code(report: Report, *, check: bool) -> int:
+    """0, or 1 where a row has failed or, with ``check``, misses what it must reach."""
+    failed, missed = report.keys(Status.FAILED), report.missed()
+    if failed:
+        print(f"not measured: {', '.join(failed)}", file=sys.stderr)
+    if missed:
+        print(f"missed: {', '.join(missed)}", file=sys.stderr)
+    return 1 if failed or (check and missed) else 0

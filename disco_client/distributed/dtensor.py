@@ -1,0 +1,269 @@
+"""A tensor that lies on many workers, used as if it were one array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from disco_client.distributed.plan import Plan, make_plan
+from disco_client.errors import ConfigError
+from disco_client.wire.layout import shape_within
+
+if TYPE_CHECKING:
+    from disco_client.distributed.engine import Engine
+    from disco_client.distributed.mesh import DeviceMesh
+    from disco_client.distributed.placement import Placement
+    from disco_client.distributed.struct_info import DTensorStructInfo
+    from disco_client.handles import DRef
+    from disco_client.wire.values import Shape
+
+__all__ = ["DTensor"]
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def operator(self: DTensor, other: Any) -> Any:
+        return self._apply(name, self, other)
+
+    operator.__doc__ = f"``numpy.{name}`` with the tensor first."
+    return operator
+
+
+def _reflected(name: str) -> Callable[..., Any]:
+    def operator(self: DTensor, other: Any) -> Any:
+        return self._apply(name, other, self)
+
+    operator.__doc__ = f"``numpy.{name}`` with the tensor second."
+    return operator
+
+
+def _unary(name: str) -> Callable[..., Any]:
+    def operator(self: DTensor) -> Any:
+        return self._apply(name, self)
+
+    operator.__doc__ = f"``numpy.{name}``."
+    return operator
+
+
+class DTensor:
+    """A distributed tensor; made by ``session.distribute`` and by computing with others.
+
+    Operators, numpy's functions and those of :mod:`disco_client.distributed` work on
+    it; each call is one or a few commands on the workers and returns at once.
+
+    Attributes:
+        info: Its shape, dtype, mesh and placement.
+        ref: The reference of the parts.
+    """
+
+    __slots__ = ("_engine", "_origin", "info", "ref")
+
+    # Before numpy's own arrays: `array + dtensor` comes here.
+    __array_priority__ = 1000.0
+
+    def __init__(
+        self,
+        engine: Engine,
+        info: DTensorStructInfo,
+        ref: DRef,
+        origin: tuple[str, tuple[Plan, ...]] = ("distribute", ()),
+    ) -> None:
+        """Made by an engine, never by a program.
+
+        Args:
+            engine: Computes with it.
+            info: What it is, and where it lies.
+            ref: Its parts.
+            origin: The function that made it, and what its operands had to be
+                brought by.
+        """
+        self._engine = engine
+        self._origin = origin
+        self.info = info
+        self.ref = ref
+
+    @property
+    def shape(self) -> Shape:
+        """The extents of the whole."""
+        return self.info.tensor_sinfo.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype."""
+        return self.info.tensor_sinfo.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements the whole has."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The workers on which it lies."""
+        return self.info.device_mesh
+
+    @property
+    def placement(self) -> Placement:
+        """How it lies there."""
+        return self.info.placement
+
+    @property
+    def T(self) -> DTensor:  # noqa: N802  (numpy's name)
+        """With the axes in the opposite order."""
+        return self._engine.call("transpose", self)
+
+    def plan(self, placement: Placement | str) -> Plan:
+        """What :meth:`redistribute` would do; printed, it says so with its cost.
+
+        Raises:
+            ConfigError: The placement does not fit the tensor or the mesh.
+        """
+        return make_plan(self.info, placement)
+
+    def explain(self) -> str:
+        """Says what the function that made it cost: what moved between workers, and how much.
+
+        Returns:
+            A line for each move, the bytes being those that reach the worker that
+            gets the most.
+        """
+        name, plans = self._origin
+        cost = sum(plan.cost for plan in plans)
+        lines = [f"{name} -> {self.placement}: {cost:,} bytes to a worker"]
+        for number, plan in enumerate(plans):
+            lines += [f"  operand {number}: {step}" for step in plan.steps]
+        return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing moved"])
+
+    def redistribute(self, placement: Placement | str) -> DTensor:
+        """Returns the same tensor, lying otherwise on the same mesh; at once.
+
+        Args:
+            placement: A spec for each axis of the mesh, or the text of it.
+
+        Raises:
+            ConfigError: The placement does not fit the tensor or the mesh.
+        """
+        return self._engine.redistribute(self, self.plan(placement))
+
+    def shard(self, worker: int) -> np.ndarray[Any, Any]:
+        """Fetches the part of one worker; waits for it.
+
+        Where the placement is partial, these are the worker's own values.
+
+        Raises:
+            ConfigError: The mesh has no such worker.
+            RemoteError: The tensor could not be computed.
+        """
+        if worker not in self.mesh.device_ids:
+            raise ConfigError(f"worker {worker} is none of {self.mesh!r}")
+        return self.ref.numpy(worker)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Fetches the whole; waits for it.
+
+        Partial values are combined by the workers first; parts come from the workers
+        that hold them, and nothing else moves between workers.
+
+        Raises:
+            RemoteError: The tensor could not be computed.
+        """
+        return self._engine.fetch(self)
+
+    def astype(self, dtype: object) -> DTensor:
+        """Converts every element."""
+        return self._engine.call("cast", self, dtype=dtype)
+
+    def reshape(self, *shape: Any) -> DTensor:
+        """The elements in the same order, with other extents; one may be -1."""
+        dims = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        return self._engine.call("reshape", self, shape=tuple(dims))
+
+    def transpose(self, *axes: Any) -> DTensor:
+        """The axes in another order; by default the opposite one."""
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        return self._engine.call("transpose", self, axes=tuple(order) if order else None)
+
+    def sum(self, axis: Any = None, *, keepdims: bool = False) -> DTensor:
+        """Adds up along an axis, several, or all."""
+        return self._engine.call("sum", self, axis=axis, keepdims=keepdims)
+
+    def mean(self, axis: Any = None, *, keepdims: bool = False) -> DTensor:
+        """Averages along an axis, several, or all."""
+        return self._engine.call("mean", self, axis=axis, keepdims=keepdims)
+
+    def max(self, axis: Any = None, *, keepdims: bool = False) -> DTensor:
+        """The largest along an axis, several, or all."""
+        return self._engine.call("max", self, axis=axis, keepdims=keepdims)
+
+    def min(self, axis: Any = None, *, keepdims: bool = False) -> DTensor:
+        """The smallest along an axis, several, or all."""
+        return self._engine.call("min", self, axis=axis, keepdims=keepdims)
+
+    def prod(self, axis: Any = None, *, keepdims: bool = False) -> DTensor:
+        """Multiplies along an axis, several, or all."""
+        return self._engine.call("prod", self, axis=axis, keepdims=keepdims)
+
+    def argmax(self, axis: int) -> DTensor:
+        """Where along an axis the largest is; the first of equals."""
+        return self._engine.call("argmax", self, axis=axis)
+
+    def __getitem__(self, items: Any) -> DTensor:
+        """Parts by numbers, slices, ``...`` and ``None``; steps are those of numpy."""
+        return self._engine.call("getitem", self, items=items)
+
+    def _apply(self, name: str, *operands: Any) -> Any:
+        if not all(self._engine.takes(operand) for operand in operands):
+            return NotImplemented
+        return self._engine.call(name, *operands)
+
+    __add__, __radd__ = _forward("add"), _reflected("add")
+    __sub__, __rsub__ = _forward("subtract"), _reflected("subtract")
+    __mul__, __rmul__ = _forward("multiply"), _reflected("multiply")
+    __truediv__, __rtruediv__ = _forward("true_divide"), _reflected("true_divide")
+    __floordiv__, __rfloordiv__ = _forward("floor_divide"), _reflected("floor_divide")
+    __mod__, __rmod__ = _forward("remainder"), _reflected("remainder")
+    __pow__, __rpow__ = _forward("power"), _reflected("power")
+    __and__, __rand__ = _forward("bitwise_and"), _reflected("bitwise_and")
+    __or__, __ror__ = _forward("bitwise_or"), _reflected("bitwise_or")
+    __xor__, __rxor__ = _forward("bitwise_xor"), _reflected("bitwise_xor")
+    __matmul__, __rmatmul__ = _forward("matmul"), _reflected("matmul")
+    __lt__, __le__ = _forward("less"), _forward("less_equal")
+    __gt__, __ge__ = _forward("greater"), _forward("greater_equal")
+    __eq__, __ne__ = _forward("equal"), _forward("not_equal")  # type: ignore[assignment]
+    __neg__, __pos__, __abs__ = _unary("negative"), _unary("positive"), _unary("absolute")
+    __invert__ = _unary("invert")
+    __hash__ = None  # type: ignore[assignment]  (like numpy's, as == compares elements)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """Lets ``numpy.exp(x)`` and the like compute on the workers."""
+        return self._engine.call_ufunc(ufunc, method, inputs, options)
+
+    def __array_function__(
+        self, func: Callable[..., Any], types: Any, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Lets ``numpy.concatenate([x, y])`` and the like compute on the workers."""
+        del types
+        return self._engine.call_function(func, args, kwargs)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            msg = "a tensor without axes has no length"
+            raise TypeError(msg)
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        parts = [shape_within(self.info.bounds(place)) for place in range(self.mesh.size)]
+        each = sorted(set(parts), reverse=True)
+        return (
+            f"DTensor({tuple(self.shape)}, {self.dtype.name}, {str(self.placement)!r} on"
+            f" {self.mesh!r}, parts of {' or '.join(map(str, each[:2]))})"
+        )

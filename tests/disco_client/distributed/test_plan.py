@@ -1,0 +1,169 @@
+"""Plans, carried out on parts that lie side by side in this process."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_client import ConfigError
+from disco_client.distributed import DeviceMesh, DTensorStructInfo, TensorStructInfo
+from disco_client.distributed.placement import Placement, PlacementSpec
+from disco_client.distributed.plan import make_plan
+from disco_client.wire.layout import coordinate_of, line_of
+
+MESH = DeviceMesh((2, 2), range(4), ("dp", "tp"))
+COMBINE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+def info_of(shape, mesh, placement):
+    return DTensorStructInfo(TensorStructInfo(shape, "int64"), mesh, placement)
+
+
+def parts_of(whole, info, rng):
+    """The parts of a tensor; partial ones are made up so that they give the whole."""
+    parts = []
+    for place in range(info.device_mesh.size):
+        part = whole[tuple(slice(*each) for each in info.bounds(place))].copy()
+        parts.append(part)
+    for axis, spec in enumerate(info.placement.dim_specs):
+        if spec.is_partial:
+            split_values(parts, info.device_mesh.shape, axis, spec.op, rng)
+    return parts
+
+
+def split_values(parts, mesh, axis, op, rng):
+    """Makes the parts along an axis of the mesh such that combining them gives the whole."""
+    for place in range(len(parts)):
+        line = line_of(mesh, place, axis)
+        if line[0] != place:
+            continue
+        whole = parts[place]
+        if op == "sum":
+            others = [rng.integers(-9, 9, whole.shape) for _ in line[1:]]
+            values = [whole - sum(others), *others]
+        elif op == "prod":
+            values = [whole] + [np.ones_like(whole)] * (len(line) - 1)
+        else:
+            sign = -1 if op == "max" else 1
+            values = [whole] + [whole + sign * rng.integers(0, 9, whole.shape) for _ in line[1:]]
+        for other, value in zip(line, values, strict=True):
+            parts[other] = value
+
+
+def carry_out(step, parts):
+    """One step, by what its name says, with the bytes that reach each worker."""
+    mesh = step.before.device_mesh.shape
+    source = step.before.placement.dim_specs[step.mesh_axis]
+    target = step.after.placement.dim_specs[step.mesh_axis]
+    after, reached = [], []
+    for place, own in enumerate(parts):
+        line = line_of(mesh, place, step.mesh_axis)
+        me = coordinate_of(mesh, place)[step.mesh_axis]
+        theirs = [parts[other] for other in line]
+        if step.move in ("allreduce", "reduce-scatter"):
+            whole = functools.reduce(COMBINE[source.op], theirs)
+        elif step.move in ("allgather", "all-to-all"):
+            whole = np.concatenate(theirs, axis=source.axis)
+        else:
+            whole = own
+        if step.move == "keep" and me and target.op in ("sum", "prod"):
+            whole = np.full_like(own, target.op == "prod")
+        if target.axis >= 0:
+            whole = np.array_split(whole, len(line), axis=target.axis)[me]
+        after.append(whole)
+        if step.move == "allgather":
+            reached.append(sum(p.nbytes for p in theirs) - own.nbytes)
+        elif step.move == "all-to-all":
+            mine = np.array_split(own, len(line), axis=target.axis)[me]
+            reached.append(whole.nbytes - mine.nbytes)
+        elif step.move == "reduce-scatter":
+            reached.append(whole.nbytes * (len(line) - 1))
+        elif step.move == "allreduce":
+            mine = np.array_split(own.reshape(-1), len(line))[me].nbytes
+            reached.append(mine * (len(line) - 1) + own.nbytes - mine)
+        else:
+            reached.append(0)
+    return after, tuple(reached)
+
+
+kinds = st.sampled_from(["R", "S[0]", "S[1]", "S[2]", "P", "P[prod]", "P[min]", "P[max]"])
+
+
+@given(
+    st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 4)),
+    st.sampled_from([(2,), (3,), (4,), (2, 2), (2, 3)]),
+    st.data(),
+    st.integers(0, 99),
+)
+def test_every_plan_brings_each_part_where_it_is_to_be(shape, mesh_shape, data, seed):
+    """From any placement to any other, uneven and empty parts among them, at its cost."""
+    mesh = DeviceMesh(mesh_shape, range(int(np.prod(mesh_shape))))
+    before, after = (", ".join(data.draw(kinds) for _ in mesh_shape) for _ in range(2))
+    rng = np.random.default_rng(seed)
+    whole = rng.integers(-9, 9, shape)
+    plan = make_plan(info_of(shape, mesh, before), after)
+    parts = parts_of(whole, plan.before, rng)
+    for step in plan.steps:
+        parts, reached = carry_out(step, parts)
+        assert step.nbytes == reached
+    target = plan.after
+    for place, part in enumerate(combined(parts, target)):
+        bounds = tuple(slice(*each) for each in target.bounds(place))
+        np.testing.assert_array_equal(part, whole[bounds])
+
+
+def combined(parts, info):
+    """What partial parts stand for."""
+    mesh = info.device_mesh.shape
+    for axis, spec in enumerate(info.placement.dim_specs):
+        if spec.is_partial:
+            parts = [
+                functools.reduce(COMBINE[spec.op], [parts[p] for p in line_of(mesh, place, axis)])
+                for place in range(len(parts))
+            ]
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moves", "cost"),
+    [
+        ("R, R", "R, R", [], 0),
+        ("R, R", "S[0], S[1]", ["slice", "slice"], 0),
+        ("S[0], R", "R, R", ["allgather"], 96),
+        ("S[0], R", "S[1], R", ["all-to-all"], 48),
+        ("P, R", "S[0], R", ["reduce-scatter"], 96),
+        ("P, R", "R, R", ["allreduce"], 192),
+        # First what is combined is split, so that less is combined and gathered.
+        ("P, P", "R, R", ["reduce-scatter", "allreduce", "allgather"], 288),
+        # Of two cuts of one axis only the later one can be undone.
+        ("S[0], S[0]", "R, S[0]", ["allgather", "allgather", "slice"], 144),
+    ],
+)
+def test_the_cheapest_moves_are_taken(before, after, moves, cost):
+    """For 8 x 6 numbers of four bytes on two times two workers."""
+    tensor = TensorStructInfo((8, 6), "float32")
+    plan = make_plan(DTensorStructInfo(tensor, MESH, before), after)
+    assert [step.move for step in plan.steps] == moves
+    assert plan.cost == cost
+
+
+def test_a_plan_says_what_it_does():
+    """Each move with its axis, and what reaches a worker."""
+    tensor = TensorStructInfo((1024, 6), "float32")
+    plan = make_plan(DTensorStructInfo(tensor, MESH, "P, S[1]"), "S[0], R")
+    assert str(plan).splitlines() == [
+        "P[sum], S[1] -> S[0], R: 12,288 bytes to a worker",
+        "  1. reduce-scatter along mesh axis 0 (dp): P[sum] -> S[0], 6,144 bytes to a worker",
+        "  2. allgather along mesh axis 1 (tp): S[1] -> R, 6,144 bytes to a worker",
+    ]
+    assert "nothing to do" in str(make_plan(plan.before, "P, S[1]"))
+
+
+def test_a_placement_that_does_not_fit_is_refused():
+    """As where a tensor is made."""
+    with pytest.raises(ConfigError, match="each of the 2 axes"):
+        make_plan(info_of((4, 4), MESH, "R, R"), Placement([PlacementSpec.replica()]))

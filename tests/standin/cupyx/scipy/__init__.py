@@ -1,0 +1,1 @@
+"""Functions of scipy, for arrays of the device."""
