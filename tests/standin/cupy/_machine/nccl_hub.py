@@ -11,6 +11,8 @@ import itertools
 import os
 import secrets
 import socket
+import sys
+import tempfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,7 +247,8 @@ class Hub:
 
     def __init__(self) -> None:
         name = f"standin-{os.getpid()}-{secrets.token_hex(4)}"
-        folder = os.environ.get("STANDIN_SOCKETS")
+        elsewhere = "" if sys.platform == "linux" else tempfile.gettempdir()
+        folder = os.environ.get("STANDIN_SOCKETS", elsewhere)
         self.address = str(Path(folder) / name) if folder else f"@{name}"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(socket_name(self.address))
