@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from disco_client.wire.arrays import byte_view
+from disco_client.wire.arrays import PIECE_BYTES, byte_view
 from disco_server.devices.base import HostArray
 
 __all__ = ["PIECE_BYTES", "Staging"]
 
-PIECE_BYTES = 4 << 20
 _BUFFERS = 2
 
 

@@ -14,9 +14,10 @@ from disco_client.pb import controller_pb2
 from disco_client.transport.shared import SharedPool
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame
-from disco_server.worker.arrays import ArrayCarrier
+from disco_server.channels.growing import GrowingArray
+from disco_server.worker.array_desk import incoming
+from disco_server.worker.arrays import ArrayCarrier, receive_array, send_array
 from disco_server.worker.node_session import NodeSession
-from disco_server.worker.rank_handle import RankHandle
 
 __all__ = ["NodeArrays"]
 
@@ -46,11 +47,15 @@ class NodeArrays:
             received: The envelope.
             reader: Holds the descriptors that came.
         """
-        if received.kind == Kind.ARRAY_OUT:
-            offered = controller_pb2.Transfer.FromString(received.payload)
-            session.offers.add(worker, offered.ticket, reader.fds.popleft(), offered.nbytes)
-        elif received.kind == Kind.ARRAY_BACK:
+        if received.kind == Kind.ARRAY_BACK:
             session.memory.give(reader.fds.popleft())
+            return
+        told = controller_pb2.Transfer.FromString(received.payload)
+        if received.kind == Kind.ARRAY_OUT:
+            array = GrowingArray(reader.fds.popleft(), told.nbytes, told.there, told.error)
+            session.offers.add(worker, told.ticket, array)
+        else:
+            session.offers.grow(worker, told.ticket, told.there, told.error)
 
     # What doors want ---------------------------------------------------------------
 
@@ -82,76 +87,76 @@ class NodeArrays:
         """
         return self._sessions[transfer.session].memory
 
-    def give_back(self, transfer: controller_pb2.Transfer, fd: int) -> None:
-        """Returns the memory of an array that was handed out; closes the descriptor."""
-        handle = self._rank(transfer)
-        if handle is None:
-            os.close(fd)
-        else:
-            handle.send(frame(envelope(Kind.ARRAY_BACK, session=transfer.session)), fd)
-
-    def hand_in(self, transfer: controller_pb2.Transfer, fd: int) -> None:
-        """Gives an array to its rank; the descriptor is closed there."""
-        handle = self._rank(transfer)
-        if handle is None:
-            os.close(fd)
-            return
-        handle.send(frame(_array_in(transfer)), fd)
+    def hand_in(self, transfer: controller_pb2.Transfer, there: int, fd: int | None = None) -> None:
+        """Tells a rank how much of an array is in its memory; see `ArrayDesk`."""
+        kind = Kind.ARRAY_MORE if fd is None else Kind.ARRAY_IN
+        self._send(transfer, kind, _told(transfer, there), fd)
 
     def refuse(self, transfer: controller_pb2.Transfer, why: str) -> None:
-        """Tells a rank, which waits for it, that an array will not come."""
-        handle = self._rank(transfer)
-        if handle is not None:
-            handle.send(frame(_array_in(transfer, why)))
+        """Tells a rank, which waits for it, that an array or its rest will not come."""
+        self._send(transfer, Kind.ARRAY_MORE, _told(transfer, error=why))
 
-    def hand_out(self, transfer: controller_pb2.Transfer) -> tuple[int, int]:
-        """Returns the descriptor and the size of an array that a rank offers.
+    def hand_out(self, transfer: controller_pb2.Transfer) -> GrowingArray:
+        """Returns an array that a rank offers, and may still be filling.
 
         Raises:
             KeyError: There is none under this ticket.
         """
         return self._sessions[transfer.session].offers.take(transfer.worker, transfer.ticket)
 
+    def give_back(self, transfer: controller_pb2.Transfer, array: GrowingArray) -> None:
+        """Returns the memory of an array that was handed out; nobody may use it any more.
+
+        A rank that still fills it takes it back afterwards.
+        """
+        fd, array.fd = array.fd, -1
+        if fd >= 0:
+            self._send(transfer, Kind.ARRAY_BACK, b"", fd)
+
+    def _send(
+        self, transfer: controller_pb2.Transfer, kind: Kind, payload: bytes, fd: int | None = None
+    ) -> None:
+        session = self._sessions.get(transfer.session)
+        handle = session.ranks.get(transfer.worker) if session is not None else None
+        if handle is not None:
+            handle.send(frame(envelope(kind, payload, session=transfer.session)), fd)
+        elif fd is not None:
+            os.close(fd)
+
     # By way of the controller --------------------------------------------------------
 
     async def fetch(self, session: NodeSession, transfer: controller_pb2.Transfer) -> None:
         """Fetches an array that a client has brought to the controller."""
         try:
-            fd = await self._carrier.fetch(transfer, session.memory)
+            with incoming(self, transfer) as array:
+                chunks = self._carrier.fetch(transfer)
+                await receive_array(chunks, transfer.nbytes, array.fd, array.grown)
         except grpc.RpcError as error:
             session.log.debug("an upload ended early: %s", error)
-            self.refuse(transfer, "the upload was broken off")
         except OSError as error:
             session.log.warning("an upload of %d bytes failed: %s", transfer.nbytes, error)
-            self.refuse(transfer, str(error))
-        else:
-            self.hand_in(transfer, fd)
 
     async def push(self, session: NodeSession, transfer: controller_pb2.Transfer) -> None:
         """Sends an array that a rank offers to the controller, for a client."""
         try:
-            fd, nbytes = self.hand_out(transfer)
-            try:
-                await self._carrier.push(transfer, os.dup(fd), nbytes)
-            finally:
-                self.give_back(transfer, fd)
+            array = self.hand_out(transfer)
         except KeyError:
-            session.log.warning("worker %d offers no array %d", transfer.worker, transfer.ticket)
+            array = GrowingArray(-1, transfer.nbytes, error="the worker offers no such array")
+        try:
+            await self._carrier.push(transfer, send_array(array))
         except grpc.RpcError as error:
             session.log.debug("a download ended early: %s", error)
-
-    def _rank(self, transfer: controller_pb2.Transfer) -> RankHandle | None:
-        session = self._sessions.get(transfer.session)
-        return session.ranks.get(transfer.worker) if session is not None else None
+        finally:
+            self.give_back(transfer, array)
 
 
-def _array_in(transfer: controller_pb2.Transfer, error: str = "") -> bytes:
+def _told(transfer: controller_pb2.Transfer, there: int = 0, error: str = "") -> bytes:
     """What a rank is told about an array; the session's secret is not its business."""
-    told = controller_pb2.Transfer(
+    return controller_pb2.Transfer(
         session=transfer.session,
         ticket=transfer.ticket,
         worker=transfer.worker,
         nbytes=transfer.nbytes,
+        there=there,
         error=error,
-    )
-    return envelope(Kind.ARRAY_IN, told.SerializeToString(), session=transfer.session)
+    ).SerializeToString()

@@ -8,8 +8,8 @@ from typing import Any
 
 from disco_client.pb import node_pb2
 from disco_client.transport.shared import SharedPool
+from disco_server.channels.growing import Offers
 from disco_server.observe.logs import BoundLogger
-from disco_server.worker.arrays import Offers
 from disco_server.worker.pmi import PmiNode
 from disco_server.worker.rank_handle import RankHandle
 

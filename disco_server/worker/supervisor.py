@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame
+from disco_server.channels.growing import FROM_RANKS
 from disco_server.modules.base import LoadRules
 from disco_server.observe.logs import bind
 from disco_server.worker.arrays import ArrayCarrier
@@ -215,7 +216,7 @@ class Supervisor:
         reader: FrameReader,
     ) -> None:
         kind = received.kind
-        if kind in (Kind.ARRAY_OUT, Kind.ARRAY_BACK):
+        if kind in FROM_RANKS:
             self.arrays.receive(session, worker, received, reader)
         elif kind == Kind.ASSIGNED:
             session.assigned[worker].set_result(None)
@@ -238,6 +239,7 @@ class Supervisor:
 
     async def _watch(self, session: NodeSession, worker: int, handle: RankHandle) -> None:
         status = await handle.exited
+        session.offers.break_off(f"worker {worker} ended", worker)
         if session.ending:
             return
         at_start = not session.assigned[worker].done()
