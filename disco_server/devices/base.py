@@ -94,6 +94,17 @@ class Arrays(ABC):
         """
 
     @abstractmethod
+    def fill_pieces(self, held: Any, pieces: Iterator[memoryview]) -> None:
+        """Fills one of its arrays with its bytes in C order, piece by piece.
+
+        Args:
+            held: The array.
+            pieces: What to write, at most PIECE_BYTES each; a piece may be changed
+                when the next is asked for. Whatever they raise is raised here, and
+                the array has part of them then.
+        """
+
+    @abstractmethod
     def synchronize(self) -> None:
         """Waits until the device has done all that this rank asked of it.
 

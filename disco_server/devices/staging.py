@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from disco_client.wire.arrays import byte_view
+from disco_client.wire.arrays import PIECE_BYTES, byte_view
 from disco_server.devices.base import HostArray
 
 __all__ = ["PIECE_BYTES", "Staging"]
 
-PIECE_BYTES = 4 << 20
 _READ = 2
 _WRITE = 16
 """At most so many buffers: what a rank may be ahead of its GPU with what it brings there."""
