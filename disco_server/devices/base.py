@@ -16,7 +16,7 @@ import numpy as np
 
 from disco_client.wire.values import Device
 
-__all__ = ["Arrays", "DeviceUnavailable", "HostArray", "on_device"]
+__all__ = ["Arrays", "DeviceUnavailable", "HostArray", "address", "on_device", "overlap"]
 
 HostArray = np.ndarray[Any, Any]
 
@@ -29,6 +29,18 @@ def on_device(value: object) -> bool:
     """Whether a value is an array on a GPU; found out without loading cupy."""
     kind = type(value)
     return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
+
+
+def address(array: Any) -> int:
+    """Where in a GPU's memory one of its arrays begins."""
+    return int(array.data.ptr)
+
+
+def overlap(one: Any, other: Any) -> bool:
+    """Whether two contiguous arrays on GPUs share memory."""
+    return (
+        address(one) < address(other) + other.nbytes and address(other) < address(one) + one.nbytes
+    )
 
 
 class Arrays(ABC):
