@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from disco_client.distributed.dtensor import DTensor
 from disco_client.distributed.mesh import DeviceMesh, device_mesh
+from disco_client.distributed.pattern import LOCAL_AXIS, Pattern
 from disco_client.distributed.placement import Placement, PlacementSpec
+from disco_client.distributed.plan import Plan
+from disco_client.distributed.rules import Local, register_rule
 from disco_client.distributed.struct_info import DTensorStructInfo, DTensorType, TensorStructInfo
 
 __all__ = [
+    "LOCAL_AXIS",
+    "DTensor",
     "DTensorStructInfo",
     "DTensorType",
     "DeviceMesh",
+    "Local",
+    "Pattern",
     "Placement",
     "PlacementSpec",
+    "Plan",
     "TensorStructInfo",
     "device_mesh",
+    "register_rule",
 ]
