@@ -24,12 +24,7 @@ from scenarios import (
 
 from disco_client.errors import ConfigError
 from disco_client.wire.layout import cut
-from disco_server.collectives.base import (
-    AbortedError,
-    CollectiveError,
-    MismatchError,
-    ReduceOp,
-)
+from disco_server.collectives.base import AbortedError, CollectiveError, MismatchError, ReduceOp
 from disco_server.collectives.team import Team
 
 Lines = list[list[int]]
