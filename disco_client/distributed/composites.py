@@ -113,8 +113,7 @@ def _einsum(engine: Engine, subscripts: str, *operands: Any, **options: Any) -> 
 
 
 def _stack(engine: Engine, operands: Sequence[Any], axis: int = 0) -> DTensor:
-    ndim = np.ndim(operands[0]) + 1
-    place = axis % ndim
+    place = axis % (operands[0].ndim + 1)
     index = (*(slice(None),) * place, None)
     return engine.call("concatenate", *(each[index] for each in operands), axis=place)
 

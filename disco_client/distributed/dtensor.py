@@ -57,14 +57,29 @@ class DTensor:
         ref: The reference of the parts.
     """
 
-    __slots__ = ("_engine", "info", "ref")
+    __slots__ = ("_engine", "_origin", "info", "ref")
 
     # Before numpy's own arrays: `array + dtensor` comes here.
     __array_priority__ = 1000.0
 
-    def __init__(self, engine: Engine, info: DTensorStructInfo, ref: DRef) -> None:
-        """Made by an engine, never by a program."""
+    def __init__(
+        self,
+        engine: Engine,
+        info: DTensorStructInfo,
+        ref: DRef,
+        origin: tuple[str, tuple[Plan, ...]] = ("distribute", ()),
+    ) -> None:
+        """Made by an engine, never by a program.
+
+        Args:
+            engine: Computes with it.
+            info: What it is, and where it lies.
+            ref: Its parts.
+            origin: The function that made it, and what its operands had to be
+                brought by.
+        """
         self._engine = engine
+        self._origin = origin
         self.info = info
         self.ref = ref
 
@@ -113,6 +128,20 @@ class DTensor:
             ConfigError: The placement does not fit the tensor or the mesh.
         """
         return make_plan(self.info, placement)
+
+    def explain(self) -> str:
+        """Says what the function that made it cost: what moved between workers, and how much.
+
+        Returns:
+            A line for each move, the bytes being those that reach the worker that
+            gets the most.
+        """
+        name, plans = self._origin
+        cost = sum(plan.cost for plan in plans)
+        lines = [f"{name} -> {self.placement}: {cost:,} bytes to a worker"]
+        for number, plan in enumerate(plans):
+            lines += [f"  operand {number}: {step}" for step in plan.steps]
+        return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing moved"])
 
     def redistribute(self, placement: Placement | str) -> DTensor:
         """Returns the same tensor, lying otherwise on the same mesh; at once.

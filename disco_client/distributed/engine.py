@@ -93,7 +93,8 @@ class Engine:
 
     def redistribute(self, tensor: DTensor, plan: Plan) -> DTensor:
         """Carries out a plan."""
-        return DTensor(self, plan.after, self.mover.run(plan, tensor.ref))
+        ref = self.mover.run(plan, tensor.ref)
+        return DTensor(self, plan.after, ref, ("redistribute", (plan,)))
 
     # Functions ------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class Engine:
         args = [next(refs).ref if isinstance(each, DTensor) else each for each in ready]
         by_worker = {key: self.mover.table(result.device_mesh, v) for key, v in tables.items()}
         ref = self.mover.call("apply", local.name, dict(local.options), by_worker, *args)
-        return DTensor(self, result, ref)
+        return DTensor(self, result, ref, (local.name, choice.plans))
 
     def _mesh_of(self, name: str, operands: Sequence[Any]) -> DeviceMesh:
         meshes = {each.mesh for each in operands if isinstance(each, DTensor)}

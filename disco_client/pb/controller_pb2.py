@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from disco_client.pb import envelope_pb2 as disco__client_dot_pb_dot_envelope__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n disco_client/pb/controller.proto\x12\x08\x64isco.v1\x1a\x1e\x64isco_client/pb/envelope.proto\"\x98\x01\n\rCreateSession\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12\x0b\n\x03\x63\x63l\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x11\n\ttimeout_s\x18\x06 \x01(\x01\x12\r\n\x05owner\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\"h\n\x06Queued\x12\r\n\x05\x61head\x18\x01 \x01(\r\x12\x13\n\x0btotal_slots\x18\x02 \x01(\r\x12\x12\n\nfree_slots\x18\x03 \x01(\r\x12&\n\x07holders\x18\x04 \x03(\x0b\x32\x15.disco.v1.SessionInfo\"\x8c\x01\n\x0cSessionReady\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\x12!\n\x05ranks\x18\x03 \x03(\x0b\x32\x12.disco.v1.RankInfo\x12\x14\n\x0ctransfer_key\x18\x04 \x01(\x0c\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x13\n\x0bheartbeat_s\x18\x06 \x01(\x01\"\\\n\x08RankInfo\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x15\n\rarray_address\x18\x05 \x01(\t\"\xa8\x01\n\x0cSessionEnded\x12#\n\x06reason\x18\x01 \x01(\x0e\x32\x13.disco.v1.EndReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x13\n\x0b\x65xit_status\x18\x05 \x01(\x11\x12\x0e\n\x06output\x18\x06 \x03(\t\x12\x1f\n\x05slots\x18\x07 \x01(\x0b\x32\x10.disco.v1.Queued\"\x1a\n\tHeartbeat\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\"p\n\x08Transfer\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x14\n\x0ctransfer_key\x18\x02 \x01(\x0c\x12\x0e\n\x06ticket\x18\x03 \x01(\x04\x12\x0e\n\x06worker\x18\x04 \x01(\r\x12\x0e\n\x06nbytes\x18\x05 \x01(\x04\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"@\n\nArrayChunk\x12$\n\x08transfer\x18\x01 \x01(\x0b\x32\x12.disco.v1.Transfer\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x1e\n\x0cUploadResult\x12\x0e\n\x06nbytes\x18\x01 \x01(\x04\"\r\n\x0bListRequest\"i\n\nListResult\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.disco.v1.NodeInfo\x12\'\n\x08sessions\x18\x02 \x03(\x0b\x32\x15.disco.v1.SessionInfo\x12\x0f\n\x07version\x18\x03 \x01(\t\"]\n\x08NodeInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x12\n\nfree_slots\x18\x03 \x01(\r\x12\x0f\n\x07\x64\x65vices\x18\x04 \x03(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\"\x91\x01\n\x0bSessionInfo\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x13\n\x0bnum_workers\x18\x04 \x01(\r\x12\r\n\x05state\x18\x05 \x01(\t\x12!\n\x05ranks\x18\x06 \x03(\x0b\x32\x12.disco.v1.RankInfo\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\"5\n\x0c\x43loseRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x14\n\x0ctransfer_key\x18\x02 \x01(\x0c\"\r\n\x0b\x43loseResult\"G\n\x08LogLines\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06stderr\x18\x03 \x01(\x08\x12\r\n\x05lines\x18\x04 \x03(\t*\xf0\x01\n\tEndReason\x12\x1a\n\x16\x45ND_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45ND_REASON_CLOSED\x10\x01\x12\x17\n\x13\x45ND_REASON_NO_SLOTS\x10\x02\x12\x18\n\x14\x45ND_REASON_RANK_LOST\x10\x03\x12\x18\n\x14\x45ND_REASON_NODE_LOST\x10\x04\x12\x16\n\x12\x45ND_REASON_DRAINED\x10\x05\x12\x16\n\x12\x45ND_REASON_REFUSED\x10\x06\x12\x1b\n\x17\x45ND_REASON_START_FAILED\x10\x07\x12\x16\n\x12\x45ND_REASON_STOPPED\x10\x08\x32\xb1\x01\n\x0eSessionService\x12\x32\n\x04Open\x12\x12.disco.v1.Envelope\x1a\x12.disco.v1.Envelope(\x01\x30\x01\x12\x33\n\x04List\x12\x15.disco.v1.ListRequest\x1a\x14.disco.v1.ListResult\x12\x36\n\x05\x43lose\x12\x16.disco.v1.CloseRequest\x1a\x15.disco.v1.CloseResult2\x80\x01\n\x0c\x41rrayService\x12\x38\n\x06Upload\x12\x14.disco.v1.ArrayChunk\x1a\x16.disco.v1.UploadResult(\x01\x12\x36\n\x08\x44ownload\x12\x12.disco.v1.Transfer\x1a\x14.disco.v1.ArrayChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n disco_client/pb/controller.proto\x12\x08\x64isco.v1\x1a\x1e\x64isco_client/pb/envelope.proto\"\x98\x01\n\rCreateSession\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12\x0b\n\x03\x63\x63l\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x11\n\ttimeout_s\x18\x06 \x01(\x01\x12\r\n\x05owner\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\"h\n\x06Queued\x12\r\n\x05\x61head\x18\x01 \x01(\r\x12\x13\n\x0btotal_slots\x18\x02 \x01(\r\x12\x12\n\nfree_slots\x18\x03 \x01(\r\x12&\n\x07holders\x18\x04 \x03(\x0b\x32\x15.disco.v1.SessionInfo\"\x8c\x01\n\x0cSessionReady\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\x12!\n\x05ranks\x18\x03 \x03(\x0b\x32\x12.disco.v1.RankInfo\x12\x14\n\x0ctransfer_key\x18\x04 \x01(\x0c\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x13\n\x0bheartbeat_s\x18\x06 \x01(\x01\"\\\n\x08RankInfo\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x15\n\rarray_address\x18\x05 \x01(\t\"\xa8\x01\n\x0cSessionEnded\x12#\n\x06reason\x18\x01 \x01(\x0e\x32\x13.disco.v1.EndReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x13\n\x0b\x65xit_status\x18\x05 \x01(\x11\x12\x0e\n\x06output\x18\x06 \x03(\t\x12\x1f\n\x05slots\x18\x07 \x01(\x0b\x32\x10.disco.v1.Queued\"\x1a\n\tHeartbeat\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\"\x7f\n\x08Transfer\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x14\n\x0ctransfer_key\x18\x02 \x01(\x0c\x12\x0e\n\x06ticket\x18\x03 \x01(\x04\x12\x0e\n\x06worker\x18\x04 \x01(\r\x12\x0e\n\x06nbytes\x18\x05 \x01(\x04\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\r\n\x05there\x18\x07 \x01(\x04\"@\n\nArrayChunk\x12$\n\x08transfer\x18\x01 \x01(\x0b\x32\x12.disco.v1.Transfer\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x1e\n\x0cUploadResult\x12\x0e\n\x06nbytes\x18\x01 \x01(\x04\"\r\n\x0bListRequest\"i\n\nListResult\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.disco.v1.NodeInfo\x12\'\n\x08sessions\x18\x02 \x03(\x0b\x32\x15.disco.v1.SessionInfo\x12\x0f\n\x07version\x18\x03 \x01(\t\"]\n\x08NodeInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x12\n\nfree_slots\x18\x03 \x01(\r\x12\x0f\n\x07\x64\x65vices\x18\x04 \x03(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\"\x91\x01\n\x0bSessionInfo\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x13\n\x0bnum_workers\x18\x04 \x01(\r\x12\r\n\x05state\x18\x05 \x01(\t\x12!\n\x05ranks\x18\x06 \x03(\x0b\x32\x12.disco.v1.RankInfo\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\"5\n\x0c\x43loseRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x14\n\x0ctransfer_key\x18\x02 \x01(\x0c\"\r\n\x0b\x43loseResult\"G\n\x08LogLines\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06stderr\x18\x03 \x01(\x08\x12\r\n\x05lines\x18\x04 \x03(\t*\xf0\x01\n\tEndReason\x12\x1a\n\x16\x45ND_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45ND_REASON_CLOSED\x10\x01\x12\x17\n\x13\x45ND_REASON_NO_SLOTS\x10\x02\x12\x18\n\x14\x45ND_REASON_RANK_LOST\x10\x03\x12\x18\n\x14\x45ND_REASON_NODE_LOST\x10\x04\x12\x16\n\x12\x45ND_REASON_DRAINED\x10\x05\x12\x16\n\x12\x45ND_REASON_REFUSED\x10\x06\x12\x1b\n\x17\x45ND_REASON_START_FAILED\x10\x07\x12\x16\n\x12\x45ND_REASON_STOPPED\x10\x08\x32\xb1\x01\n\x0eSessionService\x12\x32\n\x04Open\x12\x12.disco.v1.Envelope\x1a\x12.disco.v1.Envelope(\x01\x30\x01\x12\x33\n\x04List\x12\x15.disco.v1.ListRequest\x1a\x14.disco.v1.ListResult\x12\x36\n\x05\x43lose\x12\x16.disco.v1.CloseRequest\x1a\x15.disco.v1.CloseResult2\x80\x01\n\x0c\x41rrayService\x12\x38\n\x06Upload\x12\x14.disco.v1.ArrayChunk\x1a\x16.disco.v1.UploadResult(\x01\x12\x36\n\x08\x44ownload\x12\x12.disco.v1.Transfer\x1a\x14.disco.v1.ArrayChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disco_client.pb.controller_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENDREASON']._serialized_start=1496
-  _globals['_ENDREASON']._serialized_end=1736
+  _globals['_ENDREASON']._serialized_start=1511
+  _globals['_ENDREASON']._serialized_end=1751
   _globals['_CREATESESSION']._serialized_start=79
   _globals['_CREATESESSION']._serialized_end=231
   _globals['_QUEUED']._serialized_start=233
@@ -47,27 +47,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEAT']._serialized_start=747
   _globals['_HEARTBEAT']._serialized_end=773
   _globals['_TRANSFER']._serialized_start=775
-  _globals['_TRANSFER']._serialized_end=887
-  _globals['_ARRAYCHUNK']._serialized_start=889
-  _globals['_ARRAYCHUNK']._serialized_end=953
-  _globals['_UPLOADRESULT']._serialized_start=955
-  _globals['_UPLOADRESULT']._serialized_end=985
-  _globals['_LISTREQUEST']._serialized_start=987
-  _globals['_LISTREQUEST']._serialized_end=1000
-  _globals['_LISTRESULT']._serialized_start=1002
-  _globals['_LISTRESULT']._serialized_end=1107
-  _globals['_NODEINFO']._serialized_start=1109
-  _globals['_NODEINFO']._serialized_end=1202
-  _globals['_SESSIONINFO']._serialized_start=1205
-  _globals['_SESSIONINFO']._serialized_end=1350
-  _globals['_CLOSEREQUEST']._serialized_start=1352
-  _globals['_CLOSEREQUEST']._serialized_end=1405
-  _globals['_CLOSERESULT']._serialized_start=1407
-  _globals['_CLOSERESULT']._serialized_end=1420
-  _globals['_LOGLINES']._serialized_start=1422
-  _globals['_LOGLINES']._serialized_end=1493
-  _globals['_SESSIONSERVICE']._serialized_start=1739
-  _globals['_SESSIONSERVICE']._serialized_end=1916
-  _globals['_ARRAYSERVICE']._serialized_start=1919
-  _globals['_ARRAYSERVICE']._serialized_end=2047
+  _globals['_TRANSFER']._serialized_end=902
+  _globals['_ARRAYCHUNK']._serialized_start=904
+  _globals['_ARRAYCHUNK']._serialized_end=968
+  _globals['_UPLOADRESULT']._serialized_start=970
+  _globals['_UPLOADRESULT']._serialized_end=1000
+  _globals['_LISTREQUEST']._serialized_start=1002
+  _globals['_LISTREQUEST']._serialized_end=1015
+  _globals['_LISTRESULT']._serialized_start=1017
+  _globals['_LISTRESULT']._serialized_end=1122
+  _globals['_NODEINFO']._serialized_start=1124
+  _globals['_NODEINFO']._serialized_end=1217
+  _globals['_SESSIONINFO']._serialized_start=1220
+  _globals['_SESSIONINFO']._serialized_end=1365
+  _globals['_CLOSEREQUEST']._serialized_start=1367
+  _globals['_CLOSEREQUEST']._serialized_end=1420
+  _globals['_CLOSERESULT']._serialized_start=1422
+  _globals['_CLOSERESULT']._serialized_end=1435
+  _globals['_LOGLINES']._serialized_start=1437
+  _globals['_LOGLINES']._serialized_end=1508
+  _globals['_SESSIONSERVICE']._serialized_start=1754
+  _globals['_SESSIONSERVICE']._serialized_end=1931
+  _globals['_ARRAYSERVICE']._serialized_start=1934
+  _globals['_ARRAYSERVICE']._serialized_end=2062
 # @@protoc_insertion_point(module_scope)

@@ -275,13 +275,18 @@ class Transfer(google.protobuf.message.Message):
     WORKER_FIELD_NUMBER: builtins.int
     NBYTES_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    THERE_FIELD_NUMBER: builtins.int
     session: builtins.int
     transfer_key: builtins.bytes
     ticket: builtins.int
     worker: builtins.int
     nbytes: builtins.int
     error: builtins.str
-    """Towards a rank: why the array will not come."""
+    """Why the array, or the rest of it, will not come."""
+    there: builtins.int
+    """From and towards a rank: how many of its bytes are in the shared memory by
+    now; the others follow.
+    """
     def __init__(
         self,
         *,
@@ -291,15 +296,17 @@ class Transfer(google.protobuf.message.Message):
         worker: builtins.int = ...,
         nbytes: builtins.int = ...,
         error: builtins.str = ...,
+        there: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "nbytes", b"nbytes", "session", b"session", "ticket", b"ticket", "transfer_key", b"transfer_key", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "nbytes", b"nbytes", "session", b"session", "there", b"there", "ticket", b"ticket", "transfer_key", b"transfer_key", "worker", b"worker"]) -> None: ...
 
 global___Transfer = Transfer
 
 @typing.final
 class ArrayChunk(google.protobuf.message.Message):
     """A piece of an array, in order; the first chunk of a stream names the
-    transfer.
+    transfer. One behind it that has a transfer ends the stream with the error
+    there.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

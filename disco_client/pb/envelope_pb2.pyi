@@ -88,6 +88,10 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """The memory of an array that was taken, with a file descriptor, to use again.
     empty
     """
+    KIND_ARRAY_MORE: _Kind.ValueType  # 46
+    """More of an array is in its memory, or no more will come.
+    Transfer: ticket, and there or error
+    """
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
     """What an envelope's payload holds."""
@@ -156,6 +160,10 @@ empty
 KIND_ARRAY_BACK: Kind.ValueType  # 45
 """The memory of an array that was taken, with a file descriptor, to use again.
 empty
+"""
+KIND_ARRAY_MORE: Kind.ValueType  # 46
+"""More of an array is in its memory, or no more will come.
+Transfer: ticket, and there or error
 """
 global___Kind = Kind
 

@@ -95,7 +95,8 @@ def _translated() -> Generator[None]:
         code = error.code() if isinstance(error, grpc.Call) else None
         shut = code is grpc.StatusCode.UNAVAILABLE
         raise (DoorShut if shut else TransferFailed)(details(error)) from error
-    except ValueError as error:  # another thread has closed the channel
+    # The array does not come, or another thread has closed the channel.
+    except (OSError, ValueError) as error:
         raise TransferFailed(str(error)) from error
 
 

@@ -20,16 +20,22 @@ from disco_client.pb import controller_pb2
 __all__ = [
     "ALIGNMENT",
     "CHUNK_BYTES",
+    "PIECE_BYTES",
     "byte_view",
     "chunk_data",
     "empty_array",
     "encode_chunk",
+    "encode_end",
     "encode_head",
     "encode_stream",
+    "in_pieces",
 ]
 
 CHUNK_BYTES = 1 << 20
 """Bytes in a chunk: the size at which gRPC streams were measured fastest."""
+
+PIECE_BYTES = 4 << 20
+"""How much of an array one process copies before it lets the next one begin with that."""
 
 ALIGNMENT = 64
 """Where a worker's own arrays begin: at a multiple of this many bytes, as compilers want it."""
@@ -70,6 +76,11 @@ def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
     return memoryview(cast("Any", array.reshape(-1).view(np.uint8)))
 
 
+def in_pieces(data: memoryview) -> Iterator[memoryview]:
+    """Cuts the bytes of an array into pieces of at most PIECE_BYTES."""
+    return (data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
+
+
 def encode_head(
     session: int, transfer_key: bytes, ticket: int, nbytes: int, worker: int = 0
 ) -> controller_pb2.Transfer:
@@ -84,6 +95,13 @@ def encode_chunk(data: memoryview) -> bytes:
     return b"".join((bytes((_DATA_TAG,)), _varint(len(data)), data))
 
 
+def encode_end(error: str) -> bytes:
+    """Encodes what ends a stream whose array, or the rest of it, will not come."""
+    return controller_pb2.ArrayChunk(
+        transfer=controller_pb2.Transfer(error=error)
+    ).SerializeToString()
+
+
 def encode_stream(head: controller_pb2.Transfer, data: memoryview) -> Iterator[bytes]:
     """Yields the encoded messages of one transfer."""
     yield controller_pb2.ArrayChunk(transfer=head).SerializeToString()
@@ -96,6 +114,7 @@ def chunk_data(raw: bytes) -> memoryview:
 
     Raises:
         EncodingError: The bytes are no ``ArrayChunk``.
+        OSError: It says why no more will come.
     """
     view = memoryview(raw)
     if view and view[0] == _DATA_TAG:
@@ -110,7 +129,10 @@ def chunk_data(raw: bytes) -> memoryview:
                     return view[at:]
                 break
     try:
-        return memoryview(controller_pb2.ArrayChunk.FromString(raw).data)
+        chunk = controller_pb2.ArrayChunk.FromString(raw)
     except Exception as error:
         msg = f"expected an array chunk, got {len(raw)} other bytes"
         raise EncodingError(msg) from error
+    if chunk.transfer.error:
+        raise OSError(chunk.transfer.error)
+    return memoryview(chunk.data)

@@ -100,6 +100,7 @@ class Kind(enum.IntEnum):
     ARRAY_OUT = 43
     OPEN_CCL = 44
     ARRAY_BACK = 45
+    ARRAY_MORE = 46
 
 
 class FailureKind(enum.IntEnum):

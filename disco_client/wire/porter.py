@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from disco_client.errors import EncodingError
+from disco_client.wire.arrays import byte_view, in_pieces
 
 __all__ = ["ArrayPorter"]
 
@@ -61,3 +62,13 @@ class ArrayPorter:
     ) -> Generator[np.ndarray[Any, Any]]:
         """Gives access to the array under this ticket, while a block runs."""
         yield self.collect(ticket, dtype, shape)
+
+    def collect_pieces(
+        self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]
+    ) -> Generator[memoryview]:
+        """Yields the bytes of the array under this ticket in order, piece by piece.
+
+        Each piece has at most PIECE_BYTES, and is good until the next is asked for.
+        """
+        with self.lend(ticket, dtype, shape) as array:
+            yield from in_pieces(byte_view(array))

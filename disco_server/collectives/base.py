@@ -20,7 +20,7 @@ After the first two the communicator is as good as before.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,6 +30,8 @@ from disco_client.errors import ConfigError
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from disco_server.collectives.team import Team
 
 __all__ = [
     "AbortedError",
@@ -132,7 +134,7 @@ def name_workers(workers: Iterable[int]) -> str:
 class Communicator(ABC):
     """One rank's place among the workers of its session.
 
-    Every method except `send`, `recv`, `cannot_enter` and `poll` is collective:
+    Every method except `send`, `recv`, `follow`, `cannot_enter` and `poll` is collective:
     all workers, or with `in_group` all workers of the group, must call it in the
     same order. Before anything moves the ranks compare what they brought, so a
     wrong call raises `MismatchError` everywhere instead of hanging someone.
@@ -348,6 +350,44 @@ class Communicator(ABC):
             MismatchError: The sender brought another dtype or count, or `worker`
                 is not another worker of the session.
             AbortedError: The sender cannot come.
+        """
+
+    @abstractmethod
+    def make_teams(self, lines: Sequence[Sequence[int]]) -> Team | None:
+        """Lets some workers do collectives of their own, as along an axis of a mesh.
+
+        All workers of the session must call it, those that are in no line too. Either
+        all have their teams afterwards or none has; those that were made before are
+        found again. Teams live as long as the communicator.
+
+        Args:
+            lines: The workers of each team in the order of their ranks there, one or
+                more; no worker may be in two of them. Equal on all workers.
+
+        Returns:
+            The team that this worker is in; None if it is in no line.
+
+        Raises:
+            ConfigError: These cannot be lines of teams; this rank did not come.
+            MismatchError: The workers want different teams, or one of them could not
+                build its end; nothing was made.
+            AbortedError: A worker cannot come; nothing was made.
+        """
+
+    @property
+    @abstractmethod
+    def received_bytes(self) -> int:
+        """How many bytes of others this rank's teams have brought; see `Team`."""
+
+    @abstractmethod
+    def follow(self, look_up: Callable[[], int]) -> None:
+        """Lets teams find out by themselves which command runs, before each operation.
+
+        Who has a team may use it without asking for the communicator, which is when
+        `position` would be set.
+
+        Args:
+            look_up: Returns what `position` should be.
         """
 
     @abstractmethod

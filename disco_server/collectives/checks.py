@@ -24,6 +24,8 @@ __all__ = [
     "check_equal",
     "check_parts",
     "check_point",
+    "check_sizes",
+    "code_of",
     "describe",
     "find_kind",
     "op_name",
@@ -42,6 +44,7 @@ class Op(IntEnum):
     ALL_TO_ALL = 7
     BARRIER = 8
     SEND_RECV = 9
+    MAKE_TEAMS = 10
 
 
 class Family(IntEnum):
@@ -127,6 +130,8 @@ class Offer(NamedTuple):
         elements: How many are in one part.
         problem: What is wrong on this rank; empty if nothing is.
         family: How the elements are combined.
+        extra: What else must agree, as a number.
+        note: The same for people; stands behind what is told of the call.
     """
 
     op: int
@@ -134,6 +139,8 @@ class Offer(NamedTuple):
     elements: int
     problem: str = ""
     family: Family = Family.OPAQUE
+    extra: int = 0
+    note: str = ""
 
     @property
     def on_device(self) -> bool:
@@ -163,7 +170,7 @@ def check_equal(
         reduce: The reduction, where there is one.
         parts: Into how many equal parts both must fall.
     """
-    code = _code(op, reduce)
+    code = code_of(op, reduce)
     source, target = _as_array(src), _as_array(dst)
     if source is None:
         return Offer(code, 0, 0, f"the source must be an array, not {_name(src)}")
@@ -194,7 +201,7 @@ def check_parts(
         root: Whether this rank has the array of all parts; if it has not, that
             array is not looked at.
     """
-    code = _code(op, reduce)
+    code = code_of(op, reduce)
     joins = op in (Op.ALLGATHER, Op.GATHER)
     if not root:
         src, dst = (src, src) if joins else (dst, dst)
@@ -212,6 +219,42 @@ def check_parts(
     return _check(code, source, target, part.size, reduce, problem)
 
 
+def check_sizes(
+    op: Op,
+    src: object,
+    dst: object,
+    sizes: tuple[int, int],
+    elements: int,
+    reduce: ReduceOp | None = None,
+    *,
+    writes: bool = True,
+) -> Offer:
+    """Checks a collective whose sizes are known beforehand.
+
+    Args:
+        op: The collective.
+        src: The source; where this rank has none, the same as `dst`.
+        dst: The destination; where this rank has none, the same as `src`.
+        sizes: How many elements the source and the destination must have.
+        elements: What the ranks compare.
+        reduce: The reduction, where there is one.
+        writes: Whether this rank has a destination.
+    """
+    code = code_of(op, reduce)
+    source, target = _as_array(src), _as_array(dst)
+    if source is None:
+        return Offer(code, 0, 0, f"the source must be an array, not {_name(src)}")
+    if target is None:
+        return Offer(code, 0, 0, f"the destination must be an array, not {_name(dst)}")
+    if writes and target.size != sizes[1]:
+        problem = f"the destination {_text(target)} should have {sizes[1]} elements"
+    elif source.size != sizes[0]:
+        problem = f"the source {_text(source)} should have {sizes[0]} elements"
+    else:
+        problem = _check_writeable(target) if writes else ""
+    return _check(code, source, target, elements, reduce, problem)
+
+
 def check_point(buf: object, peer: int, me: int, workers: int, *, receives: bool) -> Offer:
     """Checks one end of a transfer between two workers."""
     code = int(Op.SEND_RECV)
@@ -223,7 +266,8 @@ def check_point(buf: object, peer: int, me: int, workers: int, *, receives: bool
         problem = f"worker {peer} is not another one of the {workers} workers"
     elif receives:
         problem = _check_writeable(array)
-    return _check(code, array, array, array.size, None, problem)
+    offer = _check(code, array, array, array.size, None, problem)
+    return offer._replace(extra=peer if receives else me)
 
 
 def op_name(op: int) -> str:
@@ -240,14 +284,15 @@ def describe(offer: Offer, src: object, dst: object) -> str:
     parts = [f"of {_text(src)}"] if src is not None else []
     if dst is not None:
         parts.append(f"destination {_text(dst)}")
-    return f"{name} {', '.join(parts)}".rstrip()
+    return f"{name} {', '.join(parts)}".rstrip() + offer.note
 
 
 # Adding two enums costs as much as the rest of a check; looking their sum up does not.
 _CODES = {(op, reduce): int(op) + 16 * int(reduce) for op in Op for reduce in ReduceOp}
 
 
-def _code(op: Op, reduce: ReduceOp | None) -> int:
+def code_of(op: Op, reduce: ReduceOp | None) -> int:
+    """What stands for an operation in an `Offer`."""
     return int(op) if reduce is None else _CODES[op, reduce]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+import threading
 
-from disco_server.collectives.local_moves import LocalMoves, LocalTable
+from disco_server.collectives.local_moves import LocalTable
+from disco_server.collectives.local_parts import LocalPartMoves
 from disco_server.collectives.local_rows import LocalLane, LocalRows
 from disco_server.collectives.meeting import MeetingCommunicator
-from disco_server.collectives.sides import Tag, wide_lanes
+from disco_server.collectives.part_checks import Lines
+from disco_server.collectives.sides import Tag
+from disco_server.collectives.teams import LineParts
 
 __all__ = ["LocalCommunicator", "LocalWorld"]
 
@@ -25,24 +28,37 @@ class LocalWorld:
     def __init__(self, num_workers: int, num_groups: int = 1) -> None:
         self.num_workers = num_workers
         self.num_groups = num_groups
-        pairs = [(Tag.PAIR, pair) for pair in combinations(range(num_workers), 2)]
-        every: list[_Lane] = [*wide_lanes(num_workers, num_groups), *pairs]
-        self._lanes = {key: LocalLane(len(key[1])) for key in every}
-        self._tables = {key: LocalTable(len(key[1])) for key in every}
+        self._lanes: dict[_Lane, LocalLane] = {}
+        self._tables: dict[_Lane, LocalTable] = {}
+        self._lock = threading.Lock()
+        self._closed = False
 
     def lane(self, tag: Tag, members: tuple[int, ...]) -> LocalLane:
-        """Where the rows of these ranks meet."""
-        return self._lanes[tag, members]
+        """Where the rows of these ranks meet; made by who comes first."""
+        with self._lock:
+            found = self._lanes.get((tag, members))
+            if found is None:
+                found = self._lanes[tag, members] = LocalLane(len(members))
+                if self._closed:
+                    found.close()
+        return found
 
     def table(self, tag: Tag, members: tuple[int, ...]) -> LocalTable:
-        """Where their data meets."""
-        # A rank that is alone has no lane, and needs nobody's table.
-        return self._tables.get((tag, members)) or LocalTable(1)
+        """Where their data meets; made by who comes first."""
+        with self._lock:
+            found = self._tables.get((tag, members))
+            if found is None:
+                found = self._tables[tag, members] = LocalTable(len(members))
+                if self._closed:
+                    found.close()
+        return found
 
     def close(self) -> None:
         """Ends every wait of every rank with `UnavailableError`; idempotent."""
-        for shared in (*self._lanes.values(), *self._tables.values()):
-            shared.close()
+        with self._lock:
+            self._closed = True
+            for shared in (*self._lanes.values(), *self._tables.values()):
+                shared.close()
 
 
 class LocalCommunicator(MeetingCommunicator):
@@ -64,9 +80,15 @@ class LocalCommunicator(MeetingCommunicator):
     def _open_rows(self, tag: Tag, members: tuple[int, ...]) -> LocalRows:
         return LocalRows(self._shared.lane(tag, members), members.index(self._worker_id))
 
-    def _open_moves(self, tag: Tag, members: tuple[int, ...]) -> LocalMoves:
+    def _open_moves(self, tag: Tag, members: tuple[int, ...]) -> LocalPartMoves:
         table = self._shared.table(tag, members)
-        return LocalMoves(table, members.index(self._worker_id), self._open_pair)
+        return LocalPartMoves(table, members.index(self._worker_id), self._open_pair)
+
+    def _open_line(self, lines: Lines, place: int | None) -> LineParts | None:
+        if place is None:
+            return None
+        members = lines[place]
+        return LineParts(self._open_rows(Tag.TEAM, members), self._open_moves(Tag.TEAM, members))
 
     def _open_pair(self, peer: int) -> tuple[LocalTable, int]:
         pair = (min(peer, self._worker_id), max(peer, self._worker_id))

@@ -18,7 +18,15 @@ from disco_server.collectives.base import Array, ReduceOp, UnavailableError
 from disco_server.collectives.checks import Family
 from disco_server.collectives.numeric import combine
 
-__all__ = ["LocalMoves", "LocalTable"]
+__all__ = [
+    "LocalMoves",
+    "LocalTable",
+    "apart",
+    "copy_into",
+    "keep",
+    "reduce_into",
+    "same_place",
+]
 
 # Elements that are combined at once: some hundred KiB, which stay in a cache.
 _PIECE = 1 << 15
@@ -85,11 +93,11 @@ class LocalMoves:
 
     def allreduce(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
         """See `DataMoves.allreduce`; each rank reduces a share and copies the others'."""
-        source, target = _apart(src, dst), dst.reshape(-1)
+        source, target = apart(src, dst), dst.reshape(-1)
         shown = self._show((source.reshape(-1), target))
         bounds = _shares(target.size, self._size)
         start, stop = bounds[self._rank]
-        _reduce([each for each, _ in shown], start, target[start:stop], op, family)
+        reduce_into([each for each, _ in shown], start, target[start:stop], op, family)
         self._table.meet()
         for rank, (start, stop) in enumerate(bounds):
             if rank != self._rank:
@@ -100,21 +108,21 @@ class LocalMoves:
         """See `DataMoves.reduce_scatter`."""
         sources = self._show(self._lend(src, dst, self._rank).reshape(-1))
         target = dst.reshape(-1)
-        _reduce(sources, self._rank * target.size, target, op, family)
+        reduce_into(sources, self._rank * target.size, target, op, family)
         self._done()
 
     def allgather(self, src: Array, dst: Array) -> None:
         """See `DataMoves.allgather`."""
         parts = dst.reshape(self._size, -1)
-        sources = self._show(_keep(src, dst, parts[self._rank]).reshape(-1))
+        sources = self._show(keep(src, dst, parts[self._rank]).reshape(-1))
         for part, source in zip(parts, sources, strict=True):
-            _copy(part, source)
+            copy_into(part, source)
         self._done()
 
     def broadcast(self, src: Array, dst: Array) -> None:
         """See `DataMoves.broadcast`."""
-        shown = self._show(_apart(src, dst) if self._rank == 0 else None)
-        _copy(dst.reshape(-1), shown[0].reshape(-1))
+        shown = self._show(apart(src, dst) if self._rank == 0 else None)
+        copy_into(dst.reshape(-1), shown[0].reshape(-1))
         self._done()
 
     def scatter(self, src: Array | None, dst: Array) -> None:
@@ -123,7 +131,7 @@ class LocalMoves:
         if src is not None and self._rank == 0:
             mine = self._lend(src, dst, 0).reshape(self._size, -1)
         shown = self._show(mine)
-        _copy(dst.reshape(-1), shown[0][self._rank])
+        copy_into(dst.reshape(-1), shown[0][self._rank])
         self._done()
 
     def gather(self, src: Array, dst: Array | None) -> None:
@@ -132,9 +140,9 @@ class LocalMoves:
             self._show(src.reshape(-1))
         else:
             parts = dst.reshape(self._size, -1)
-            sources = self._show(_keep(src, dst, parts[0]).reshape(-1))
+            sources = self._show(keep(src, dst, parts[0]).reshape(-1))
             for part, source in zip(parts, sources, strict=True):
-                _copy(part, source)
+                copy_into(part, source)
         self._done()
 
     def all_to_all(self, src: Array, dst: Array) -> None:
@@ -163,7 +171,7 @@ class LocalMoves:
     def _lend(self, whole: Array, part: Array, rank: int) -> Array:
         """An array of parts that others read while this rank writes to its own part."""
         mine = whole.reshape(self._size, -1)[rank]
-        return whole if _same(mine, part) else _keep(whole, part, mine)
+        return whole if same_place(mine, part) else keep(whole, part, mine)
 
 
 def _shares(size: int, ranks: int) -> list[tuple[int, int]]:
@@ -171,13 +179,15 @@ def _shares(size: int, ranks: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def _reduce(sources: Sequence[Array], at: int, target: Array, op: ReduceOp, family: Family) -> None:
+def reduce_into(
+    sources: Sequence[Array], at: int, target: Array, op: ReduceOp, family: Family
+) -> None:
     """Combines the elements of flat sources from a place on, as many as the target has.
 
     The target may be that place of one of the sources.
     """
     if len(sources) == 1:
-        _copy(target, sources[0][at : at + target.size])
+        copy_into(target, sources[0][at : at + target.size])
         return
     scratch = np.empty(min(target.size, _PIECE), target.dtype)
     for start in range(0, target.size, _PIECE):
@@ -188,16 +198,21 @@ def _reduce(sources: Sequence[Array], at: int, target: Array, op: ReduceOp, fami
         out[:] = piece
 
 
-def _same(a: Array, b: Array) -> bool:
+def same_place(a: Array, b: Array) -> bool:
+    """Whether two arrays are the same memory."""
     return a.ctypes.data == b.ctypes.data and a.nbytes == b.nbytes
 
 
-def _apart(src: Array, dst: Array) -> Array:
+def apart(src: Array, dst: Array) -> Array:
     """A source that its destination is, or that shares no memory with it."""
-    return src if src is dst or _same(src, dst) or not np.may_share_memory(src, dst) else src.copy()
+    return (
+        src
+        if src is dst or same_place(src, dst) or not np.may_share_memory(src, dst)
+        else src.copy()
+    )
 
 
-def _keep(src: Array, dst: Array, own: Array) -> Array:
+def keep(src: Array, dst: Array, own: Array) -> Array:
     """A source that others may read while the destination is written.
 
     Args:
@@ -205,9 +220,10 @@ def _keep(src: Array, dst: Array, own: Array) -> Array:
         dst: What is written.
         own: The part of either that is the same before and after.
     """
-    return src if _same(src, own) or not np.may_share_memory(src, dst) else src.copy()
+    return src if same_place(src, own) or not np.may_share_memory(src, dst) else src.copy()
 
 
-def _copy(target: Array, source: Array) -> None:
-    if not _same(target, source):
+def copy_into(target: Array, source: Array) -> None:
+    """Copies what is not there already."""
+    if not same_place(target, source):
         target[:] = source

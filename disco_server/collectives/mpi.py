@@ -14,13 +14,19 @@ from typing import Any
 from disco_server.collectives.base import UnavailableError
 from disco_server.collectives.meeting import MeetingCommunicator
 from disco_server.collectives.mpi_library import MpiLibrary, load_mpi
-from disco_server.collectives.mpi_moves import Moves
+from disco_server.collectives.mpi_parts import PartMoves
 from disco_server.collectives.mpi_rows import MpiRows
 from disco_server.collectives.node_memory import NodeMemory
+from disco_server.collectives.part_checks import Lines
 from disco_server.collectives.rows import RowExchange
 from disco_server.collectives.sides import Tag
+from disco_server.collectives.teams import LineParts
 
 __all__ = ["MpiCommunicator"]
+
+# The tags of messages that carry rows: below are those of the lanes that there are from
+# the beginning; each line of teams has its own, with room for the tag of its texts.
+_FIRST_TEAM_TAG, _TAGS_A_TEAM = 32, 32
 
 
 class MpiCommunicator(MeetingCommunicator):
@@ -38,6 +44,7 @@ class MpiCommunicator(MeetingCommunicator):
         # Three communicators keep rows, data and another owner's messages apart.
         self._rows_comm = mpi.COMM_WORLD.Dup()
         self._data_comms = [mpi.COMM_WORLD.Dup()]
+        self._lines_opened = 0
         self._memory = NodeMemory(mpi, self._rows_comm, num_workers, num_groups)
         super().__init__(worker_id, num_workers, num_groups, self._open_rows, self._open_moves)
 
@@ -93,11 +100,27 @@ class MpiCommunicator(MeetingCommunicator):
             self._mpi, self._rows_comm, self._worker_id, members, tag, with_data=tag != Tag.PAIR
         )
 
-    def _open_moves(self, tag: Tag, members: tuple[int, ...]) -> Moves:
+    def _open_moves(self, tag: Tag, members: tuple[int, ...]) -> PartMoves:
         if tag == Tag.GROUP:
             world = self._data_comms[0]
             self._data_comms.append(world.Split(members[0], self._worker_id))
-        return Moves(self._mpi, self._data_comms[-1], self._library.cut(len(members)))
+        return PartMoves(self._mpi, self._data_comms[-1], self._library.cut(len(members)))
+
+    def _open_line(self, lines: Lines, place: int | None) -> LineParts | None:
+        first = self._lines_opened
+        self._lines_opened += len(lines)
+        me, world = self._worker_id, self._data_comms[0]
+        if place is None:
+            world.Split(self._mpi.UNDEFINED, 0)
+            return None
+        members = lines[place]
+        comm = world.Split(place, members.index(me))
+        self._data_comms.append(comm)
+        tag = _FIRST_TEAM_TAG + _TAGS_A_TEAM * (first + place)
+        rows = self._memory.make_team_rows(comm, members) or MpiRows(
+            self._mpi, self._rows_comm, me, members, tag, with_data=True
+        )
+        return LineParts(rows, PartMoves(self._mpi, comm, self._library.cut(len(members))))
 
     def _release(self) -> None:
         for comm in (*self._data_comms, self._rows_comm):

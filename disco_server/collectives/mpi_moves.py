@@ -15,7 +15,7 @@ from disco_server.collectives.base import Array, ReduceOp
 from disco_server.collectives.checks import Family
 from disco_server.collectives.numeric import divide, narrow
 
-__all__ = ["Moves", "Pieces"]
+__all__ = ["Moves", "Pieces", "cut"]
 
 # float32 elements of the buffer through which halves are reduced: 1 MiB stays in a cache.
 _HALF_PIECE = 1 << 18
@@ -153,7 +153,7 @@ class Moves:
 
     def _cut(self, src: Array, dst: Array) -> Iterator[tuple[Array, Array]]:
         source, target = src.reshape(-1), dst.reshape(-1)
-        for start, stop in _cut(source.size, self._piece // source.itemsize):
+        for start, stop in cut(source.size, self._piece // source.itemsize):
             part = target[start:stop]
             yield (part if src is dst else source[start:stop]), part
 
@@ -164,7 +164,7 @@ class Moves:
     def _allreduce_half(self, src: Array, dst: Array, op: ReduceOp) -> None:
         src = self._detach(src, dst).reshape(-1)
         dst = dst.reshape(-1)
-        for start, stop in _cut(src.size, _HALF_PIECE):
+        for start, stop in cut(src.size, _HALF_PIECE):
             wide = self._wide(stop - start)
             wide[:] = src[start:stop]
             self._allreduce(wide, wide, self._ops[op])
@@ -174,7 +174,7 @@ class Moves:
         rows = src.reshape(self._size, -1)
         dst = dst.reshape(-1)
         kind = self._mpi.FLOAT
-        for start, stop in _cut(dst.size, max(1, _HALF_PIECE // self._size)):
+        for start, stop in cut(dst.size, max(1, _HALF_PIECE // self._size)):
             width = stop - start
             wide = self._wide(width * self._size)
             wide.reshape(self._size, width)[:] = rows[:, start:stop]
@@ -209,6 +209,7 @@ class Moves:
         return dst if src.ctypes.data == dst.ctypes.data else src.copy()
 
 
-def _cut(size: int, piece: int) -> Iterator[tuple[int, int]]:
+def cut(size: int, piece: int) -> Iterator[tuple[int, int]]:
+    """The bounds of pieces of at most so many elements."""
     for start in range(0, size, piece):
         yield start, min(start + piece, size)

@@ -10,6 +10,7 @@ missing on one of them is an error on all and not a wait for ever.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -19,9 +20,10 @@ import numpy as np
 from disco_server.collectives.base import CommunicatorLost, UnavailableError, name_workers
 from disco_server.collectives.meeting import MeetingCommunicator
 from disco_server.collectives.nccl_library import NcclLibrary, version_text
-from disco_server.collectives.nccl_moves import NcclMoves
+from disco_server.collectives.nccl_parts import NcclPartMoves
 from disco_server.collectives.nccl_watch import Limits, NcclWatch
-from disco_server.collectives.sides import Tag
+from disco_server.collectives.part_checks import Lines
+from disco_server.collectives.sides import DataMoves, Tag
 from disco_server.devices.base import Arrays
 from disco_server.devices.gpu import GpuArrays
 
@@ -29,6 +31,8 @@ __all__ = ["NcclHooks", "start_nccl"]
 
 _PROBLEM_CHARACTERS = 300
 _RECORD_BYTES = 512 + 12 * _PROBLEM_CHARACTERS  # escaped, a character is at most 12 bytes
+_ID_BYTES = 128
+_NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR: takes part in a split and gets nothing
 
 
 class NcclHooks(NamedTuple):
@@ -116,7 +120,7 @@ def start_nccl(
         limits=hooks.limits,
     )
     opened = _Opening(comm, library, gpu, watch, records)
-    comm.add_device(name, gpu.xp, opened.make_moves)
+    comm.add_device(name, gpu.xp, opened.make_moves, opened.open_device)
     return watch
 
 
@@ -166,7 +170,7 @@ def _compare(records: Sequence[_Record], name: str) -> str:
 
 
 class _Opening:
-    """Opens the communicators of one rank: of all workers first, then of its group."""
+    """Opens the communicators of one rank: of all workers, then of its group and teams."""
 
     def __init__(
         self,
@@ -180,7 +184,7 @@ class _Opening:
         self._watch, self._records = watch, records
         self._world: Any = None
 
-    def make_moves(self, tag: Tag, members: tuple[int, ...]) -> NcclMoves:
+    def make_moves(self, tag: Tag, members: tuple[int, ...]) -> NcclPartMoves:
         """Makes what moves data among these members, of whom this rank is one."""
         rank, size = members.index(self._comm.worker_id), len(members)
         try:
@@ -197,10 +201,45 @@ class _Opening:
                 f"worker {self._comm.worker_id}: {self._library.name} could not connect {which}:"
                 f" {self._library.explain(error)}"
             ) from error
+        return self._wrap(made, rank, size)
+
+    def open_device(
+        self, lines: Lines, place: int | None, moves: DataMoves
+    ) -> NcclPartMoves | None:
+        """Makes what moves data in a line of teams; see `teams.OpenDevice`.
+
+        Raises:
+            CommunicatorLost: It failed; peers may still be in it.
+        """
+        members = () if place is None else lines[place]
+        rank, size = members.index(self._comm.worker_id) if members else 0, len(members)
+        # A split is a call on the communicator of all workers, which the watch guards.
+        with self._watch.launching("make_teams"):
+            if self._library.splits:
+                made = self._world.commSplit(_NO_COLOR if place is None else place, rank)
+            elif members:
+                unique = self._share_id(rank, moves)
+                made = self._library.binding.NcclCommunicator(size, unique, rank)
+            else:
+                made = None
+        return self._wrap(made, rank, size) if members else None
+
+    def _wrap(self, made: Any, rank: int, size: int) -> NcclPartMoves:
         self._watch.add(made)
-        return NcclMoves(
+        return NcclPartMoves(
             made, rank, size, library=self._library, arrays=self._arrays, watch=self._watch
         )
+
+    def _share_id(self, rank: int, moves: DataMoves) -> bytes:
+        """Brings a unique id of the first member to all, on the host."""
+        shared = np.zeros(_ID_BYTES, np.uint8)
+        if rank == 0:
+            with contextlib.suppress(self._library.error):
+                shared[:] = np.frombuffer(self._library.binding.get_unique_id(), np.uint8)
+        moves.broadcast(shared, shared)
+        if not shared.any():
+            raise RuntimeError("the first member could not make a unique id")
+        return shared.tobytes()
 
     def _begin(self, leader: int, which: int, size: int, rank: int) -> Any:
         unique = bytes.fromhex(self._records[leader].ids[which])

@@ -15,6 +15,8 @@ from disco_server.collectives.base import Array, ReduceOp
 from disco_server.collectives.checks import Family
 from disco_server.collectives.nccl_library import NcclLibrary
 from disco_server.collectives.nccl_watch import NcclWatch
+from disco_server.devices.base import address as _at
+from disco_server.devices.base import overlap
 from disco_server.devices.gpu import GpuArrays
 
 __all__ = ["NcclMoves"]
@@ -141,7 +143,7 @@ class NcclMoves:
             The source, or a copy of it, and the stream.
         """
         with self._watch.launching(name):
-            if _overlap(src, dst) and (own is None or _at(src) != _at(dst) + own):
+            if overlap(src, dst) and (own is None or _at(src) != _at(dst) + own):
                 src = src.copy()
             self._arrays.enter_comm()
             yield src, self._stream
@@ -161,12 +163,3 @@ class NcclMoves:
         if to != source:
             kind = self._runtime.memcpyDeviceToDevice
             self._runtime.memcpyAsync(to, source, nbytes, kind, self._stream)
-
-
-def _at(array: Any) -> int:
-    """Where in the GPU's memory an array begins."""
-    return array.data.ptr
-
-
-def _overlap(one: Array, other: Array) -> bool:
-    return _at(one) < _at(other) + other.nbytes and _at(other) < _at(one) + one.nbytes

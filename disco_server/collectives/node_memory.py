@@ -38,14 +38,16 @@ class NodeMemory:
     """
 
     def __init__(self, mpi: Any, world: Any, num_workers: int, num_groups: int) -> None:
+        self._mpi = mpi
         self._me = int(world.Get_rank())
         node = world.Split_type(mpi.COMM_TYPE_SHARED)
         here: list[int] = sorted(node.allgather(self._me))
+        self._here = set(here)
         pairs = [(Tag.PAIR, pair) for pair in combinations(here, 2)]
         self._places: dict[_Key, tuple[int, int]] = {}
         at = 0
         for tag, members in (*wide_lanes(num_workers, num_groups), *pairs):
-            if set(here).issuperset(members):
+            if self._here.issuperset(members):
                 has_data = tag != Tag.PAIR and len(members) <= _MOST_RANKS
                 room = _DATA_BYTES if has_data else 0
                 self._places[tag, members] = at, room
@@ -62,9 +64,25 @@ class NodeMemory:
         size = lane_bytes(len(members), room)
         return SharedRows(self._memory[at : at + size], members.index(self._me), len(members), room)
 
+    def make_team_rows(self, comm: Any, members: tuple[int, ...]) -> SharedRows | None:
+        """Makes this rank's end of a lane that begins later, in memory of its own.
+
+        Collective over the members; None on all of them where they share no memory.
+
+        Args:
+            comm: Theirs, in their order.
+            members: Their ranks in the world.
+        """
+        if not self._here.issuperset(members):
+            return None
+        count = len(members)
+        room = _DATA_BYTES if count <= _MOST_RANKS else 0
+        memory = _share(self._mpi, comm, lane_bytes(count, room))
+        return None if memory is None else SharedRows(memory, comm.Get_rank(), count, room)
+
 
 def _share(mpi: Any, node: Any, nbytes: int) -> memoryview | None:
-    """Makes memory on the first rank of a machine and maps it on all; None if one cannot."""
+    """Makes memory on the first of some ranks of a machine; None if one cannot map it."""
     first = node.Get_rank() == 0
     fd, path = -1, ""
     if first and keeps_order():

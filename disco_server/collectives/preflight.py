@@ -192,7 +192,7 @@ class Exchange(Protocol):
         ...
 
     def rows(self) -> bytes:
-        """After a round: the rows of all ranks of the lane, in the order of their ids."""
+        """After a round: the rows of all ranks of the lane, in the order of its members."""
         ...
 
 
@@ -201,7 +201,7 @@ class Lane:
     """One rank's view of a lane.
 
     Attributes:
-        members: The worker ids of its ranks, in order.
+        members: The worker ids of its ranks, in the order of their rows.
         exchange: Carries their rows.
         pending: A token was posted and its round is not complete.
         ran: The last command in which a collective of this lane began.
@@ -238,18 +238,17 @@ class Preflight:
     _blame: tuple[int, int] = (-2, -1)
 
     def add_lane(self, members: Sequence[int], exchange: Exchange) -> Lane:
-        """Begins a lane of these ranks, this one among them."""
-        lane = Lane(tuple(sorted(members)), exchange)
+        """Begins a lane of these ranks, this one among them, in the order of its rows."""
+        lane = Lane(tuple(members), exchange)
         self.lanes.append(lane)
         return lane
 
-    def next_row(self, lane: Lane, offer: Offer, extra: int) -> bytes:
+    def next_row(self, lane: Lane, offer: Offer) -> bytes:
         """Makes the row of the next call in a lane.
 
         Args:
             lane: Where it is about to enter.
             offer: What this rank brings.
-            extra: What else must agree.
         """
         seq = self.position
         if lane.seq != seq:
@@ -257,7 +256,7 @@ class Preflight:
             lane.nth = 0
         nth = lane.nth
         lane.nth = nth + 1
-        op, dtype, elements, problem, _ = offer
+        op, dtype, elements, problem, _, extra, _ = offer
         return pack_row(1, seq, nth, op, dtype, elements, problem != "", extra)
 
     def enter_now(self, lane: Lane, row: bytes, rider: bytes) -> bool:

@@ -1,7 +1,8 @@
-"""The two circles in which a rank meets its peers: all workers, and its group."""
+"""The circles in which a rank meets its peers: all workers, its group, its teams."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -14,7 +15,7 @@ from disco_server.collectives.preflight import Lane
 from disco_server.collectives.rows import NO_DATA, Place, RowExchange
 from disco_server.devices.base import on_device
 
-__all__ = ["DataMoves", "Known", "Side", "Tag", "wide_lanes"]
+__all__ = ["DataMoves", "Known", "Side", "Tag", "Transfer", "wide_lanes"]
 
 
 class Tag(IntEnum):
@@ -23,6 +24,7 @@ class Tag(IntEnum):
     WORLD = 0
     GROUP = 1
     PAIR = 2
+    TEAM = 3
 
 
 def wide_lanes(num_workers: int, num_groups: int) -> list[tuple[Tag, tuple[int, ...]]]:
@@ -69,6 +71,37 @@ class DataMoves(Protocol):
     def recv(self, buf: Array, rank: int) -> None:
         """Receives from one rank."""
 
+    # Of uneven parts, which may be empty, and from or to any rank --------------------
+
+    def allgather_parts(self, src: Array, dst: Array, counts: Sequence[int]) -> None:
+        """Brings every source, of so many elements, to every rank."""
+
+    def reduce_scatter_parts(
+        self, src: Array, dst: Array, op: ReduceOp, family: Family, counts: Sequence[int]
+    ) -> None:
+        """Combines and leaves each rank its part, of so many elements."""
+
+    def all_to_all_parts(self, src: Array, dst: Array, table: Sequence[Sequence[int]]) -> None:
+        """Sends `table[i][j]` elements from each rank i to each rank j."""
+
+    def broadcast_from(self, src: Array, dst: Array, root: int) -> None:
+        """Copies the root's source to all."""
+
+    def scatter_parts(
+        self, src: Array | None, dst: Array, counts: Sequence[int], root: int
+    ) -> None:
+        """Gives each rank its part of the root's source."""
+
+    def gather_parts(self, src: Array, dst: Array | None, counts: Sequence[int], root: int) -> None:
+        """Collects every source at the root."""
+
+
+class Transfer(Protocol):
+    """One end of a transfer between two workers of the session."""
+
+    def __call__(self, buf: Array, worker: int, *, receives: bool) -> None:
+        """Sends to a worker or receives from one."""
+
 
 # Every rank widens the halves of all that ride, which numpy does slowly.
 _MOST_HALF_BYTES = 16 << 10
@@ -87,16 +120,21 @@ class Known(NamedTuple):
 
 
 class Side:
-    """All workers, or this rank's group: how they meet and how their data moves.
+    """All workers, this rank's group or a team: how they meet and how their data moves.
 
     Attributes:
+        members: The worker ids, in the order of their ranks here.
         device_moves: How data on GPUs moves, where a library for it was started.
         known: Allreduces seen before, by operation, then dtype and size. Finding
             one saves most checks, which matter where a call takes microseconds.
     """
 
     def __init__(
-        self, members: range, moves: DataMoves, lane: Lane | None, rows: RowExchange | None
+        self,
+        members: Sequence[int],
+        moves: DataMoves,
+        lane: Lane | None,
+        rows: RowExchange | None,
     ) -> None:
         self.members = members
         self.moves = moves
@@ -112,12 +150,17 @@ class Side:
             return self.device_moves
         return self.moves
 
-    def find_place(self, src: Array) -> Place | None:
-        """Where this source rides along with the rows; None if it is too large."""
+    def find_place(self, src: Array, widest: int) -> Place | None:
+        """Where sources ride along with the rows; None if they are too large.
+
+        Args:
+            src: This rank's.
+            widest: How many elements the longest one of all ranks has.
+        """
         rows = self.rows
-        if rows is None or src.nbytes > rows.data_bytes:
+        if rows is None or src.dtype.itemsize * widest > rows.data_bytes:
             return None
-        return rows.find_place(src.dtype, src.size)
+        return rows.find_place(src.dtype, widest)
 
     def find_places(self, src: Array, family: Family) -> tuple[tuple[slice, Place], ...]:
         """Where what is to be reduced rides, in one round or in several.
@@ -140,14 +183,26 @@ class Side:
         """Lays down data that rides along; returns what stands behind its row."""
         if place is None or self.rows is None:
             return NO_DATA
+        if src.size != place.size:
+            filled = np.zeros(place.size, src.dtype)
+            filled[: src.size] = src.reshape(-1)
+            src = filled
         self.rows.put(place, src)
         return place.rider
 
-    def take_all(self, place: Place, dst: Array) -> None:
-        """After a round: copies the data of all ranks, one part after the other."""
+    def take_all(self, place: Place, dst: Array, counts: Sequence[int] | None) -> None:
+        """After a round: copies the data of all ranks, one part after the other.
+
+        Args:
+            place: Where it rode.
+            dst: Where it goes.
+            counts: How many elements each rank brought, if not all as many.
+        """
         rows = self.rows
         if rows is not None:
             parts = rows.parts(place)
+            if counts is not None:
+                parts = [part[:count] for part, count in zip(parts, counts, strict=True)]
             if dst.flags.c_contiguous:
                 np.concatenate(parts, out=dst.reshape(-1))
             else:

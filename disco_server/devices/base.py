@@ -16,7 +16,7 @@ import numpy as np
 
 from disco_client.wire.values import Device
 
-__all__ = ["Arrays", "DeviceUnavailable", "HostArray", "on_device"]
+__all__ = ["Arrays", "DeviceUnavailable", "HostArray", "address", "on_device", "overlap"]
 
 HostArray = np.ndarray[Any, Any]
 
@@ -29,6 +29,18 @@ def on_device(value: object) -> bool:
     """Whether a value is an array on a GPU; found out without loading cupy."""
     kind = type(value)
     return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
+
+
+def address(array: Any) -> int:
+    """Where in a GPU's memory one of its arrays begins."""
+    return int(array.data.ptr)
+
+
+def overlap(one: Any, other: Any) -> bool:
+    """Whether two contiguous arrays on GPUs share memory."""
+    return (
+        address(one) < address(other) + other.nbytes and address(other) < address(one) + one.nbytes
+    )
 
 
 class Arrays(ABC):
@@ -91,6 +103,17 @@ class Arrays(ABC):
         """Copies a host array into one of its arrays, which has its size and dtype.
 
         The host array may be changed when it returns.
+        """
+
+    @abstractmethod
+    def fill_pieces(self, held: Any, pieces: Iterator[memoryview]) -> None:
+        """Fills one of its arrays with its bytes in C order, piece by piece.
+
+        Args:
+            held: The array.
+            pieces: What to write, at most PIECE_BYTES each; a piece may be changed
+                when the next is asked for. Whatever they raise is raised here, and
+                the array has part of them then.
         """
 
     @abstractmethod

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from disco_client.wire.arrays import byte_view
+from disco_client.wire.arrays import byte_view, in_pieces
 from disco_client.wire.values import Device
 from disco_server.devices.base import Arrays, DeviceUnavailable, HostArray
 from disco_server.devices.gpu_library import load_cupy
-from disco_server.devices.staging import PIECE_BYTES, Staging
+from disco_server.devices.staging import Staging
 
 __all__ = ["GpuArrays"]
 
@@ -93,10 +93,11 @@ class GpuArrays(Arrays):
 
     def fill(self, held: Any, host: HostArray) -> None:
         """See `Arrays.fill`."""
-        host = np.ascontiguousarray(host)
+        self.fill_pieces(held, in_pieces(byte_view(np.ascontiguousarray(host))))
+
+    def fill_pieces(self, held: Any, pieces: Iterator[memoryview]) -> None:
+        """See `Arrays.fill_pieces`."""
         target = held if held.flags.c_contiguous else self.xp.empty(held.shape, held.dtype)
-        flat = byte_view(host)
-        pieces = (flat[at : at + PIECE_BYTES] for at in range(0, len(flat), PIECE_BYTES))
         self._staging.write(target.data.ptr, pieces)
         if target is not held:
             held[...] = target

@@ -45,5 +45,15 @@ class HostArrays(Arrays):
         """See `Arrays.fill`."""
         held[...] = host.reshape(held.shape)
 
+    def fill_pieces(self, held: HostArray, pieces: Iterator[memoryview]) -> None:
+        """See `Arrays.fill_pieces`."""
+        target = held if held.flags.c_contiguous else empty_array(held.shape, held.dtype)
+        flat, at = byte_view(target), 0
+        for piece in pieces:
+            flat[at : at + len(piece)] = piece
+            at += len(piece)
+        if target is not held:
+            held[...] = target
+
     def synchronize(self) -> None:
         """It is done when the call returns."""

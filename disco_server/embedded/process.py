@@ -20,6 +20,7 @@ from disco_client.session import Session
 from disco_client.transport.base import Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import frame, progress_in
+from disco_server.channels.growing import FROM_RANKS
 from disco_server.embedded.children import Children
 from disco_server.embedded.forks import disown_in_children, not_here
 from disco_server.embedded.interrupts import HeldInterrupts
@@ -274,10 +275,8 @@ class ProcessTransport:
             kind = received.kind
             if kind == Kind.REPLY and events is not None:
                 events.reply(child.worker, received.payload)
-            elif kind == Kind.ARRAY_OUT:
-                self._arrays.offered(child, received.payload)
-            elif kind == Kind.ARRAY_BACK:
-                self._arrays.given_back(child)
+            elif kind in FROM_RANKS:
+                self._arrays.receive(child, received)
             elif kind == Kind.OPEN_CCL:
                 for other in self._children.ranks:
                     if other is not child:
@@ -325,7 +324,12 @@ class ProcessTransport:
 
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
         """Fills a buffer with the array that a worker offered."""
-        self._arrays.download(ticket, self._children.ranks[worker], into)
+        try:
+            self._arrays.download(ticket, self._children.ranks[worker], into)
+        except OSError as error:
+            self.check_alive()
+            msg = f"the download of an array failed: {error}"
+            raise SessionError(msg) from None
 
     # The end ------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import numpy as np
 from disco_client.wire.arrays import empty_array
 from disco_client.wire.values import Device, Shape, dtype_from_name
 from disco_server.collectives.base import ReduceOp
+from disco_server.collectives.team import Team
 from disco_server.runtime.context import current_worker
 from disco_server.runtime.errors import ArgumentRefused
 from disco_server.runtime.functions import import_allowed, register_func
@@ -188,6 +189,22 @@ def all_to_all(send: Array, in_group: Any, recv: Array) -> None:
 def barrier(in_group: Any = False) -> None:
     """Waits until every rank is here."""
     current_worker().comm.barrier(in_group=bool(in_group))
+
+
+@register_func("runtime.disco._make_teams")
+def make_teams(lines: Sequence[Sequence[int]]) -> Team | None:
+    """Makes teams of workers; this rank's stays in a register, None where it is in none.
+
+    Args:
+        lines: The workers of each team, in the order of their ranks there.
+    """
+    return current_worker().make_teams(lines)
+
+
+@register_func("runtime.disco._received_bytes")
+def received_bytes() -> int:
+    """How many bytes of other workers this rank's teams have brought to it so far."""
+    return current_worker().received_bytes
 
 
 # Point to point -------------------------------------------------------------------------

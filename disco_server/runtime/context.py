@@ -11,6 +11,7 @@ import numpy as np
 
 from disco_client.wire.values import Device
 from disco_server.collectives.base import Communicator, ReduceOp, UnavailableError
+from disco_server.collectives.team import Team
 from disco_server.devices.base import Arrays, DeviceUnavailable, on_device
 from disco_server.modules.base import LoadRules
 from disco_server.runtime.worker_device import GPU_LIBRARIES, WorkerDevice
@@ -265,6 +266,33 @@ class Worker:
     def barrier(self, *, in_group: bool = False) -> None:
         """Waits until every worker (of the group) is here."""
         self.comm.barrier(in_group=in_group)
+
+    def make_teams(self, lines: Sequence[Sequence[int]]) -> Team | None:
+        """Lets some workers do collectives of their own, as along an axis of a mesh.
+
+        All workers of the session must call it, those that are in no line too. The
+        same lines give the same team again, which lives as long as the session.
+
+        Args:
+            lines: The workers of each team in the order of their ranks there; no
+                worker may be in two of them. Equal on all workers.
+
+        Returns:
+            The team that this worker is in; None if it is in no line.
+
+        Raises:
+            ConfigError: These cannot be lines of teams.
+            MismatchError: The workers want different teams; nothing was made.
+            AbortedError: Another worker cannot come; nothing was made.
+        """
+        comm = self.comm
+        comm.follow(lambda: self.position)
+        return comm.make_teams(lines)
+
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes of other workers its teams have brought; see `Team`."""
+        return 0 if self._comm is None else self._comm.received_bytes
 
     def __repr__(self) -> str:
         return (

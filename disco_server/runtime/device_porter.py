@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -62,8 +63,8 @@ class DevicePorter(ArrayPorter):
         if is_array(out):
             self._inner.collect_into(ticket, out)
             return
-        with self._inner.lend(ticket, out.dtype, out.shape) as host:
-            self._worker.arrays.fill(out, host)
+        with contextlib.closing(self._inner.collect_pieces(ticket, out.dtype, out.shape)) as pieces:
+            self._worker.arrays.fill_pieces(out, pieces)
 
     def host_form(self, value: Any) -> Any:
         """A value with numpy's arrays in place of the device's; waits for them."""

@@ -170,7 +170,7 @@ LOCAL: Mapping[str, Local] = {
 
 @register_func("runtime.disco._dt_apply")
 def dt_apply(name: str, options: dict[str, Any], tables: dict[str, Any], *operands: Any) -> Any:
-    """Computes this worker's part.
+    """Computes this worker's part; an array, also where it has no axes.
 
     Args:
         name: The function.
@@ -187,8 +187,9 @@ def dt_apply(name: str, options: dict[str, Any], tables: dict[str, Any], *operan
     worker = current_worker()
     own = {key: table[worker.worker_id] for key, table in tables.items()}
     if name in ELEMENTWISE:
-        return worker.xp.asarray(getattr(worker.xp, name)(*operands))
-    local = LOCAL.get(name)
-    if local is not None:
-        return local(worker.xp, *operands, **options, **own)
-    return resolve(name, worker.allow_modules)(*operands, **options, **own)
+        out = getattr(worker.xp, name)(*operands)
+    elif name in LOCAL:
+        out = LOCAL[name](worker.xp, *operands, **options, **own)
+    else:
+        out = resolve(name, worker.allow_modules)(*operands, **options, **own)
+    return worker.xp.asarray(out)

@@ -24,6 +24,7 @@ from disco_server.config import WorkerConfig
 from disco_server.modules.base import LoadRules
 from disco_server.worker.arrays import ArrayCarrier
 from disco_server.worker.host import host_id
+from disco_server.worker.node_arrays import NodeArrays
 from disco_server.worker.spares import Spares
 from disco_server.worker.supervisor import Supervisor
 
@@ -59,9 +60,9 @@ class Agent:
         self.registered = asyncio.Event()
 
     @property
-    def supervisor(self) -> Supervisor | None:
-        """What runs here, while there is a controller."""
-        return self._supervisor
+    def arrays(self) -> NodeArrays | None:
+        """The arrays of the sessions here, while there is a controller."""
+        return None if self._supervisor is None else self._supervisor.arrays
 
     async def run(self) -> None:
         """Connects again and again, with growing pauses; ends only when cancelled."""

@@ -6,12 +6,17 @@ Whoever knocks must know the secret of a session that runs here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+from collections.abc import Generator
+from functools import partial
 from typing import Any, Protocol
 
 from disco_client.pb import controller_pb2
 from disco_client.transport.shared import SharedPool
+from disco_server.channels.growing import FilledArray, GrowingArray
 
-__all__ = ["ArrayDesk", "NotAdmitted", "admit"]
+__all__ = ["ArrayDesk", "NotAdmitted", "admit", "incoming"]
 
 
 class NotAdmitted(Exception):
@@ -37,24 +42,30 @@ class ArrayDesk(Protocol):
         """
         ...
 
-    def give_back(self, transfer: controller_pb2.Transfer, fd: int) -> None:
-        """Returns the memory of an array that was handed out; closes the descriptor."""
-        ...
+    def hand_in(self, transfer: controller_pb2.Transfer, there: int, fd: int | None = None) -> None:
+        """Tells a rank how much of an array is in its memory.
 
-    def hand_in(self, transfer: controller_pb2.Transfer, fd: int) -> None:
-        """Gives an array to its rank; the descriptor is closed there."""
+        Args:
+            transfer: Which array.
+            there: How many of its bytes.
+            fd: The memory, when the rank is told for the first time; closed here.
+        """
         ...
 
     def refuse(self, transfer: controller_pb2.Transfer, why: str) -> None:
-        """Tells a rank that an array will not come."""
+        """Tells a rank that an array, or the rest of it, will not come."""
         ...
 
-    def hand_out(self, transfer: controller_pb2.Transfer) -> tuple[int, int]:
-        """Returns the descriptor and the size of an array that a rank offers.
+    def hand_out(self, transfer: controller_pb2.Transfer) -> GrowingArray:
+        """Returns an array that a rank offers, and may still be filling.
 
         Raises:
             KeyError: There is none under this ticket.
         """
+        ...
+
+    def give_back(self, transfer: controller_pb2.Transfer, array: GrowingArray) -> None:
+        """Returns the memory of an array that was handed out, which nobody uses any more."""
         ...
 
 
@@ -72,3 +83,26 @@ def admit(desk: ArrayDesk | None, transfer: controller_pb2.Transfer) -> ArrayDes
         msg = "no such worker, session or key on this node"
         raise NotAdmitted(msg)
     return desk
+
+
+@contextlib.contextmanager
+def incoming(desk: ArrayDesk, transfer: controller_pb2.Transfer) -> Generator[FilledArray]:
+    """Makes room for an array, which the block fills; a rank that waits hears where it fails.
+
+    The memory of one that was broken off is not used again, for its sender may have
+    it still.
+
+    Raises:
+        OSError: There is no room, or what the block raised.
+    """
+    fd = -1
+    try:
+        fd = desk.memory(transfer).take(transfer.nbytes)
+        yield FilledArray(fd, transfer.nbytes, partial(desk.hand_in, transfer))
+    except BaseException as error:
+        told = isinstance(error, OSError) and not isinstance(error, ConnectionError)
+        desk.refuse(transfer, str(error) if told else "the upload was broken off")
+        raise
+    finally:
+        if fd >= 0:
+            os.close(fd)

@@ -6,7 +6,6 @@ service.
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2
 from disco_client.transport.options import SERVER_OPTIONS
 from disco_server.config import Address
-from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit
+from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit, incoming
 from disco_server.worker.arrays import receive_array, send_array
 
 __all__ = ["ArrayService"]
@@ -89,27 +88,21 @@ class ArrayService:
             transfer = controller_pb2.Transfer()
         desk = await self._admit(transfer, context)
         try:
-            fd = await receive_array(stream, transfer.nbytes, desk.memory(transfer))
+            with incoming(desk, transfer) as array:
+                await receive_array(stream, transfer.nbytes, array.fd, array.grown)
         except OSError as error:
-            desk.refuse(transfer, str(error))
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-            raise AssertionError from error
-        except BaseException:
-            # The rank waits for it, and nobody else would tell.
-            desk.refuse(transfer, "the upload was broken off")
-            raise
-        desk.hand_in(transfer, fd)
         return controller_pb2.UploadResult(nbytes=transfer.nbytes)
 
     async def _download(self, transfer: controller_pb2.Transfer, context: Any) -> None:
         desk = await self._admit(transfer, context)
         try:
-            fd, nbytes = desk.hand_out(transfer)
+            array = desk.hand_out(transfer)
         except KeyError:
             await context.abort(grpc.StatusCode.NOT_FOUND, "the worker offers no such array")
             raise AssertionError from None
         try:
-            async for chunk in send_array(os.dup(fd), nbytes):
+            async for chunk in send_array(array):
                 await context.write(chunk)
         finally:
-            desk.give_back(transfer, fd)
+            desk.give_back(transfer, array)

@@ -69,7 +69,7 @@ class WorkerNode:
         self._spares = Spares(config.warm, environ)
         self.agent = Agent(config, self._spares)
         self._door = make_door(
-            config.array_address, config.controller_address, lambda: self.agent.supervisor
+            config.array_address, config.controller_address, lambda: self.agent.arrays
         )
         self._running: asyncio.Task[None] | None = None
 

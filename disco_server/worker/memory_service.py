@@ -13,9 +13,7 @@ they are framed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import shutil
 import socket
 import tempfile
@@ -27,7 +25,8 @@ from google.protobuf.message import DecodeError
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2, memory_pb2
 from disco_client.transport.memory_frames import MEMORY_SCHEME, READ_BYTES, pack, unpack
-from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit
+from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit, incoming
+from disco_server.worker.arrays import wait_for
 
 __all__ = ["MemoryService"]
 
@@ -117,11 +116,11 @@ class MemoryService:
         """Serves one client."""
         try:
             await self._serve(sock)
-        except (_Refused, NotAdmitted) as error:
-            with contextlib.suppress(OSError):
+        except (_Refused, NotAdmitted, OSError) as error:
+            try:
                 _say(sock, memory_pb2.MemoryReply(refused=str(error)))
-        except OSError as error:
-            _logger.debug("a client left the door for arrays: %s", error)
+            except OSError:
+                _logger.debug("a client left the door for arrays: %s", error)
         except Exception:
             _logger.exception("a transfer through shared memory failed")
 
@@ -150,35 +149,25 @@ class MemoryService:
 
     async def _upload(self, sock: socket.socket, transfer: controller_pb2.Transfer) -> None:
         desk = self._admit(transfer)
-        try:
-            fd = desk.memory(transfer).take(transfer.nbytes)
-        except OSError as error:
-            desk.refuse(transfer, str(error))
-            raise _Refused(str(error)) from error
-        try:
-            _say(sock, memory_pb2.MemoryReply(granted=transfer.nbytes), fd)
+        with incoming(desk, transfer) as array:
+            _say(sock, memory_pb2.MemoryReply(granted=transfer.nbytes), array.fd)
             await _hear_done(sock)
-        except BaseException:
-            # The rank waits for it, and nobody else would tell. The client may have
-            # the memory still, so it is not used again.
-            os.close(fd)
-            desk.refuse(transfer, "the upload was broken off")
-            raise
-        desk.hand_in(transfer, fd)
+            array.grown(transfer.nbytes)
         _say(sock, memory_pb2.MemoryReply(taken=True))
 
     async def _download(self, sock: socket.socket, transfer: controller_pb2.Transfer) -> None:
         desk = self._admit(transfer)
         try:
-            fd, nbytes = desk.hand_out(transfer)
+            array = desk.hand_out(transfer)
         except KeyError:
             msg = "the worker offers no such array"
             raise _Refused(msg) from None
         try:
-            _say(sock, memory_pb2.MemoryReply(granted=nbytes), fd)
+            await wait_for(array, array.nbytes)
+            _say(sock, memory_pb2.MemoryReply(granted=array.nbytes), array.fd)
             await asyncio.get_running_loop().sock_recv(sock, 1)  # until it closes
         finally:
-            desk.give_back(transfer, fd)
+            desk.give_back(transfer, array)
 
 
 def _say(sock: socket.socket, reply: memory_pb2.MemoryReply, fd: int | None = None) -> None:

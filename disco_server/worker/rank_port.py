@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import select
 import socket
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from disco_client.pb import controller_pb2
 from disco_client.transport.shared import SharedPool, read_shared, write_shared
-from disco_client.wire.arrays import byte_view, empty_array
+from disco_client.wire.arrays import CHUNK_BYTES, PIECE_BYTES, byte_view, empty_array, in_pieces
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_client.wire.porter import ArrayPorter
 from disco_server.channels.frames import (
@@ -23,7 +26,9 @@ from disco_server.channels.frames import (
     receive,
     send_with_fd,
 )
+from disco_server.channels.growing import GrowingArray
 from disco_server.channels.progress import ProgressPage
+from disco_server.runtime.errors import sendable
 
 __all__ = ["DaemonGone", "RankPort"]
 
@@ -33,12 +38,31 @@ _LOOKS = 50
 how far it is often goes on at once, and being woken takes several times that exchange."""
 
 
-class _Arrived(NamedTuple):
-    """An upload: its descriptor and size, or why there is none."""
+_MAX_ERROR = 500
+"""How much of an error's text travels; it has to fit into a message of every door."""
 
+
+@dataclass(slots=True)
+class _Offer:
+    """An array for the client, and how much of it is in its memory."""
+
+    ticket: int
     fd: int
     nbytes: int
-    error: str
+    pieces: Iterator[memoryview]
+    there: int = 0
+    error: str = ""
+
+    def fill(self) -> Iterator[None]:
+        """Copies what is left, and yields after each piece, or when it fails."""
+        try:
+            for piece in self.pieces:
+                write_shared(self.fd, piece, self.there)
+                self.there += len(piece)
+                yield
+        except Exception as error:  # noqa: BLE001  (whatever a device says)
+            self.error = f"{type(error).__name__}: {error}"
+            yield
 
 
 class DaemonGone(Exception):
@@ -61,7 +85,8 @@ class RankPort(ArrayPorter):
         self._looker = select.poll()
         self._looker.register(sock, select.POLLIN)
         self._frames: deque[EncodedEnvelope | None] = deque()
-        self._arrays: dict[int, _Arrived] = {}
+        self._arrays: dict[int, GrowingArray] = {}
+        self._unfilled: deque[_Offer] = deque()
         self._memory = SharedPool()
         self._tickets = 0
         self._session = 0
@@ -107,10 +132,14 @@ class RankPort(ArrayPorter):
                 self._frames.append(None)
                 continue
             received = EncodedEnvelope.FromString(raw)
-            if received.kind == Kind.ARRAY_IN:
-                transfer = controller_pb2.Transfer.FromString(received.payload)
-                fd = -1 if transfer.error else self._reader.fds.popleft()
-                self._arrays[transfer.ticket] = _Arrived(fd, transfer.nbytes, transfer.error)
+            if received.kind in (Kind.ARRAY_IN, Kind.ARRAY_MORE):
+                told = controller_pb2.Transfer.FromString(received.payload)
+                if received.kind == Kind.ARRAY_IN:
+                    fd = self._reader.fds.popleft()
+                    self._arrays[told.ticket] = GrowingArray(fd, told.nbytes)
+                # One that failed before it had memory is heard of for the first time.
+                array = self._arrays.setdefault(told.ticket, GrowingArray(-1, told.nbytes))
+                array.grow(told.there, told.error)
             elif received.kind == Kind.ARRAY_BACK:
                 self._memory.give(self._reader.fds.popleft())
             else:
@@ -150,34 +179,54 @@ class RankPort(ArrayPorter):
         self._answered = True
 
     def reply(self, raw: bytes) -> None:
-        """Sends one encoded reply to the client."""
+        """Sends one encoded reply to the client, then what is in it beyond that.
+
+        This is still part of the command: the next one may change the arrays.
+        """
         self.send(Kind.REPLY, raw)
+        while self._unfilled:
+            offer = self._unfilled.popleft()
+            try:
+                for _ in offer.fill():
+                    self.send(Kind.ARRAY_MORE, self._tell(offer))
+            finally:
+                os.close(offer.fd)
 
     # Arrays -------------------------------------------------------------------------
 
     def offer(self, array: np.ndarray[Any, Any]) -> int:
         """Hands an array to the daemon, for the client to download."""
-        return self.offer_pieces(array.nbytes, (byte_view(array),))
+        return self.offer_pieces(array.nbytes, in_pieces(byte_view(array)))
 
     def offer_pieces(self, nbytes: int, pieces: Iterable[memoryview]) -> int:
-        """Hands over an array whose bytes come piece by piece, and returns its ticket."""
+        """Hands over an array whose bytes come piece by piece, and returns its ticket.
+
+        The client hears of a large one at once, and it is copied when the reply that
+        names it has left: the client fetches its beginning meanwhile.
+        """
         self._tickets += 1
-        fd = self._memory.take(nbytes)
-        try:
-            at = 0
-            for piece in pieces:
-                write_shared(fd, piece, at)
-                at += len(piece)
-            transfer = controller_pb2.Transfer(
-                session=self._session,
-                ticket=self._tickets,
-                worker=self._worker,
-                nbytes=nbytes,
-            )
-            self._send_with(fd, Kind.ARRAY_OUT, transfer.SerializeToString())
-        finally:
-            os.close(fd)
+        offer = _Offer(self._tickets, self._memory.take(nbytes), nbytes, iter(pieces))
+        whole = nbytes <= PIECE_BYTES
+        if whole:
+            for _ in offer.fill():
+                pass
+        else:
+            self._unfilled.append(offer)
+        self._send_with(offer.fd, Kind.ARRAY_OUT, self._tell(offer))
+        if whole:
+            os.close(offer.fd)
         return self._tickets
+
+    def _tell(self, offer: _Offer) -> bytes:
+        error = offer.error and f"worker {self._worker} could not copy it: {offer.error}"
+        return controller_pb2.Transfer(
+            session=self._session,
+            ticket=offer.ticket,
+            worker=self._worker,
+            nbytes=offer.nbytes,
+            there=offer.there,
+            error=sendable(error[:_MAX_ERROR]),
+        ).SerializeToString()
 
     def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
         """Waits for an uploaded array and returns it, an array of its own.
@@ -191,31 +240,74 @@ class RankPort(ArrayPorter):
         return out
 
     def collect_into(self, ticket: int, out: np.ndarray[Any, Any]) -> None:
-        """Waits for an uploaded array; other envelopes keep their order meanwhile.
+        """Copies an uploaded array to where it is wanted, as it comes.
 
         Raises:
-            OSError: It will not come.
+            OSError: It will not come, or not all of it.
             ValueError: It is of another size.
+        """
+        straight = out.flags.c_contiguous and out.flags.writeable
+        target = out if straight else empty_array(out.shape, out.dtype)
+        with self._arrived(ticket, out.dtype, out.shape) as read:
+            for piece in in_pieces(byte_view(target)):
+                read(piece)
+        if not straight:
+            out[...] = target
+
+    def collect_pieces(
+        self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]
+    ) -> Generator[memoryview]:
+        """Yields an uploaded array as it comes; see :class:`ArrayPorter`.
+
+        Raises:
+            OSError: It will not come, or not all of it.
+            ValueError: It is of another size.
+        """
+        with self._arrived(ticket, dtype, shape) as read:
+            nbytes = math.prod(shape) * dtype.itemsize
+            # Small enough to be in a cache still when it is copied on.
+            buffer = byte_view(empty_array((min(nbytes, CHUNK_BYTES),), np.dtype(np.uint8)))
+            for start in range(0, nbytes, CHUNK_BYTES):
+                piece = buffer[: nbytes - start]
+                read(piece)
+                yield piece
+
+    @contextlib.contextmanager
+    def _arrived(
+        self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]
+    ) -> Generator[Callable[[memoryview], None]]:
+        """Gives an uploaded array: each call fills a buffer with the bytes that follow.
+
+        Other envelopes keep their order while this waits for some.
         """
         while ticket not in self._arrays:
             self._read()
-        fd, nbytes, error = self._arrays.pop(ticket)
-        if error:
-            raise OSError(error)
+        array, at = self._arrays[ticket], 0
+
+        def read(into: memoryview) -> None:
+            nonlocal at
+            while not array.reaches(at + len(into)):
+                self._read()
+            read_shared(array.fd, into, at)
+            at += len(into)
+
         try:
-            if out.nbytes != nbytes:
-                msg = f"expected {out.nbytes} bytes for {out.dtype}{list(out.shape)}, got {nbytes}"
+            array.reaches(0)
+            nbytes = math.prod(shape) * dtype.itemsize
+            if nbytes != array.nbytes:
+                msg = f"expected {nbytes} bytes for {dtype}{list(shape)}, got {array.nbytes}"
                 raise ValueError(msg)
-            _read_into(fd, out)
+            yield read
         finally:
-            self._send_with(fd, Kind.ARRAY_BACK)
-            os.close(fd)
+            self._give_back(ticket, array)
 
-
-def _read_into(fd: int, out: np.ndarray[Any, Any]) -> None:
-    if out.flags.c_contiguous and out.flags.writeable:
-        read_shared(fd, byte_view(out))
-    else:
-        whole = empty_array(out.shape, out.dtype)
-        read_shared(fd, byte_view(whole))
-        out[...] = whole
+    def _give_back(self, ticket: int, array: GrowingArray) -> None:
+        """Returns the memory of an upload when nobody writes there any more."""
+        while not array.settled:
+            self._read()
+        del self._arrays[ticket]
+        if array.fd >= 0:
+            # Of one that was broken off somebody else may have the memory still.
+            if not array.error:
+                self._send_with(array.fd, Kind.ARRAY_BACK)
+            os.close(array.fd)

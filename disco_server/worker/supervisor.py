@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
-import grpc
 
 from disco_client.pb import controller_pb2, node_pb2
-from disco_client.transport.shared import SharedPool
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame
+from disco_server.channels.growing import FROM_RANKS
 from disco_server.modules.base import LoadRules
-from disco_server.observe.logs import BoundLogger, bind
-from disco_server.worker.arrays import ArrayCarrier, Offers
+from disco_server.observe.logs import bind
+from disco_server.worker.arrays import ArrayCarrier
 from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
+from disco_server.worker.node_arrays import NodeArrays
+from disco_server.worker.node_session import NodeSession
 from disco_server.worker.pmi import PmiNode
 from disco_server.worker.rank_handle import RankHandle
 from disco_server.worker.spares import Spares
@@ -37,29 +33,6 @@ Fence = Callable[[int, str, int, int, Mapping[str, bytes]], Awaitable[Mapping[st
 """Exchanges keys among a session's nodes: (session, name, index, count, items)."""
 
 
-@dataclass(slots=True)
-class _NodeSession:
-    """One session's part on this node."""
-
-    session: int
-    start: node_pb2.StartRanks
-    log: BoundLogger
-    offers: Offers = field(default_factory=Offers)
-    memory: SharedPool = field(default_factory=SharedPool)
-    ranks: dict[int, RankHandle] = field(default_factory=dict[int, RankHandle])
-    assigned: dict[int, asyncio.Future[None]] = field(
-        default_factory=dict[int, "asyncio.Future[None]"]
-    )
-    pmi: PmiNode | None = None
-    ending: bool = False
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])
-
-    @property
-    def share(self) -> node_pb2.NodeRanks:
-        """This node's ranks."""
-        return self.start.nodes[self.start.node_index]
-
-
 class Supervisor:
     """Starts, feeds, watches and ends rank processes; used from the event loop only.
 
@@ -72,6 +45,9 @@ class Supervisor:
         post: Sends an encoded envelope to the controller.
         fence: Exchanges keys among a session's nodes.
         carrier: Moves host arrays.
+
+    Attributes:
+        arrays: The arrays of the sessions here.
     """
 
     def __init__(
@@ -93,11 +69,11 @@ class Supervisor:
         self._spares = spares
         self._post = post
         self._fence = fence
-        self._carrier = carrier
-        self._sessions: dict[int, _NodeSession] = {}
+        self._sessions: dict[int, NodeSession] = {}
+        self.arrays = NodeArrays(self._sessions, carrier)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _spawn(self, work: Awaitable[None], session: _NodeSession | None = None) -> None:
+    def _spawn(self, work: Awaitable[None], session: NodeSession | None = None) -> None:
         async def run() -> None:
             try:
                 await work
@@ -128,10 +104,10 @@ class Supervisor:
                 handle.send(framed)
         elif kind == Kind.FETCH:
             transfer = controller_pb2.Transfer.FromString(received.payload)
-            self._spawn(self._fetch(session, transfer), session)
+            self._spawn(self.arrays.fetch(session, transfer), session)
         elif kind == Kind.PUSH:
             transfer = controller_pb2.Transfer.FromString(received.payload)
-            self._spawn(self._push(session, transfer), session)
+            self._spawn(self.arrays.push(session, transfer), session)
         elif kind == Kind.END_SESSION and not session.ending:
             self._spawn(self._end(session))
 
@@ -140,11 +116,11 @@ class Supervisor:
     def _start(self, received: EncodedEnvelope) -> None:
         start = node_pb2.StartRanks.FromString(received.payload)
         log = bind(_logger, session=start.session_name)
-        session = _NodeSession(received.session, start, log)
+        session = NodeSession(received.session, start, log)
         self._sessions[received.session] = session
         self._spawn(self._start_ranks(session), session)
 
-    async def _start_ranks(self, session: _NodeSession) -> None:
+    async def _start_ranks(self, session: NodeSession) -> None:
         loop = asyncio.get_running_loop()
         share = session.share
         for worker in share.workers:
@@ -181,7 +157,7 @@ class Supervisor:
         session.log.info("ranks %s run on %s", list(session.ranks), self._node)
         self._spares.refill_later()
 
-    def _adopt(self, session: _NodeSession, worker: int, device: str, handle: RankHandle) -> None:
+    def _adopt(self, session: NodeSession, worker: int, device: str, handle: RankHandle) -> None:
         session.ranks[worker] = handle
         handle.on_envelope = lambda raw, received, fds: self._from_rank(
             session, worker, raw, received, fds
@@ -212,7 +188,7 @@ class Supervisor:
         )
         self._spawn(self._watch(session, worker, handle), session)
 
-    def _serve_pmi(self, session: _NodeSession) -> None:
+    def _serve_pmi(self, session: NodeSession) -> None:
         start = session.start
 
         async def fence(name: str, items: Mapping[str, bytes]) -> Mapping[str, bytes]:
@@ -233,24 +209,21 @@ class Supervisor:
 
     def _from_rank(
         self,
-        session: _NodeSession,
+        session: NodeSession,
         worker: int,
         raw: bytes,
         received: EncodedEnvelope,
         reader: FrameReader,
     ) -> None:
         kind = received.kind
-        if kind == Kind.ARRAY_OUT:
-            offered = controller_pb2.Transfer.FromString(received.payload)
-            session.offers.add(worker, offered.ticket, reader.fds.popleft(), offered.nbytes)
-        elif kind == Kind.ARRAY_BACK:
-            session.memory.give(reader.fds.popleft())
+        if kind in FROM_RANKS:
+            self.arrays.receive(session, worker, received, reader)
         elif kind == Kind.ASSIGNED:
             session.assigned[worker].set_result(None)
         elif kind in (Kind.REPLY, Kind.OPEN_CCL) and received.session == session.session:
             self._post(raw)
 
-    def _output(self, session: _NodeSession, worker: int, is_error: bool, lines: list[str]) -> None:
+    def _output(self, session: NodeSession, worker: int, is_error: bool, lines: list[str]) -> None:
         log = bind(session.log, rank=worker)
         for line in lines:
             log.info("[worker %d %s] %s", worker, self._node, line)
@@ -259,100 +232,14 @@ class Supervisor:
         )
         self._tell(session, Kind.LOG, message.SerializeToString())
 
-    def _tell(self, session: _NodeSession, kind: Kind, payload: bytes = b"") -> None:
+    def _tell(self, session: NodeSession, kind: Kind, payload: bytes = b"") -> None:
         self._post(envelope(kind, payload, session=session.session))
-
-    # Arrays ------------------------------------------------------------------------------
-
-    def knows(self, transfer: controller_pb2.Transfer) -> bool:
-        """Whether a transfer names a worker of a session here, and its secret."""
-        session = self._sessions.get(transfer.session)
-        return (
-            session is not None
-            and not session.ending
-            and transfer.worker in session.ranks
-            and hmac.compare_digest(session.start.transfer_key, transfer.transfer_key)
-        )
-
-    def attend(self, transfer: controller_pb2.Transfer, task: asyncio.Task[Any]) -> None:
-        """Cancels a task when the transfer's session ends, and waits for it.
-
-        Raises:
-            KeyError: There is no such session.
-        """
-        tasks = self._sessions[transfer.session].tasks
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    def memory(self, transfer: controller_pb2.Transfer) -> SharedPool:
-        """Where memory for an array comes from: what a session used before, it uses again.
-
-        Raises:
-            KeyError: There is no such session.
-        """
-        return self._sessions[transfer.session].memory
-
-    def give_back(self, transfer: controller_pb2.Transfer, fd: int) -> None:
-        """Returns the memory of an array that was handed out; closes the descriptor."""
-        session = self._sessions.get(transfer.session)
-        handle = session.ranks.get(transfer.worker) if session is not None else None
-        if handle is None:
-            os.close(fd)
-        else:
-            handle.send(frame(envelope(Kind.ARRAY_BACK, session=transfer.session)), fd)
-
-    def hand_in(self, transfer: controller_pb2.Transfer, fd: int) -> None:
-        """Gives an array to its rank; the descriptor is closed there."""
-        session = self._sessions.get(transfer.session)
-        handle = session.ranks.get(transfer.worker) if session is not None else None
-        if handle is None:
-            os.close(fd)
-            return
-        handle.send(frame(_array_in(transfer)), fd)
-
-    def refuse(self, transfer: controller_pb2.Transfer, why: str) -> None:
-        """Tells a rank, which waits for it, that an array will not come."""
-        session = self._sessions.get(transfer.session)
-        handle = session.ranks.get(transfer.worker) if session is not None else None
-        if handle is not None:
-            handle.send(frame(_array_in(transfer, why)))
-
-    def hand_out(self, transfer: controller_pb2.Transfer) -> tuple[int, int]:
-        """Returns the descriptor and the size of an array that a rank offers.
-
-        Raises:
-            KeyError: There is none under this ticket.
-        """
-        return self._sessions[transfer.session].offers.take(transfer.worker, transfer.ticket)
-
-    async def _fetch(self, session: _NodeSession, transfer: controller_pb2.Transfer) -> None:
-        try:
-            fd = await self._carrier.fetch(transfer, session.memory)
-        except grpc.RpcError as error:
-            session.log.debug("an upload ended early: %s", error)
-            self.refuse(transfer, "the upload was broken off")
-        except OSError as error:
-            session.log.warning("an upload of %d bytes failed: %s", transfer.nbytes, error)
-            self.refuse(transfer, str(error))
-        else:
-            self.hand_in(transfer, fd)
-
-    async def _push(self, session: _NodeSession, transfer: controller_pb2.Transfer) -> None:
-        try:
-            fd, nbytes = self.hand_out(transfer)
-            try:
-                await self._carrier.push(transfer, os.dup(fd), nbytes)
-            finally:
-                self.give_back(transfer, fd)
-        except KeyError:
-            session.log.warning("worker %d offers no array %d", transfer.worker, transfer.ticket)
-        except grpc.RpcError as error:
-            session.log.debug("a download ended early: %s", error)
 
     # Ending -------------------------------------------------------------------------------
 
-    async def _watch(self, session: _NodeSession, worker: int, handle: RankHandle) -> None:
+    async def _watch(self, session: NodeSession, worker: int, handle: RankHandle) -> None:
         status = await handle.exited
+        session.offers.break_off(f"worker {worker} ended", worker)
         if session.ending:
             return
         at_start = not session.assigned[worker].done()
@@ -363,7 +250,7 @@ class Supervisor:
 
     def _tell_exit(
         self,
-        session: _NodeSession,
+        session: NodeSession,
         worker: int,
         status: int,
         output: Iterable[str],
@@ -376,7 +263,7 @@ class Supervisor:
         session.log.warning("rank %d on %s ended with status %d", worker, self._node, status)
         self._tell(session, Kind.RANK_EXITED, exited.SerializeToString())
 
-    async def _end(self, session: _NodeSession) -> None:
+    async def _end(self, session: NodeSession) -> None:
         """Ends every process of a session, then says that nothing is left of it."""
         session.ending = True
         # Ranks wait for each other inside MPI; where one is gone there is no grace.
@@ -410,15 +297,3 @@ def _by_host(start: node_pb2.StartRanks) -> list[list[int]]:
     for node in start.nodes:
         hosts.setdefault(node.host_id, []).extend(node.workers)
     return list(hosts.values())
-
-
-def _array_in(transfer: controller_pb2.Transfer, error: str = "") -> bytes:
-    """What a rank is told about an array; the session's secret is not its business."""
-    told = controller_pb2.Transfer(
-        session=transfer.session,
-        ticket=transfer.ticket,
-        worker=transfer.worker,
-        nbytes=transfer.nbytes,
-        error=error,
-    )
-    return envelope(Kind.ARRAY_IN, told.SerializeToString(), session=transfer.session)

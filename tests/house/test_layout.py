@@ -22,6 +22,8 @@ UNMIRRORED = {
     "disco_client/starting.py": "met by the tests of every session",
     "disco_server/embedded/rank_child.py": "one child process, met by test_children",
     "disco_server/embedded/rank_thread.py": "one worker thread, met by test_threaded",
+    "disco_server/worker/node_arrays.py": "met by the tests of the doors for arrays",
+    "disco_server/worker/node_session.py": "one record",
     "disco_server/embedded/shared_arrays.py": "met by the copies of test_process",
 }
 

@@ -55,6 +55,12 @@ def run_ranks(tmp_path):
     shutil.rmtree(short)
 
 
+def in_time(result):
+    """Whether it ended with the error; that may come before the last result is looked at."""
+    *got, end = result
+    return end == "error 6" and got in ([3], [3, 9])
+
+
 @pytest.mark.parametrize("sockets", [False, True])
 def test_collectives_among_processes(run_ranks, sockets):
     """With sockets that leave no file, or in a folder of the test."""
@@ -106,7 +112,8 @@ def test_an_asynchronous_error(run_ranks):
     """The rank sees it; when it gives up, so do the others."""
     found = run_ranks(3, "watched", STANDIN_NCCL_FAIL="async:1:3")
 
-    assert found == [[3, 9, "error 6"]] * 3
+    assert found[1] == [3, 9, "error 6"]
+    assert all(in_time(result) for result in found)
 
 
 def test_a_hang_is_an_error_nowhere(run_ranks):
@@ -124,7 +131,7 @@ def test_a_rank_that_is_killed(run_ranks, victim):
     found = run_ranks(3, "watched", STANDIN_NCCL_FAIL=f"kill:{victim}:3")
 
     assert found.pop(victim) == -signal.SIGKILL
-    assert found == [[3, 9, "error 6"]] * 2
+    assert all(in_time(result) for result in found)
 
 
 def test_failures_from_a_file(run_ranks, tmp_path):
@@ -136,6 +143,7 @@ def test_failures_from_a_file(run_ranks, tmp_path):
     assert found == [-signal.SIGKILL, ["error 6"]]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs sockets without files")
 def test_nothing_is_left_of_a_killed_hub(run_ranks):
     """Its socket was in no folder."""
     run_ranks(2, "watched", STANDIN_NCCL_FAIL="kill:0:1")

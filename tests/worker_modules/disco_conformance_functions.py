@@ -6,8 +6,10 @@ Workers may be threads of one process, so what a function keeps is kept by worke
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +17,9 @@ import numpy as np
 
 import disco_server
 from disco_server.runtime.functions import resolve
+from disco_server.worker import rank_port
+
+_copies = {}
 
 
 def _me():
@@ -172,3 +177,24 @@ def hand_to_next_group(array):
     name = "send_to_next_group" if first else "recv_from_prev_group"
     resolve(f"runtime.disco.{name}", ())(array)
     return array
+
+
+@disco_server.register_func("conformance.break_copies")
+def break_copies(pieces, how):
+    """Lets this worker's copies to the client fail after so many pieces, or die; or stop that."""
+    where, name = rank_port, "write_shared"
+    if not disco_server.current_worker().arrays.on_host:
+        where, name = import_module("cupy").cuda.runtime, "memcpyAsync"
+    copy = _copies.setdefault(name, getattr(where, name))
+    left = pieces
+
+    def broken(*args):
+        nonlocal left
+        left -= 1
+        if left < 0 and how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if left < 0:
+            raise RuntimeError("the device is lost")
+        return copy(*args)
+
+    setattr(where, name, broken if how else copy)

@@ -346,7 +346,11 @@ def test_a_program_as_one_writes_it(workers):
     assert str(hidden.placement) == "S[1]"
     partial = hidden @ split[1]
     assert str(partial.placement) == "P[sum]"
+    assert partial.explain() == "matmul -> P[sum]: 0 bytes to a worker\n  nothing moved"
     result = partial + bias
+    # Of the bias the first worker keeps what it has, so that the sum has it once.
+    assert "keep along mesh axis 0 (tp): R -> P[sum], 0 bytes" in result.explain()
+    assert str(result.redistribute("R").plan("S[0]")).startswith("R -> S[0]: 0 bytes")
     np.testing.assert_allclose(
         result.numpy(), np.maximum(x @ up, 0) @ down + bias, rtol=1e-4, atol=1e-5
     )

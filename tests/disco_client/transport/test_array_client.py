@@ -116,10 +116,10 @@ def test_a_door_that_breaks_later_is_given_up(session, arrays):
     assert client._direct[gone] is None
 
 
-def test_an_array_that_nobody_offers_is_an_error(session, arrays):
+@pytest.mark.parametrize("way", ["door", "relay"])
+def test_an_array_that_nobody_offers_is_an_error(session, arrays, way):
     """By the door and by the controller: what is not there is not waited for."""
-    inner = session._transport._arrays
-    client = arrays(dict(inner._doors))
+    client = arrays(dict(session._transport._arrays._doors) if way == "door" else {})
     with pytest.raises(TransferFailed, match="the worker offers no such array"):
         client.download(987_654, 0, memoryview(bytearray(8)))
 

@@ -113,8 +113,9 @@ class ThreadRanks:
     def run(self, scenario: str, **arguments: Any) -> list[Any]:
         """Runs a scenario on all ranks; returns what each gave back."""
         import scenarios
+        import scenarios_teams
 
-        act = getattr(scenarios, scenario)
+        act = getattr(scenarios, scenario, None) or getattr(scenarios_teams, scenario)
         answers = [
             thread.submit(act, place, **arguments)
             for thread, place in zip(self._threads, self.places, strict=True)

@@ -31,22 +31,14 @@ def known_on_device(dtype: np.dtype, op: ReduceOp) -> bool:
     return known(dtype, op) and op not in _REFUSED_ON_DEVICE.get(dtype.name, ())
 
 
-class OnDevice:
-    """A communicator for host arrays, which lie on the GPU while it works."""
+class _Carrier:
+    """Works with host arrays, which lie on the GPU meanwhile."""
 
     def __init__(self, comm: Any, arrays: GpuArrays) -> None:
         self._comm, self._arrays = comm, arrays
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
-
-    @property
-    def position(self) -> int:
-        return self._comm.position
-
-    @position.setter
-    def position(self, seq: int) -> None:
-        self._comm.position = seq
 
     def _carry(self, name: str, hosts: tuple[Any, ...], *rest: Any, **options: Any) -> None:
         bases: dict[int, tuple[np.ndarray, Any]] = {}
@@ -65,6 +57,32 @@ class OnDevice:
             bases[id(base)] = base, self._arrays.from_host(base.reshape(-1).view(np.uint8))
         memory = bases[id(base)][1].data + (host.ctypes.data - base.ctypes.data)
         return self._arrays.xp.ndarray(host.shape, host.dtype, memory, host.strides)
+
+
+class TeamOnDevice(_Carrier):
+    """A team for host arrays."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._comm, name)
+        if not callable(found):
+            return found
+        return lambda *given: self._carry(name, given)
+
+
+class OnDevice(_Carrier):
+    """A communicator for host arrays."""
+
+    def make_teams(self, lines: Any) -> Any:
+        team = self._comm.make_teams(lines)
+        return None if team is None else TeamOnDevice(team, self._arrays)
+
+    @property
+    def position(self) -> int:
+        return self._comm.position
+
+    @position.setter
+    def position(self, seq: int) -> None:
+        self._comm.position = seq
 
     def allreduce(self, src: Any, dst: Any, op: ReduceOp, **options: Any) -> None:
         self._carry("allreduce", (src, dst), op, **options)
@@ -177,13 +195,15 @@ class DeviceRanks:
     def run(self, scenario: str, **arguments: Any) -> list[Any]:
         """Runs a scenario of `scenarios.py` on all ranks, on their GPUs."""
         import scenarios
+        import scenarios_teams
 
+        home = scenarios if hasattr(scenarios, scenario) else scenarios_teams
         errors: list[Exception] = []
 
         def act(rank: Rank) -> Any:
             place = self._places.setdefault(rank.rank, rank.place())
             try:
-                return getattr(scenarios, scenario)(place, **arguments)
+                return getattr(home, scenario)(place, **arguments)
             except Exception as error:
                 errors.append(error)
                 for world in self._worlds:

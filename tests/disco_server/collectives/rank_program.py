@@ -12,8 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import scenarios
 import scenarios_parts
+import scenarios_teams
 
 from disco_server.collectives.mpi import MpiCommunicator
+
+HOMES = (scenarios, scenarios_parts, scenarios_teams)
 
 
 def main() -> None:
@@ -25,7 +28,7 @@ def main() -> None:
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:
-            home = scenarios if hasattr(scenarios, name) else scenarios_parts
+            home = next(each for each in HOMES if hasattr(each, name))
             answer = ["", getattr(home, name)(place, **arguments)]
         except Exception:  # noqa: BLE001 - the test shows whatever it was
             answer = [traceback.format_exc()]

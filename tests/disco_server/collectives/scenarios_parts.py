@@ -12,6 +12,7 @@ from scenarios import Place, differ, known, make, reduce_by_hand
 from disco_server.collectives.base import ReduceOp
 from disco_server.collectives.checks import find_kind
 from disco_server.collectives.mpi_moves import Moves, Pieces
+from disco_server.collectives.mpi_parts import PartMoves
 from disco_server.collectives.mpi_rows import MpiRows
 from disco_server.collectives.node_memory import NodeMemory
 from disco_server.collectives.rows import NO_DATA
@@ -114,3 +115,32 @@ def shared_lanes(place: Place) -> list[Any]:
     strange = memory.make_rows(Tag.GROUP, (1, 2))
     comm.Free()
     return [seen, strange is None, left_open]
+
+
+def parts_in_pieces(place: Place) -> list[str]:
+    """Uneven parts with hardly an element at once, and many pieces of halves."""
+    comm, wrong = place.flat, []
+    data = comm._mpi.COMM_WORLD.Dup()
+    moves = PartMoves(comm._mpi, data, Pieces(1 << 20, 1 << 20), most=7)
+    counts = [100_000, 0, 9, 70_001]
+    starts, total, mine = [0, 100_000, 100_000, 100_009], sum(counts), place.rank
+    own = slice(starts[mine], starts[mine] + counts[mine])
+    for dtype in (np.dtype(np.float16), np.dtype(bool), np.dtype(np.int32)):
+        for op in (ReduceOp.SUM, ReduceOp.AVG):
+            kind = find_kind(dtype)
+            if not known(dtype, op):
+                continue
+            want = reduce_by_hand([make(each, total, dtype) for each in range(4)], op)
+            dst = np.empty(counts[mine], dtype)
+            src = make(mine, total, dtype)
+            moves.reduce_scatter_parts(src, dst, op, kind.family, counts)
+            wrong += differ(f"reduce_scatter {dtype} {op.name}", dst, want[own])
+    few = [30, 0, 9, 22]
+    part, whole = np.full(few[mine], float(mine)), np.empty(sum(few))
+    moves.allgather_parts(part, whole, few)
+    wrong += differ("allgather", whole, np.repeat(np.arange(4.0), few))
+    part[:] = -1
+    moves.scatter_parts(whole, part, few, 3)
+    wrong += differ("scatter", part, np.full(few[mine], float(mine)))
+    data.Free()
+    return wrong

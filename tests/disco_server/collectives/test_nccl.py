@@ -381,7 +381,7 @@ def test_a_rank_of_the_standin_without_room_fails_before_the_others_begin(
             raise
 
     with monkeypatch.context() as patch:
-        patch.setattr(ranks.ranks[3].flat, "_stage", no_room)
+        patch.setattr(ranks.ranks[3].flat._agreement, "stage", no_room)
         errors = ranks.each(act)
 
     assert [type(error) for error in errors] == [AbortedError] * 3 + [MemoryError]

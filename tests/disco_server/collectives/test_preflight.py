@@ -24,6 +24,10 @@ RANKS = 4
 LANES = [(0, 1, 2, 3), (0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)]
 # The pairs (0, 1) and (2, 3) are lanes apart from the groups of the same ranks.
 LANES += [(0, 1), (2, 3)]
+# Lanes that begin when a command makes them, in orders of their own.
+LATER = dict(enumerate([(2, 0), (1, 3), (3, 1, 0), (0, 1, 2, 3)], start=len(LANES)))
+MAKES = 100
+"""Added to the number of a lane: the collective of all that makes it."""
 
 
 def token(seq: int, blame: tuple[int, int] = (-2, -1)) -> Row:
@@ -121,14 +125,17 @@ class Rank:
     rank: int
     preflight: Preflight
     lanes: dict[int, Lane]
+    networks: dict[int, Network]
+    made: set[int] = field(default_factory=set)
+    lacked: set[int] = field(default_factory=set)
     ran: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     verdicts: dict[tuple[int, int], Verdict] = field(default_factory=dict)
 
-    def enter(self, lane: Lane) -> Generator[None, None, Verdict]:
-        row = self.preflight.next_row(lane, Offer(1, 2, 3), 0)
+    def enter(self, lane: Lane, problem: str = "") -> Generator[None, None, Verdict]:
+        row = self.preflight.next_row(lane, Offer(1, 2, 3, problem))
         wire = lane.exchange
         assert isinstance(wire, Wire)
-        short = not (self.preflight.busy or lane.pending)
+        short = not (self.preflight.busy or lane.pending or problem)
         if short:
             wire.start(row)
             while not wire.test():
@@ -141,6 +148,18 @@ class Rank:
                 return Verdict(VerdictKind.RUN)
         return (yield from self.preflight.negotiate(lane, row, posted=short))
 
+    def make(self, number: int, problem: str) -> Generator[None, None, Verdict]:
+        """Makes a lane as `teams` does; with a problem, this rank cannot build its end."""
+        verdict = yield from self.enter(self.lanes[0])
+        if verdict.kind is VerdictKind.RUN and number not in self.made:
+            verdict = yield from self.enter(self.lanes[0], problem)
+            if verdict.kind is VerdictKind.RUN:
+                self.made.add(number)
+                if self.rank in LATER[number]:
+                    wire = Wire(self.networks[number], self.rank)
+                    self.lanes[number] = self.preflight.add_lane(LATER[number], wire)
+        return verdict
+
     def execute(self, log: Log) -> Generator[None, None, None]:
         for seq, command in enumerate(log.commands, start=1):
             self.preflight.position = seq
@@ -150,9 +169,18 @@ class Rank:
                 if fate == index:
                     failed = True
                     break
-                if number not in self.lanes:
+                if self.rank in LATER.get(number, ()) and number not in self.made:
+                    # What the team would be used by has nothing to use.
+                    self.lacked.add(seq)
+                    failed = True
+                    break
+                if number >= MAKES:
+                    problem = "broken" if (seq, self.rank) in log.broken else ""
+                    verdict = yield from self.make(number - MAKES, problem)
+                elif number in self.lanes:
+                    verdict = yield from self.enter(self.lanes[number])
+                else:
                     continue
-                verdict = yield from self.enter(self.lanes[number])
                 self.verdicts[seq, index] = verdict
                 if verdict.kind is VerdictKind.RUN:
                     self.ran.setdefault(number, []).append((seq, index))
@@ -169,26 +197,31 @@ class Rank:
 
 @dataclass(frozen=True)
 class Log:
-    """What the session executes: lanes of each command, and who fails before which."""
+    """What the session executes: lanes of each command, and who fails before which.
+
+    Who is in `broken` cannot build its end of the lanes that the command makes.
+    """
 
     commands: list[list[int]]
     fates: dict[tuple[int, int], int]
     idle: int
     catches: bool
     seed: int
+    broken: frozenset[tuple[int, int]] = frozenset()
 
 
 def make_ranks() -> list[Rank]:
-    networks = [Network(members) for members in LANES]
+    networks = {number: Network(members) for number, members in enumerate(LANES)}
+    later = {number: Network(members) for number, members in LATER.items()}
     ranks: list[Rank] = []
     for rank in range(RANKS):
         preflight = Preflight(rank)
         lanes = {
             number: preflight.add_lane(network.members, Wire(network, rank))
-            for number, network in enumerate(networks)
+            for number, network in networks.items()
             if rank in network.members
         }
-        ranks.append(Rank(rank, preflight, lanes))
+        ranks.append(Rank(rank, preflight, lanes, later))
     return ranks
 
 
@@ -216,7 +249,9 @@ def run_all(steps: dict[int, Generator[None, None, None]], ranks: list[Rank], se
 
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
-    lane = st.sampled_from([0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8])
+    fixed = st.sampled_from([0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8])
+    later = st.sampled_from([*LATER])
+    lane = st.one_of(fixed, later, later.map(lambda number: MAKES + number))
     commands = draw(st.lists(st.lists(lane, max_size=3), min_size=1, max_size=8))
     fates = {
         (seq, rank): draw(st.integers(0, len(command)))
@@ -224,34 +259,71 @@ def logs(draw: st.DrawFn) -> Log:
         for rank in draw(st.sets(st.integers(0, RANKS - 1), max_size=RANKS))
         if draw(st.booleans())
     }
+    makers = [seq for seq, command in enumerate(commands, 1) if max(command, default=0) >= MAKES]
+    broken = frozenset((seq, draw(st.integers(0, 3))) for seq in makers if draw(st.booleans()))
     return Log(
-        commands, fates, draw(st.integers(0, 3)), draw(st.booleans()), draw(st.integers(0, 2**32))
+        commands,
+        fates,
+        draw(st.integers(0, 3)),
+        draw(st.booleans()),
+        draw(st.integers(0, 2**32)),
+        broken,
     )
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=600, deadline=None, derandomize=True)
 @given(logs())
 def test_every_collective_of_every_log_ends(log: Log):
     """Whoever fails whichever command, no rank waits for ever, and only equals meet.
 
     On all members of a lane the same collectives run in the same order; a command
-    that no rank failed runs everywhere; whoever is named in an error did fail.
+    that no rank failed runs everywhere; whoever is named in an error did fail. A
+    lane that a command makes is there on all its members or on none.
     """
     ranks = make_ranks()
     run_all({rank.rank: rank.execute(log) for rank in ranks}, ranks, log.seed)
-    for number, members in enumerate(LANES):
+    assert all(rank.made == ranks[0].made for rank in ranks)
+    for number, members in [*enumerate(LANES), *LATER.items()]:
         runs = [ranks[member].ran.get(number, []) for member in members]
         assert all(run == runs[0] for run in runs), f"lane {number}: {runs}"
     for rank in ranks:
         for (seq, _), verdict in rank.verdicts.items():
-            failed = {other for other in range(RANKS) if (seq, other) in log.fates}
-            if not failed:
+            broken = {other for other in range(RANKS) if (seq, other) in log.broken}
+            lacking = {other.rank for other in ranks if seq in other.lacked}
+            failed = {other for other in range(RANKS) if (seq, other) in log.fates} | lacking
+            if not failed | broken:
                 assert verdict.kind is VerdictKind.RUN, f"{verdict} in sound command {seq}"
             elif not log.catches:
-                assert verdict.kind is not VerdictKind.MISMATCH
-                assert set(verdict.workers) <= failed
+                odd = verdict.kind is VerdictKind.MISMATCH
+                assert set(verdict.workers) <= (broken if odd else failed)
     run_all({rank.rank: rank.preflight.leave() for rank in ranks}, ranks, log.seed)
     assert not any(lane.pending for rank in ranks for lane in rank.lanes.values())
+
+
+def test_a_lane_that_begins_late_knows_no_failures_of_before():
+    """A rank that failed a command has no token in it, and needs none."""
+    log = Log([[], [0], [MAKES + 9], [9], [9]], {(1, 2): 0, (4, 2): 0}, 0, catches=False, seed=2)
+    ranks = make_ranks()
+    run_all({rank.rank: rank.execute(log) for rank in ranks}, ranks, 2)
+    assert [rank.ran.get(9) for rank in ranks] == [[(5, 0)], None, [(5, 0)], None]
+    assert ranks[0].verdicts[4, 0] == Verdict(VerdictKind.ABORTED, (2,))
+
+
+def test_a_rank_may_be_far_ahead_in_a_lane_that_others_have_not_begun():
+    """It enters and fails there while a peer has seen the agreement, but not yet returned."""
+    log = Log([[MAKES + 9], [9], []], {(2, 0): 1, (3, 0): 0}, 0, catches=False, seed=3)
+    ranks = make_ranks()
+    steps = {rank.rank: rank.execute(log) for rank in ranks}
+    for _ in range(2):
+        for rank in (1, 2, 3, 0):
+            next(steps[rank], None)
+    while ranks[0].preflight.position < 2:
+        next(steps[0])
+        for rank in (1, 3):
+            next(steps[rank], None)
+    assert 9 in ranks[0].lanes
+    run_all(steps, ranks, 3)
+    assert [rank.ran.get(9) for rank in ranks] == [[(2, 0)], None, [(2, 0)], None]
 
 
 def test_tokens_are_quiet_once_all_are_past_them():

@@ -107,3 +107,20 @@ def test_copies_of_the_standin_keep_the_order_of_their_stream(staging, gpu, stan
 
     assert whole(staging.read(doubled.data.ptr, host.size)) == (host * 2).tobytes()
     assert not any(whole(staging.read(there.data.ptr, host.size)))
+
+
+def test_writing_much_to_the_standin_takes_few_buffers(staging, standin, monkeypatch):
+    """As many as may be under way; then the oldest is waited for, and all arrives in order."""
+    made = []
+    real = standin.cuda.alloc_pinned_memory
+    monkeypatch.setattr(
+        standin.cuda, "alloc_pinned_memory", lambda size: made.append(size) or real(size)
+    )
+    host = content(40 * 1000)
+    there = standin.empty(host.size, np.uint8)
+    staging.write(
+        there.data.ptr, (memoryview(host)[at : at + 1000] for at in range(0, 40_000, 1000))
+    )
+
+    assert 1 <= len(made) <= 16
+    assert whole(staging.read(there.data.ptr, host.size)) == host.tobytes()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import queue
 import tempfile
 import time
+from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 
 from disco_client import connect, errors
@@ -17,6 +19,7 @@ from disco_client.transport.options import target
 from disco_client.wire.arrays import CHUNK_BYTES, encode_head, encode_stream
 from disco_client.wire.values import INLINE_ARRAY_BYTES
 
+BREAKING = "disco_conformance_functions"
 SERVICE = "/disco.v1.ArrayService/"
 
 
@@ -71,7 +74,7 @@ def cluster(shared_daemons):
     with tempfile.TemporaryDirectory() as folder:
         for name, listen in (("one", "127.0.0.1:0"), ("two", f"unix:{folder}/arrays")):
             options = ("--slots", "2", "--name", name, "--array-listen", listen)
-            shared_daemons.worker(controller.address, *options)
+            shared_daemons.worker(controller.address, *options, "--allow-module", BREAKING)
         yield controller
 
 
@@ -80,6 +83,7 @@ def session(cluster):
     """One session for the file; what a test does to it leaves it whole."""
     with connect(cluster.address, num_workers=4) as opened:
         opened.import_python_module("disco_test_functions")
+        opened.import_python_module(BREAKING)
         opened.sync_all()
         yield opened
 
@@ -182,33 +186,104 @@ def test_a_stream_that_does_not_name_its_transfer_is_refused(door, first):
 
 
 @pytest.mark.parametrize("way", ["door", "relay"])
-@pytest.mark.parametrize("given", [99_999, 100_001])
-def test_another_size_than_announced_fails_the_command(request, session, announce, way, given):
-    """The command that waits for the array gets the reason, and the session goes on."""
+@pytest.mark.parametrize("size", [100_000, 9 << 20])
+@pytest.mark.parametrize("more", [-1, 1])
+def test_another_size_than_announced_fails_the_command(request, session, announce, way, size, more):
+    """Also where the worker has most of it; the command gets the reason, the session goes on."""
     knock = request.getfixturevalue(way)
-    ref, ticket = announce(session, np.zeros(100_000, "uint8"))
+    ref, ticket = announce(session, np.zeros(size, "uint8"))
     if way == "door":
-        with pytest.raises(grpc.RpcError, match="expected an array of 100000 bytes"):
-            knock.upload(ticket, bytes(given), nbytes=100_000)
+        with pytest.raises(grpc.RpcError, match=f"expected an array of {size} bytes"):
+            knock.upload(ticket, bytes(size + more), nbytes=size)
     else:
         # The controller does not count what it relays; the worker's daemon does.
-        knock.upload(ticket, bytes(given), nbytes=100_000)
-    with pytest.raises(errors.RemoteError, match="expected an array of 100000 bytes, got"):
+        knock.upload(ticket, bytes(size + more), nbytes=size)
+    with pytest.raises(errors.RemoteError, match=f"expected an array of {size} bytes, got"):
         session.sync_all()
-    with pytest.raises(errors.RemoteError, match="expected an array of 100000 bytes"):
+    with pytest.raises(errors.RemoteError, match=f"expected an array of {size} bytes"):
         ref.numpy()
     session.sync_all()
 
 
 @pytest.mark.parametrize("way", ["door", "relay"])
 def test_an_upload_that_is_broken_off_fails_the_command(request, session, announce, way):
-    """A worker does not wait for ever for the rest of an array."""
+    """A worker that has read the first half does not wait for ever for the rest."""
     knock = request.getfixturevalue(way)
-    _, ticket = announce(session, np.zeros(8 << 20, "uint8"))
-    knock.break_off(ticket, 8 << 20)
-    with pytest.raises(errors.RemoteError, match=r"broken off|8388608 bytes, got [0-9]+"):
+    _, ticket = announce(session, np.zeros(16 << 20, "uint8"))
+    knock.break_off(ticket, 16 << 20)
+    with pytest.raises(errors.RemoteError, match=r"broken off|16777216 bytes, got [0-9]+"):
         session.sync_all()
     session.sync_all()
+
+
+@pytest.fixture(params=["door", "relay"])
+def way_out(request, session, monkeypatch):
+    """Fetches the arrays of the shared session straight, or by way of the controller."""
+    if request.param == "relay":
+        monkeypatch.setattr(session._transport._arrays, "_doors", {})
+
+
+def test_a_copy_that_fails_half_way_ends_the_download(way_out, session):
+    """With what the worker says of it, and the worker goes on."""
+    array = np.random.default_rng(6).random(2 << 20)
+    ref = session.copy_to_worker_0(array)
+    break_copies = session.get_global_func("conformance.break_copies")
+    break_copies(2, "fail")
+    with pytest.raises(errors.SessionError, match=r"worker 0 could not copy it: .*device is lost"):
+        ref.numpy()
+    break_copies(0, "")
+    np.testing.assert_array_equal(ref.numpy(), array)
+
+
+def memory_of(process):
+    """The arrays that a process has open."""
+    folder = Path(f"/proc/{process.pid}/fd")
+    if not folder.exists():
+        pytest.skip("looks for descriptors in /proc")
+    return [fd for fd in folder.iterdir() if "disco-array" in str(fd.resolve())]
+
+
+@pytest.mark.parametrize("way", ["door", "relay"])
+def test_a_worker_that_dies_half_way_ends_the_download(shared_daemons, eventually, way):
+    """And the session, whose error says which worker it was; the daemon keeps nothing of it."""
+    controller = shared_daemons.controller()
+    options = ("--slots", "1", "--array-listen", "127.0.0.1:0", "--allow-module", BREAKING)
+    daemon = shared_daemons.worker(controller.address, *options).process
+    with connect(controller.address, num_workers=1) as doomed:
+        doomed.import_python_module(BREAKING)
+        if way == "relay":
+            doomed._transport._arrays._doors.clear()
+        ref = doomed.copy_to_worker_0(np.zeros(2 << 20))
+        doomed.get_global_func("conformance.break_copies")(2, "die")
+        with pytest.raises(errors.SessionLost):
+            ref.numpy()
+        with pytest.raises(errors.WorkerLost, match="worker 0"):
+            doomed.sync_all()
+    eventually(lambda: not memory_of(daemon), what="the memory to be let go")
+
+
+def test_transfers_that_fail_keep_no_memory(session, announce, eventually, door):
+    """Neither the rank nor its daemon, beyond what both keep for the next array."""
+    rank = psutil.Process(session.workers[0].pid)
+    array = np.random.default_rng(7).random(2 << 20)
+    ref = session.copy_to_worker_0(array)
+
+    def fail():
+        _, ticket = announce(session, array)
+        door.break_off(ticket, array.nbytes)
+        with pytest.raises(errors.RemoteError, match=r"broken off|got [0-9]+"):
+            session.sync_all()
+        ref.numpy()
+        session.sync_all()
+
+    def count():
+        return [len(memory_of(process)) for process in (rank, rank.parent())]
+
+    fail()
+    before = count()
+    for _ in range(5):
+        fail()
+    eventually(lambda: sum(count()) <= sum(before) + 1, what=f"{before} arrays, not {count()}")
 
 
 def test_an_offer_is_taken_once(session, door):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 
 import psutil
 import pytest
 
 from disco_client.transport.shared import allocate, map_shared, write_shared
 from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_chunk
-from disco_server.worker.arrays import Offers, receive_array, send_array
+from disco_server.channels.growing import GrowingArray
+from disco_server.worker.arrays import receive_array, send_array
 
 
 async def stream(*pieces):
@@ -24,23 +26,28 @@ def shared(data):
     return fd
 
 
-def is_open(fd):
+async def collect(array):
+    return [bytes(chunk_data(raw)) async for raw in send_array(array)]
+
+
+def received(chunks, nbytes):
+    """Collects a stream in fresh memory; returns it, and what was told on the way."""
+    told = []
+    fd = allocate(nbytes)
     try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
-
-
-async def collect(fd, nbytes):
-    return [bytes(chunk_data(raw)) async for raw in send_array(fd, nbytes)]
+        asyncio.run(receive_array(chunks, nbytes, fd, told.append))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, told
 
 
 @pytest.mark.parametrize("sizes", [[1], [5, 3], [CHUNK_BYTES, CHUNK_BYTES, 17], [0, 4]], ids=str)
 def test_what_comes_in_chunks_lies_whole_in_shared_memory(sizes):
     """The bytes are in order, however they were cut."""
     pieces = [os.urandom(size) for size in sizes]
-    fd = asyncio.run(receive_array(stream(*pieces), sum(sizes)))
+    fd, told = received(stream(*pieces), sum(sizes))
+    assert told == [sum(sizes[: end + 1]) for end in range(len(sizes))]
     with map_shared(fd, sum(sizes)) as found:
         assert found[:] == b"".join(pieces)
     os.close(fd)
@@ -52,7 +59,7 @@ def test_an_array_of_another_size_is_refused(sizes):
     pieces = [bytes(size) for size in sizes]
     before = psutil.Process().num_fds()
     with pytest.raises(OSError, match=f"expected an array of 8 bytes, got {sum(sizes)}"):
-        asyncio.run(receive_array(stream(*pieces), 8))
+        received(stream(*pieces), 8)
     assert psutil.Process().num_fds() == before
 
 
@@ -66,56 +73,72 @@ def test_more_than_announced_is_refused_before_it_is_written():
             yield encode_chunk(memoryview(bytes(4)))
 
     with pytest.raises(OSError, match="got 12 or more"):
-        asyncio.run(receive_array(endless(), 8))
+        received(endless(), 8)
     assert len(taken) == 3
+
+
+def test_it_is_all_there_only_when_the_stream_ends_there():
+    """Who reads it meanwhile is not told of an end behind which more comes."""
+    told = []
+    with tempfile.TemporaryFile() as memory, pytest.raises(OSError, match="got 9 or more"):
+        asyncio.run(receive_array(stream(b"12", b"345678", b"9"), 8, memory.fileno(), told.append))
+    assert told == [2]
 
 
 @pytest.mark.parametrize("nbytes", [1, CHUNK_BYTES, 2 * CHUNK_BYTES + 5])
 def test_an_array_leaves_in_chunks_of_one_size(nbytes):
-    """All chunks but the last are full, and the descriptor is closed."""
+    """All chunks but the last are full."""
     data = os.urandom(nbytes)
     fd = shared(data)
-    chunks = asyncio.run(collect(fd, nbytes))
+    chunks = asyncio.run(collect(GrowingArray(fd, nbytes, nbytes)))
     assert b"".join(chunks) == data
     assert all(len(chunk) == CHUNK_BYTES for chunk in chunks[:-1])
-    assert not is_open(fd)
+    os.close(fd)
 
 
-def test_an_array_that_is_not_there_whole_is_an_error():
-    """A worker that offers more than its memory holds does not keep the sender waiting."""
+def test_an_array_leaves_as_it_grows():
+    """A chunk that is there whole is sent although the rest is not; a part of one is not."""
+    data = os.urandom(3 * CHUNK_BYTES)
+    fd = allocate(len(data))
+    array = GrowingArray(fd, len(data))
+
+    async def run():
+        chunks = send_array(array)
+        for end in range(CHUNK_BYTES, len(data) + 1, CHUNK_BYTES):
+            coming = asyncio.ensure_future(anext(chunks))
+            for there in (end - 1, end):
+                await asyncio.sleep(0.01)
+                assert not coming.done()
+                write_shared(fd, memoryview(data)[:there])
+                array.grow(there)
+            assert chunk_data(await coming) == data[end - CHUNK_BYTES : end]
+        assert await anext(chunks, None) is None
+
+    asyncio.run(run())
+    os.close(fd)
+
+
+def test_a_stream_that_breaks_off_says_why():
+    """Whether the rank cannot copy the rest, or its memory holds less than it says."""
     fd = shared(bytes(CHUNK_BYTES))
+    array = GrowingArray(fd, CHUNK_BYTES + 5, CHUNK_BYTES + 5)
     with pytest.raises(OSError, match=f"expected 5 bytes of shared memory at {CHUNK_BYTES}"):
-        asyncio.run(collect(fd, CHUNK_BYTES + 5))
-    assert not is_open(fd)
+        asyncio.run(collect(array))
+    array = GrowingArray(fd, CHUNK_BYTES + 5, CHUNK_BYTES)
+
+    async def fail():
+        asyncio.get_running_loop().call_later(0.01, array.grow, 0, "the GPU is lost")
+        return await collect(array)
+
+    with pytest.raises(OSError, match="the GPU is lost"):
+        asyncio.run(fail())
+    os.close(fd)
 
 
 def test_an_empty_array_is_a_stream_of_nothing():
     """No chunk at all is a sound array of no bytes."""
-    fd = asyncio.run(receive_array(stream(), 0))
+    fd, told = received(stream(), 0)
+    assert told == [0]
+    assert asyncio.run(collect(GrowingArray(fd, 0))) == []
     assert os.fstat(fd).st_size == 0
     os.close(fd)
-
-
-def test_an_offer_is_taken_once():
-    """Whoever asks first gets it; afterwards, and under other names, there is none."""
-    offers = Offers()
-    fd = shared(b"data")
-    offers.add(1, 7, fd, 4)
-    for wrong in ((0, 7), (1, 8)):
-        with pytest.raises(KeyError):
-            offers.take(*wrong)
-    assert offers.take(1, 7) == (fd, 4)
-    with pytest.raises(KeyError):
-        offers.take(1, 7)
-    os.close(fd)
-
-
-def test_offers_nobody_took_are_let_go():
-    """Their memory goes back when the session ends; ending twice is no error."""
-    offers = Offers()
-    fds = [shared(b"data"), shared(b"more")]
-    for ticket, fd in enumerate(fds):
-        offers.add(0, ticket, fd, 4)
-    offers.close()
-    offers.close()
-    assert not any(is_open(fd) for fd in fds)

@@ -21,6 +21,7 @@ from disco_client.transport.memory_client import MemoryDoor
 from disco_client.transport.memory_frames import MAX_MESSAGE_BYTES, READ_BYTES, pack, unpack
 from disco_client.transport.shared import SharedPool, read_shared, write_shared
 from disco_client.wire.arrays import encode_head
+from disco_server.channels.growing import GrowingArray
 from disco_server.worker import memory_service
 from disco_server.worker.memory_service import MemoryService
 
@@ -64,11 +65,11 @@ class Desk:
     def memory(self, transfer):
         return self.pool
 
-    def give_back(self, transfer, fd):
+    def give_back(self, transfer, array):
         self.given_back.append(transfer.ticket)
-        os.close(fd)
+        os.close(array.fd)
 
-    def hand_in(self, transfer, fd):
+    def hand_in(self, transfer, there, fd=None):
         into = bytearray(transfer.nbytes)
         read_shared(fd, memoryview(into))
         self.handed_in[transfer.ticket] = bytes(into)
@@ -82,13 +83,13 @@ class Desk:
 
     def close(self):
         self.pool.close()
-        for fd, _ in self.offers.values():
-            os.close(fd)
+        for array in self.offers.values():
+            os.close(array.fd)
 
     def offer(self, ticket, data):
         fd = self.pool.take(len(data))
         write_shared(fd, memoryview(data))
-        self.offers[ticket] = (fd, len(data))
+        self.offers[ticket] = GrowingArray(fd, len(data), len(data))
 
 
 def head(ticket, nbytes, *, key=KEY):

@@ -7,10 +7,12 @@ import socket
 import threading
 
 import numpy as np
+import psutil
 import pytest
 
 from disco_client.pb import controller_pb2
-from disco_client.transport.shared import allocate, map_shared, write_shared
+from disco_client.transport.shared import allocate, map_shared, read_shared, write_shared
+from disco_client.wire.arrays import PIECE_BYTES
 from disco_client.wire.codec import EncodedEnvelope, EncodedReply, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame, receive, send_with_fd
 from disco_server.worker.rank_port import DaemonGone, RankPort
@@ -27,25 +29,46 @@ class Daemon:
         self.sock.sendall(frame(envelope(kind, payload, session=5)))
 
     def send_array(self, ticket, data, error=""):
-        told = controller_pb2.Transfer(ticket=ticket, nbytes=len(data), error=error)
-        raw = envelope(Kind.ARRAY_IN, told.SerializeToString())
         if error:
-            self.sock.sendall(frame(raw))
+            self.send_more(ticket, error=error)
             return
+        os.close(self.send_beginning(ticket, data, len(data)))
+
+    def send_beginning(self, ticket, data, there):
+        """Hands an array in of which so much is there; returns the memory."""
+        told = controller_pb2.Transfer(ticket=ticket, nbytes=len(data), there=there)
         fd = allocate(len(data))
-        write_shared(fd, memoryview(data))
-        send_with_fd(self.sock, raw, fd)
-        os.close(fd)
+        write_shared(fd, memoryview(data)[:there])
+        send_with_fd(self.sock, envelope(Kind.ARRAY_IN, told.SerializeToString()), fd)
+        return fd
+
+    def send_more(self, ticket, there=0, error=""):
+        told = controller_pb2.Transfer(ticket=ticket, there=there, error=error)
+        self.send(Kind.ARRAY_MORE, told.SerializeToString())
 
     def receive(self):
         return [EncodedEnvelope.FromString(raw) for raw in receive(self.sock, self.reader)]
+
+    def hear(self, count):
+        """Waits for so many envelopes; returns the kind and the progress of each."""
+        found = []
+        while len(found) < count:
+            found += self.receive()
+        told = [controller_pb2.Transfer.FromString(each.payload) for each in found]
+        return [(each.kind, t.there, t.error) for each, t in zip(found, told, strict=True)]
+
+    def close(self):
+        self.reader.close()
+        self.sock.close()
 
 
 @pytest.fixture
 def pair():
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield RankPort(ours), Daemon(theirs)
+    with ours:
+        daemon = Daemon(theirs)
+        yield RankPort(ours), daemon
+        daemon.close()
 
 
 def test_envelopes_come_in_order(pair):
@@ -162,4 +185,124 @@ def test_an_offer_reaches_the_daemon_with_its_memory(pair):
     with map_shared(fd, 8000) as found:
         assert found[:] == array.tobytes()
     os.close(fd)
-    daemon.reader.close()
+
+
+@pytest.fixture
+def descriptors():
+    """What is open before must be all that is open afterwards."""
+    before = psutil.Process().num_fds()
+    yield
+    assert psutil.Process().num_fds() == before
+
+
+def bytes_of(count):
+    return np.random.default_rng(count).integers(0, 256, count, "u1")
+
+
+SIZES = (PIECE_BYTES + 1, 3 * PIECE_BYTES - 5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_large_array_is_announced_and_filled_after_the_reply(descriptors, pair, size):
+    """The daemon hears of it before the reply, and of each piece of it afterwards."""
+    port, daemon = pair
+    array = bytes_of(size)
+    port.offer(array)
+    assert daemon.hear(1) == [(Kind.ARRAY_OUT, 0, "")]
+    port.reply(b"")
+    ends = [*range(PIECE_BYTES, size, PIECE_BYTES), size]
+    expected = [(Kind.REPLY, 0, ""), *((Kind.ARRAY_MORE, end, "") for end in ends)]
+    assert daemon.hear(len(expected)) == expected
+    found = np.empty_like(array)
+    read_shared(daemon.reader.fds[0], memoryview(found))
+    np.testing.assert_array_equal(found, array)
+
+
+def test_up_to_one_piece_is_one_frame(descriptors, pair):
+    """What is not worth overlapping is there when the daemon hears of it."""
+    port, daemon = pair
+    port.offer(bytes_of(PIECE_BYTES))
+    port.reply(b"")
+    assert daemon.hear(2) == [(Kind.ARRAY_OUT, PIECE_BYTES, ""), (Kind.REPLY, 0, "")]
+
+
+def broken(first, error):
+    yield memoryview(first)
+    raise error
+
+
+@pytest.mark.parametrize("size", [8, 2 * PIECE_BYTES], ids=["small", "large"])
+def test_a_copy_that_fails_is_told_with_its_reason(descriptors, pair, size):
+    """Whoever waits for the rest hears why, and the rank goes on with the next array."""
+    port, daemon = pair
+    port.become(5, 3)
+    port.offer_pieces(size, broken(bytes(size // 2), RuntimeError("device \udcff lost")))
+    port.offer(np.arange(3))
+    port.reply(b"")
+    told = daemon.hear(3 if size == 8 else 5)
+    kind, there, error = next(each for each in told if each[2])
+    assert error == "worker 3 could not copy it: RuntimeError: device \\udcff lost"
+    assert there == size // 2
+    assert kind == (Kind.ARRAY_OUT if size == 8 else Kind.ARRAY_MORE)
+    assert (Kind.ARRAY_OUT, 24, "") in told
+
+
+def in_one(port, out):
+    port.collect_into(1, out)
+
+
+def in_pieces(port, out):
+    at = 0
+    for piece in port.collect_pieces(1, out.dtype, out.shape):
+        out[at : at + len(piece)] = piece
+        at += len(piece)
+
+
+@pytest.mark.parametrize("collect", [in_one, in_pieces])
+def test_an_upload_is_copied_as_it_comes(descriptors, pair, eventually, collect):
+    """What is there before the rest comes, and the memory goes back at the end."""
+    port, daemon = pair
+    array = bytes_of(2 * PIECE_BYTES + 77)
+    fd = daemon.send_beginning(1, array.data, PIECE_BYTES)
+    out = np.zeros_like(array)
+    copying = threading.Thread(target=collect, args=(port, out))
+    copying.start()
+    beginning = slice(PIECE_BYTES)
+    eventually(lambda: np.array_equal(out[beginning], array[beginning]), what="the beginning")
+    assert not out[PIECE_BYTES:].any()
+    write_shared(fd, array.data[PIECE_BYTES:], PIECE_BYTES)
+    os.close(fd)
+    daemon.send_more(1, 2 * PIECE_BYTES)
+    daemon.send_more(1, array.nbytes)
+    copying.join(20)
+    np.testing.assert_array_equal(out, array)
+    assert daemon.hear(1) == [(Kind.ARRAY_BACK, 0, "")]
+    assert os.fstat(daemon.reader.fds[0]).st_size == array.nbytes
+
+
+def test_an_upload_that_is_broken_off_half_way_is_an_error(descriptors, pair):
+    """A rank that has copied a part hears why; the memory, which somebody has still, is let go."""
+    port, daemon = pair
+    array = bytes_of(2 * PIECE_BYTES)
+    os.close(daemon.send_beginning(1, array.data, PIECE_BYTES))
+    daemon.send_more(1, error="the upload was broken off")
+    daemon.send_array(2, b"12345678")
+    out = np.zeros_like(array)
+    with pytest.raises(OSError, match="the upload was broken off"):
+        port.collect_into(1, out)
+    assert port.collect(2, np.dtype("S8"), ())[()] == b"12345678"
+    assert daemon.hear(1) == [(Kind.ARRAY_BACK, 0, "")]
+    assert len(daemon.reader.fds) == 1
+
+
+def test_memory_is_not_given_back_while_somebody_writes_there(descriptors, pair):
+    """A command that has no use for an array waits for its end before it fails."""
+    port, daemon = pair
+    array = bytes_of(2 * PIECE_BYTES)
+    os.close(daemon.send_beginning(1, array.data, PIECE_BYTES))
+    later = threading.Timer(0.1, daemon.send_more, (1, array.nbytes))
+    later.start()
+    with pytest.raises(ValueError, match="expected 8 bytes"):
+        port.collect(1, np.dtype("int64"), ())
+    later.join()
+    assert daemon.hear(1) == [(Kind.ARRAY_BACK, 0, "")]

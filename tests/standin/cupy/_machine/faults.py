@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import TypeVar
 
-__all__ = ["CUDARuntimeError", "StandinFault", "again", "cuda_fault"]
+__all__ = ["CUDARuntimeError", "StandinFault", "again", "cuda_fault", "tell"]
 
 INVALID_VALUE = 1
 MEMORY_ALLOCATION = 2
@@ -52,6 +54,12 @@ class CUDARuntimeError(RuntimeError):
 
 class StandinFault(RuntimeError):
     """A real device or library would go on with wrong data, or hang: here it is told."""
+
+
+def tell(text: str) -> None:
+    """Writes a line to the standard error, if there still is one."""
+    with contextlib.suppress(ValueError, OSError):
+        sys.stderr.write(f"stand-in: {text}\n")
 
 
 def cuda_fault(status: int, detail: str) -> CUDARuntimeError:

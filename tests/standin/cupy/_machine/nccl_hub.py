@@ -11,6 +11,8 @@ import itertools
 import os
 import secrets
 import socket
+import sys
+import tempfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,8 +166,9 @@ class Room:
         else:
             self.tell("left" if orderly else "lost", member.rank)
 
-    def post(self, member: Member, key: Any, part: Any, call: Any, content: bytes) -> None:
+    def post(self, member: Member, key: Any, part: Any, asked: Any, content: bytes) -> None:
         """Takes what a rank contributes; the last contribution completes the operation."""
+        call = Call(*asked) if isinstance(asked[0], str) else asked
         posts = self.posts.setdefault(key, {})
         if not posts:
             expected = set(range(member.size)) if key[0] == "all" else set(key[1:3])
@@ -244,7 +247,8 @@ class Hub:
 
     def __init__(self) -> None:
         name = f"standin-{os.getpid()}-{secrets.token_hex(4)}"
-        folder = os.environ.get("STANDIN_SOCKETS")
+        elsewhere = "" if sys.platform == "linux" else tempfile.gettempdir()
+        folder = os.environ.get("STANDIN_SOCKETS", elsewhere)
         self.address = str(Path(folder) / name) if folder else f"@{name}"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(socket_name(self.address))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import threading
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ class Link:
             self._gone = what == "bye"
         else:
             self.fault = faults.StandinFault(f"stand-in: {details[0]}")
-            sys.stderr.write(f"{self.fault}\n")
+            faults.tell(details[0])
 
     def place(self, key: Any, queue: Queue, position: int) -> None:
         """Notes where an operation is on a stream, for when other ranks need it."""
@@ -136,9 +136,9 @@ class Link:
         with self._changed:
             return list(self._places.values())
 
-    def post(self, key: Any, part: Any, call: Any, content: bytes) -> None:
-        """Contributes to an operation."""
-        self._line.send("post", key, part, call, content)
+    def post(self, key: Any, part: Any, asked: tuple[Any, ...], content: bytes) -> None:
+        """Contributes to an operation; messages have nothing but what Python has itself."""
+        self._line.send("post", key, part, asked, content)
 
     def result(self, key: Any, part: Any, *, patient: bool = True) -> tuple[Any, bool]:
         """Waits for what is due of an operation; forever, unless aborted or faulty.
@@ -225,7 +225,7 @@ class Part:
         if self._source is not None and self._source[1]:
             what = f"the send buffer of {self._call}"
             content = blocks.device_bytes(*self._source, what).tobytes()
-        self.link.post(self.key, self._part, self._call, content)
+        self.link.post(self.key, self._part, astuple(self._call), content)
 
     def finish(self) -> None:
         """Waits for the others, and takes the result."""

@@ -8,7 +8,7 @@
 - `STANDIN_HIP`: anything but nothing makes it a build for ROCm.
 - `STANDIN_NCCL_VERSION`: the version of NCCL, 23203 unless given.
 - `STANDIN_NCCL_FAIL`: what shall fail; see `nccl_faults`.
-- `STANDIN_SOCKETS`: a folder for the sockets of NCCL; abstract ones are used unless given.
+- `STANDIN_SOCKETS`: a folder for the sockets of NCCL; Linux needs none unless given.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 import signal
-import sys
 import threading
 from typing import Any
 
@@ -158,7 +157,7 @@ class NcclCommunicator:
         if link is None:
             return
         if link.outstanding() and not (link.async_error or link.fault):
-            sys.stderr.write("stand-in: a communicator was dropped with work on its streams\n")
+            faults.tell("a communicator was dropped with work on its streams")
         link.close(orderly=True)
 
     @staticmethod

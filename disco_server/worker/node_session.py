@@ -1,0 +1,52 @@
+"""What a node knows of one session: its ranks, and the arrays on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from disco_client.pb import node_pb2
+from disco_client.transport.shared import SharedPool
+from disco_server.channels.growing import Offers
+from disco_server.observe.logs import BoundLogger
+from disco_server.worker.pmi import PmiNode
+from disco_server.worker.rank_handle import RankHandle
+
+__all__ = ["NodeSession"]
+
+
+@dataclass(slots=True)
+class NodeSession:
+    """One session's part on this node.
+
+    Attributes:
+        session: Its id.
+        start: What the controller said when it began.
+        log: Names the session in each line.
+        offers: The arrays that its ranks offer.
+        memory: For arrays, to use again.
+        ranks: Its processes here.
+        assigned: Of each rank, done when it is ready.
+        pmi: Where its ranks meet for MPI.
+        ending: Whether it is over.
+        tasks: What is done on its behalf, and ends with it.
+    """
+
+    session: int
+    start: node_pb2.StartRanks
+    log: BoundLogger
+    offers: Offers = field(default_factory=Offers)
+    memory: SharedPool = field(default_factory=SharedPool)
+    ranks: dict[int, RankHandle] = field(default_factory=dict[int, RankHandle])
+    assigned: dict[int, asyncio.Future[None]] = field(
+        default_factory=dict[int, "asyncio.Future[None]"]
+    )
+    pmi: PmiNode | None = None
+    ending: bool = False
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])
+
+    @property
+    def share(self) -> node_pb2.NodeRanks:
+        """This node's ranks."""
+        return self.start.nodes[self.start.node_index]

@@ -1,0 +1,52 @@
+"""What a rank says of its calls; how ranks agree is shown by `test_meeting` and `test_team`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from disco_server.collectives.agreement import Agreement, unstage
+from disco_server.collectives.base import MismatchError
+from disco_server.collectives.checks import Op, check_equal
+
+
+@pytest.fixture
+def agreement():
+    """That of a rank, without any lane."""
+    made = Agreement(3)
+    yield made
+    made.close(orderly=True)
+
+
+def test_alone_only_what_is_sound_may_begin(agreement):
+    """Without a lane a sound call begins at once, and a wrong one names this rank."""
+    three = np.zeros(3)
+    agreement.preflight.position = 8
+    agreement.meet(None, check_equal(Op.ALLREDUCE, three, three), three, three)
+    wrong = check_equal(Op.BROADCAST, three, three[:2])
+    with pytest.raises(MismatchError, match=r"command #8\): the destination") as raised:
+        agreement.meet(None, wrong, three, three[:2])
+    assert raised.value.ranks == (3,)
+
+
+def test_contiguous_arrays_stand_for_others(agreement):
+    """What was written to the stand-in comes to its place; sound arrays are used themselves."""
+    square = np.arange(9.0).reshape(3, 3)
+    offer = check_equal(Op.BROADCAST, square, square)
+    assert agreement.stage(offer, square, square) == (square, square)
+
+    source, target = agreement.stage(offer, square.T, square.T)
+    assert source.flags.c_contiguous
+    assert target.flags.c_contiguous
+    assert np.array_equal(source, square.T)
+    target[:] = 7
+    unstage(target, square.T)
+    assert (square == 7).all()
+
+
+def test_nothing_stands_for_what_is_refused(agreement):
+    """A wrong call costs no copies."""
+    column = np.zeros((3, 2))[:, 0]
+    offer = check_equal(Op.BROADCAST, column, column[:2])
+    assert offer.problem
+    assert agreement.stage(offer, column, column[:2])[0] is column
