@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +14,7 @@ import disco_client
 from disco_client import errors
 
 GPUS = "disco_test_gpus"
+STANDIN = str(Path(__file__).parents[2] / "standin")
 
 
 @pytest.fixture
@@ -230,12 +233,33 @@ def test_a_hang_of_the_standin_is_given_up_after_the_given_time(gpus, monkeypatc
     assert time.monotonic() - began < 10
 
 
+START = """
+import os, sys
+sys.path.insert(0, {standin!r})
+os.environ["STANDIN_NCCL_FAIL"] = {plan!r}
+import disco_client
+session = disco_client.ThreadedSession(2, logs=False)
+for act in (lambda: session.init_ccl("nccl", 0, 1), session.sync_all):
+    try:
+        act()
+    except disco_client.WorkerLost as error:
+        print(error.worker, error, flush=True)
+"""
+
+
 @pytest.mark.parametrize("plan", ["absent:1", "init:0"])
-def test_a_start_of_the_standin_that_fails_ends_the_session(standin, threads, monkeypatch, plan):
-    """The other threads may be in the library for ever; nobody waits for them."""
-    monkeypatch.setenv("STANDIN_NCCL_FAIL", plan)
-    session = threads(2, logs=False)
-    with pytest.raises(errors.WorkerLost, match=r"nccl could not connect .*session .* is over"):
-        session.init_ccl("nccl", 0, 1)
-    with pytest.raises(errors.WorkerLost):
-        session.sync_all()
+def test_a_start_of_the_standin_that_fails_ends_the_session(run_program, plan):
+    """The other threads may be in the library for ever; nobody waits for them.
+
+    In a process of its own, because a thread that is left behind has things open.
+    """
+    program = run_program(START.format(standin=STANDIN, plan=plan))
+    status, out, err = program.finish()
+    first, again = out.splitlines()
+
+    pattern = r"(\d) worker \1: nccl could not connect the workers: .*; session '.*' is over"
+    assert re.fullmatch(pattern, first)
+    assert again == first
+    assert status == 0, err
+    if plan == "absent:1":
+        assert first.startswith("1 ")
