@@ -292,7 +292,7 @@ class Executor:
         except Poisoned:
             pass  # the cause is known to the client already
         except Exception as error:  # noqa: BLE001  (whatever came is reported)
-            # What was there before is still good; what should have come is not.
+            # An array that was there may be overwritten in part; a new one has not come.
             self._fail(seq, command, error, poison=is_new)
 
     def _set(self, seq: int, command: EncodedCommand) -> None:
