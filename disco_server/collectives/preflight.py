@@ -54,6 +54,28 @@ wait for each other through two lanes.
 call for a later command only when it has no pending token, that is, when all
 floors have gone beyond what it failed.
 
+Lanes that begin later
+----------------------
+A lane may begin while the session runs (`teams`): its members add it when a call of
+all workers has run, in a command M, before they do anything else. Then all that is
+said above holds of it as if it had been there from the beginning:
+
+- *All its members have it, or none.* They see the same round and decide the same. One
+  that has not yet added it waits for nobody before it does, so who posts in it early
+  waits for a rank that will come.
+- *No token is missing in it.* A rank that failed a command F before would have one
+  pending there. It would tell those who wait in F or earlier; but calls in this lane
+  are of M or later, and F < M, because tokens are posted for commands that are over.
+  A rank that fails M or anything later posts a token in all lanes, this one included.
+- *Floors* are those of ranks, in whatever lane they were seen, so what is known of a
+  rank holds in the new lane as well. `busy` is about pending tokens only, of which a
+  new lane has none.
+- *Who leaves has it.* A rank takes leave after its last command, M among them, so each
+  lane is left by all its members.
+
+What carries the rows of a new lane must hold a row of a member until another one looks
+for it; therefore all members have built their ends before the call that begins it.
+
 What it cannot see: a rank that goes past a collective without failing and stays
 idle. Its peers wait until it reaches another collective of that lane (mismatch)
 or fails; likewise ranks that enter two lanes in different orders.
