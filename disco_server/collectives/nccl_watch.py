@@ -135,10 +135,10 @@ class NcclWatch:
                 yield
                 event = self._spare.pop() if self._spare else self._new_event()
                 event.record(self._arrays.comm)
+                self._flights.append(_Flight(name, self._position(), event, time.monotonic()))
         except Exception as error:
             self._lose(name, self._position(), self._explain(error))
             raise CommunicatorLost(self._lost) from error
-        self._flights.append(_Flight(name, self._position(), event, time.monotonic()))
         self._wake.set()
 
     def check(self) -> None:
@@ -203,19 +203,22 @@ class NcclWatch:
     def _look(self) -> bool:
         """Looks once; whether to go on."""
         try:
-            while self._flights and self._flights[0].event.done:
-                self._spare.append(self._flights.popleft().event)
+            self._forget_done()
+            why = self._ask() if self._flights else ""
+            if why:
+                # What failed may be an operation that was enqueued after the first look.
+                self._forget_done()
         except Exception as error:  # noqa: BLE001  (the device itself has failed)
-            return self._fail(self._flights[0], self._explain(error))
+            why = self._explain(error)
         if not self._flights:
-            return True
+            return True  # an error without an operation will meet the next one
         oldest = self._flights[0]
         waited = time.monotonic() - oldest.since
-        why = self._ask()
         if not why and 0 < self._limits.stuck <= waited:
             why = f"it was not done after {waited:.0f} s (DISCO_NCCL_TIMEOUT_S)"
         if why:
-            return self._fail(oldest, why)
+            self._lose(oldest.name, oldest.seq, why)
+            return False
         if not oldest.told and 0 < self._limits.slow <= waited:
             oldest.told = True
             self._on_slow(
@@ -224,9 +227,9 @@ class NcclWatch:
             )
         return True
 
-    def _fail(self, flight: _Flight, why: str) -> bool:
-        self._lose(flight.name, flight.seq, why)
-        return False
+    def _forget_done(self) -> None:
+        while self._flights and self._flights[0].event.done:
+            self._spare.append(self._flights.popleft().event)
 
     def _ask(self) -> str:
         """Asks every communicator for its asynchronous error; says what it is."""

@@ -9,7 +9,7 @@ import pytest
 
 from disco_client.errors import ConfigError
 from disco_server.collectives.base import CommunicatorLost, ReduceOp
-from disco_server.collectives.nccl_watch import Limits
+from disco_server.collectives.nccl_watch import Limits, _Flight
 
 SUM = ReduceOp.SUM
 
@@ -81,6 +81,29 @@ def test_an_error_that_comes_by_itself_ends_the_waits_of_the_standin(device_rank
             f"worker {number}: allreduce(sum) of command #6 failed in NCCL 2.32.3:"
             " NCCL_ERROR_REMOTE_ERROR: remote process exited or there was a network error"
         )
+
+
+def test_what_is_done_meanwhile_is_not_blamed_on_the_standin(device_ranks, monkeypatch):
+    """An error may be of an operation that began after the watch had looked for what is done."""
+    (rank,) = device_ranks(1, groups=1).ranks
+    watch = rank.watches[0]
+
+    class Event:
+        def __init__(self, *looks):
+            self._looks = iter(looks)
+
+        @property
+        def done(self):
+            return next(self._looks)
+
+    watch.close()  # the test looks itself
+    watch._flights.append(_Flight("broadcast", 5, Event(False, True), 0.0))
+    watch._flights.append(_Flight("allgather", 6, Event(False), 0.0))
+    monkeypatch.setattr(watch, "_ask", lambda: "a cable was pulled")
+
+    assert not watch._look()
+    words = "worker 0: allgather of command #6 failed in NCCL 2.32.3: a cable was pulled"
+    assert rank.failed == [words]
 
 
 def test_an_operation_of_the_standin_that_hangs_is_given_up(device_ranks, monkeypatch):

@@ -156,8 +156,8 @@ def test_a_sync_of_processes_waits_for_the_gpus_of_the_standin(gpus):
     with pytest.raises(errors.RemoteException, match="IllegalAddress") as failed:
         session.sync_all()
     assert failed.value.worker == 1
-    for ref in (array, large):
-        with pytest.raises(errors.RemoteException, match="IllegalAddress"):
+    for ref in (array, large):  # a large one is under way when it fails
+        with pytest.raises((errors.RemoteException, errors.SessionError), match="IllegalAddress"):
             ref.debug_get_from_remote(1)
         assert ref.debug_get_from_remote(0).dtype == np.float32
     session.sync_worker(0)
