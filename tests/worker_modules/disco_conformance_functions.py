@@ -64,6 +64,22 @@ def fail_on(workers, text):
     return _me()
 
 
+@disco_server.register_func("conformance.gather_in_team")
+def gather_in_team(team, part, failing=-1):
+    """Collects parts of any size in a team; one worker may fail before it comes."""
+    if _me() == failing:
+        raise ValueError("told to fail")
+    if team is None:
+        return None
+    worker = disco_server.current_worker()
+    counts = worker.arrays.from_host(np.zeros(team.size, "int64"))
+    team.allgather(worker.arrays.from_host(np.array([part.size])), counts, [1] * team.size)
+    sizes = worker.arrays.to_host(counts).tolist()
+    whole = worker.arrays.empty((sum(sizes),), part.dtype)
+    team.allgather(part, whole, sizes)
+    return whole
+
+
 @disco_server.register_func("conformance.fail_before_allreduce")
 def fail_before_allreduce(array, worker_id):
     """Raises on one worker, while its peers enter a collective."""

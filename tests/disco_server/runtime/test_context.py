@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from disco_client import Device
-from disco_server.collectives.base import UnavailableError
+from disco_server.collectives.base import MismatchError, UnavailableError
+from disco_server.collectives.local import LocalCommunicator, LocalWorld
 from disco_server.runtime.context import Worker, current_worker, set_current_worker
 from disco_server.runtime.worker_device import WorkerDevice
 
@@ -84,3 +86,29 @@ def test_a_library_that_did_not_start_is_tried_again():
     # What it was asked for by name is not what others get.
     with pytest.raises(UnavailableError, match="no mpi"):
         worker.barrier()
+
+
+def test_teams_know_which_command_runs():
+    """A function that has one need not ask for the communicator in its own command."""
+    world = LocalWorld(2)
+
+    def act(rank):
+        worker = Worker(rank, 2, 1, open_communicator=lambda *_: LocalCommunicator(rank, world))
+        assert worker.received_bytes == 0
+        worker.position = 1
+        team = worker.make_teams([[1, 0]])
+        assert team is worker.make_teams([[1, 0]])
+        worker.position = 5
+        try:
+            team.barrier() if rank else team.broadcast(np.ones(3), np.ones(3), 1)
+        except MismatchError as error:
+            said = str(error)
+        worker.position = 6
+        team.allgather(np.full(2, rank), np.zeros(4, int), [2, 2])
+        return said, worker.received_bytes
+
+    with ThreadPoolExecutor(2) as threads:
+        (first, count), (second, _) = threads.map(act, range(2))
+    assert first == second
+    assert first.count("(command #5)") == 2
+    assert count == 16
