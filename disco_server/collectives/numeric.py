@@ -38,9 +38,11 @@ def combine(parts: Sequence[Array], dst: Array, op: ReduceOp, family: Family) ->
         wide = np.stack(parts).astype(np.float32)
         narrow(ufunc.reduce(wide, axis=0), dst, divisor)
         return
-    ufunc(parts[0], parts[1], out=dst)
-    for part in parts[2:]:
-        ufunc(dst, part, out=dst)
+    # What does not fit becomes infinite without a word, as it does in every other library.
+    with np.errstate(all="ignore"):
+        ufunc(parts[0], parts[1], out=dst)
+        for part in parts[2:]:
+            ufunc(dst, part, out=dst)
     if divisor > 1:
         divide(dst, divisor)
 

@@ -124,9 +124,11 @@ def test_copies_leave_no_descriptors(workers_of_their_own, session, tools, event
 
     copy()  # what is made once is there now
     before = [process.num_fds() for process in processes]
-    for _ in range(2):
+    for _ in range(5):
         copy()
+    # Memory that is used again may have been on its way when it was counted.
+    most = [count + 3 for count in before]
     eventually(
-        lambda: all(p.num_fds() <= count for p, count in zip(processes, before, strict=True)),
+        lambda: all(p.num_fds() <= count for p, count in zip(processes, most, strict=True)),
         what="the descriptors to be closed",
     )

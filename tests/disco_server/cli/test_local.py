@@ -253,7 +253,8 @@ def test_gpus_are_the_nodes_slots(local):
     run = local("--nodes", "2", "--devices", "cuda:0,1", *command, DISCO_DEVICE_CHECK="off")
     code, out, err = run.finish()
     assert code == 0, err
-    assert [node["devices"] for node in json.loads(out)["nodes"]] == [["cuda:0"], ["cuda:1"]]
+    nodes = sorted(json.loads(out)["nodes"], key=lambda node: node["name"])
+    assert [node["devices"] for node in nodes] == [["cuda:0"], ["cuda:1"]]
 
 
 @pytest.mark.parametrize(
