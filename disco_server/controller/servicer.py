@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import wraps
 from typing import Any, TypeAlias, cast
 
@@ -158,7 +158,7 @@ class Edge:
         finally:
             for task in (reading, writing):
                 task.cancel()
-            await asyncio.gather(reading, writing, return_exceptions=True)
+            await _end((reading, writing))
             if hub.clients.get(session.session) is outbox:
                 del hub.clients[session.session]
             hub.apply(hub.cluster.client_left(session.session, time.monotonic()))
@@ -260,7 +260,7 @@ class Edge:
         finally:
             for task in (reading, writing):
                 task.cancel()
-            await asyncio.gather(reading, writing, return_exceptions=True)
+            await _end((reading, writing))
             if hub.links.get(info.name) is link:
                 del hub.links[info.name]
                 hub.apply(hub.cluster.node_left(info.name, "its connection closed"))
@@ -420,6 +420,22 @@ class Edge:
     async def _pass_on(self, key: tuple[int, str, int, int], context: Context) -> None:
         async for raw in self._hub.transfers.take(key):
             await context.write(raw)
+
+
+_END_S = 1.0
+"""How long a stream's tasks are waited for when it is over."""
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Lets tasks that were cancelled end, as far as they do.
+
+    gRPC keeps a cancellation to itself now and then, where the peer breaks off in the
+    same moment; what its task does then ends with the stream, and nobody needs it.
+    """
+    await asyncio.wait(tasks, timeout=_END_S)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # seen
 
 
 def _check_create(kind: int, create: controller_pb2.CreateSession) -> str | None:
