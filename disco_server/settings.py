@@ -24,6 +24,7 @@ from disco_client.errors import ConfigError
 
 __all__ = [
     "AUTO",
+    "GPU_LIBRARIES",
     "UPLOADS",
     "Address",
     "NoVisibleGpu",
@@ -49,6 +50,9 @@ __all__ = [
     "visible_gpus",
     "whole",
 ]
+
+GPU_LIBRARIES: Final = {"nccl": "cuda", "rccl": "rocm"}
+"""The collective libraries of GPUs, and the kind of device whose arrays each moves."""
 
 AUTO: Final = -1
 """Stands for "choose for me" in the settings that say so."""

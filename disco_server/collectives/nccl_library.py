@@ -15,11 +15,9 @@ from disco_server.collectives.base import ReduceOp, UnavailableError
 from disco_server.collectives.checks import Family
 from disco_server.devices.base import Arrays
 from disco_server.devices.gpu_library import EXTRAS
+from disco_server.settings import GPU_LIBRARIES
 
-__all__ = ["DEVICE_KINDS", "DeviceType", "NcclLibrary", "library_for"]
-
-DEVICE_KINDS = {"nccl": "cuda", "rccl": "rocm"}
-"""The libraries, and the kind of device whose arrays each moves."""
+__all__ = ["DeviceType", "NcclLibrary", "library_for"]
 
 _FILES = {"nccl": "libnccl.so.2", "rccl": "librccl.so.1"}
 
@@ -46,7 +44,7 @@ _TYPES = {
 
 def library_for(kind: str) -> str:
     """The library for devices of a kind: "nccl" for "cuda", "rccl" for "rocm"; else empty."""
-    return next((name for name, device in DEVICE_KINDS.items() if device == kind), "")
+    return next((name for name, device in GPU_LIBRARIES.items() if device == kind), "")
 
 
 class DeviceType(NamedTuple):
@@ -79,7 +77,7 @@ class NcclLibrary:
 
     def __init__(self, name: str, arrays: Arrays) -> None:
         self.name = name
-        extra = EXTRAS[DEVICE_KINDS[name]]
+        extra = EXTRAS[GPU_LIBRARIES[name]]
         try:
             binding: Any = import_module("cupy.cuda.nccl")
         except ImportError as error:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["EvenLayout", "FreeSlots", "NodeShare", "Placer", "kind_for", "kind_of", "place"]
+from disco_server.settings import GPU_LIBRARIES
 
-_KINDS = {"nccl": "cuda", "rccl": "rocm"}
+__all__ = ["EvenLayout", "FreeSlots", "NodeShare", "Placer", "kind_for", "kind_of", "place"]
 
 
 def kind_of(device: str) -> str:
@@ -18,7 +18,7 @@ def kind_of(device: str) -> str:
 
 def kind_for(ccl: str) -> str:
     """The kind of devices that a collective library needs; empty where any serves."""
-    return _KINDS.get(ccl, "")
+    return GPU_LIBRARIES.get(ccl, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from disco_server.collectives.base import Communicator, ReduceOp, UnavailableErr
 from disco_server.collectives.team import Team
 from disco_server.devices.base import Arrays, DeviceUnavailable, on_device
 from disco_server.modules.base import LoadRules
-from disco_server.runtime.worker_device import GPU_LIBRARIES, WorkerDevice
+from disco_server.runtime.worker_device import WorkerDevice
+from disco_server.settings import GPU_LIBRARIES
 
 __all__ = ["Worker", "current_worker", "set_current_worker"]
 

@@ -13,15 +13,13 @@ from disco_server.devices.base import Arrays
 from disco_server.devices.host import HostArrays
 from disco_server.devices.select import open_arrays
 from disco_server.runtime.errors import ArgumentRefused
+from disco_server.settings import GPU_LIBRARIES
 
 if TYPE_CHECKING:
     from disco_server.collectives.meeting import MeetingCommunicator
     from disco_server.collectives.nccl_watch import NcclWatch
 
-__all__ = ["GPU_LIBRARIES", "WorkerDevice"]
-
-GPU_LIBRARIES = {"nccl": "cuda", "rccl": "rocm"}
-"""The collective libraries of GPUs, and whose arrays each moves."""
+__all__ = ["WorkerDevice"]
 
 
 class WorkerDevice:
