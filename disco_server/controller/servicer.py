@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import wraps
 from typing import Any, TypeAlias, cast
 
@@ -150,20 +150,23 @@ class Edge:
         try:
             hub.apply(hub.cluster.requested(session))
             await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done() and session.alive:
-                # The client closed its side, or broke off; a broken stream raises here.
-                reading.result()
-                hub.apply(hub.cluster.end(session.session, End(EndReason.CLOSED, "closed")))
-            await writing
+            if not writing.done():
+                said_goodbye = reading.result()  # what went wrong there is raised here
+                if said_goodbye and session.alive:
+                    hub.apply(hub.cluster.end(session.session, End(EndReason.CLOSED, "closed")))
+            if not session.alive:
+                await writing
         finally:
-            for task in (reading, writing):
-                task.cancel()
-            await _end((reading, writing))
             if hub.clients.get(session.session) is outbox:
                 del hub.clients[session.session]
             hub.apply(hub.cluster.client_left(session.session, time.monotonic()))
+            await _end(outbox, writing, reading)
 
-    async def _read_client(self, stream: Stream, session: SessionTable) -> None:
+    async def _read_client(self, stream: Stream, session: SessionTable) -> bool:
+        """Reads until the client says goodbye (True), or its stream is over (False).
+
+        gRPC shows a stream that was broken off as one that ended; only CLOSE is a wish.
+        """
         routes = self._hub.routes
         async for raw in stream:
             received = envelope_pb2.Envelope.FromString(raw)
@@ -175,7 +178,8 @@ class Edge:
                 for outbox in routes.get(session.session, ()):
                     outbox.post(raw)
             elif kind == Kind.CLOSE:
-                return
+                return True
+        return False
 
     @_guarded
     async def upload(self, stream: Stream, context: Context) -> controller_pb2.UploadResult:
@@ -258,13 +262,11 @@ class Edge:
             if not writing.done():
                 reading.result()  # what went wrong there must not look like a goodbye
         finally:
-            for task in (reading, writing):
-                task.cancel()
-            await _end((reading, writing))
             if hub.links.get(info.name) is link:
                 del hub.links[info.name]
                 hub.apply(hub.cluster.node_left(info.name, "its connection closed"))
                 _logger.info("node %s left", info.name)
+            await _end(outbox, writing, reading)
 
     def _join(self, kind: int, info: node_pb2.RegisterNode, link: NodeLink) -> Any:
         if kind != Kind.REGISTER or not info.name or len(info.name) > MAX_NAME:
@@ -426,15 +428,21 @@ _END_S = 1.0
 """How long a stream's tasks are waited for when it is over."""
 
 
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Lets tasks that were cancelled end, as far as they do.
+async def _end(outbox: Outbox, writing: asyncio.Task[None], reading: asyncio.Task[Any]) -> None:
+    """Lets the tasks of a stream end, as far as they do.
 
-    gRPC keeps a cancellation to itself now and then, where the peer breaks off in the
-    same moment; what its task does then ends with the stream, and nobody needs it.
+    What must happen when a stream is over comes before this: a peer that breaks off
+    may cancel the handler once more while it waits here. A message on its way is not
+    cut off, because gRPC could not send the stream's status after it; and gRPC keeps a
+    cancellation to itself now and then, so that the wait has a limit.
     """
-    await asyncio.wait(tasks, timeout=_END_S)
-    for task in tasks:
-        if task.done() and not task.cancelled():
+    reading.cancel()
+    outbox.close()
+    await asyncio.wait((reading, writing), timeout=_END_S)
+    for task in (reading, writing):
+        if not task.done():
+            task.cancel()
+        elif not task.cancelled():
             task.exception()  # seen
 
 

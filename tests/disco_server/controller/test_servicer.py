@@ -71,7 +71,7 @@ def test_a_session_that_waits_is_told_who_holds_the_slots(serve):
         (held,) = queued.holders
         assert (held.name, held.owner, held.num_workers) == ("holder", "someone@else:5", 2)
         assert not any(rank.array_address for rank in held.ranks)
-        await holder.call.done_writing()  # a goodbye as good as CLOSE
+        await holder.send(Kind.CLOSE)
         assert (await holder.ended()).reason == Reason.END_REASON_CLOSED
         await node.end_session(session)
         assert (await node.start_ranks())[0] != session
@@ -173,16 +173,23 @@ def test_a_batch_for_another_session_breaks_its_own_stream(serve):
     serve(scenario, lease=0.0)
 
 
-def test_a_running_session_outlives_its_client_by_the_lease(serve):
-    """One that only waits does not; without its client the slots are of no use to it."""
+@pytest.mark.parametrize("how", ["breaks off", "falls silent"])
+def test_a_running_session_outlives_its_client_by_the_lease(serve, how):
+    """One that only waits does not; without its client the slots are of no use to it.
+
+    Only CLOSE is a goodbye: the end of what a client sends may be its connection's end.
+    """
 
     async def scenario(rig):
         node = await rig.node("one")
         client, session, _ = await rig.session(node)
         waiting = await rig.client()
         await waiting.next(Kind.QUEUED)
-        waiting.call.cancel()
-        client.call.cancel()
+        for peer in (waiting, client):
+            if how == "breaks off":
+                peer.call.cancel()
+            else:
+                await peer.call.done_writing()
         table = rig.hub.cluster.sessions[session]
         await rig.until(lambda: table.state.value == "detached")
         await rig.until(lambda: list(rig.hub.cluster.sessions) == [session])

@@ -71,17 +71,20 @@ def test_a_missing_function_is_named_when_the_module_starts(tvm_modules):
         load(tvm_modules / "missing.so")
 
 
+def scale_into(array, out):
+    np.multiply(array, 3, out=out)
+
+
+def refuse(array):
+    raise KeyError(str(array.shape))
+
+
+SERVED = {"tests.served.scale_into": scale_into, "tests.served.refuse": refuse}
+
+
 def test_a_module_calls_what_is_registered_here(tvm_modules, matrix):
     """With arrays that are looked at in place; an error of it comes out as it was raised."""
-
-    def scale_into(array, out):
-        np.multiply(array, 3, out=out)
-
-    def refuse(array):
-        raise KeyError(str(array.shape))
-
-    served = {"tests.scale_into": scale_into, "tests.refuse": refuse}
-    functions = load(tvm_modules / "calling.so", served)
+    functions = load(tvm_modules / "serving.so", SERVED)
     np.testing.assert_array_equal(functions["scaled"](matrix), matrix * 3)
     with pytest.raises(KeyError, match=r"\(3, 4\)"):
         functions["refused"](matrix)
@@ -114,8 +117,8 @@ def test_a_library_that_was_compiled_anew_is_loaded_anew(tvm_modules, tmp_path, 
     shutil.copy(tvm_modules / "basics.so", path)
     old = load(path)
     path.unlink()
-    shutil.copy(tvm_modules / "calling.so", path)
-    new = load(path, {"tests.scale_into": lambda a, b: None, "tests.refuse": print})
+    shutil.copy(tvm_modules / "serving.so", path)
+    new = load(path, SERVED)
     assert sorted(new) == ["refused", "scaled"]
     np.testing.assert_array_equal(old["transpose"](matrix), matrix.T)
 
