@@ -108,7 +108,7 @@ class Agreement:
         preflight = self.preflight
         row = preflight.next_row(lane, offer)
         short = not (preflight.busy or lane.pending or offer.problem)
-        exchange = cast("RowExchange", lane.exchange)
+        exchange: Any = lane.exchange  # a RowExchange
         self._waiting = Waiting(offer.op, lane.seq, lane.members, exchange)
         try:
             if short and preflight.enter_now(lane, row, rider):

@@ -18,12 +18,13 @@ from disco_server.collectives.checks import Offer, Op
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.part_checks import Parts
 from disco_server.collectives.preflight import Lane
-from disco_server.collectives.rows import Place, RowExchange
+from disco_server.collectives.rows import RowExchange
 from disco_server.collectives.sides import DataMoves, Known, Side
 
 __all__ = ["Circle"]
 
 _MOST_KNOWN = 256
+_HOST = np.ndarray
 _BARRIER = Offer(int(Op.BARRIER), 0, 0)
 
 
@@ -61,7 +62,7 @@ class Circle(Side):
 
     def allreduce(self, src: Array, dst: Array, op: ReduceOp) -> None:
         """Combines equally long sources everywhere."""
-        if isinstance(src, np.ndarray) and isinstance(dst, np.ndarray):
+        if type(src) is _HOST is type(dst):
             known = self.known[op].get((src.dtype, src.size))
             if known is not None and dst.dtype is src.dtype and dst.size == src.size:
                 flags = dst.flags
@@ -104,12 +105,24 @@ class Circle(Side):
 
     def allgather(self, src: Array, dst: Array, counts: Sequence[int] | None = None) -> None:
         """Brings every source to every rank."""
-        offer, parts = self._check(Op.ALLGATHER, src, dst, counts)
-        place = self._find_place(offer, src, parts)
-        rider = self.put(place, src)
-        agreement = self._agreement
-        source, target = (src, dst) if place is not None else agreement.stage(offer, src, dst)
-        agreement.meet(self.lane, offer, src, dst, rider)
+        agreement, place, parts = self._agreement, None, None
+        # As in allreduce, what is small should cost little besides the meeting.
+        if counts is None:
+            offer = checks.check_parts(Op.ALLGATHER, src, dst, self.size, root=True)
+        else:
+            offer, parts = part_checks.check_counts(
+                Op.ALLGATHER, src, dst, counts, self.size, self.rank
+            )
+        if offer.problem or not offer.elements or offer.on_device:
+            offer = agreement.admit(offer)
+        else:
+            place = self.find_place(src, src.size if parts is None else parts.widest)
+        if place is None:
+            source, target = agreement.stage(offer, src, dst)
+            agreement.meet(self.lane, offer, src, dst)
+        else:
+            source, target = src, dst
+            agreement.meet(self.lane, offer, src, dst, self.put(place, src))
         if place is not None:
             self.take_all(place, dst, None if parts is None else parts.counts)
         elif offer.elements:
@@ -250,8 +263,3 @@ class Circle(Side):
             op, src, dst, counts, self.size, self.rank, reduce, root=root
         )
         return self._agreement.admit(offer), parts
-
-    def _find_place(self, offer: Offer, src: Array, parts: Parts | None) -> Place | None:
-        if offer.problem or offer.on_device or not offer.elements:
-            return None
-        return self.find_place(src, src.size if parts is None else parts.widest)

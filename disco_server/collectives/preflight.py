@@ -78,7 +78,10 @@ for it; therefore all members have built their ends before the call that begins 
 
 What it cannot see: a rank that goes past a collective without failing and stays
 idle. Its peers wait until it reaches another collective of that lane (mismatch)
-or fails; likewise ranks that enter two lanes in different orders.
+or fails; likewise ranks that enter two lanes in different orders. Nor functions that
+catch an aborted collective's error and enter one of another lane in the same command:
+a peer that had an older token in the round comes to the first one later, waits there
+for them, and they may wait for it in the second.
 
 A pending token costs nothing until its peers come, but somebody must look whether
 it completed while it could matter: it does while some peer's floor, as far as it
