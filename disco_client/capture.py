@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from disco_client.arrays import Uploads
 from disco_client.errors import CaptureError, IssuedAt, RemoteFailure
-from disco_client.handles import DRef
+from disco_client.handles import Distributed, DRef
 from disco_client.wire.codec import Action, EncodedCommand, encode_value
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Capturing", "Definition", "Program", "StepLines"]
 
 _REMEMBERED_STEPS = 1 << 17
+
+_Whole = TypeVar("_Whole", bound=Distributed)
 
 
 class Definition(DRef):
@@ -61,19 +63,29 @@ class Program:
         self.num_outputs = 0
         self._recorder: Recorder | None = recorder
         self._output_names: tuple[str, ...] = ()
+        self._like: dict[str, Distributed] = {}
+        self._outputs: list[Distributed | None] = []
         self._ref: Definition | None = None
         self._state = "being captured"
 
     # Inside the capture --------------------------------------------------------
 
-    def input(self, name: str) -> DRef:
+    @overload
+    def input(self, name: str) -> DRef: ...
+
+    @overload
+    def input(self, name: str, like: _Whole) -> _Whole: ...
+
+    def input(self, name: str, like: Distributed | None = None) -> DRef | Distributed:
         """Names something that each run is given.
 
         Args:
             name: The keyword under which a call passes it.
+            like: A distributed tensor; each run is given one of the same shape, dtype,
+                mesh and placement.
 
         Returns:
-            A reference for use inside the capture.
+            A reference for use inside the capture, or a distributed tensor.
 
         Raises:
             CaptureError: The capture has ended, or runs in another thread.
@@ -89,17 +101,21 @@ class Program:
             raise ValueError(msg)
         reference = recorder.add_input()
         self.inputs += (name,)
-        return reference
+        if like is None:
+            return reference
+        self._like[name] = like
+        return like.held_by(reference)
 
-    def output(self, *references: DRef, **named: DRef) -> None:
+    def output(self, *references: DRef | Distributed, **named: DRef | Distributed) -> None:
         """Says what a run returns; may be called several times.
 
         A run returns None without outputs, the reference itself where there is one
         positional output, a tuple where there are several, and a dict of references
-        where the outputs have names.
+        where the outputs have names. For a distributed tensor it returns one.
 
         Args:
-            *references: References for use inside the capture, or outside of it.
+            *references: References for use inside the capture, or outside of it, or
+                distributed tensors.
             **named: The same with names; all outputs have names, or none.
 
         Raises:
@@ -117,7 +133,9 @@ class Program:
             again = next(name for name in named if name in self._output_names)
             msg = f"program {self.name!r} has an output {again!r} already"
             raise ValueError(msg)
-        recorder.add_outputs([*references, *named.values()])
+        given = [*references, *named.values()]
+        recorder.add_outputs([x.ref if isinstance(x, Distributed) else x for x in given])
+        self._outputs += [x if isinstance(x, Distributed) else None for x in given]
         self.num_outputs, self._output_names = count, names
 
     def _recording(self, verb: str) -> Recorder:
@@ -143,7 +161,9 @@ class Program:
             None, a new reference, a tuple or a dict of them, as :meth:`output` says.
 
         Raises:
-            TypeError: An input is missing, surplus, or given twice.
+            TypeError: An input is missing, surplus, or given twice, or is no
+                distributed tensor where it must be one.
+            ConfigError: A distributed tensor lies otherwise than the program expects.
             CaptureError: The program is closed, or not yet there.
             EncodingError: An input is of a kind that cannot travel.
             SessionError: The session is closed or lost.
@@ -172,14 +192,20 @@ class Program:
                 msg = f"{takes}; {what}: {', '.join(found)}"
                 raise TypeError(msg)
         bound.update(inputs)
+        for name, like in self._like.items():
+            like.refuse_unlike(bound[name], f"input {name!r} of program {self.name!r}")
         return [bound[name] for name in names]
 
     def _name_outputs(self, references: list[DRef]) -> Any:
+        results = [
+            ref if like is None else like.held_by(ref)
+            for ref, like in zip(references, self._outputs, strict=True)
+        ]
         if self._output_names:
-            return dict(zip(self._output_names, references, strict=True))
-        if len(references) == 1:
-            return references[0]
-        return tuple(references) or None
+            return dict(zip(self._output_names, results, strict=True))
+        if len(results) == 1:
+            return results[0]
+        return tuple(results) or None
 
     def close(self) -> None:
         """Forgets the program here and on the workers; idempotent.

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from disco_client.session import Session
 
-__all__ = ["DModule", "DPackedFunc", "DRef"]
+__all__ = ["DModule", "DPackedFunc", "DRef", "Distributed"]
 
 
 class DRef:
@@ -102,6 +102,37 @@ class DRef:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(reg_id={self.reg_id}, session={self.session.name!r})"
+
+
+class Distributed:
+    """A whole of which a register holds each worker's part; a distributed tensor is one.
+
+    As an argument of a call it stands for its reference.
+
+    Attributes:
+        ref: The reference.
+    """
+
+    __slots__ = ()
+
+    ref: DRef
+
+    def held_by(self, ref: DRef) -> Distributed:
+        """A whole that lies as this one does, in another register."""
+        raise NotImplementedError
+
+    def refuse_unlike(self, value: object, name: str) -> None:
+        """Makes sure that something lies as this one does.
+
+        Args:
+            value: Anything.
+            name: What it was given as.
+
+        Raises:
+            TypeError: It is no such whole.
+            ConfigError: It lies otherwise.
+        """
+        raise NotImplementedError
 
 
 class DPackedFunc(DRef):

@@ -19,7 +19,7 @@ from disco_client.errors import (
     SessionClosed,
     SessionError,
 )
-from disco_client.handles import DPackedFunc, DRef
+from disco_client.handles import Distributed, DPackedFunc, DRef
 from disco_client.modules import Modules
 from disco_client.output import LogSink, drop_logs, print_logs
 from disco_client.starting import start
@@ -479,7 +479,9 @@ class Session(Collectives, Capturing, Distribution, Modules, WeightLoading):
         raise ForeignReference(msg)
 
     def _register_of(self, value: object) -> int | None:
-        return self._check_ref(value) if isinstance(value, DRef) else None
+        if isinstance(value, DRef):
+            return self._check_ref(value)
+        return self._check_ref(value.ref) if isinstance(value, Distributed) else None
 
     def _check_worker(self, worker: int) -> int:
         return check_worker(worker, self.num_workers)

@@ -9,6 +9,7 @@ import numpy as np
 
 from disco_client.distributed.plan import Plan, make_plan
 from disco_client.errors import ConfigError
+from disco_client.handles import Distributed, DRef
 from disco_client.wire.layout import shape_within
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from disco_client.distributed.mesh import DeviceMesh
     from disco_client.distributed.placement import Placement
     from disco_client.distributed.struct_info import DTensorStructInfo
-    from disco_client.handles import DRef
     from disco_client.wire.values import Shape
 
 __all__ = ["DTensor"]
@@ -46,7 +46,7 @@ def _unary(name: str) -> Callable[..., Any]:
     return operator
 
 
-class DTensor:
+class DTensor(Distributed):
     """A distributed tensor; made by ``session.distribute`` and by computing with others.
 
     Operators, numpy's functions and those of :mod:`disco_client.distributed` work on
@@ -152,7 +152,7 @@ class DTensor:
         Raises:
             ConfigError: The placement does not fit the tensor or the mesh.
         """
-        return self._engine.redistribute(self, self.plan(placement))
+        return self._engine.redistribute(self, placement)
 
     def shard(self, worker: int) -> np.ndarray[Any, Any]:
         """Fetches the part of one worker; waits for it.
@@ -219,6 +219,23 @@ class DTensor:
     def __getitem__(self, items: Any) -> DTensor:
         """Parts by numbers, slices, ``...`` and ``None``; steps are those of numpy."""
         return self._engine.call("getitem", self, items=items)
+
+    def held_by(self, ref: DRef) -> DTensor:
+        """A tensor like this one in another register."""
+        return DTensor(self._engine, self.info, ref, ("program", ()))
+
+    def refuse_unlike(self, value: object, name: str) -> None:
+        """Makes sure that something is a tensor of this shape, dtype, mesh and placement.
+
+        Raises:
+            TypeError: It is no distributed tensor.
+            ConfigError: It is another one.
+        """
+        if not isinstance(value, DTensor):
+            msg = f"expected {self.info!r} for {name}, got {value!r}"
+            raise TypeError(msg)
+        if value.info != self.info:
+            raise ConfigError(f"expected {self.info!r} for {name}, got {value.info!r}")
 
     def _apply(self, name: str, *operands: Any) -> Any:
         if not all(self._engine.takes(operand) for operand in operands):

@@ -10,7 +10,7 @@ from disco_client.distributed.struct_info import DTensorStructInfo
 from disco_client.wire.layout import line_of, shape_within
 from disco_client.wire.values import Shape
 
-__all__ = ["flat_bounds", "line_extents", "local_shapes", "per_worker"]
+__all__ = ["all_bounds", "flat_bounds", "line_extents", "local_shapes", "per_worker"]
 
 
 def per_worker(mesh: DeviceMesh, num_workers: int, entries: Sequence[Any]) -> list[Any]:
@@ -30,6 +30,12 @@ def per_worker(mesh: DeviceMesh, num_workers: int, entries: Sequence[Any]) -> li
 def local_shapes(info: DTensorStructInfo) -> list[Shape]:
     """The shapes of the parts, in the order of the mesh's list."""
     return [Shape(shape_within(info.bounds(place))) for place in range(info.device_mesh.size)]
+
+
+def all_bounds(info: DTensorStructInfo) -> list[Shape]:
+    """Where in the whole each part lies: first, last for each axis."""
+    places = range(info.device_mesh.size)
+    return [Shape(at for bounds in info.bounds(place) for at in bounds) for place in places]
 
 
 def flat_bounds(before: DTensorStructInfo, after: DTensorStructInfo) -> list[Shape]:

@@ -38,7 +38,7 @@ class DeviceMesh:
             is below 1, a worker is negative or named twice, or the names do not fit.
     """
 
-    __slots__ = ("_grid", "device_ids", "device_range", "names", "shape")
+    __slots__ = ("_grid", "_key", "device_ids", "device_range", "names", "shape")
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class DeviceMesh:
             )
             raise ConfigError(msg)
         self.names = _checked_names(names, len(self.shape))
+        self._key = (tuple(self.shape), tuple(self.device_ids), self.names)
         self._grid = np.array(self.device_ids, np.int64).reshape(self.shape)
 
     @property
@@ -123,13 +124,10 @@ class DeviceMesh:
         """Equal in shape, workers and names."""
         if not isinstance(other, DeviceMesh):
             return NotImplemented
-        return self._key() == other._key()
+        return self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[object, ...]:
-        return tuple(self.shape), tuple(self.device_ids), self.names
+        return hash(self._key)
 
     def __repr__(self) -> str:
         if self.device_range is not None and self.device_range.step == 1:

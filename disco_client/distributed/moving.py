@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from disco_client.distributed.layout import flat_bounds, line_extents, per_worker
 from disco_client.wire.layout import coordinate_of
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from disco_client.distributed.struct_info import DTensorStructInfo
     from disco_client.handles import DRef
 
-__all__ = ["Caller", "Mover"]
+__all__ = ["Caller", "Move", "Mover"]
 
 
 class Caller(Protocol):
@@ -25,13 +25,26 @@ class Caller(Protocol):
         """How many workers it has."""
         ...
 
-    def _call_builtin(self, name: str, *args: object) -> DRef: ...
+    def call_packed(self, func: DRef, *args: object) -> DRef:
+        """Calls a function on the workers."""
+        ...
 
     def _call_now(self, name: str, *args: object) -> DRef: ...
 
 
+class Move(NamedTuple):
+    """A step of a plan, and the function that does it on the workers."""
+
+    step: Step
+    func: DRef
+
+
 class Mover:
     """The moves of one session.
+
+    What stays the same from one move to the next, such as where parts begin, is told
+    to the workers once: they keep a function for each step, which is then called with
+    the parts alone.
 
     Args:
         session: The session.
@@ -45,9 +58,15 @@ class Mover:
         self._teams: dict[tuple[DeviceMesh, int], DRef] = {}
         self.watchers: list[Callable[[Step], None]] = []
 
-    def call(self, name: str, *args: object) -> DRef:
-        """Calls a function of distributed tensors on the workers."""
-        return self._session._call_builtin(f"runtime.disco._dt_{name}", *args)  # noqa: SLF001
+    def bind(self, move: str, *constants: object) -> DRef:
+        """Makes a function of a move on the workers, for the whole session.
+
+        Args:
+            move: Its name there.
+            *constants: What it takes besides what is moved.
+        """
+        # Once, also where a program that is captured needs it first.
+        return self._session._call_now("runtime.disco._dt_bind_move", move, *constants)  # noqa: SLF001
 
     def table(self, mesh: DeviceMesh, entries: Sequence[Any]) -> list[Any]:
         """What differs from worker to worker: an entry for each, None outside the mesh.
@@ -63,23 +82,26 @@ class Mover:
         team = self._teams.get((mesh, axis))
         if team is None:
             lines = [list(line) for line in mesh.lines(axis)]
-            # Once for the session, also where a program that is captured needs it first.
             team = self._session._call_now("runtime.disco._make_teams", lines)  # noqa: SLF001
             self._teams[mesh, axis] = team
         return team
 
-    def run(self, plan: Plan, ref: DRef) -> DRef:
+    def prepare(self, plan: Plan) -> tuple[Move, ...]:
+        """Tells the workers what a plan will need; for :meth:`run`, any number of times."""
+        return tuple(Move(step, _BINDERS[step.move](self, step)) for step in plan.steps)
+
+    def run(self, moves: Sequence[Move], ref: DRef) -> DRef:
         """Carries out a plan; returns at once.
 
         Args:
-            plan: The plan.
+            moves: The plan, prepared.
             ref: The parts of the tensor as they lie.
 
         Returns:
             The parts as they lie afterwards; ``ref`` itself where nothing is to be done.
         """
-        for step in plan.steps:
-            ref = _MOVES[step.move](self, step, ref)
+        for step, func in moves:
+            ref = self._session.call_packed(func, ref)
             for watcher in self.watchers:
                 watcher(step)
         return ref
@@ -88,50 +110,50 @@ class Mover:
         return self.table(info.device_mesh, line_extents(info, mesh_axis, axis))
 
 
-def _slice(mover: Mover, step: Step, ref: DRef) -> DRef:
+def _slice(mover: Mover, step: Step) -> DRef:
     mesh = step.before.device_mesh
-    return mover.call("slice", ref, mover.table(mesh, flat_bounds(step.before, step.after)))
+    return mover.bind("slice", mover.table(mesh, flat_bounds(step.before, step.after)))
 
 
-def _keep(mover: Mover, step: Step, ref: DRef) -> DRef:
+def _keep(mover: Mover, step: Step) -> DRef:
     mesh = step.before.device_mesh
     keeps = [not coordinate_of(mesh.shape, p)[step.mesh_axis] for p in range(mesh.size)]
     op = step.after.placement.dim_specs[step.mesh_axis].op
-    return mover.call("keep", ref, op, mover.table(mesh, keeps))
+    return mover.bind("keep", op, mover.table(mesh, keeps))
 
 
-def _allgather(mover: Mover, step: Step, ref: DRef) -> DRef:
+def _allgather(mover: Mover, step: Step) -> DRef:
     axis = step.before.placement.dim_specs[step.mesh_axis].axis
     extents = mover._extents(step.before, step.mesh_axis, axis)  # noqa: SLF001
-    return mover.call("allgather", ref, _team(mover, step), axis, extents)
+    return mover.bind("allgather", _team(mover, step), axis, extents)
 
 
-def _allreduce(mover: Mover, step: Step, ref: DRef) -> DRef:
+def _allreduce(mover: Mover, step: Step) -> DRef:
     op = step.before.placement.dim_specs[step.mesh_axis].op
-    return mover.call("allreduce", ref, _team(mover, step), op)
+    return mover.bind("allreduce", _team(mover, step), op)
 
 
-def _reduce_scatter(mover: Mover, step: Step, ref: DRef) -> DRef:
+def _reduce_scatter(mover: Mover, step: Step) -> DRef:
     op = step.before.placement.dim_specs[step.mesh_axis].op
     axis = step.after.placement.dim_specs[step.mesh_axis].axis
     extents = mover._extents(step.after, step.mesh_axis, axis)  # noqa: SLF001
-    return mover.call("reduce_scatter", ref, _team(mover, step), op, axis, extents)
+    return mover.bind("reduce_scatter", _team(mover, step), op, axis, extents)
 
 
-def _all_to_all(mover: Mover, step: Step, ref: DRef) -> DRef:
+def _all_to_all(mover: Mover, step: Step) -> DRef:
     source = step.before.placement.dim_specs[step.mesh_axis]
     target = step.after.placement.dim_specs[step.mesh_axis]
     have = mover._extents(step.before, step.mesh_axis, source.axis)  # noqa: SLF001
     want = mover._extents(step.after, step.mesh_axis, target.axis)  # noqa: SLF001
     team = _team(mover, step)
-    return mover.call("all_to_all", ref, team, source.axis, target.axis, have, want)
+    return mover.bind("all_to_all", team, source.axis, target.axis, have, want)
 
 
 def _team(mover: Mover, step: Step) -> DRef:
     return mover.team(step.before.device_mesh, step.mesh_axis)
 
 
-_MOVES: dict[str, Callable[[Mover, Step, DRef], DRef]] = {
+_BINDERS: dict[str, Callable[[Mover, Step], DRef]] = {
     "slice": _slice,
     "keep": _keep,
     "allgather": _allgather,

@@ -16,7 +16,6 @@ Among all combinations the one is taken for which the fewest bytes must move fir
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -106,7 +105,6 @@ def _options(pattern: Pattern, mesh_size: int) -> Iterator[_Option]:
         yield _Option(parts, partial)
 
 
-@functools.lru_cache(maxsize=4096)
 def choose(pattern: Pattern, operands: tuple[DTensorStructInfo, ...]) -> Choice:
     """Finds where operands on one mesh must lie so that the least moves.
 
@@ -133,9 +131,6 @@ def _rank(choice: Choice) -> tuple[int, int, int]:
 
 def _plans(operands: Sequence[DTensorStructInfo], options: Sequence[_Option]) -> tuple[Plan, ...]:
     return tuple(
-        _plan(operand, Placement(option.inputs[number] for option in options))
+        make_plan(operand, Placement(option.inputs[number] for option in options))
         for number, operand in enumerate(operands)
     )
-
-
-_plan = functools.lru_cache(maxsize=16384)(make_plan)

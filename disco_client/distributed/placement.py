@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
 from disco_client.errors import ConfigError
 
-__all__ = ["Kind", "Placement", "PlacementSpec"]
+__all__ = ["Kind", "Placement", "PlacementSpec", "mixes"]
 
 _OPS = ("sum", "prod", "min", "max")
 
@@ -96,6 +96,8 @@ class Placement:
 
     Raises:
         TypeError: An element is no spec.
+        ConfigError: Values are to be combined in several ways: what comes out would
+            depend on which comes first.
     """
 
     dim_specs: tuple[PlacementSpec, ...]
@@ -106,6 +108,11 @@ class Placement:
             if not isinstance(spec, PlacementSpec):
                 msg = f"expected specs such as PlacementSpec.replica(), got {spec!r}"
                 raise TypeError(msg)
+        if mixes(cast("tuple[PlacementSpec, ...]", specs)):
+            raise ConfigError(
+                f"the values of {', '.join(map(str, specs))} would be combined in several ways, and"
+                " the order would decide what comes out; combine along one axis first"
+            )
         object.__setattr__(self, "dim_specs", specs)
 
     @staticmethod
@@ -147,6 +154,11 @@ class Placement:
 
     def __repr__(self) -> str:
         return f"Placement.from_text({str(self)!r})"
+
+
+def mixes(specs: Sequence[PlacementSpec]) -> bool:
+    """Whether values are to be combined in several ways, which is no placement."""
+    return len({spec.op for spec in specs if spec.is_partial}) > 1
 
 
 _SPEC = re.compile(r"R|S\s*\[\s*([+-]?\d{1,9})\]|P(?:\s*\[\s*(\w*)\s*\])?")

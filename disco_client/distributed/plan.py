@@ -18,11 +18,12 @@ the pieces of the others do not lie side by side.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from disco_client.distributed.placement import Kind, Placement, PlacementSpec
+from disco_client.distributed.placement import Kind, Placement, PlacementSpec, mixes
 from disco_client.distributed.struct_info import DTensorStructInfo
 from disco_client.errors import ConfigError
 from disco_client.wire.layout import Bounds, coordinate_of, cut, shape_within
@@ -104,7 +105,12 @@ def make_plan(info: DTensorStructInfo, placement: Placement | str) -> Plan:
     Raises:
         ConfigError: The placement does not fit the tensor or the mesh.
     """
-    target = DTensorStructInfo(info.tensor_sinfo, info.device_mesh, placement)
+    return _cheapest(info, DTensorStructInfo(info.tensor_sinfo, info.device_mesh, placement))
+
+
+# A program redistributes alike over and over, and finding a way takes longer than going it.
+@functools.lru_cache(maxsize=16384)
+def _cheapest(info: DTensorStructInfo, target: DTensorStructInfo) -> Plan:
     first, last = info.placement.dim_specs, target.placement.dim_specs
     choices = sorted(_between(first, last, info.tensor_sinfo.ndim), key=str)
     best: dict[_State, int] = {first: 0}
@@ -159,6 +165,8 @@ def _steps_from(
             move = _move(source, target)
             if move and _is_last_cut(state, axis, target):
                 specs = (*state[:axis], target, *state[axis + 1 :])
+                if mixes(specs):
+                    continue
                 after = DTensorStructInfo(info.tensor_sinfo, info.device_mesh, Placement(specs))
                 yield Step(move, axis, before, after, _bytes_of(move, axis, before, after))
 

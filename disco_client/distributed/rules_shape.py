@@ -151,3 +151,34 @@ def _take(x: TensorStructInfo, ids: TensorStructInfo, *, axis: SupportsIndex = 0
 
     options = {"axis": place, "extent": x.shape[place]}
     return Local("take", pattern, TensorStructInfo(shape, x.dtype), options, tables)
+
+
+@register_rule("update")
+def _update(
+    x: TensorStructInfo, values: TensorStructInfo, start: Any, *, axis: SupportsIndex = 0
+) -> Local:
+    place = normal_axis(axis, x.ndim)
+    rest = [each for number, each in enumerate(x.shape) if number != place]
+    if (
+        values.ndim != x.ndim
+        or [each for number, each in enumerate(values.shape) if number != place] != rest
+        or values.shape[place] > x.shape[place]
+    ):
+        raise ConfigError(
+            f"update along axis {place}: expected values that fit into {tuple(x.shape)} there and"
+            f" have its other extents, got {tuple(values.shape)}"
+        )
+    if values.dtype != x.dtype:
+        raise ConfigError(f"update: expected values of dtype {x.dtype}, got {values.dtype}")
+    letters = [f"a{number}" for number in range(x.ndim)]
+    letters[place] = LOCAL_AXIS
+    inputs = [tuple(letters), tuple(letters)]
+    if isinstance(start, TensorStructInfo):
+        if start.ndim or start.dtype.kind not in "iu":
+            raise ConfigError(
+                "update: expected an integer without axes as the start, got"
+                f" {start.dtype}{list(start.shape)}"
+            )
+        inputs.append(())
+    pattern = Pattern(tuple(inputs), tuple(letters), linear=((0, 1),))
+    return Local("update", pattern, TensorStructInfo(x.shape, x.dtype), {"axis": place})

@@ -32,7 +32,8 @@ class Distribution(ABC):
         """How many workers the session has."""
 
     @abstractmethod
-    def _call_builtin(self, name: str, *args: object) -> DRef: ...
+    def call_packed(self, func: DRef, *args: object) -> DRef:
+        """Calls a function on every worker."""
 
     @abstractmethod
     def _call_now(self, name: str, *args: object) -> DRef: ...

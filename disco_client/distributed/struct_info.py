@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -61,6 +61,7 @@ class DTensorStructInfo:
     tensor_sinfo: TensorStructInfo
     device_mesh: DeviceMesh
     placement: Placement
+    _hash: int = field(repr=False, compare=False)
 
     def __init__(
         self,
@@ -82,7 +83,13 @@ class DTensorStructInfo:
             raise TypeError(msg)
         object.__setattr__(self, "tensor_sinfo", tensor_sinfo)
         object.__setattr__(self, "device_mesh", device_mesh)
-        object.__setattr__(self, "placement", _resolved(tensor_sinfo, device_mesh, found))
+        placed = _resolved(tensor_sinfo, device_mesh, found)
+        object.__setattr__(self, "placement", placed)
+        # Each call looks up what is known of its operands, by this.
+        object.__setattr__(self, "_hash", hash((tensor_sinfo, device_mesh, placed)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def tensor_ty(self) -> TensorStructInfo:

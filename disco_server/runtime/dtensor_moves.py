@@ -2,12 +2,14 @@
 
 A command is the same for every worker, so what differs from worker to worker comes in
 tables with an entry for each: None for a worker outside the mesh, which holds nothing.
+
+A move is bound to its tables and teams once, and then called with what it moves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.base import ReduceOp
 from disco_server.runtime.context import current_worker
-from disco_server.runtime.functions import register_func
+from disco_server.runtime.functions import NamedCall, register_func
 
 __all__: list[str] = []
 
@@ -40,8 +42,7 @@ def _flat(array: Array) -> Array:
     return xp.ascontiguousarray(array).reshape(-1)
 
 
-@register_func("runtime.disco._dt_empty")
-def dt_empty(shapes: Table, dtype: Any) -> Array | None:
+def _empty(shapes: Table, dtype: Any) -> Array | None:
     """Makes room for this worker's part."""
     shape = _mine(shapes)
     if shape is None:
@@ -49,8 +50,12 @@ def dt_empty(shapes: Table, dtype: Any) -> Array | None:
     return current_worker().arrays.empty(tuple(shape), dtype_from_name(dtype))
 
 
-@register_func("runtime.disco._dt_slice")
-def dt_slice(local: Array | None, bounds: Table) -> Array | None:
+def _from_host(whole: Array, bounds: Table) -> Array | None:
+    """Takes this worker's part of an array that came with the command."""
+    return None if _mine(bounds) is None else _slice(whole, bounds)
+
+
+def _slice(local: Array | None, bounds: Table) -> Array | None:
     """Takes a part of what this worker has; a copy, so that the rest can go.
 
     Args:
@@ -61,11 +66,11 @@ def dt_slice(local: Array | None, bounds: Table) -> Array | None:
         return None
     mine = _mine(bounds)
     part = tuple(slice(first, last) for first, last in zip(mine[::2], mine[1::2], strict=True))
-    return local[part].copy()
+    # Not local[part] alone, which of an array without axes is no array.
+    return local[(*part, ...)].copy()
 
 
-@register_func("runtime.disco._dt_keep")
-def dt_keep(local: Array | None, op: str, keeps: Table) -> Array | None:
+def _keep(local: Array | None, op: str, keeps: Table) -> Array | None:
     """Makes copies parts of a sum: one keeps its values, the others get neutral ones."""
     if local is None or op in ("min", "max") or _mine(keeps):
         return local
@@ -73,16 +78,14 @@ def dt_keep(local: Array | None, op: str, keeps: Table) -> Array | None:
     return xp.ones_like(local) if op == "prod" else xp.zeros_like(local)
 
 
-@register_func("runtime.disco._dt_broadcast")
-def dt_broadcast(local: Array | None, team: Any) -> Array | None:
+def _broadcast(local: Array | None, team: Any) -> Array | None:
     """Copies what the first of a line has to all of it."""
     if local is not None and team is not None:
         team.broadcast(local, local, 0)
     return local
 
 
-@register_func("runtime.disco._dt_allreduce")
-def dt_allreduce(local: Array | None, team: Any, op: str) -> Array | None:
+def _allreduce(local: Array | None, team: Any, op: str) -> Array | None:
     """Combines what those of a line have, for all of them."""
     if local is None:
         return None
@@ -91,8 +94,7 @@ def dt_allreduce(local: Array | None, team: Any, op: str) -> Array | None:
     return out
 
 
-@register_func("runtime.disco._dt_allgather")
-def dt_allgather(local: Array | None, team: Any, axis: int, extents: Table) -> Array | None:
+def _allgather(local: Array | None, team: Any, axis: int, extents: Table) -> Array | None:
     """Puts the parts of a line together along an axis.
 
     Args:
@@ -111,8 +113,7 @@ def dt_allgather(local: Array | None, team: Any, axis: int, extents: Table) -> A
     return _join(flat, [_with(local.shape, axis, extent) for extent in parts], axis, whole)
 
 
-@register_func("runtime.disco._dt_reduce_scatter")
-def dt_reduce_scatter(
+def _reduce_scatter(
     local: Array | None, team: Any, op: str, axis: int, extents: Table
 ) -> Array | None:
     """Combines what those of a line have, and leaves each its part along an axis."""
@@ -126,8 +127,7 @@ def dt_reduce_scatter(
     return out
 
 
-@register_func("runtime.disco._dt_all_to_all")
-def dt_all_to_all(
+def _all_to_all(
     local: Array | None, team: Any, source_axis: int, target_axis: int, have: Table, want: Table
 ) -> Array | None:
     """Splits along another axis: each gets its part of the parts of the others.
@@ -156,14 +156,14 @@ def _split(array: Array, extents: Sequence[int], axis: int) -> Array:
     """The parts along an axis, each in C order, one after the other."""
     if math.prod(array.shape[:axis]) == 1:
         return _flat(array)
-    xp: Any = current_worker().xp
-    pieces: list[Array] = []
-    at = 0
+    flat = _new(array, (array.size,))
+    at = written = 0
     for extent in extents:
-        part = (slice(None),) * axis + (slice(at, at + extent),)
-        pieces.append(array[part].reshape(-1))
+        part = array[(slice(None),) * axis + (slice(at, at + extent),)]
+        flat[written : written + part.size].reshape(part.shape)[...] = part
         at += extent
-    return xp.concatenate(pieces)
+        written += part.size
+    return flat
 
 
 def _join(
@@ -180,3 +180,28 @@ def _join(
         pieces.append(flat[at : at + size].reshape(shape))
         at += size
     return xp.concatenate(pieces, axis=axis)
+
+
+_MOVES: Mapping[str, Callable[..., Array | None]] = {
+    "empty": _empty,
+    "from_host": _from_host,
+    "slice": _slice,
+    "keep": _keep,
+    "broadcast": _broadcast,
+    "allreduce": _allreduce,
+    "allgather": _allgather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}
+
+
+@register_func("runtime.disco._dt_bind_move")
+def bind_move(name: str, *constants: Any) -> NamedCall:
+    """Makes a function of a move: it takes what is to be moved, if anything.
+
+    Args:
+        name: The move's.
+        *constants: What it takes besides.
+    """
+    move = _MOVES[name]
+    return NamedCall(name, lambda *local: move(*local, *constants))

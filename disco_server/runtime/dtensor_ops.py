@@ -7,6 +7,7 @@ options by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.values import dtype_from_name
 from disco_server.runtime.context import current_worker
-from disco_server.runtime.functions import register_func, resolve
+from disco_server.runtime.functions import NamedCall, register_func, resolve
 
 __all__ = ["LOCAL"]
 
@@ -136,6 +137,13 @@ def _concatenate(xp: Any, *operands: Array, axis: int) -> Array:
     return xp.concatenate(operands, axis=axis)
 
 
+def _update(xp: Any, x: Array, values: Array, start: Any, *, axis: int) -> Array:
+    out = x.copy()
+    # As positions and not as a slice, for which a GPU would have to be asked for the start.
+    out[(slice(None),) * axis + (start + xp.arange(values.shape[axis]),)] = values
+    return out
+
+
 def _where(xp: Any, condition: Array, x: Array, y: Array) -> Array:
     return xp.where(condition, x, y)
 
@@ -162,34 +170,48 @@ LOCAL: Mapping[str, Local] = {
     "slice": _slice,
     "concatenate": _concatenate,
     "take": _take_part,
+    "update": _update,
     "where": _where,
     "cast": _cast,
 }
 """The others, by the names of ``disco_client.distributed``."""
 
 
-@register_func("runtime.disco._dt_apply")
-def dt_apply(name: str, options: dict[str, Any], tables: dict[str, Any], *operands: Any) -> Any:
-    """Computes this worker's part; an array, also where it has no axes.
+@register_func("runtime.disco._dt_bind")
+def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCall:
+    """Makes a function that computes this worker's part of the parts of the operands.
+
+    It takes these parts, and numbers, and returns an array, also one without axes; or
+    None where the worker is outside the mesh and has no parts.
 
     Args:
         name: The function.
         options: What it takes besides, by name.
         tables: The same where it differs from worker to worker: a list with an entry
             for each.
-        *operands: The parts of its operands, and numbers.
 
-    Raises:
+    Raises, when it is called:
         FunctionMissing: There is no such function.
+        ModuleNotAllowed: Its name leads through a module that is not allowed.
     """
-    if any(operand is None for operand in operands):
-        return None
     worker = current_worker()
-    own = {key: table[worker.worker_id] for key, table in tables.items()}
+    xp: Any = worker.xp
+    own = {**options, **{key: table[worker.worker_id] for key, table in tables.items()}}
     if name in ELEMENTWISE:
-        out = getattr(worker.xp, name)(*operands)
+        function = getattr(xp, name)
     elif name in LOCAL:
-        out = LOCAL[name](worker.xp, *operands, **options, **own)
+        function = partial(LOCAL[name], xp, **own)
     else:
-        out = resolve(name, worker.allow_modules)(*operands, **options, **own)
-    return worker.xp.asarray(out)
+        # When it is called: what registers it may be imported later than this.
+        find = cache(partial(resolve, name, worker.allow_modules))
+
+        def function(*operands: Any) -> Any:
+            return find()(*operands, **own)
+
+    def compute(*operands: Any) -> Any:
+        for operand in operands:
+            if operand is None:
+                return None
+        return xp.asarray(function(*operands))
+
+    return NamedCall(name, compute)

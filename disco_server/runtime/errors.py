@@ -12,10 +12,18 @@ from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import FileRefused, LoadNotAllowed
 from disco_server.modules.weights.errors import FileError, FileNotAllowed
 
-__all__ = ["ArgumentRefused", "FunctionMissing", "ModuleNotAllowed", "describe_failure", "sendable"]
+__all__ = [
+    "ArgumentRefused",
+    "FunctionMissing",
+    "ModuleNotAllowed",
+    "describe_failure",
+    "repr_of",
+    "sendable",
+]
 
 MAX_MESSAGE = 4096
 MAX_TRACEBACK = 16 * 1024
+_MAX_REPR = 200
 
 
 class ArgumentRefused(ValueError):
@@ -84,6 +92,14 @@ def _text_of(error: Exception) -> str:
         return str(error)
     except Exception as another:  # noqa: BLE001  (an exception's own code may raise)
         return f"its text raised {type(another).__name__}"
+
+
+def repr_of(value: object) -> str:
+    """What an object that stays here says of itself; a repr is code that may raise."""
+    try:
+        return sendable(repr(value)[:_MAX_REPR])
+    except Exception as error:  # noqa: BLE001  (whatever the object's author did)
+        return f"its repr raised {type(error).__name__}"
 
 
 def sendable(text: str) -> str:

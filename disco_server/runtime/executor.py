@@ -33,8 +33,8 @@ from disco_client.wire.values import Opaque, dtype_from_name, is_array
 from disco_server.devices.base import on_device
 from disco_server.runtime.context import Worker
 from disco_server.runtime.device_porter import DevicePorter
-from disco_server.runtime.errors import ArgumentRefused, describe_failure, sendable
-from disco_server.runtime.functions import resolve
+from disco_server.runtime.errors import ArgumentRefused, describe_failure, repr_of
+from disco_server.runtime.functions import NamedCall, resolve
 from disco_server.runtime.program import UNWRITTEN, Program, StepFailed, compile_program
 from disco_server.runtime.register_file import Poison, Poisoned, RegisterFile
 from disco_server.runtime.steps import Linker
@@ -52,7 +52,6 @@ _ACK_COMMANDS = 1024
 """How many commands may run before the client hears of it, if nothing else is said."""
 
 _ACK_BYTES = 1 << 20
-_OPAQUE_TEXT = 200
 _MAX_REPLY_BYTES = 32 << 20
 """What an answer may hold besides arrays, so that every relay passes it."""
 
@@ -415,7 +414,7 @@ class Executor:
             if out.ByteSize() <= _MAX_REPLY_BYTES:
                 return
         out.Clear()
-        encode_value(out, Opaque(type_name(value), _text_of(value)))
+        encode_value(out, Opaque(type_name(value), repr_of(value)))
 
     def _answer_poison(self, seq: int, poison: Poison) -> None:
         reply = EncodedReply(seq=seq, ack=seq)
@@ -461,7 +460,10 @@ class Executor:
         return Poison(failure, kind)
 
     def _name_in(self, register: int) -> str:
-        """The name of the function in a register, where it was found by name."""
+        """The name of the function in a register, where it was found by name or has one."""
+        held = self.registers.slots[register] if register < len(self.registers.slots) else None
+        if isinstance(held, NamedCall):
+            return held.name
         func, name = self._names.get(register, (None, ""))
         # The register may hold another function by now.
         return name if register and self.registers.holds(register, func) else ""
@@ -469,14 +471,6 @@ class Executor:
 
 def _is_array(value: object) -> bool:
     return is_array(value) or on_device(value)
-
-
-def _text_of(value: Any) -> str:
-    """What an object that stays here says of itself; a repr is code that may raise."""
-    try:
-        return sendable(repr(value)[:_OPAQUE_TEXT])
-    except Exception as error:  # noqa: BLE001  (whatever the object's author did)
-        return f"its repr raised {type(error).__name__}"
 
 
 _CALL: Any = Action.CALL_PACKED

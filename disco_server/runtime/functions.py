@@ -12,10 +12,29 @@ from disco_server.config import module_allowed
 from disco_server.modules.tvm_runtime import find_global
 from disco_server.runtime.errors import FunctionMissing, ModuleNotAllowed
 
-__all__ = ["import_allowed", "register_func", "registered", "registry", "resolve"]
+__all__ = ["NamedCall", "import_allowed", "register_func", "registered", "registry", "resolve"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _registry: dict[str, Callable[..., Any]] = {}
+
+
+class NamedCall:
+    """A function that a call returned, with the name that messages call it by.
+
+    Args:
+        name: The name.
+        function: The function.
+    """
+
+    __slots__ = ("_function", "name")
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls the function."""
+        return self._function(*args)
 
 
 def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
