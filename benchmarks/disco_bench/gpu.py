@@ -224,7 +224,7 @@ def measure_model(gpus: Gpus, bench: Bench) -> None:
     sys.path.append(str(EXAMPLES))
     embedder, tokens = (importlib.import_module(f"embedding.{n}") for n in ("embedder", "tokens"))
     settings = importlib.import_module("embedding.settings").read_settings()
-    size: int = importlib.import_module("embedding.sessions").BATCHES[gpus.kind]
+    size: int = tokens.BATCHES[gpus.kind]
     sentences = (EXAMPLES / "sentences.txt").read_text(encoding="utf-8").splitlines() * copies
     batches: list[Any] = list(tokens.make_batches(tokens.tokenize(settings, sentences), size))
     with gpu_session(gpus) as session, _direct() as ask:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embedding.arithmetic import arithmetic_for
+from embedding.attention import mix
 from embedding.clocks import clock_for
 from embedding.layout import lay_out
 from embedding.settings import refuse_worker_count
@@ -169,20 +170,10 @@ class BertSlice:
         self._xp.matmul(context, layer.attention_weight, out=result)
 
     def _mix(self, run: Run, qkv: Floats, result: Floats) -> None:
-        """Mixes the values of a run's tokens by the attention of each head."""
         heads, sentences, tokens = self._weights.heads, run.sentences, run.tokens
-        # Views only: BLAS takes rows and columns at any distance from each other.
-        split = qkv.reshape(sentences, tokens, 3, heads, -1)
-        queries, keys, values = split.transpose(2, 0, 3, 1, 4)
-        mixed = result.reshape(sentences, tokens, heads, -1).transpose(0, 2, 1, 3)
+        split = qkv.reshape(sentences, tokens, 3, heads, -1).transpose(2, 0, 3, 1, 4)
         scores = self._buffer("scores", sentences * heads, tokens * tokens)
-        scores = scores.reshape(sentences, heads, tokens, tokens)
-        self._xp.matmul(queries, keys.swapaxes(2, 3), out=scores)
-        if run.padding is not None:
-            scores += run.padding.mask
-        sums = self._math.softmax_unscaled(scores)
-        self._xp.matmul(scores, values, out=mixed)
-        mixed /= sums
+        mix(self._xp, self._math, run, split, scores, result)
 
     def _feed_forward(self, layer: LayerSlice, state: Floats, result: Floats) -> None:
         """Writes this rank's summand of the feed-forward part, [rows, H], to ``result``."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from embedding.report import Share
 from embedding.tokens import in_order
 
 if TYPE_CHECKING:
@@ -16,26 +16,11 @@ if TYPE_CHECKING:
     from embedding.numerics import Floats
     from embedding.tokens import Batch
 
-__all__ = ["Embedder", "Share"]
+__all__ = ["Embedder"]
 
 # Batches under way at a time: the workers find the next one waiting when they
 # are done with one, and an endless input does not pile up in their memory.
 _WINDOW = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """How one worker's time divides while a client waits for embeddings, in seconds.
-
-    Attributes:
-        compute: In the worker's own arithmetic.
-        collectives: In reductions, waiting for slower workers included.
-        control: In neither: commands and results on their way, and the start and the end of it.
-    """
-
-    compute: float
-    collectives: float
-    control: float
 
 
 class Embedder:

@@ -11,14 +11,28 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from embedding.embedder import Share
     from embedding.numerics import Floats
 
-__all__ = ["Timings", "describe_timings", "similarity_table"]
+__all__ = ["Share", "Timings", "describe_timings", "similarity_table"]
 
 # A table of more sentences than this is wider than a terminal.
 _MOST_SENTENCES = 16
 _LABEL = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How one worker's time divides while a client waits for embeddings, in seconds.
+
+    Attributes:
+        compute: In the worker's own arithmetic.
+        collectives: In reductions, waiting for slower workers included.
+        control: In neither: commands and results on their way, and the start and the end of it.
+    """
+
+    compute: float
+    collectives: float
+    control: float
 
 
 @dataclass(slots=True)
@@ -26,24 +40,27 @@ class Timings:
     """How long each step took, in seconds, and how much was done.
 
     Attributes:
+        sentences: How many were embedded.
+        workers: How many there are.
+        device: What they computed on.
         tokenize: Making batches of the sentences.
         connect: Until the session was ready.
         load: Until every worker had its share of the model.
         embed: From the first batch to the last embedding.
-        sentences: How many were embedded.
         tokens: Their tokens, padding not counted.
-        shares: How the time of ``embed`` divides, one entry a worker.
-        device: What the workers computed on.
+        shares: How the time of ``embed`` divides, one entry a worker; empty where that
+            is not known.
     """
 
+    sentences: int
+    workers: int
+    device: str
     tokenize: float = 0.0
     connect: float = 0.0
     load: float = 0.0
     embed: float = 0.0
-    sentences: int = 0
     tokens: int = 0
     shares: list[Share] = field(default_factory=list["Share"])
-    device: str = "cpu"
 
 
 def similarity_table(sentences: Sequence[str], embeddings: Floats) -> str:
@@ -72,7 +89,6 @@ def describe_timings(timings: Timings) -> str:
     worker that waits in a collective for a slower one counts that as collective.
     GPUs are measured by their own clocks, as the last line then says.
     """
-    workers = len(timings.shares)
     whole = max(timings.embed, 1e-9)
     parts = {
         "compute": [share.compute for share in timings.shares],
@@ -81,7 +97,7 @@ def describe_timings(timings: Timings) -> str:
     }
     done = (
         f"{timings.sentences} sentences, {timings.tokens} tokens, "
-        f"{timings.tokens / whole:.0f} tokens/s, {workers} workers on {timings.device}"
+        f"{timings.tokens / whole:.0f} tokens/s, {timings.workers} workers on {timings.device}"
     )
     lines = [
         f"tokenize      {timings.tokenize:8.3f} s",
@@ -89,13 +105,13 @@ def describe_timings(timings: Timings) -> str:
         f"load weights  {timings.load:8.3f} s",
         f"embed         {timings.embed:8.3f} s   {done}",
     ]
-    for name, seconds in parts.items():
+    for name, seconds in parts.items() if timings.shares else ():
         mean = float(np.mean(seconds))
         lines.append(
             f"  {name:<11} {mean:8.3f} s   {100 * mean / whole:3.0f} %   "
             f"(by worker {min(seconds):.3f} to {max(seconds):.3f} s)"
         )
-    if timings.device != "cpu":
+    if timings.shares and timings.device != "cpu":
         lines.append(
             "compute and collectives are the GPU's own time; while it waits for what to compute "
             "next, inside a batch, that is compute"

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from embedding.numerics import Floats
     from embedding.settings import ModelSettings
 
-__all__ = ["Batch", "in_order", "make_batches", "tokenize"]
+__all__ = ["BATCHES", "Batch", "in_order", "make_batches", "tokenize"]
+
+BATCHES = {"cpu": 32, "cuda": 256, "rocm": 256}
+"""Sentences of a batch: a GPU is idle while it is asked for the next, so it gets large ones."""
 
 
 @dataclass(frozen=True, slots=True)

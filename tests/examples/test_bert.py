@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import ml_dtypes
 import numpy as np
 import pytest
+
 from embedding.bert import BertSlice
 from embedding.plain import PlainModel
 from embedding.settings import ModelError, read_settings

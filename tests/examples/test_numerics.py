@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from embedding.numerics import add_and_norm, gelu, normalise_rows, softmax_unscaled
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from embedding.plain import PlainModel
 from embedding.tokens import tokenize
 

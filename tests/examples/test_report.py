@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from embedding.embedder import Share
-from embedding.report import Timings, describe_timings, similarity_table
+
+from embedding.report import Share, Timings, describe_timings, similarity_table
 
 
 def test_table_shows_each_pair_of_sentences():
@@ -29,7 +29,7 @@ def test_table_is_no_wider_than_a_terminal():
 def test_timings_divide_the_time():
     """Compute, collectives and control are means over the workers, with their shares."""
     shares = [Share(3.0, 0.5, 0.5), Share(1.0, 2.5, 0.5)]
-    lines = describe_timings(Timings(embed=4.0, sentences=8, tokens=100, shares=shares))
+    lines = describe_timings(Timings(8, 2, "cpu", embed=4.0, tokens=100, shares=shares))
     found = {line.split()[0]: line.split() for line in lines.splitlines()}
     assert found["compute"][1:5] == ["2.000", "s", "50", "%"]
     assert found["collectives"][1:5] == ["1.500", "s", "38", "%"]
@@ -40,7 +40,13 @@ def test_timings_divide_the_time():
 
 def test_timings_of_gpus_say_what_they_are():
     """Whoever reads times of a GPU is told what was measured."""
-    timings = Timings(embed=1.0, shares=[Share(0.5, 0.2, 0.3)], device="cuda")
+    timings = Timings(1, 1, "cuda", embed=1.0, shares=[Share(0.5, 0.2, 0.3)])
     lines = describe_timings(timings)
     assert "1 workers on cuda" in lines
     assert "the GPU's own time" in lines.splitlines()[-1]
+
+
+def test_what_is_not_known_is_not_shown():
+    """Where nobody counted how the time divides, there are no parts of it."""
+    lines = describe_timings(Timings(8, 2, "cuda", embed=4.0, tokens=100))
+    assert "25 tokens/s, 2 workers on cuda" in lines.splitlines()[-1]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from embedding.sessions import DeviceRefused, refuse_slots
 
+from cluster.sessions import DeviceRefused, refuse_slots
 from disco_client.transport.base import RankPlace
 
 

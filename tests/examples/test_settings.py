@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from embedding.settings import (
     ModelError,
     allowed_worker_counts,

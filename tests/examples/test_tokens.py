@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from embedding.settings import ModelError, read_settings
 from embedding.tokens import in_order, make_batches, tokenize
 

@@ -12,15 +12,12 @@ if TYPE_CHECKING:
 
     from disco_client.transport.base import RankPlace
 
-__all__ = ["BATCHES", "DEVICES", "DeviceRefused", "open_session", "refuse_slots"]
+__all__ = ["DEVICES", "DeviceRefused", "open_session", "refuse_slots"]
 
 _LIBRARIES = {"cuda": "nccl", "rocm": "rccl"}
 
 DEVICES = ("cpu", *_LIBRARIES)
 """What workers can compute on."""
-
-BATCHES = {"cpu": 32, "cuda": 256, "rocm": 256}
-"""Sentences of a batch: a GPU is idle while it is asked for the next, so it gets large ones."""
 
 
 class DeviceRefused(Exception):
@@ -28,7 +25,7 @@ class DeviceRefused(Exception):
 
 
 def open_session(
-    device: str, workers: int, *, address: str | None, timeout: float
+    name: str, device: str, workers: int, *, address: str | None, timeout: float
 ) -> disco_client.Session:
     """Opens a session; the caller closes it.
 
@@ -37,6 +34,7 @@ def open_session(
     this program's own, and CPUs are those of the cluster at the default address.
 
     Args:
+        name: What the session is called.
         device: One of `DEVICES`.
         workers: How many.
         address: The controller; None for the one in DISCO_ADDRESS.
@@ -54,7 +52,7 @@ def open_session(
             session.shutdown()
             raise
         return session
-    session = disco_client.connect(address, num_workers=workers, name="embed", timeout=timeout)
+    session = disco_client.connect(address, num_workers=workers, name=name, timeout=timeout)
     try:
         refuse_slots(device, session.workers)
     except DeviceRefused:

@@ -1,0 +1,1 @@
+"""A small decoder-only transformer that is written with distributed tensors."""
