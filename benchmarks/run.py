@@ -17,6 +17,7 @@ from disco_bench.arrays import ARRAYS, measure_arrays
 from disco_bench.bench import Bench
 from disco_bench.collectives import COLLECTIVES, measure_collectives
 from disco_bench.control import COMMANDS, SYNC, measure_commands, measure_sync
+from disco_bench.dtensor import DTENSOR, measure_dtensor
 from disco_bench.embedded import EMBEDDED, measure_embedded
 from disco_bench.memory import MEMORY, measure_memory
 from disco_bench.model import MODEL, measure_model
@@ -41,6 +42,7 @@ SECTIONS = {
     "embedded": Section(EMBEDDED, measure_embedded),
     "arrays": Section(ARRAYS, measure_arrays),
     "collectives": Section(COLLECTIVES, measure_collectives),
+    "dtensor": Section(DTENSOR, measure_dtensor),
     "model": Section(MODEL, measure_model),
     "session": Section(SESSIONS, measure_sessions),
     "import": Section(IMPORTS, measure_imports),

@@ -14,7 +14,7 @@ from disco_bench.child import BENCHMARKS
 from disco_bench.table import Measured, Report
 from disco_server.cli.local import LocalCluster
 
-__all__ = ["NODES", "SLOTS", "WORKERS", "Bench", "new_cluster"]
+__all__ = ["NODES", "SLOTS", "WORKERS", "Bench", "new_cluster", "variable"]
 
 NODES, SLOTS = 2, 2
 WORKERS = NODES * SLOTS
@@ -38,8 +38,8 @@ def new_cluster(warm: int | None = None, array_listen: str | None = None) -> Loc
     """
     paths: list[Path] = [BENCHMARKS, EXAMPLES]
     with (
-        _variable("DISCO_WARM", None if warm is None else str(warm)),
-        _variable("DISCO_ARRAY_LISTEN", array_listen),
+        variable("DISCO_WARM", None if warm is None else str(warm)),
+        variable("DISCO_ARRAY_LISTEN", array_listen),
     ):
         return LocalCluster(
             NODES,
@@ -51,7 +51,13 @@ def new_cluster(warm: int | None = None, array_listen: str | None = None) -> Loc
 
 
 @contextlib.contextmanager
-def _variable(name: str, value: str | None) -> Generator[None]:
+def variable(name: str, value: str | None) -> Generator[None]:
+    """Gives a variable of this process's environment another value for a while.
+
+    Args:
+        name: Its name.
+        value: What it is; None for no such variable.
+    """
     before = os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value

@@ -45,14 +45,20 @@ class Child:
         arguments: What follows the interpreter on its command line.
         environ: Its environment; None for this one's with the benchmarks' folder
             on the path.
+        python: The interpreter; None for this one.
     """
 
-    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str] | None = None,
+        python: Path | None = None,
+    ) -> None:
         self._name = " ".join(arguments)
         self._buffer = b""
         self._errors = _unnamed_file()
         self._process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [str(python or sys.executable), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -32,17 +35,31 @@ def print_report(report: Report, console: Console | None = None) -> None:
         table.add_column(heading, justify="right" if right else "left", no_wrap=right)
     section = ""
     for spec in report.specs:
-        current = spec.key.partition(".")[0]
+        current = _section(spec)
         if section and current != section:
             table.add_section()
         section = current
         table.add_row(*_cells(report, spec))
     out.print(table)
-    for spec in report.specs:
-        measured = report.measured(spec.key)
-        note = measured.note if measured else f"not measured: {report.reason(spec.key)}"
-        if note:
-            out.print(Text.assemble((f"{spec.key}: ", "bold"), note), soft_wrap=True)
+    for keys, note in _notes(report):
+        out.print(Text.assemble((f"{keys}: ", "bold"), note), soft_wrap=True)
+
+
+def _notes(report: Report) -> Iterator[tuple[str, str]]:
+    """What must be known about rows; once where all rows of a section have the same."""
+    for section, group in itertools.groupby(report.specs, key=_section):
+        notes: dict[str, str] = {}
+        for spec in group:
+            measured = report.measured(spec.key)
+            reason = "" if measured else f"not measured: {report.reason(spec.key)}"
+            notes[spec.key] = measured.note if measured else reason
+        if len(notes) > 1 and len(set(notes.values())) == 1:
+            notes = {section: next(iter(notes.values()))}
+        yield from ((key, note) for key, note in notes.items() if note)
+
+
+def _section(spec: Spec) -> str:
+    return spec.key.partition(".")[0]
 
 
 def _cells(report: Report, spec: Spec) -> list[str | Text]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from disco_bench.render import print_report
-from disco_bench.table import Limit, Measured, Report, Spec
+from disco_bench.table import Limit, Measured, Report, Spec, Unavailable
 from rich.console import Console
 
 
@@ -24,3 +24,16 @@ def test_every_row_is_printed():
     for part in ("3 ms", "1 ms", "3 x", "≤ 4 x", "≤ 2.5 x", "must holds", "a.one: remark"):
         assert part in text
     assert "b.two: not measured: no library" in text
+
+
+def test_what_holds_for_a_whole_section_is_said_once():
+    """Rows without figures for the same reason do not repeat it."""
+    report = Report()
+    report.announce([Spec(f"{key}.{n}", "row", "s") for key in ("one", "two") for n in range(3)])
+    report.excuse_rest(report.specs[:3], Unavailable("no library"))
+    for spec in report.specs[3:]:
+        report.record(spec.key, Measured(1.0, note="remark" if spec.key == "two.1" else ""))
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=150))
+    notes = [line for line in out.getvalue().splitlines() if ": " in line]
+    assert notes == ["one: not measured: no library", "two.1: remark"]

@@ -1,0 +1,71 @@
+"""Distributed tensors beside torch's, where torch is and where it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from disco_bench.dtensor import DTENSOR, TORCH_VARIABLE, torch_python
+from disco_bench.dtensor_cases import CASES, NOTHING, expected, inputs, result_of
+from disco_bench.table import Unavailable
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(file, **environ):
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--quick", "--only", "dtensor"]
+    return subprocess.run(
+        [*command, "--json", str(file)],
+        env={**os.environ, "PYTHONPATH": path, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_torch_the_rows_say_how_to_get_it(tmp_path):
+    """They are no failure, and what is to be done is said once."""
+    file = tmp_path / "figures.json"
+    done = run(file, **{TORCH_VARIABLE: str(tmp_path / "python")})
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["key"] for row in rows] == [spec.key for spec in DTENSOR]
+    assert {row["status"] for row in rows} == {"unavailable"}
+    assert done.stdout.count("make bench-torch") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_with_torch_every_row_is_measured(tmp_path):
+    """Both sides give the results of numpy, and figures."""
+    try:
+        torch_python()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    file = tmp_path / "figures.json"
+    done = run(file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for row in json.loads(file.read_text())["rows"]:
+        assert row["status"] == "measured", row
+        assert row["disco"] > 0
+        assert row["yardstick"]["figure"] > 0
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_a_case_is_a_product_or_a_move(case):
+    """Done with whole arrays, it gives what is expected of it, exactly."""
+    if case is NOTHING:
+        assert result_of(inputs(case, 0), None)() is None
+        return
+    arrays = inputs(case, 1 << 10)
+    assert {(array.nbytes, array.dtype.name) for array in arrays} == {(1 << 10, "float32")}
+    result = result_of(arrays, (lambda x: x) if case.after else None)()
+    wide = [array.astype(np.float64) for array in arrays]
+    assert np.array_equal(result, wide[0] @ wide[1] if len(wide) > 1 else wide[0])
+    assert np.array_equal(result, expected(case, 1 << 10))
