@@ -19,7 +19,7 @@ __all__ = ["NODES", "SLOTS", "WORKERS", "Bench", "new_cluster", "variable"]
 NODES, SLOTS = 2, 2
 WORKERS = NODES * SLOTS
 _FUNCTIONS = "disco_bench.worker_functions"
-_MODEL = "embedding.transformer"
+_MODELS = ("embedding.transformer", "embedding.pieces")
 EXAMPLES = BENCHMARKS.parent / "examples"
 
 _T = TypeVar("_T")
@@ -45,7 +45,7 @@ def new_cluster(warm: int | None = None, array_listen: str | None = None) -> Loc
             NODES,
             SLOTS,
             listen="127.0.0.1:0",
-            allow_modules=[_FUNCTIONS, _MODEL, "numpy"],
+            allow_modules=[_FUNCTIONS, *_MODELS, "numpy"],
             import_path=[str(path) for path in paths],
         )
 

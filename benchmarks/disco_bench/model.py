@@ -1,4 +1,4 @@
-"""A batch of sentences through a model split over four workers, beside the same MPI script."""
+"""Sentences through a model split over four workers, beside the same in a script of MPI."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ MODEL = (
         "the same numpy + mpi4py script",
         Limit("ratio", must=1.10, aim=1.03),
     ),
+    Spec(
+        "model.dtensor",
+        "the same with distributed tensors",
+        "s",
+        "the model split by hand",
+        Limit("ratio", must=1.15, aim=1.05),
+    ),
 )
 
 
@@ -42,6 +50,7 @@ def measure_model(bench: Bench) -> None:
     sys.path.insert(0, str(EXAMPLES))
     try:
         embedder = importlib.import_module("embedding.embedder")
+        tensors = importlib.import_module("embedding.tensors")
         settings = importlib.import_module("embedding.settings").read_settings()
         tokens = importlib.import_module("embedding.tokens")
     except ImportError as error:
@@ -52,18 +61,21 @@ def measure_model(bench: Bench) -> None:
     sentences = (EXAMPLES / "sentences.txt").read_text(encoding="utf-8").splitlines() * copies
     batches: Sequence[Any] = list(tokens.make_batches(tokens.tokenize(settings, sentences)))
     with bench.session() as session:
-        model = embedder.Embedder(session)
+        by_hand, by_tensors = embedder.Embedder(session), tensors.TensorEmbedder(session)
 
-        def through_disco() -> float:
+        def best_of(model: Any) -> float:
             best = float("inf")
             for _ in range(repeat):
                 model.embed(batches)
                 best = min(best, model.seconds)
             return best
 
-        pair = alternate(through_disco, lambda: _run(twin), rounds)
+        hand = partial(best_of, by_hand)
+        forward = alternate(hand, lambda: _run(twin), rounds)
+        dtensor = alternate(partial(best_of, by_tensors), hand, rounds)
     note = f"{len(sentences)} sentences; the best of {repeat} in each of {rounds} rounds"
-    bench.record("model.forward", pair.measured(note))
+    bench.record("model.forward", forward.measured(note))
+    bench.record("model.dtensor", dtensor.measured(note))
 
 
 def _twin(copies: int, repeat: int) -> list[str]:

@@ -16,6 +16,7 @@ from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.values import dtype_from_name
 from disco_server.runtime.context import current_worker
 from disco_server.runtime.functions import NamedCall, register_func, resolve
+from disco_server.runtime.norms import layer_norm, rms_norm, softmax
 
 __all__ = ["LOCAL"]
 
@@ -47,29 +48,6 @@ def _neutral(name: str, dtype: np.dtype[Any]) -> Any:
         info = np.iinfo(dtype)
         return info.min if name == "max" else info.max
     return -np.inf if name == "max" else np.inf
-
-
-def _softmax(xp: Any, x: Array, *, axis: int) -> Array:
-    shifted = xp.exp(x - x.max(axis=axis, keepdims=True)) if x.size else xp.exp(x)
-    return shifted / shifted.sum(axis=axis, keepdims=True)
-
-
-def _layer_norm(xp: Any, x: Array, *weights: Array, axis: int, epsilon: float) -> Array:
-    centred = x - x.mean(axis=axis, keepdims=True)
-    spread = xp.square(centred).mean(axis=axis, keepdims=True)
-    return _scaled(centred / xp.sqrt(spread + x.dtype.type(epsilon)), weights, axis)
-
-
-def _rms_norm(xp: Any, x: Array, *weights: Array, axis: int, epsilon: float) -> Array:
-    spread = xp.square(x).mean(axis=axis, keepdims=True)
-    return _scaled(x / xp.sqrt(spread + x.dtype.type(epsilon)), weights, axis)
-
-
-def _scaled(x: Array, weights: Sequence[Array], axis: int) -> Array:
-    along = tuple(-1 if place == axis else 1 for place in range(x.ndim))
-    for number, weight in enumerate(weights):
-        x = x + weight.reshape(along) if number else x * weight.reshape(along)
-    return x
 
 
 def _relu(xp: Any, x: Array) -> Array:
@@ -158,9 +136,9 @@ LOCAL: Mapping[str, Local] = {
     **{name: _reduction(name) for name in ("sum", "prod", "max", "min", "any", "all")},
     "argmax": _arg("argmax"),
     "argmin": _arg("argmin"),
-    "softmax": _softmax,
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
+    "softmax": softmax,
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
     "relu": _relu,
     "silu": _silu,
     "gelu": _gelu,
