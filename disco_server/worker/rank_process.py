@@ -29,6 +29,7 @@ from disco_server.observe.lifetime import die_with
 from disco_server.runtime.context import Worker, set_current_worker
 from disco_server.runtime.executor import Executor
 from disco_server.runtime.worker_device import WorkerDevice
+from disco_server.worker.allocator import keep_freed_memory
 from disco_server.worker.mpich_memory import kvsname, nameless_memory
 from disco_server.worker.rank_port import DaemonGone, RankPort
 
@@ -136,6 +137,7 @@ def main() -> None:
     fd, parent, *memory = (int(argument) for argument in sys.argv[1:])
     die_with(parent, signal.SIGKILL)
     faulthandler.enable()
+    keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     code = 0

@@ -24,11 +24,12 @@ __all__ = ["attention", "gelu", "sentence_means"]
 
 
 @disco_server.register_func("examples.embedding.attention")
-def attention(qkv: Floats, *, lengths: Sequence[int], head: int) -> Floats:
+def attention(qkv: Floats, bias: Floats, *, lengths: Sequence[int], head: int) -> Floats:
     """The attention of some heads.
 
     Args:
         qkv: [tokens, heads * 3 * head]: of each head queries, keys and values.
+        bias: [heads * 3 * head], to be added to it.
         lengths: How many tokens each sentence has.
         head: The width of a head.
 
@@ -37,6 +38,7 @@ def attention(qkv: Floats, *, lengths: Sequence[int], head: int) -> Floats:
     """
     xp = disco_server.current_worker().xp
     math = arithmetic_for(xp)
+    qkv = qkv + bias
     tokens, heads = qkv.shape[0], qkv.shape[1] // (3 * head)
     out = xp.empty((tokens, heads * head), np.float32)
     if not heads:
@@ -59,9 +61,9 @@ def attention(qkv: Floats, *, lengths: Sequence[int], head: int) -> Floats:
 
 
 @disco_server.register_func("examples.embedding.gelu")
-def gelu(x: Floats) -> Floats:
-    """The exact Gaussian error linear unit of each element."""
-    out = x.copy()
+def gelu(x: Floats, bias: Floats) -> Floats:
+    """The exact Gaussian error linear unit of each element and its column's bias."""
+    out = x + bias
     arithmetic_for(disco_server.current_worker().xp).gelu(out)
     return out
 

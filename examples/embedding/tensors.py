@@ -37,20 +37,26 @@ _WINDOW = 8
 
 
 @register_rule("embedding.attention")
-def _attention(qkv: TensorStructInfo, *, lengths: Sequence[int], head: int) -> Local:
+def _attention(
+    qkv: TensorStructInfo, bias: TensorStructInfo, *, lengths: Sequence[int], head: int
+) -> Local:
+    if bias.shape != qkv.shape[1:]:
+        raise ConfigError(f"expected a bias of {qkv.shape[1]}, got {tuple(bias.shape)}")
     tokens, width = qkv.shape
     heads = width // (3 * head)
     # The columns may be split between heads, and tokens not at all.
-    pattern = Pattern((("", "h"),), ("", "h"), even=(("h", heads),))
+    pattern = Pattern((("", "h"), ("h",)), ("", "h"), even=(("h", heads),))
     options = {"lengths": list(lengths), "head": head}
     result = TensorStructInfo((tokens, heads * head), qkv.dtype)
     return Local("examples.embedding.attention", pattern, result, options)
 
 
 @register_rule("embedding.gelu")
-def _gelu(x: TensorStructInfo) -> Local:
-    letters = tuple(f"a{axis}" for axis in range(x.ndim))
-    return Local("examples.embedding.gelu", Pattern((letters,), letters), x)
+def _gelu(x: TensorStructInfo, bias: TensorStructInfo) -> Local:
+    if bias.shape != x.shape[1:]:
+        raise ConfigError(f"expected a bias of {x.shape[1]}, got {tuple(bias.shape)}")
+    pattern = Pattern((("rows", "columns"), ("columns",)), ("rows", "columns"))
+    return Local("examples.embedding.gelu", pattern, x)
 
 
 @register_rule("embedding.sentence_means")
@@ -170,10 +176,12 @@ class TensorEmbedder:
         state = apply("take", self._words, batch.ids) + apply("take", self._positions, places)
         state = self._normalise(state, self._norm)
         for layer in self._layers:
-            qkv = state @ layer.qkv[0] + layer.qkv[1]
-            mixed = apply("embedding.attention", qkv, lengths=lengths, head=self._head)
+            weights, bias = layer.qkv
+            options = {"lengths": lengths, "head": self._head}
+            mixed = apply("embedding.attention", state @ weights, bias, **options)
             state = self._add(mixed, layer.out, state, layer.norm)
-            inner = apply("embedding.gelu", state @ layer.up[0] + layer.up[1])
+            weights, bias = layer.up
+            inner = apply("embedding.gelu", state @ weights, bias)
             state = self._add(inner, layer.down, state, layer.last_norm)
         if self._settings.pooling == "cls":
             pooled = apply("take", state, starts)
