@@ -34,6 +34,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -206,9 +207,24 @@ def _read_entry(path: Path, name: str, facts: Any, files: Mapping[int, StoredFil
     for worker, _ in parts:
         if worker not in files:
             raise refuse(f"a part is in {file_name(worker)}, which is not among the files")
-    if sum(math.prod(shape_within(bounds)) for _, bounds in parts) != math.prod(shape):
+    if not _are_a_whole(shape, tuple(bounds for _, bounds in parts)):
         raise refuse(f"its {len(parts)} parts are not a whole of shape {list(shape)}")
     return Entry(name, shape, dtype, cast("dict[str, Any]", layout), parts)
+
+
+@lru_cache(maxsize=256)  # many tensors are split in the same way
+def _are_a_whole(shape: tuple[int, ...], parts: tuple[Bounds, ...]) -> bool:
+    """Whether parts within a shape have all of its elements, and none of them twice."""
+    if sum(math.prod(shape_within(bounds)) for bounds in parts) != math.prod(shape):
+        return False
+    if not math.prod(shape):
+        return bool(parts)
+    edges = np.array([bounds for bounds in parts if math.prod(shape_within(bounds))], np.int64)
+    begins, ends = edges.reshape(-1, len(shape), 2).transpose(2, 0, 1)
+    return not any(
+        ((begins[n] < ends[n + 1 :]) & (begins[n + 1 :] < ends[n])).all(1).any()
+        for n in range(len(begins))
+    )
 
 
 def _read_part(refuse: Any, shape: tuple[int, ...], part: Any) -> tuple[int, Bounds]:
