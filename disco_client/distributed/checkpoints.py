@@ -30,6 +30,7 @@ _BATCH_TENSORS = 256
 _PAGE_PARTS = 16384
 """Parts that one command describes."""
 
+_PAGE_TENSORS = 1024
 _RESERVED = "__metadata__"
 """What no tensor of a safetensors file can be called."""
 
@@ -40,6 +41,8 @@ class CheckpointSession(Caller, Marker, Protocol):
     def sync_all(self) -> None:
         """Waits until every worker has executed every command issued before."""
         ...
+
+    def _get_all(self, ref: DRef, workers: Sequence[int]) -> list[Any]: ...
 
 
 # Saving ------------------------------------------------------------------------------
@@ -61,6 +64,7 @@ def save(
     whole = {
         name: tensor.redistribute(tensor.placement.combined()) for name, tensor in tensors.items()
     }
+    _await_values(session, list(whole.values()))
     generation = f"generation-{secrets.token_hex(8)}"
     begun = _save(session, "begin", where, generation)
     try:
@@ -73,6 +77,14 @@ def save(
     except BaseException as error:
         _give_up(session, begun, wait=isinstance(error, RemoteError))
         raise
+
+
+def _await_values(session: CheckpointSession, tensors: Sequence[DTensor]) -> None:
+    """Waits until tensors are computed; raises why one could not be, also if a call has before."""
+    for first in range(0, len(tensors), _PAGE_TENSORS):
+        refs = [tensor.ref for tensor in tensors[first : first + _PAGE_TENSORS]]
+        ready = _save(session, "ready", refs)
+        session._get_all(ready, range(session.num_workers))  # noqa: SLF001
 
 
 def _save(session: Caller, step: str, *args: object) -> DRef:

@@ -48,6 +48,12 @@ def read_bounds(table: Sequence[Any], worker: int, shape: Sequence[int]) -> Boun
 # Saving ------------------------------------------------------------------------------
 
 
+@register_func("runtime.disco._save_ready")
+def save_ready(arrays: Sequence[Any]) -> int:
+    """Answers where all of these are there; where one is not, this is not executed."""
+    return len(arrays)
+
+
 @register_func("runtime.disco._save_begin")
 def save_begin(path: str, generation: str) -> Save:
     """Begins a save; worker 0 makes the folder."""

@@ -42,8 +42,10 @@ def file_open(kind: str, path: str, name: str, readers: Sequence[int]) -> Tensor
 
 
 @register_func("runtime.disco._file_facts")
-def file_facts(file: TensorFile) -> list[Any]:
+def file_facts(file: TensorFile | None) -> list[Any] | None:
     """The shape and the dtype of the tensor."""
+    if file is None:
+        return None
     return [Shape(_checked(file).shape), file.dtype]
 
 

@@ -217,7 +217,7 @@ def _are_a_whole(shape: tuple[int, ...], parts: tuple[Bounds, ...]) -> bool:
     """Whether parts within a shape have all of its elements, and none of them twice."""
     if sum(math.prod(shape_within(bounds)) for bounds in parts) != math.prod(shape):
         return False
-    if not math.prod(shape):
+    if not shape or not math.prod(shape):
         return bool(parts)
     edges = np.array([bounds for bounds in parts if math.prod(shape_within(bounds))], np.int64)
     begins, ends = edges.reshape(-1, len(shape), 2).transpose(2, 0, 1)

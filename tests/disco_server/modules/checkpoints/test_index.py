@@ -88,6 +88,7 @@ PARTS = ("tensors", "a", "parts")
         (changed(*PARTS, 0, "bounds", to=[[0, 5], [1, 2]]), "2 parts are not a whole"),
         (changed("tensors", "empty", "parts", to=[]), "0 parts are not a whole"),
     ],
+    ids=range(25),
 )
 def test_what_cannot_be_true_is_refused(content, text):
     """With the file, the tensor, and what was expected."""
