@@ -25,8 +25,9 @@ from disco_server.modules.weights.files import check_allowed, reason
 
 __all__ = ["CheckpointFolder", "open_folder", "refused_writes", "sync_folder", "write_whole"]
 
-_LOCK_WAIT_S = 10.0
-"""For so long a save waits for another one, whose program may just have been killed."""
+_LOCK_WAIT_S = 30.0
+"""For so long a save waits for another one: a controller that hears no more of a client
+ends its workers after ten seconds, and until then they are saving."""
 
 _LOCK_POLL_S = 0.05
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

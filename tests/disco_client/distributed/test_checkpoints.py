@@ -7,6 +7,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+import tqdm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -289,6 +290,25 @@ def test_where_nobody_may_write_is_an_error(workers, path, text):
     with pytest.raises(BadFile, match=text):
         workers.save(path, {"x": x})
     workers.sync_all()
+
+
+def test_a_save_that_is_interrupted_leaves_what_was_there(workers, tmp_path, monkeypatch):
+    """By Ctrl-C, for example; and the next one finds nobody in its way."""
+    x = workers.distribute(np.arange(6.0), None, "S[0]")
+    workers.save(tmp_path, {"x": x})
+    before = sorted(tmp_path.rglob("*"))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tqdm.tqdm, "update", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            workers.save(tmp_path, {"x": x + 1})
+    workers.sync_all()
+    assert sorted(tmp_path.rglob("*")) == before
+    workers.save(tmp_path, {"x": x + 2})
+    same(workers.load(tmp_path)["x"], np.arange(6.0) + 2)
 
 
 def test_what_may_be_written_is_the_daemon_s_word(daemons, tmp_path):
