@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from disco_client.distributed.dtensor import DTensor
-from disco_client.distributed.layout import first_places, all_bounds, per_worker
+from disco_client.distributed.layout import all_bounds, first_places, per_worker
 from disco_client.distributed.loading import Choice, Stored
 from disco_client.distributed.moving import Caller
 from disco_client.distributed.struct_info import DTensorStructInfo
@@ -88,7 +88,7 @@ def _await_values(session: CheckpointSession, tensors: Sequence[DTensor]) -> Non
 
 
 def _save(session: Caller, step: str, *args: object) -> DRef:
-    return session._call_builtin(f"runtime.disco._save_{step}", *args)  # noqa: SLF001
+    return session._call_now(f"runtime.disco._save_{step}", *args)  # noqa: SLF001
 
 
 def _check_tensors(engine: Engine, tensors: object) -> None:
@@ -203,11 +203,11 @@ def load(
     where = whole_path(path)
     choice = Choice(mesh, placements, session.num_workers)
     session.sync_all()
-    opened = session._call_builtin("runtime.disco._load_open", where)  # noqa: SLF001
+    opened = session._call_now("runtime.disco._load_open", where)  # noqa: SLF001
     session.sync_all()
     stored, fingerprint = _fetch_catalog(where, opened)
     targets = choice.decide(stored)
-    session._call_builtin("runtime.disco._load_check", opened, fingerprint)  # noqa: SLF001
+    session._call_now("runtime.disco._load_check", opened, fingerprint)  # noqa: SLF001
     session.sync_all()
     return _read(session, engine, where, opened, targets, progress)
 
@@ -217,7 +217,7 @@ def _fetch_catalog(path: str, opened: DRef) -> tuple[list[Stored], str]:
     session = cast("Caller", opened.session)
     rows: list[Stored] = []
     while True:
-        page = session._call_builtin("runtime.disco._load_catalog", opened, len(rows))  # noqa: SLF001
+        page = session._call_now("runtime.disco._load_catalog", opened, len(rows))  # noqa: SLF001
         facts: dict[str, Any] = page.debug_get_from_remote(0)
         rows += [Stored.read(path, row) for row in facts["rows"]]
         if len(rows) == facts["total"] or not facts["rows"]:
@@ -239,7 +239,7 @@ def _read(
     ]
     tables = [per_worker(i.device_mesh, session.num_workers, all_bounds(i)) for i in infos]
     sizes = [info.tensor_sinfo.nbytes for info in infos]
-    names, call = list(targets), session._call_builtin  # noqa: SLF001
+    names, call = list(targets), session._call_now  # noqa: SLF001
     loaded: dict[str, DTensor] = {}
     with progress_bar(path, sum(sizes), progress) as bar, UnderWay(session, bar.update) as ahead:
         for some in _batches(infos):
