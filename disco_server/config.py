@@ -217,6 +217,8 @@ class WorkerConfig(_Settings):
             added to DEFAULT_MODULES; the constructor takes the whole list.
         allow_read: Folders and files that sessions may read weights from (see
             `file_allowed`); ``*`` for everything.
+        allow_save: Folders in which sessions may save checkpoints (see
+            `file_allowed`); ``*`` for everything.
         allow_load: Folders and files from which sessions may load modules, native
             code and Python files among them (see `file_allowed`); UPLOADS for the
             files that clients bring; ``*`` for everything.
@@ -245,6 +247,7 @@ class WorkerConfig(_Settings):
     name: str = field(default_factory=socket.gethostname)
     allow_modules: tuple[str, ...] = DEFAULT_MODULES
     allow_read: tuple[str, ...] = ()
+    allow_save: tuple[str, ...] = ()
     allow_load: tuple[str, ...] = ()
     module_cache: Path | None = None
     module_cache_mib: int = 10240
@@ -263,6 +266,7 @@ class WorkerConfig(_Settings):
         "name": read_node_name,
         "allow_modules": read_patterns,
         "allow_read": read_folders,
+        "allow_save": read_folders,
         "allow_load": read_loads,
         "module_cache": read_cache,
         "module_cache_mib": whole(1, _MAX_CACHE_MIB),

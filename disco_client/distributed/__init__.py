@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from disco_client.distributed.dtensor import DTensor
+from disco_client.distributed.files import FileTensor, from_npy, from_safetensors
 from disco_client.distributed.mesh import DeviceMesh, device_mesh
 from disco_client.distributed.pattern import LOCAL_AXIS, Pattern
 from disco_client.distributed.placement import Placement, PlacementSpec
@@ -16,6 +17,7 @@ __all__ = [
     "DTensorStructInfo",
     "DTensorType",
     "DeviceMesh",
+    "FileTensor",
     "Local",
     "Pattern",
     "Placement",
@@ -23,5 +25,7 @@ __all__ = [
     "Plan",
     "TensorStructInfo",
     "device_mesh",
+    "from_npy",
+    "from_safetensors",
     "register_rule",
 ]

@@ -121,6 +121,10 @@ class DTensor(Distributed):
         """With the axes in the opposite order."""
         return self._engine.call("transpose", self)
 
+    def belongs_to(self, engine: Engine) -> bool:
+        """Whether an engine, and so its session, computes with it."""
+        return self._engine is engine
+
     def plan(self, placement: Placement | str) -> Plan:
         """What :meth:`redistribute` would do; printed, it says so with its cost.
 

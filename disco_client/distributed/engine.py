@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from disco_client.distributed import rules_elementwise, rules_linear, rules_reduce, rules_shape
+from disco_client.distributed.checkpoints import CheckpointSession
 from disco_client.distributed.composites import COMPOSITES, FUNCTIONS
 from disco_client.distributed.dtensor import DTensor
-from disco_client.distributed.layout import all_bounds, local_shapes
-from disco_client.distributed.moving import Caller, Move, Mover
+from disco_client.distributed.files import FileTensor, distribute_file
+from disco_client.distributed.layout import all_bounds, first_places, local_shapes
+from disco_client.distributed.moving import Move, Mover
 from disco_client.distributed.pattern import choose
 from disco_client.distributed.placement import Placement, PlacementSpec
 from disco_client.distributed.plan import Plan, make_plan
@@ -21,7 +23,6 @@ from disco_client.distributed.rules import Rule, rule_for
 from disco_client.distributed.struct_info import DTensorStructInfo, TensorStructInfo
 from disco_client.errors import ConfigError
 from disco_client.wire.elementwise import ELEMENTWISE
-from disco_client.wire.layout import coordinate_of
 from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, dtype_name
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class Engine:
 
     def distribute(self, array: object, mesh: DeviceMesh, placement: Placement | str) -> DTensor:
         """Brings a host array to the workers of a mesh; see ``Session.distribute``."""
+        if isinstance(array, FileTensor):
+            check_mesh(mesh, self._session.num_workers)
+            return distribute_file(self._session, self, array, mesh, placement)
         host = np.asarray(array)
         tensor = TensorStructInfo(host.shape, host.dtype)
         info = DTensorStructInfo(tensor, mesh, placement)
@@ -95,11 +99,10 @@ class Engine:
             return DTensor(self, info, self._session.call_packed(self._takers(info), host))
         ref = self._session.call_packed(self._takers(info))
         copies = [axis for axis, spec in enumerate(info.placement.dim_specs) if spec.is_replica]
-        for place, worker in enumerate(mesh.device_ids):
-            coordinate = coordinate_of(mesh.shape, place)
-            if not any(coordinate[axis] for axis in copies):
-                part = tuple(slice(*bounds) for bounds in info.bounds(place))
-                self._session._fill(ref, worker, np.ascontiguousarray(host[part]))  # noqa: SLF001
+        for place in first_places(info):
+            part = tuple(slice(*bounds) for bounds in info.bounds(place))
+            held = np.ascontiguousarray(host[part])
+            self._session._fill(ref, mesh.device_ids[place], held)  # noqa: SLF001
         for axis in copies:
             if mesh.shape[axis] > 1:
                 team = self.mover.team(mesh, axis)
@@ -118,12 +121,7 @@ class Engine:
         """Returns the whole as a host array; see ``DTensor.numpy``."""
         tensor = tensor.redistribute(tensor.placement.combined())
         info, mesh = tensor.info, tensor.mesh
-        copies = [axis for axis, spec in enumerate(info.placement.dim_specs) if spec.is_replica]
-        places = [
-            place
-            for place in range(mesh.size)
-            if not any(coordinate_of(mesh.shape, place)[axis] for axis in copies)
-        ]
+        places = first_places(info)
         parts = self._session._get_all(  # noqa: SLF001
             tensor.ref, [mesh.device_ids[place] for place in places]
         )
@@ -305,9 +303,7 @@ def _tensors(values: Any) -> Any:
             yield from _tensors(value)
 
 
-class Session(Caller, Protocol):
+class Session(CheckpointSession, Protocol):
     """What of a session is needed here."""
 
     def _fill(self, ref: DRef, worker: int, array: np.ndarray[Any, Any]) -> None: ...
-
-    def _get_all(self, ref: DRef, workers: Sequence[int]) -> list[Any]: ...

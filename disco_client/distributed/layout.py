@@ -7,10 +7,17 @@ from typing import Any
 
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.struct_info import DTensorStructInfo
-from disco_client.wire.layout import line_of, shape_within
+from disco_client.wire.layout import coordinate_of, line_of, shape_within
 from disco_client.wire.values import Shape
 
-__all__ = ["all_bounds", "flat_bounds", "line_extents", "local_shapes", "per_worker"]
+__all__ = [
+    "all_bounds",
+    "first_places",
+    "flat_bounds",
+    "line_extents",
+    "local_shapes",
+    "per_worker",
+]
 
 
 def per_worker(mesh: DeviceMesh, num_workers: int, entries: Sequence[Any]) -> list[Any]:
@@ -36,6 +43,17 @@ def all_bounds(info: DTensorStructInfo) -> list[Shape]:
     """Where in the whole each part lies: first, last for each axis."""
     places = range(info.device_mesh.size)
     return [Shape(at for bounds in info.bounds(place) for at in bounds) for place in places]
+
+
+def first_places(info: DTensorStructInfo) -> list[int]:
+    """The places of the mesh's list that are the first of all with the same part."""
+    mesh, specs = info.device_mesh.shape, info.placement.dim_specs
+    copies = [axis for axis, spec in enumerate(specs) if spec.is_replica]
+    return [
+        place
+        for place in range(info.device_mesh.size)
+        if not any(coordinate_of(mesh, place)[axis] for axis in copies)
+    ]
 
 
 def flat_bounds(before: DTensorStructInfo, after: DTensorStructInfo) -> list[Shape]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import os
+
     import numpy as np
 
     from disco_client.distributed.dtensor import DTensor
@@ -40,6 +42,16 @@ class Distribution(ABC):
 
     @abstractmethod
     def _fill(self, ref: DRef, worker: int, array: np.ndarray[Any, Any]) -> None: ...
+
+    @abstractmethod
+    def sync_all(self) -> None:
+        """Waits until every worker has executed every command issued before."""
+
+    @abstractmethod
+    def _mark(self, worker: int | None = None) -> int: ...
+
+    @abstractmethod
+    def _await(self, mark: int) -> None: ...
 
     @abstractmethod
     def _get_all(self, ref: DRef, workers: Sequence[int]) -> list[Any]: ...
@@ -80,10 +92,15 @@ class Distribution(ABC):
         """Brings a host array to the workers of a mesh; each gets its own part.
 
         Parts may be of different sizes, and empty, where the mesh does not divide the
-        tensor. The array may be changed as soon as this returns.
+        tensor. The array may be changed as soon as this returns. Of a memory-mapped
+        array (``numpy.load(..., mmap_mode="r")``) only what is sent is read, part by
+        part; of a file the workers read their own parts, after this has waited for what
+        the file says of itself.
 
         Args:
-            array: An array, or what ``numpy.asarray`` makes one of.
+            array: An array, or what ``numpy.asarray`` makes one of; or a file that the
+                workers read: :func:`~disco_client.distributed.from_safetensors`,
+                :func:`~disco_client.distributed.from_npy`.
             mesh: The mesh; None for all workers in one row.
             placement: How it is to lie there, such as ``"S[0], R"``: a spec for each
                 axis of the mesh.
@@ -91,6 +108,8 @@ class Distribution(ABC):
         Raises:
             ConfigError: The placement does not fit the array or the mesh.
             EncodingError: The array holds Python objects.
+            BadFile: A worker's file is missing, malformed, or not what another has.
+            NotAllowed: A worker's ``--allow-read`` does not cover the file.
         """
         return self._engine.distribute(array, self.mesh() if mesh is None else mesh, placement)
 
@@ -106,3 +125,77 @@ class Distribution(ABC):
             ConfigError: There is no rule of that name, or the operands do not fit it.
         """
         return self._engine.call(name, *operands, **options)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        tensors: Mapping[str, DTensor],
+        *,
+        progress: bool | None = None,
+    ) -> None:
+        """Saves distributed tensors; each worker writes its own parts.
+
+        What is saved is what the commands before this one made of the tensors. Waits
+        until everything is durable. However a save ends, the checkpoint that was at
+        ``path`` before stays whole until the new one has taken its place.
+
+        Args:
+            path: A folder that all workers share; made where it is missing. A relative
+                path is taken from the client's own folder.
+            tensors: The tensors by their names. Of copies the first worker's is
+                written; partial values are combined first.
+            progress: Whether to show a progress bar on standard error; None shows it
+                on a terminal.
+
+        Raises:
+            ConfigError: The path or a name is none, or something is no distributed
+                tensor.
+            ForeignReference: A tensor belongs to another session.
+            BadFile: The folder cannot be written, has no room, is not shared by all
+                workers, or another session saves there.
+            NotAllowed: A worker's ``--allow-save`` does not cover the folder.
+            RemoteError: A tensor could not be computed.
+            SessionError: The session is closed or lost.
+        """
+        from disco_client.distributed.checkpoints import save
+
+        save(self, self._engine, path, tensors, progress=progress)
+
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        mesh: DeviceMesh | None = None,
+        placements: Placement | str | Mapping[str, Placement | str] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> dict[str, DTensor]:
+        """Loads the tensors that :meth:`save` wrote; each worker reads its own parts.
+
+        They may come to lie on another mesh, in another way, on more or fewer workers.
+        Waits until all is loaded.
+
+        Args:
+            path: The checkpoint's folder, on all workers. A relative path is taken from
+                the client's own folder.
+            mesh: On which mesh they are to lie; None for the mesh on which each was
+                saved.
+            placements: How they are to lie: one placement for all, or by names and
+                patterns (``*`` matches dots too; the first match counts). None, and
+                what no pattern matches, for as they were saved, which needs a mesh of
+                the same shape.
+            progress: Whether to show a progress bar on standard error; None shows it
+                on a terminal.
+
+        Returns:
+            The tensors by name.
+
+        Raises:
+            ConfigError: Mesh and placements do not fit the tensors or the session.
+            BadFile: A file is missing on a worker, was damaged or cut short, or is of
+                another checkpoint.
+            NotAllowed: A worker's ``--allow-read`` does not cover the folder.
+            SessionError: The session is closed or lost.
+        """
+        from disco_client.distributed.checkpoints import load
+
+        return load(self, self._engine, path, mesh, placements, progress=progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -40,6 +41,11 @@ class TensorStructInfo:
     def ndim(self) -> int:
         """How many axes it has."""
         return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the whole has."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from disco_client.pb import controller_pb2 as disco__client_dot_pb_dot_controlle
 from disco_client.pb import envelope_pb2 as disco__client_dot_pb_dot_envelope__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64isco_client/pb/node.proto\x12\x08\x64isco.v1\x1a disco_client/pb/controller.proto\x1a\x1e\x64isco_client/pb/envelope.proto\"\xa8\x01\n\x0cRegisterNode\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x03 \x03(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x06\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x15\n\rarray_address\x18\x08 \x01(\t\x12\x0f\n\x07host_id\x18\t \x01(\t\"H\n\x0eNodeRegistered\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bheartbeat_s\x18\x02 \x01(\x01\x12\x10\n\x08node_key\x18\x03 \x01(\x0c\"\x1a\n\x07Refused\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xa6\x01\n\nStartRanks\x12\x14\n\x0csession_name\x18\x01 \x01(\t\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12\x0b\n\x03\x63\x63l\x18\x04 \x01(\t\x12\x14\n\x0ctransfer_key\x18\x05 \x01(\x0c\x12\"\n\x05nodes\x18\x06 \x03(\x0b\x32\x13.disco.v1.NodeRanks\x12\x12\n\nnode_index\x18\x07 \x01(\r\"L\n\tNodeRanks\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07workers\x18\x02 \x03(\r\x12\x0f\n\x07\x64\x65vices\x18\x03 \x03(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\"/\n\nRanksReady\x12!\n\x05ranks\x18\x01 \x03(\x0b\x32\x12.disco.v1.RankInfo\"S\n\nRankExited\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0b\x65xit_status\x18\x02 \x01(\x11\x12\x0e\n\x06output\x18\x03 \x03(\t\x12\x10\n\x08\x61t_start\x18\x04 \x01(\x08\"\xc6\x02\n\nAssignRank\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12\x0b\n\x03\x63\x63l\x18\x04 \x01(\t\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x14\n\x0csession_name\x18\x07 \x01(\t\x12\x15\n\rallow_modules\x18\x08 \x03(\t\x12\x15\n\rlocal_workers\x18\t \x01(\r\x12\x12\n\nallow_read\x18\x0b \x03(\t\x12\x12\n\nallow_load\x18\x0c \x03(\t\x12\x14\n\x0cmodule_cache\x18\r \x01(\t\x12\x1a\n\x12module_cache_bytes\x18\x0e \x01(\x04\x12\x12\n\nlocal_rank\x18\x0f \x01(\r\x12\x0f\n\x07host_id\x18\x10 \x01(\t\x12\x11\n\twith_gpus\x18\x11 \x01(\x08\"\x8d\x01\n\nPutRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08node_key\x18\x02 \x01(\x0c\x12.\n\x05items\x18\x03 \x03(\x0b\x32\x1f.disco.v1.PutRequest.ItemsEntry\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x0b\n\tPutResult\"O\n\nGetRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08node_key\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\"\x1a\n\tGetResult\x12\r\n\x05value\x18\x01 \x01(\x0c\"\xdd\x01\n\x0c\x46\x65nceRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08node_key\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x13\n\x0bparticipant\x18\x04 \x01(\r\x12\x14\n\x0cparticipants\x18\x05 \x01(\r\x12\x30\n\x05items\x18\x06 \x03(\x0b\x32!.disco.v1.FenceRequest.ItemsEntry\x12\x11\n\ttimeout_s\x18\x07 \x01(\x01\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"l\n\x0b\x46\x65nceResult\x12/\n\x05items\x18\x01 \x03(\x0b\x32 .disco.v1.FenceResult.ItemsEntry\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x32\xb2\x01\n\x0bNodeService\x12\x36\n\x08Register\x12\x12.disco.v1.Envelope\x1a\x12.disco.v1.Envelope(\x01\x30\x01\x12\x33\n\x05\x46\x65tch\x12\x12.disco.v1.Transfer\x1a\x14.disco.v1.ArrayChunk0\x01\x12\x36\n\x04Push\x12\x14.disco.v1.ArrayChunk\x1a\x16.disco.v1.UploadResult(\x01\x32\xaf\x01\n\x11RendezvousService\x12\x30\n\x03Put\x12\x14.disco.v1.PutRequest\x1a\x13.disco.v1.PutResult\x12\x30\n\x03Get\x12\x14.disco.v1.GetRequest\x1a\x13.disco.v1.GetResult\x12\x36\n\x05\x46\x65nce\x12\x16.disco.v1.FenceRequest\x1a\x15.disco.v1.FenceResultb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64isco_client/pb/node.proto\x12\x08\x64isco.v1\x1a disco_client/pb/controller.proto\x1a\x1e\x64isco_client/pb/envelope.proto\"\xa8\x01\n\x0cRegisterNode\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x03 \x03(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x06\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x15\n\rarray_address\x18\x08 \x01(\t\x12\x0f\n\x07host_id\x18\t \x01(\t\"H\n\x0eNodeRegistered\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bheartbeat_s\x18\x02 \x01(\x01\x12\x10\n\x08node_key\x18\x03 \x01(\x0c\"\x1a\n\x07Refused\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xa6\x01\n\nStartRanks\x12\x14\n\x0csession_name\x18\x01 \x01(\t\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12\x0b\n\x03\x63\x63l\x18\x04 \x01(\t\x12\x14\n\x0ctransfer_key\x18\x05 \x01(\x0c\x12\"\n\x05nodes\x18\x06 \x03(\x0b\x32\x13.disco.v1.NodeRanks\x12\x12\n\nnode_index\x18\x07 \x01(\r\"L\n\tNodeRanks\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07workers\x18\x02 \x03(\r\x12\x0f\n\x07\x64\x65vices\x18\x03 \x03(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\"/\n\nRanksReady\x12!\n\x05ranks\x18\x01 \x03(\x0b\x32\x12.disco.v1.RankInfo\"S\n\nRankExited\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0b\x65xit_status\x18\x02 \x01(\x11\x12\x0e\n\x06output\x18\x03 \x03(\t\x12\x10\n\x08\x61t_start\x18\x04 \x01(\x08\"\xda\x02\n\nAssignRank\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12\x0b\n\x03\x63\x63l\x18\x04 \x01(\t\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x14\n\x0csession_name\x18\x07 \x01(\t\x12\x15\n\rallow_modules\x18\x08 \x03(\t\x12\x15\n\rlocal_workers\x18\t \x01(\r\x12\x12\n\nallow_read\x18\x0b \x03(\t\x12\x12\n\nallow_load\x18\x0c \x03(\t\x12\x14\n\x0cmodule_cache\x18\r \x01(\t\x12\x1a\n\x12module_cache_bytes\x18\x0e \x01(\x04\x12\x12\n\nlocal_rank\x18\x0f \x01(\r\x12\x0f\n\x07host_id\x18\x10 \x01(\t\x12\x11\n\twith_gpus\x18\x11 \x01(\x08\x12\x12\n\nallow_save\x18\x12 \x03(\t\"\x8d\x01\n\nPutRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08node_key\x18\x02 \x01(\x0c\x12.\n\x05items\x18\x03 \x03(\x0b\x32\x1f.disco.v1.PutRequest.ItemsEntry\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x0b\n\tPutResult\"O\n\nGetRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08node_key\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\"\x1a\n\tGetResult\x12\r\n\x05value\x18\x01 \x01(\x0c\"\xdd\x01\n\x0c\x46\x65nceRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08node_key\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x13\n\x0bparticipant\x18\x04 \x01(\r\x12\x14\n\x0cparticipants\x18\x05 \x01(\r\x12\x30\n\x05items\x18\x06 \x03(\x0b\x32!.disco.v1.FenceRequest.ItemsEntry\x12\x11\n\ttimeout_s\x18\x07 \x01(\x01\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"l\n\x0b\x46\x65nceResult\x12/\n\x05items\x18\x01 \x03(\x0b\x32 .disco.v1.FenceResult.ItemsEntry\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x32\xb2\x01\n\x0bNodeService\x12\x36\n\x08Register\x12\x12.disco.v1.Envelope\x1a\x12.disco.v1.Envelope(\x01\x30\x01\x12\x33\n\x05\x46\x65tch\x12\x12.disco.v1.Transfer\x1a\x14.disco.v1.ArrayChunk0\x01\x12\x36\n\x04Push\x12\x14.disco.v1.ArrayChunk\x1a\x16.disco.v1.UploadResult(\x01\x32\xaf\x01\n\x11RendezvousService\x12\x30\n\x03Put\x12\x14.disco.v1.PutRequest\x1a\x13.disco.v1.PutResult\x12\x30\n\x03Get\x12\x14.disco.v1.GetRequest\x1a\x13.disco.v1.GetResult\x12\x36\n\x05\x46\x65nce\x12\x16.disco.v1.FenceRequest\x1a\x15.disco.v1.FenceResultb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,27 +54,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RANKEXITED']._serialized_start=675
   _globals['_RANKEXITED']._serialized_end=758
   _globals['_ASSIGNRANK']._serialized_start=761
-  _globals['_ASSIGNRANK']._serialized_end=1087
-  _globals['_PUTREQUEST']._serialized_start=1090
-  _globals['_PUTREQUEST']._serialized_end=1231
-  _globals['_PUTREQUEST_ITEMSENTRY']._serialized_start=1187
-  _globals['_PUTREQUEST_ITEMSENTRY']._serialized_end=1231
-  _globals['_PUTRESULT']._serialized_start=1233
-  _globals['_PUTRESULT']._serialized_end=1244
-  _globals['_GETREQUEST']._serialized_start=1246
-  _globals['_GETREQUEST']._serialized_end=1325
-  _globals['_GETRESULT']._serialized_start=1327
-  _globals['_GETRESULT']._serialized_end=1353
-  _globals['_FENCEREQUEST']._serialized_start=1356
-  _globals['_FENCEREQUEST']._serialized_end=1577
-  _globals['_FENCEREQUEST_ITEMSENTRY']._serialized_start=1187
-  _globals['_FENCEREQUEST_ITEMSENTRY']._serialized_end=1231
-  _globals['_FENCERESULT']._serialized_start=1579
-  _globals['_FENCERESULT']._serialized_end=1687
-  _globals['_FENCERESULT_ITEMSENTRY']._serialized_start=1187
-  _globals['_FENCERESULT_ITEMSENTRY']._serialized_end=1231
-  _globals['_NODESERVICE']._serialized_start=1690
-  _globals['_NODESERVICE']._serialized_end=1868
-  _globals['_RENDEZVOUSSERVICE']._serialized_start=1871
-  _globals['_RENDEZVOUSSERVICE']._serialized_end=2046
+  _globals['_ASSIGNRANK']._serialized_end=1107
+  _globals['_PUTREQUEST']._serialized_start=1110
+  _globals['_PUTREQUEST']._serialized_end=1251
+  _globals['_PUTREQUEST_ITEMSENTRY']._serialized_start=1207
+  _globals['_PUTREQUEST_ITEMSENTRY']._serialized_end=1251
+  _globals['_PUTRESULT']._serialized_start=1253
+  _globals['_PUTRESULT']._serialized_end=1264
+  _globals['_GETREQUEST']._serialized_start=1266
+  _globals['_GETREQUEST']._serialized_end=1345
+  _globals['_GETRESULT']._serialized_start=1347
+  _globals['_GETRESULT']._serialized_end=1373
+  _globals['_FENCEREQUEST']._serialized_start=1376
+  _globals['_FENCEREQUEST']._serialized_end=1597
+  _globals['_FENCEREQUEST_ITEMSENTRY']._serialized_start=1207
+  _globals['_FENCEREQUEST_ITEMSENTRY']._serialized_end=1251
+  _globals['_FENCERESULT']._serialized_start=1599
+  _globals['_FENCERESULT']._serialized_end=1707
+  _globals['_FENCERESULT_ITEMSENTRY']._serialized_start=1207
+  _globals['_FENCERESULT_ITEMSENTRY']._serialized_end=1251
+  _globals['_NODESERVICE']._serialized_start=1710
+  _globals['_NODESERVICE']._serialized_end=1888
+  _globals['_RENDEZVOUSSERVICE']._serialized_start=1891
+  _globals['_RENDEZVOUSSERVICE']._serialized_end=2066
 # @@protoc_insertion_point(module_scope)

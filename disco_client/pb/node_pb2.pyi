@@ -232,6 +232,7 @@ class AssignRank(google.protobuf.message.Message):
     LOCAL_RANK_FIELD_NUMBER: builtins.int
     HOST_ID_FIELD_NUMBER: builtins.int
     WITH_GPUS_FIELD_NUMBER: builtins.int
+    ALLOW_SAVE_FIELD_NUMBER: builtins.int
     worker: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -260,6 +261,10 @@ class AssignRank(google.protobuf.message.Message):
     def allow_load(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Folders and files from which the session may load modules."""
 
+    @property
+    def allow_save(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Folders in which the session may save."""
+
     def __init__(
         self,
         *,
@@ -279,8 +284,9 @@ class AssignRank(google.protobuf.message.Message):
         local_rank: builtins.int = ...,
         host_id: builtins.str = ...,
         with_gpus: builtins.bool = ...,
+        allow_save: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "ccl", b"ccl", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "with_gpus", b"with_gpus", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "allow_save", b"allow_save", "ccl", b"ccl", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "with_gpus", b"with_gpus", "worker", b"worker"]) -> None: ...
 
 global___AssignRank = AssignRank
 

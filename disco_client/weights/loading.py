@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from disco_client.errors import ConfigError, RemoteError
+from disco_client.errors import ConfigError
 from disco_client.weights.planning import (
     Chosen,
     Plan,
@@ -20,19 +17,15 @@ from disco_client.weights.planning import (
     read_catalog,
     read_expected,
 )
+from disco_client.weights.progress import UnderWay, progress_bar, whole_path
 from disco_client.weights.weight import Weight
 from disco_client.wire.splits import Split
 from disco_client.wire.values import dtype_from_name, dtype_name, is_floating
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from disco_client.handles import DRef
 
 __all__ = ["WeightLoading"]
-
-_AHEAD = 2
-"""How many commands the workers have before them while one is waited for."""
 
 
 class WeightLoading(ABC):
@@ -112,7 +105,7 @@ class WeightLoading(ABC):
             SessionError: The session is closed or lost.
         """
         rules, expected, kind = Plan(plan), read_expected(expect), _float_name(dtype)
-        where = _whole_path(path)
+        where = whole_path(path)
         shares = self.num_workers // (self.num_groups if in_group else 1)
         opened = self._call_builtin("runtime.disco._weights_open", where)
         self.sync_all()
@@ -128,8 +121,8 @@ class WeightLoading(ABC):
 
         loaded: dict[str, Weight] = {}
         with (
-            _progress_bar(where, chosen, progress) as bar,
-            _UnderWay(self, bar.update) as under_way,
+            progress_bar(where, sum(each.tensor.nbytes for each in chosen), progress) as bar,
+            UnderWay(self, bar.update) as under_way,
         ):
             for batch in batches(chosen, shares):
                 requests = [each.request() for each in batch]
@@ -152,63 +145,6 @@ class WeightLoading(ABC):
             tensors += read_catalog(facts, first)
             if len(tensors) == facts["total"] or len(tensors) == first:
                 return tensors, facts["fingerprint"]
-
-
-class _UnderWay:
-    """Reading that was asked for and is not finished; leaving it waits for all of it.
-
-    A few commands stay ahead of the one that is waited for, so that no worker is
-    ever idle, and a failure is found before much more has been asked for.
-    """
-
-    def __init__(self, session: WeightLoading, advance: Callable[[int], object]) -> None:
-        self._session = session
-        self._advance = advance
-        self._marks: deque[tuple[int, int]] = deque()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def add(self, nbytes: int) -> None:
-        """Counts what was issued before as so many bytes; waits where much is under way."""
-        self._marks.append((self._session._mark(), nbytes))  # noqa: SLF001  (a part of it)
-        if len(self._marks) > _AHEAD:
-            self._finish_one()
-
-    def _finish_one(self) -> None:
-        mark, nbytes = self._marks.popleft()
-        self._session._await(mark)  # noqa: SLF001
-        self._advance(nbytes)
-
-    def __exit__(self, kind: type[BaseException] | None, value: object, trace: object) -> None:
-        if kind is not None and not issubclass(kind, RemoteError):
-            return
-        while self._marks:
-            # What failed for the same reason is not for the program's next sync.
-            with suppress(RemoteError) if kind is not None else nullcontext():
-                self._finish_one()
-
-
-def _progress_bar(path: str, chosen: Sequence[Chosen], progress: bool | None) -> tqdm[Any]:
-    from tqdm import tqdm
-
-    return tqdm(
-        total=sum(each.tensor.nbytes for each in chosen),
-        desc=path.rstrip("/").rpartition("/")[2],
-        unit="B",
-        unit_scale=True,
-        disable=None if progress is None else not progress,
-    )
-
-
-def _whole_path(path: object) -> str:
-    """The path as workers can use it; the daemons' own folders mean nothing to a program."""
-    known = isinstance(path, (str, os.PathLike))
-    text = os.fspath(cast("str | os.PathLike[str]", path)) if known else ""
-    if not text:
-        msg = f"expected the path of a file or folder, got {path!r}"
-        raise ConfigError(msg)
-    return text if text.startswith(("/", "~")) else str(Path(text).absolute())
 
 
 def _float_name(dtype: object) -> str:

@@ -34,14 +34,15 @@ class LocalCluster:
 
     They listen on a Unix socket in a folder that only this user can enter, so
     nobody else on the machine can run code through them, and what sessions may
-    import, read and load is not restricted unless ``allow_modules``, ``allow_read``
-    or ``allow_load`` say so.
+    import, read, save and load is not restricted unless ``allow_modules``,
+    ``allow_read``, ``allow_save`` or ``allow_load`` say so.
 
     Args:
         nodes: How many worker daemons.
         slots: How many slots each of them has.
         allow_modules: What sessions may import; empty for anything.
         allow_read: Folders and files that sessions may read; ``*`` for anything.
+        allow_save: Folders in which sessions may save; ``*`` for anywhere.
         allow_load: What sessions may load modules from: folders, files, ``uploads``
             or ``*``. Empty for anything where ``allow_modules`` is empty too,
             otherwise for nothing.
@@ -66,6 +67,7 @@ class LocalCluster:
         *,
         allow_modules: Sequence[str] = (),
         allow_read: Sequence[str] = ("*",),
+        allow_save: Sequence[str] = ("*",),
         allow_load: Sequence[str] = (),
         log_level: str = "warning",
         import_path: Sequence[str] = (),
@@ -77,6 +79,7 @@ class LocalCluster:
         self._slots = len(self._shares[0]) or slots
         self._allow = tuple(allow_modules) or ("*",)
         self._allow_read = tuple(allow_read)
+        self._allow_save = tuple(allow_save)
         # Who may load any file may import anything.
         self._allow_load = tuple(allow_load) or (() if allow_modules else ("*",))
         self._log_level = log_level
@@ -112,6 +115,8 @@ class LocalCluster:
             options += ["--allow-module", pattern]
         for path in self._allow_read:
             options += ["--allow-read", path]
+        for path in self._allow_save:
+            options += ["--allow-save", path]
         for path in self._allow_load:
             options += ["--allow-load", path]
         options += ["--module-cache", str(self._folder / "modules")]
@@ -271,6 +276,12 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     help="A folder or file that sessions may read; repeatable.  [default: anything]",
 )
 @click.option(
+    "--allow-save",
+    multiple=True,
+    metavar="DIR",
+    help="A folder in which sessions may save checkpoints; repeatable.  [default: anywhere]",
+)
+@click.option(
     "--allow-load",
     multiple=True,
     metavar="PATH",
@@ -302,8 +313,9 @@ def local(
     if listen is not None and not allow["allow_modules"]:
         # A port is open to every user of the machine, the private socket is not.
         allow["allow_modules"] = ("numpy",)
-    if listen is None and not allow["allow_read"]:
-        allow["allow_read"] = ("*",)
+    if listen is None:
+        for name in ("allow_read", "allow_save"):
+            allow[name] = allow[name] or ("*",)
     each = len(share_devices(devices, nodes)[0])
     if each and slots not in (None, each):
         raise refuse("--slots", f"{each}, one for each device of a node, or none given", slots)

@@ -59,6 +59,12 @@ __all__ = ["main"]
     help="A folder or file that sessions may read weights from; repeatable.  [default: none]",
 )
 @click.option(
+    "--allow-save",
+    multiple=True,
+    metavar="DIR",
+    help="A folder in which sessions may save checkpoints; repeatable.  [default: none]",
+)
+@click.option(
     "--allow-load",
     multiple=True,
     metavar="PATH",

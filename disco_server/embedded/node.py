@@ -122,6 +122,7 @@ class EmbeddedNode:
             # The ranks are this program's own, and it may import and read anything anyway.
             allow_modules=("*",),
             allow_read=("*",),
+            allow_save=("*",),
             allow_load=("*",),
             warm=0,
         )

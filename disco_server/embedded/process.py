@@ -172,6 +172,7 @@ class ProcessTransport:
             session_name=self._name,
             allow_modules=("*",),
             allow_read=("*",),
+            allow_save=("*",),
             allow_load=("*",),
             local_workers=self._num_workers,
             local_rank=worker,

@@ -130,6 +130,7 @@ class ThreadTransport:
             session_name=self._welcome.name,
             allow_modules=("*",),
             allow_read=("*",),
+            allow_save=("*",),
             loading=LoadRules(("*",)),
         )
 

@@ -35,6 +35,7 @@ class Worker:
         session_name: The name of its session.
         allow_modules: Patterns of the modules that its session may use.
         allow_read: Folders and files that its session may read.
+        allow_save: Folders in which its session may save.
         loading: What files its session may load modules from.
         position: The number of the command that runs; the executor sets it.
     """
@@ -54,6 +55,7 @@ class Worker:
         session_name: str = "",
         allow_modules: tuple[str, ...] = (),
         allow_read: tuple[str, ...] = (),
+        allow_save: tuple[str, ...] = (),
         loading: LoadRules | None = None,
     ) -> None:
         self.worker_id = worker_id
@@ -65,6 +67,7 @@ class Worker:
         self.session_name = session_name
         self.allow_modules = allow_modules
         self.allow_read = allow_read
+        self.allow_save = allow_save
         self.loading = loading or LoadRules()
         self._open = open_communicator
         self._ccl = ccl

@@ -41,12 +41,7 @@ from disco_server.runtime.steps import Linker
 
 __all__ = ["Executor", "Outlet"]
 
-import_module("disco_server.runtime.builtins")  # registers them
-import_module("disco_server.runtime.weight_builtins")
-import_module("disco_server.runtime.shard_loader")
-import_module("disco_server.runtime.module_builtins")
-import_module("disco_server.runtime.dtensor_moves")
-import_module("disco_server.runtime.dtensor_ops")
+import_module("disco_server.runtime.offered")  # registers what every worker can do
 
 _ACK_COMMANDS = 1024
 """How many commands may run before the client hears of it, if nothing else is said."""

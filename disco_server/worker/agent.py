@@ -126,6 +126,7 @@ class Agent:
                 node=self._config.name,
                 allow_modules=self._config.allow_modules,
                 allow_read=self._config.allow_read,
+                allow_save=self._config.allow_save,
                 loading=LoadRules(
                     self._config.allow_load,
                     self._config.module_cache,

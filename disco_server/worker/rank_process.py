@@ -85,6 +85,7 @@ def _assigned(port: RankPort, session: int, assign: node_pb2.AssignRank) -> Work
         session_name=assign.session_name,
         allow_modules=tuple(assign.allow_modules),
         allow_read=tuple(assign.allow_read),
+        allow_save=tuple(assign.allow_save),
         loading=LoadRules(
             tuple(assign.allow_load),
             Path(assign.module_cache) if assign.module_cache else None,

@@ -40,6 +40,7 @@ class Supervisor:
         node: This node's name.
         allow_modules: What sessions may import.
         allow_read: What files sessions may read.
+        allow_save: Where sessions may save.
         loading: What modules sessions may load.
         spares: Where interpreters come from.
         post: Sends an encoded envelope to the controller.
@@ -50,12 +51,13 @@ class Supervisor:
         arrays: The arrays of the sessions here.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what ranks may do, among others)
         self,
         *,
         node: str,
         allow_modules: tuple[str, ...],
         allow_read: tuple[str, ...],
+        allow_save: tuple[str, ...],
         loading: LoadRules,
         spares: Spares,
         post: Callable[[bytes], object],
@@ -65,6 +67,7 @@ class Supervisor:
         self._node = node
         self._allow_modules = allow_modules
         self._allow_read = allow_read
+        self._allow_save = allow_save
         self._loading = loading
         self._spares = spares
         self._post = post
@@ -175,6 +178,7 @@ class Supervisor:
             session_name=start.session_name,
             allow_modules=self._allow_modules,
             allow_read=self._allow_read,
+            allow_save=self._allow_save,
             allow_load=self._loading.allow,
             module_cache=str(self._loading.cache or ""),
             module_cache_bytes=self._loading.cache_bytes,

@@ -243,6 +243,16 @@ def test_nothing_may_be_read_unless_it_is_named():
     assert WorkerConfig.load({}, {"DISCO_ALLOW_READ": "/a, *"}).allow_read == ("/a", "*")
 
 
+def test_nothing_may_be_saved_unless_it_is_named():
+    """As with what may be read, of which it says nothing."""
+    assert WorkerConfig().allow_save == ()
+    node = WorkerConfig.load({"allow_save": ("/a", "b")}, {})
+    assert (node.allow_save, node.allow_read) == (("/a", str(Path("b").absolute())), ())
+    assert WorkerConfig.load({}, {"DISCO_ALLOW_SAVE": "/a, *"}).allow_save == ("/a", "*")
+    with pytest.raises(ConfigError, match="--allow-save: expected folders"):
+        WorkerConfig.load({"allow_save": ("",)}, {})
+
+
 def test_patterns_add_to_the_default_allow_list():
     """Flags and the environment's list add to numpy and cupy; the constructor sets the list."""
     by_flag = WorkerConfig.load({"allow_modules": ("mine", "numpy")}, {})

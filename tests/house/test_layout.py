@@ -36,6 +36,8 @@ UNMIRRORED = {
         ),
         "met by the properties of test_dtensor",
     ),
+    "disco_client/weights/progress.py": "met by the tests of load_weights and of checkpoints",
+    "disco_server/runtime/offered.py": "imports, met by every session",
     "disco_server/embedded/rank_child.py": "one child process, met by test_children",
     "disco_server/embedded/rank_thread.py": "one worker thread, met by test_threaded",
     "disco_server/worker/node_arrays.py": "met by the tests of the doors for arrays",

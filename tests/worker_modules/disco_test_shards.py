@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import disco_server
@@ -62,3 +63,25 @@ def this_module():
     import disco_test_shards
 
     return disco_test_shards
+
+
+@disco_server.register_func("tests.limit_files")
+def limit_files(worker_id, nbytes):
+    """Lets one worker's process write files of at most so many bytes; negative for any."""
+    if disco_server.current_worker().worker_id == worker_id:
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        soft = resource.RLIM_INFINITY if nbytes < 0 else nbytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@disco_server.register_func("tests.limit_memory")
+def limit_memory(nbytes):
+    """Lets each worker's process have so many bytes more than it has now."""
+    limit_own_memory(nbytes)
+
+
+def limit_own_memory(nbytes):
+    """Lets this process have so many bytes more of its own than it has now."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (now,) = [int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:")]
+    resource.setrlimit(resource.RLIMIT_DATA, (now + nbytes, resource.RLIM_INFINITY))

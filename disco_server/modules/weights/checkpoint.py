@@ -16,7 +16,7 @@ from disco_client.wire.arrays import empty_array
 from disco_client.wire.splits import Intervals
 from disco_client.wire.values import is_floating
 from disco_server.modules.weights.errors import FileError
-from disco_server.modules.weights.files import DataFile, check_allowed
+from disco_server.modules.weights.files import DataFile, absolute_path, check_allowed
 from disco_server.modules.weights.ranges import plan_part, read_strips
 from disco_server.modules.weights.records import Record, find_dtype, parse_json
 from disco_server.modules.weights.safetensors_header import read_header
@@ -129,7 +129,7 @@ def open_checkpoint(path: str, allowed: Sequence[str]) -> Checkpoint:
         FileNotAllowed: The allow-list does not cover one of the files.
         FileError: One is missing or malformed.
     """
-    where = _absolute(path)
+    where = absolute_path(path)
     check_allowed(where, allowed)
     if _holds(where.is_dir):
         records = _read_folder(where, allowed)
@@ -138,17 +138,6 @@ def open_checkpoint(path: str, allowed: Sequence[str]) -> Checkpoint:
     else:
         records = _read_safetensors(where, allowed)
     return Checkpoint(where, records, allowed)
-
-
-def _absolute(path: str) -> Path:
-    problem = "expected an absolute path: workers have folders of their own"
-    try:
-        where = Path(path).expanduser()
-    except RuntimeError as error:
-        raise FileError(path, str(error)) from None
-    if "\0" in path or not where.is_absolute():
-        raise FileError(path, problem)
-    return where
 
 
 def _holds(question: Callable[[], bool]) -> bool:

@@ -12,25 +12,49 @@ from typing import Self
 from disco_server.config import file_allowed
 from disco_server.modules.weights.errors import FileError, FileNotAllowed
 
-__all__ = ["DataFile", "check_allowed"]
+__all__ = ["DataFile", "absolute_path", "check_allowed", "reason"]
 
 _MOST_AT_ONCE = 1 << 30
 """Linux reads at most 2 GiB in one call."""
 
 
-def check_allowed(path: Path, allowed: Sequence[str]) -> None:
-    """Refuses a file or folder that sessions may not read.
+def check_allowed(path: Path, allowed: Sequence[str], *, write: bool = False) -> None:
+    """Refuses a file or folder that sessions may not read, or not write.
+
+    Args:
+        path: Where it is.
+        allowed: The folders in which that is allowed (see `file_allowed`).
+        write: Whether it is to be written.
 
     Raises:
         FileNotAllowed: The allow-list does not cover where it really lies.
     """
     if not file_allowed(path, allowed):
+        verb, flag, folder = (
+            ("save in", "--allow-save", path) if write else ("read", "--allow-read", path.parent)
+        )
         msg = (
-            f"{path} is not below a folder that sessions may read "
+            f"{path} is not below a folder that sessions may {verb} "
             f"({', '.join(allowed) or 'there is none'}); start disco-worker with "
-            f"--allow-read {path.parent}"
+            f"{flag} {folder}"
         )
         raise FileNotAllowed(msg)
+
+
+def absolute_path(path: str) -> Path:
+    """Reads the path of a file or folder as clients send it.
+
+    Raises:
+        FileError: It is relative, or none.
+    """
+    problem = "expected an absolute path: workers have folders of their own"
+    try:
+        where = Path(path).expanduser()
+    except RuntimeError as error:
+        raise FileError(path, str(error)) from None
+    if "\0" in path or not where.is_absolute():
+        raise FileError(path, problem)
+    return where
 
 
 class DataFile:
@@ -58,7 +82,7 @@ class DataFile:
         except FileNotFoundError:
             raise FileError(path, "there is no such file here") from None
         except (OSError, ValueError) as error:
-            raise FileError(path, f"cannot be opened: {_reason(error)}") from None
+            raise FileError(path, f"cannot be opened: {reason(error)}") from None
         status = os.fstat(self._fd)
         self.size = status.st_size
         if not stat.S_ISREG(status.st_mode):
@@ -87,7 +111,7 @@ class DataFile:
             try:
                 came = os.preadv(self._fd, [out[at : at + _MOST_AT_ONCE]], offset + at)
             except OSError as error:
-                raise FileError(self.path, f"cannot be read: {_reason(error)}") from None
+                raise FileError(self.path, f"cannot be read: {reason(error)}") from None
             if not came:
                 expected = f"expected {len(out)} bytes from offset {offset}"
                 raise FileError(self.path, f"{expected}, the file ends after {at} of them")
@@ -101,5 +125,6 @@ class DataFile:
         return bytes(out)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What the system says went wrong, for a message."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from disco_client.wire.layout import Bounds
 from disco_client.wire.splits import Intervals
 from disco_server.modules.weights.files import DataFile
 
-__all__ = ["Strips", "plan_part", "read_strips"]
+__all__ = ["Strips", "plan_box", "plan_part", "read_strips"]
 
 _GAP = 8 * 1024
 """Bytes between two pieces that are read along rather than paid for with a call."""
@@ -74,6 +76,37 @@ def plan_part(shape: Sequence[int], itemsize: int, axis: int, pieces: Intervals)
     if segments == ((0, stride),):
         return Strips(1, count * stride, ((0, count * stride),))
     return Strips(count, stride, segments)
+
+
+def plan_box(shape: Sequence[int], itemsize: int, bounds: Bounds) -> Iterator[tuple[int, Strips]]:
+    """Finds the bytes of a part that may be cut along any axes.
+
+    Args:
+        shape: Of the whole tensor, in C order.
+        itemsize: The bytes of an element.
+        bounds: Of the part.
+
+    Yields:
+        Pieces of it in C order, each with its offset: a single one, where only one
+        axis is cut, or two of which the first has no other axes before it.
+    """
+    cuts = [axis for axis, extent in enumerate(shape) if bounds[axis] != (0, extent)]
+    if any(start == stop for start, stop in bounds):
+        return
+    if len(cuts) <= 1:
+        axis = cuts[0] if cuts else 0
+        # Of a tensor without axes the one element.
+        yield 0, plan_part((*shape, 1), itemsize, axis, ((*bounds, (0, 1))[axis],))
+        return
+    above, last = cuts[-2:]
+    start, stop = bounds[above]
+    # From one index along the axis above to the next, the pattern goes on.
+    rows = (stop - start, *shape[above + 1 :])
+    strips = plan_part(rows, itemsize, last - above, (bounds[last],))
+    strides = [math.prod(shape[axis + 1 :]) * itemsize for axis in range(above + 1)]
+    for index in itertools.product(*(range(*each) for each in bounds[:above])):
+        offset = sum(at * stride for at, stride in zip((*index, start), strides, strict=True))
+        yield offset, strips
 
 
 def read_strips(file: DataFile, offset: int, strips: Strips, out: np.ndarray[Any, Any]) -> None:

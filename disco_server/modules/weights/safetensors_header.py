@@ -7,6 +7,7 @@ behind the header; the bytes, without holes.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any, cast
 
@@ -20,17 +21,17 @@ from disco_server.modules.weights.records import (
     read_shape,
 )
 
-__all__ = ["read_header"]
+__all__ = ["DTYPES", "METADATA", "PREFIX", "header_digest", "read_header"]
 
 _MAX_HEADER = 100_000_000
 """The same limit as that of the format's own library."""
 
-_PREFIX = 8
+PREFIX = 8
 """The bytes before the header."""
 
-_METADATA = "__metadata__"
+METADATA = "__metadata__"
 
-_DTYPES: dict[str, tuple[str, int]] = {
+DTYPES: dict[str, tuple[str, int]] = {
     "BOOL": ("bool", 8),
     "U8": ("uint8", 8),
     "I8": ("int8", 8),
@@ -68,15 +69,10 @@ def read_header(file: DataFile) -> list[Record]:
         FileError: The file is no safetensors file, or was cut off.
     """
     path = file.path
-    if file.size < _PREFIX:
-        raise FileError(path, f"expected a safetensors file, this one has {file.size} bytes")
-    length = int.from_bytes(file.read(_PREFIX), "little")
-    if length > min(_MAX_HEADER, file.size - _PREFIX):
-        problem = f"expected a header within its {file.size} bytes, it says {length}"
-        raise FileError(path, problem)
-    header = parse_json(path, file.read(length, _PREFIX))
-    header.pop(_METADATA, None)
-    base = _PREFIX + length
+    length = _header_length(file)
+    header = parse_json(path, file.read(length, PREFIX))
+    header.pop(METADATA, None)
+    base = PREFIX + length
     records = [_read_record(file, name, entry, base) for name, entry in header.items()]
     check_layout(path, records, base, file.size)
     used = sum(record.nbytes for record in records)
@@ -84,6 +80,25 @@ def read_header(file: DataFile) -> list[Record]:
         problem = f"its tensors have {used} bytes, the file has {file.size - base} for them"
         raise FileError(path, problem)
     return sorted(records, key=lambda record: (record.offset, record.nbytes))
+
+
+def header_digest(file: DataFile) -> str:
+    """The SHA-256 of what precedes the tensors' bytes, in hexadecimal.
+
+    Raises:
+        FileError: The file is no safetensors file.
+    """
+    return hashlib.sha256(file.read(PREFIX + _header_length(file))).hexdigest()
+
+
+def _header_length(file: DataFile) -> int:
+    if file.size < PREFIX:
+        raise FileError(file.path, f"expected a safetensors file, this one has {file.size} bytes")
+    length = int.from_bytes(file.read(PREFIX), "little")
+    if length > min(_MAX_HEADER, file.size - PREFIX):
+        problem = f"expected a header within its {file.size} bytes, it says {length}"
+        raise FileError(file.path, problem)
+    return length
 
 
 def _read_record(file: DataFile, name: str, entry: Any, base: int) -> Record:
@@ -95,14 +110,14 @@ def _read_record(file: DataFile, name: str, entry: Any, base: int) -> Record:
     fields = cast("dict[str, Any]", entry)
     word, offsets = fields.get("dtype"), fields.get("data_offsets")
     shape = read_shape(fields.get("shape"))
-    if not isinstance(word, str) or word not in _DTYPES:
+    if not isinstance(word, str) or word not in DTYPES:
         raise refuse(f"expected a dtype such as 'F32', got {word!r:.80}")
     if shape is None:
         raise refuse(f"expected a shape such as [2, 3], got {fields.get('shape')!r:.80}")
     begin, end = _read_offsets(offsets)
     if begin is None or end is None or begin > end:
         raise refuse(f"expected data_offsets [begin, end], got {offsets!r:.80}")
-    dtype, bits = _DTYPES[word]
+    dtype, bits = DTYPES[word]
     if math.prod(shape) * bits != (end - begin) * 8:
         raise refuse(f"{word}{list(shape)} does not fit its {end - begin} bytes")
     return Record(name, shape, dtype, dtype or word, file.path, base + begin, end - begin)

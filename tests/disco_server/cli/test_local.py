@@ -208,6 +208,29 @@ def test_files_are_loaded_where_anything_may_be(local, tmp_path, options, verdic
     assert (code, out) == (0, f"{verdict}\n"), err
 
 
+@pytest.mark.parametrize(
+    ("options", "verdict"),
+    [
+        ((), "saved"),
+        (("--allow-save", "{folder}"), "saved"),
+        (("--allow-save", "/nowhere"), "refused"),
+        (("--listen", "127.0.0.1:0"), "refused"),
+    ],
+)
+def test_checkpoints_are_saved_where_that_is_allowed(local, tmp_path, options, verdict):
+    """Anywhere, unless a folder is named or others could come in."""
+    program = (
+        "import disco_client\n"
+        "with disco_client.connect(num_workers=1, logs=False) as s:\n"
+        f"    try:\n        s.save({str(tmp_path / 'c')!r}, {{'x': s.distribute([1.0])}})\n"
+        "        print('saved')\n"
+        "    except disco_client.errors.NotAllowed as error:\n        print('refused')\n"
+    )
+    given = [option.format(folder=tmp_path) for option in options]
+    code, out, err = local(*given, "--slots", "1", "--", sys.executable, "-c", program).finish()
+    assert (code, out) == (0, f"{verdict}\n"), err
+
+
 def test_the_socket_is_its_user_s_alone(cluster):
     """Nobody else can enter the folder of the socket through which code can be run."""
     folder = os.path.dirname(cluster.address.removeprefix("unix:"))  # noqa: PTH120

@@ -128,6 +128,7 @@ def test_an_array_address_in_use_is_refused(controller, daemons):
         (["--name", "two words"], "--name"),
         (["--controller", "10.0.0.1"], "--controller"),
         (["--allow-module", "os; import sys"], "--allow-module"),
+        (["--allow-save", ""], "--allow-save"),
         (["--allow-load", ""], "--allow-load"),
         (["--module-cache-mib", "0"], "--module-cache-mib"),
     ],
