@@ -6,6 +6,7 @@ from disco_client.distributed.dtensor import DTensor
 from disco_client.distributed.files import FileTensor, from_npy, from_safetensors
 from disco_client.distributed.mesh import DeviceMesh, device_mesh
 from disco_client.distributed.pattern import LOCAL_AXIS, Pattern
+from disco_client.distributed.pictures.show import ShardingPicture, visualize_sharding
 from disco_client.distributed.placement import Placement, PlacementSpec
 from disco_client.distributed.plan import Plan
 from disco_client.distributed.rules import Local, register_rule
@@ -23,9 +24,11 @@ __all__ = [
     "Placement",
     "PlacementSpec",
     "Plan",
+    "ShardingPicture",
     "TensorStructInfo",
     "device_mesh",
     "from_npy",
     "from_safetensors",
     "register_rule",
+    "visualize_sharding",
 ]

@@ -281,6 +281,11 @@ class DTensor(Distributed):
             raise TypeError(msg)
         return self.shape[0]
 
+    def _repr_html_(self) -> str:
+        from disco_client.distributed.pictures.reprs import tensor_html
+
+        return tensor_html(self.info)
+
     def __repr__(self) -> str:
         parts = [shape_within(self.info.bounds(place)) for place in range(self.mesh.size)]
         each = sorted(set(parts), reverse=True)
