@@ -12,14 +12,23 @@ from disco_client.distributed.pictures.fit import Line, Names, key_of, left_out,
 from disco_client.distributed.pictures.model import INK, TINTS, Picture, span, tint_of
 from disco_client.wire.layout import WHOLE
 
-__all__ = ["LETTER", "Drawing", "document", "draw_svg", "figure", "lines_of_text"]
+__all__ = [
+    "LETTER",
+    "Drawing",
+    "below",
+    "beside",
+    "document",
+    "draw_svg",
+    "figure",
+    "lines_of_text",
+]
 
 # In pixels.
 LETTER = 7
 """How wide a letter is, about."""
 
 _LEADING = 18
-_WIDEST, _NARROWEST, _HIGHEST, _LOWEST, _ROW = 420, 150, 170, 34, 24
+_NARROWEST, _HIGHEST, _LOWEST, _ROW = 150, 170, 34, 24
 _ROOM, _MOST_HEIGHT = 640, 620
 _SHORT = 5 * LETTER + 6
 
@@ -47,15 +56,16 @@ class _Grid(NamedTuple):
     headed: bool
 
 
-def draw_svg(picture: Picture) -> Drawing:
+def draw_svg(picture: Picture, widest: int = 420) -> Drawing:
     """The grids of a picture, one below the other; what is around them has the current colour.
 
     Args:
         picture: What to draw.
+        widest: How wide cells are together, in pixels, where their labels need no more.
     """
     if not picture.panels:
         return Drawing((), 0, 0, picture.notes)
-    grid, names = _layout(picture)
+    grid, names = _layout(picture, widest)
     elements: list[str] = []
     y = 0
     for number, panel in enumerate(picture.panels):
@@ -124,6 +134,27 @@ def figure(picture: Picture, *, title: bool) -> str:
     )
 
 
+def beside(*drawings: Drawing, gap: int = 24) -> Drawing:
+    """Drawings side by side, their middles on one line."""
+    high = max(drawing.height for drawing in drawings)
+    elements: list[str] = []
+    x = 0
+    for drawing in drawings:
+        elements += _at(x, (high - drawing.height) // 2, drawing)
+        x += drawing.width + gap
+    return Drawing(tuple(elements), x - gap, high)
+
+
+def below(*drawings: Drawing, gap: int = 10) -> Drawing:
+    """Drawings below each other."""
+    elements: list[str] = []
+    y = 0
+    for drawing in drawings:
+        elements += _at(0, y, drawing)
+        y += drawing.height + gap
+    return Drawing(tuple(elements), max(drawing.width for drawing in drawings), y - gap)
+
+
 def lines_of_text(texts: Iterable[str], width: int, *, strong: bool = False) -> Drawing:
     """Sentences below each other, wrapped to a width."""
     lines = [line for text in texts for line in textwrap.wrap(text, width * 10 // 74)]
@@ -134,7 +165,7 @@ def lines_of_text(texts: Iterable[str], width: int, *, strong: bool = False) -> 
     return Drawing(tuple(elements), width, _LEADING * len(lines))
 
 
-def _layout(picture: Picture) -> tuple[_Grid, Names]:
+def _layout(picture: Picture, widest: int) -> tuple[_Grid, Names]:
     labels = [label for panel in picture.panels for row in panel.labels for label in row]
     down, across = ([stop - start for start, stop in c] for c in (picture.rows, picture.columns))
     gutter = 0
@@ -148,9 +179,9 @@ def _layout(picture: Picture) -> tuple[_Grid, Names]:
     keyed = not fits and longest > _SHORT and len(across) * (longest + 1) >= room
     if not fits:
         least = len(key_of(len(labels))) * LETTER + 6 if keyed else longest
-    total, high = (_WIDEST if spans else least), _LOWEST
+    total, high = (widest if spans else least), _LOWEST
     if picture.row_axis != WHOLE:
-        total = min(max(_HIGHEST * sum(across) // sum(down), _NARROWEST), _WIDEST)
+        total = min(max(_HIGHEST * sum(across) // sum(down), _NARROWEST), widest)
         high = min(max(total * sum(down) // sum(across), _LOWEST), _HIGHEST)
     rows = line_up(down, high, min(_ROW, _LOWEST), _MOST_HEIGHT)
     columns = line_up(across, total, least, room)

@@ -78,6 +78,8 @@ def _grid(picture: Picture, width: int) -> _Grid:
     gutter = 0
     if picture.row_axis != WHOLE:
         gutter = max(len(span(cut)) for cut in picture.rows) + 1
+    if gutter > width // 4:
+        gutter = 0
     spans = [span(cut) for cut in picture.columns] if picture.column_axis != WHOLE else []
     longest = max(map(len, labels))
     least = max(longest, *map(len, spans), 0) + 2
@@ -85,7 +87,9 @@ def _grid(picture: Picture, width: int) -> _Grid:
     headed = bool(spans) and len(across) * (least + 1) < room
     keyed = not headed and longest > _SHORT and len(across) * (longest + 1) >= room
     if not headed:
-        least = len(key_of(len(labels))) if keyed else longest + 2 * (not spans)
+        least = len(key_of(len(labels))) if keyed else longest
+        if not spans:
+            least = min(least + 2, room - 2)
     total, high = (_WIDEST if spans else least), 1
     if picture.row_axis != WHOLE:
         # A character is about twice as high as it is wide.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_client.distributed import DeviceMesh, DTensorStructInfo, TensorStructInfo
@@ -91,6 +91,14 @@ def test_many_parts_are_left_out_in_the_middle():
     assert "⋮" in drawn
 
 
+def test_a_narrow_terminal_has_no_room_for_a_margin():
+    """Then where rows begin and end is not said."""
+    drawn = text((106, 3), DeviceMesh((16, 16), range(256)), "S[0], S[1]", 20)
+    assert "0:7" not in drawn
+    assert "│  16 │  17 │  18 │" in drawn
+
+
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 300), max_size=4),
     st.sampled_from([(3,), (40,), (2, 3), (16, 16), (2, 2, 2)]),
