@@ -98,6 +98,10 @@ protos: $(PROTOS_VENV)/.stamp ## regenerate disco_client/pb from protos/
 		python -m grpc_tools.protoc -I. --grpc_python_out="$$out" --mypy_grpc_out="$$out" \
 			$$(grep -l '^service ' disco_client/pb/*.proto)
 
+.PHONY: pictures
+pictures: $(VENV)/.stamp ## draw the pictures of docs/ again
+	$(BIN)/python docs/pictures/make.py
+
 .PHONY: bench
 bench: $(VENV)/.stamp-bench ## measure side by side with the yardsticks
 	$(BIN)/python benchmarks/run.py $(ARGS)

@@ -309,11 +309,11 @@ class Session(Collectives, Capturing, Distribution, Modules, WeightLoading):
     def _get(self, ref: DRef, worker: int) -> Any:
         return self._get_all(ref, (self._check_worker(worker),))[0]
 
-    def _get_all(self, ref: DRef, workers: Sequence[int]) -> list[Any]:
-        """Fetches what several workers hold; all are asked before one is waited for."""
+    def _get_all(self, ref: DRef, workers: Sequence[int], *, own: bool = False) -> list[Any]:
+        """Fetches from several workers; ``own``: also between threads, arrays are copies."""
         here, action = self._here(), Action.DEBUG_GET_FROM_REMOTE
         asked = [(here._question(action, ref, worker), worker) for worker in workers]
-        return [here._answered(seq, worker) for seq, worker in asked]
+        return [here._answered(seq, worker, own=own) for seq, worker in asked]
 
     def _fill(self, ref: DRef, worker: int, array: Array) -> None:
         """Copies into the array of one worker's register; errors come later."""
@@ -329,11 +329,13 @@ class Session(Collectives, Capturing, Distribution, Modules, WeightLoading):
         reg = self._check_ref(ref)
         return self._log.issue(action, fill, reg=reg, worker=worker, answers=1)[0]
 
-    def _answered(self, seq: int, worker: int, into: Array | None = None) -> Any:
+    def _answered(
+        self, seq: int, worker: int, into: Array | None = None, *, own: bool = False
+    ) -> Any:
         answer = self._inbox.wait(seq, self._transport.check_alive)
         got: EncodedValue | Live = answer.values[worker]
         if isinstance(got, Live):
-            value = got.value
+            value = got.value.copy() if own else got.value
         else:
             # Decoded in any case: an array that is offered must be fetched.
             value = decode_value(got, Downloads(self._transport, worker, into))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from disco_client.distributed.dtensor import DTensor
 from disco_client.distributed.files import FileTensor, from_npy, from_safetensors
 from disco_client.distributed.mesh import DeviceMesh, device_mesh
@@ -10,6 +12,9 @@ from disco_client.distributed.placement import Placement, PlacementSpec
 from disco_client.distributed.plan import Plan
 from disco_client.distributed.rules import Local, register_rule
 from disco_client.distributed.struct_info import DTensorStructInfo, DTensorType, TensorStructInfo
+
+if TYPE_CHECKING:
+    from disco_client.distributed.pictures.show import ShardingPicture, visualize_sharding
 
 __all__ = [
     "LOCAL_AXIS",
@@ -23,9 +28,23 @@ __all__ = [
     "Placement",
     "PlacementSpec",
     "Plan",
+    "ShardingPicture",
     "TensorStructInfo",
     "device_mesh",
     "from_npy",
     "from_safetensors",
     "register_rule",
+    "visualize_sharding",
 ]
+
+_PICTURES = ("ShardingPicture", "visualize_sharding")
+
+
+def __getattr__(name: str) -> Any:
+    # Every session loads this package; what draws is loaded by those who look.
+    if name in _PICTURES:
+        from disco_client.distributed.pictures import show
+
+        return getattr(show, name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from disco_client.distributed.dtensor import DTensor
+from disco_client.distributed.dtensor import DTensor, Origin
 from disco_client.distributed.layout import all_bounds, first_places, per_worker
 from disco_client.distributed.loading import Choice, Stored
 from disco_client.distributed.moving import Caller
@@ -247,6 +247,6 @@ def _read(
             read = call("runtime.disco._load_read", opened, wanted)
             for place, number in enumerate(some):
                 item = call("runtime.disco._weights_item", read, place)
-                loaded[names[number]] = DTensor(engine, infos[number], item, ("load", ()))
+                loaded[names[number]] = DTensor(engine, infos[number], item, Origin("load"))
             ahead.add(sum(sizes[number] for number in some))
     return {name: loaded[name].redistribute(info.placement) for name, info in targets.items()}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from disco_client.distributed.array_like import ArrayLike
 from disco_client.distributed.plan import Plan, make_plan
 from disco_client.errors import ConfigError
 from disco_client.handles import Distributed, DRef
@@ -19,7 +20,33 @@ if TYPE_CHECKING:
     from disco_client.distributed.struct_info import DTensorStructInfo
     from disco_client.wire.values import Shape
 
-__all__ = ["DTensor"]
+__all__ = ["DTensor", "Origin", "several"]
+
+
+class Origin(NamedTuple):
+    """What a tensor came of, for :meth:`DTensor.explain`.
+
+    Attributes:
+        name: The function that made it.
+        moves: What was brought where for it: which operand, and how.
+    """
+
+    name: str
+    moves: tuple[tuple[str, Plan], ...] = ()
+
+    def with_others(self, brought: Mapping[str, Origin]) -> Origin:
+        """The same where some operands were host arrays, which came in in another way.
+
+        Args:
+            brought: What was moved for each of them.
+        """
+        moves: list[tuple[str, Plan]] = []
+        for which, plan in self.moves:
+            if which in brought:
+                moves += ((f"{which}, {name}", other) for name, other in brought[which].moves)
+            else:
+                moves.append((which, plan))
+        return Origin(self.name, tuple(moves))
 
 
 def _forward(name: str) -> Callable[..., Any]:
@@ -46,7 +73,10 @@ def _unary(name: str) -> Callable[..., Any]:
     return operator
 
 
-class DTensor(Distributed):
+_FROM_HOST = Origin("distribute")
+
+
+class DTensor(Distributed, ArrayLike):
     """A distributed tensor; made by ``session.distribute`` and by computing with others.
 
     Operators, numpy's functions and those of :mod:`disco_client.distributed` work on
@@ -55,9 +85,10 @@ class DTensor(Distributed):
     Attributes:
         info: Its shape, dtype, mesh and placement.
         ref: The reference of the parts.
+        origin: What made it, and what was moved for that.
     """
 
-    __slots__ = ("_engine", "_origin", "info", "ref")
+    __slots__ = ("_engine", "info", "origin", "ref")
 
     # Before numpy's own arrays: `array + dtensor` comes here.
     __array_priority__ = 1000.0
@@ -67,7 +98,7 @@ class DTensor(Distributed):
         engine: Engine,
         info: DTensorStructInfo,
         ref: DRef,
-        origin: tuple[str, tuple[Plan, ...]] = ("distribute", ()),
+        origin: Origin = _FROM_HOST,
     ) -> None:
         """Made by an engine, never by a program.
 
@@ -75,11 +106,10 @@ class DTensor(Distributed):
             engine: Computes with it.
             info: What it is, and where it lies.
             ref: Its parts.
-            origin: The function that made it, and what its operands had to be
-                brought by.
+            origin: The function that made it, and what had to be moved for it.
         """
         self._engine = engine
-        self._origin = origin
+        self.origin = origin
         self.info = info
         self.ref = ref
 
@@ -92,19 +122,6 @@ class DTensor(Distributed):
     def dtype(self) -> np.dtype[Any]:
         """The dtype."""
         return self.info.tensor_sinfo.dtype
-
-    @property
-    def ndim(self) -> int:
-        """How many axes it has."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """How many elements the whole has."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -138,14 +155,29 @@ class DTensor(Distributed):
 
         Returns:
             A line for each move, the bytes being those that reach the worker that
-            gets the most.
+            gets the most. Host arrays that travel with the commands are not counted.
         """
-        name, plans = self._origin
-        cost = sum(plan.cost for plan in plans)
+        name, moves = self.origin
+        cost = sum(plan.cost for _, plan in moves)
         lines = [f"{name} -> {self.placement}: {cost:,} bytes to a worker"]
-        for number, plan in enumerate(plans):
-            lines += [f"  operand {number}: {step}" for step in plan.steps]
+        for which, plan in moves:
+            lines += [f"  {which}: {step}" for step in plan.steps]
         return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing moved"])
+
+    def explained_as(self, name: str, *made: DTensor) -> DTensor:
+        """The same tensor as the result of a function that took several; for `explain`.
+
+        Args:
+            name: The function.
+            *made: What it made on the way, each by a function.
+        """
+        moves = [
+            (f"{tensor.origin.name}, {which}", plan)
+            for tensor in (*made, self)
+            for which, plan in tensor.origin.moves
+            if plan.steps
+        ]
+        return DTensor(self._engine, self.info, self.ref, Origin(name, tuple(moves)))
 
     def redistribute(self, placement: Placement | str) -> DTensor:
         """Returns the same tensor, lying otherwise on the same mesh; at once.
@@ -169,7 +201,7 @@ class DTensor(Distributed):
         """
         if worker not in self.mesh.device_ids:
             raise ConfigError(f"worker {worker} is none of {self.mesh!r}")
-        return self.ref.numpy(worker)
+        return self._engine.part(self, worker)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Fetches the whole; waits for it.
@@ -188,13 +220,12 @@ class DTensor(Distributed):
 
     def reshape(self, *shape: Any) -> DTensor:
         """The elements in the same order, with other extents; one may be -1."""
-        dims = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return self._engine.call("reshape", self, shape=tuple(dims))
+        return self._engine.call("reshape", self, shape=_in_one(shape))
 
     def transpose(self, *axes: Any) -> DTensor:
         """The axes in another order; by default the opposite one."""
-        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-        return self._engine.call("transpose", self, axes=tuple(order) if order else None)
+        order = None if axes in ((), (None,)) else _in_one(axes)
+        return self._engine.call("transpose", self, axes=order)
 
     def sum(self, axis: Any = None, *, keepdims: bool = False) -> DTensor:
         """Adds up along an axis, several, or all."""
@@ -216,9 +247,13 @@ class DTensor(Distributed):
         """Multiplies along an axis, several, or all."""
         return self._engine.call("prod", self, axis=axis, keepdims=keepdims)
 
-    def argmax(self, axis: int) -> DTensor:
-        """Where along an axis the largest is; the first of equals."""
-        return self._engine.call("argmax", self, axis=axis)
+    def argmax(self, axis: int | None = None) -> DTensor:
+        """Where along an axis, or in all elements in a row, the largest is; the first of equals."""
+        return self._engine.call_function(np.argmax, (self, axis), {})
+
+    def argmin(self, axis: int | None = None) -> DTensor:
+        """Where the smallest is, likewise."""
+        return self._engine.call_function(np.argmin, (self, axis), {})
 
     def __getitem__(self, items: Any) -> DTensor:
         """Parts by numbers, slices, ``...`` and ``None``; steps are those of numpy."""
@@ -226,7 +261,7 @@ class DTensor(Distributed):
 
     def held_by(self, ref: DRef) -> DTensor:
         """A tensor like this one in another register."""
-        return DTensor(self._engine, self.info, ref, ("program", ()))
+        return DTensor(self._engine, self.info, ref, Origin("program"))
 
     def refuse_unlike(self, value: object, name: str) -> None:
         """Makes sure that something is a tensor of this shape, dtype, mesh and placement.
@@ -256,6 +291,8 @@ class DTensor(Distributed):
     __and__, __rand__ = _forward("bitwise_and"), _reflected("bitwise_and")
     __or__, __ror__ = _forward("bitwise_or"), _reflected("bitwise_or")
     __xor__, __rxor__ = _forward("bitwise_xor"), _reflected("bitwise_xor")
+    __lshift__, __rlshift__ = _forward("left_shift"), _reflected("left_shift")
+    __rshift__, __rrshift__ = _forward("right_shift"), _reflected("right_shift")
     __matmul__, __rmatmul__ = _forward("matmul"), _reflected("matmul")
     __lt__, __le__ = _forward("less"), _forward("less_equal")
     __gt__, __ge__ = _forward("greater"), _forward("greater_equal")
@@ -281,6 +318,11 @@ class DTensor(Distributed):
             raise TypeError(msg)
         return self.shape[0]
 
+    def _repr_html_(self) -> str:
+        from disco_client.distributed.pictures.reprs import tensor_html
+
+        return tensor_html(self.info)
+
     def __repr__(self) -> str:
         parts = [shape_within(self.info.bounds(place)) for place in range(self.mesh.size)]
         each = sorted(set(parts), reverse=True)
@@ -288,3 +330,13 @@ class DTensor(Distributed):
             f"DTensor({tuple(self.shape)}, {self.dtype.name}, {str(self.placement)!r} on"
             f" {self.mesh!r}, parts of {' or '.join(map(str, each[:2]))})"
         )
+
+
+def several(value: Any) -> tuple[Any, ...]:
+    """One extent or axis, or several, as a tuple."""
+    return tuple(cast("Iterable[Any]", value)) if isinstance(value, Iterable) else (value,)
+
+
+def _in_one(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Extents or axes that were given one by one, or as one sequence."""
+    return several(given[0]) if len(given) == 1 else given

@@ -11,15 +11,15 @@ import numpy as np
 
 from disco_client.distributed import rules_elementwise, rules_linear, rules_reduce, rules_shape
 from disco_client.distributed.checkpoints import CheckpointSession
-from disco_client.distributed.composites import COMPOSITES, FUNCTIONS
-from disco_client.distributed.dtensor import DTensor
+from disco_client.distributed.composites import COMPOSITES, FUNCTIONS, unsaid
+from disco_client.distributed.dtensor import DTensor, Origin
 from disco_client.distributed.files import FileTensor, distribute_file
 from disco_client.distributed.layout import all_bounds, first_places, local_shapes
 from disco_client.distributed.moving import Move, Mover
-from disco_client.distributed.pattern import choose
+from disco_client.distributed.pattern import choose, exact
 from disco_client.distributed.placement import Placement, PlacementSpec
-from disco_client.distributed.plan import Plan, make_plan
-from disco_client.distributed.rules import Rule, rule_for
+from disco_client.distributed.plan import Plan, make_plan, spread_plan
+from disco_client.distributed.rules import Rule, fitting, rule_for
 from disco_client.distributed.struct_info import DTensorStructInfo, TensorStructInfo
 from disco_client.errors import ConfigError
 from disco_client.wire.elementwise import ELEMENTWISE
@@ -44,19 +44,28 @@ class _Number(NamedTuple):
     value: Any
 
 
+class _Host(NamedTuple):
+    """A host array among operands; any placement is as cheap for it as a copy for each."""
+
+    array: np.ndarray[Any, Any]
+    info: DTensorStructInfo
+
+
 class _Call(NamedTuple):
     """What a call of a function comes to, for all operands that lie like the first ones.
 
     Attributes:
         func: What the workers call on their parts.
-        moves: What brings each tensor among the operands to where it must lie.
-        origin: The function's name and the plans, for ``DTensor.explain``.
+        plans: How each array among the operands comes to where it must lie.
+        moves: The same on the workers.
+        origin: What :meth:`DTensor.explain` says, where all of them are distributed.
         result: What comes out.
     """
 
     func: DRef
+    plans: tuple[Plan, ...]
     moves: tuple[tuple[Move, ...], ...]
-    origin: tuple[str, tuple[Plan, ...]]
+    origin: Origin
     result: DTensorStructInfo
 
 
@@ -78,6 +87,7 @@ class Engine:
         self.mover = Mover(session)
         self._found = functools.lru_cache(maxsize=_KEPT)(self._find)
         self._ways = functools.lru_cache(maxsize=_KEPT)(self._find_way)
+        self._spreads = functools.lru_cache(maxsize=_KEPT)(self._find_spread)
         self._takers = functools.lru_cache(maxsize=_KEPT)(self._make_taker)
 
     # In and out -----------------------------------------------------------------------
@@ -91,23 +101,30 @@ class Engine:
         tensor = TensorStructInfo(host.shape, host.dtype)
         info = DTensorStructInfo(tensor, mesh, placement)
         check_mesh(mesh, self._session.num_workers)
+        return self._place(host, info)
+
+    def _place(self, host: np.ndarray[Any, Any], info: DTensorStructInfo) -> DTensor:
+        """Brings a host array to where it is to lie, on a mesh that the session has."""
+        mesh = info.device_mesh
         if any(spec.is_partial for spec in info.placement.dim_specs):
-            whole = info.placement.combined()
-            return self.distribute(host, mesh, whole).redistribute(info.placement)
+            parts = DTensorStructInfo(info.tensor_sinfo, mesh, info.placement.combined())
+            whole = self._place(host, parts)
+            return whole.redistribute(info.placement).explained_as("distribute", whole)
         if host.nbytes <= INLINE_ARRAY_BYTES:
             # It travels within the command, and each worker takes its part.
             return DTensor(self, info, self._session.call_packed(self._takers(info), host))
         ref = self._session.call_packed(self._takers(info))
-        copies = [axis for axis, spec in enumerate(info.placement.dim_specs) if spec.is_replica]
         for place in first_places(info):
             part = tuple(slice(*bounds) for bounds in info.bounds(place))
             held = np.ascontiguousarray(host[part])
             self._session._fill(ref, mesh.device_ids[place], held)  # noqa: SLF001
-        for axis in copies:
-            if mesh.shape[axis] > 1:
-                team = self.mover.team(mesh, axis)
-                ref = self._session.call_packed(self.mover.bind("broadcast", team), ref)
-        return DTensor(self, info, ref)
+        plan, moves = self._spreads(info)
+        ref = self.mover.run(moves, ref)
+        return DTensor(self, info, ref, Origin("distribute", (("host array", plan),)))
+
+    def _find_spread(self, info: DTensorStructInfo) -> tuple[Plan, tuple[Move, ...]]:
+        plan = spread_plan(info)
+        return plan, self.mover.prepare(plan)
 
     def _make_taker(self, info: DTensorStructInfo) -> DRef:
         """What makes parts of a host array: of one that travels along, or room for them."""
@@ -123,7 +140,7 @@ class Engine:
         info, mesh = tensor.info, tensor.mesh
         places = first_places(info)
         parts = self._session._get_all(  # noqa: SLF001
-            tensor.ref, [mesh.device_ids[place] for place in places]
+            tensor.ref, [mesh.device_ids[place] for place in places], own=True
         )
         if len(places) == 1:
             return np.asarray(parts[0]).reshape(tensor.shape)
@@ -133,13 +150,17 @@ class Engine:
             out[tuple(slice(*each) for each in bounds)] = part
         return out
 
+    def part(self, tensor: DTensor, worker: int) -> np.ndarray[Any, Any]:
+        """Returns one worker's part as a host array; see ``DTensor.shard``."""
+        return np.asarray(self._session._get_all(tensor.ref, (worker,), own=True)[0])  # noqa: SLF001
+
     def redistribute(self, tensor: DTensor, placement: Placement | str) -> DTensor:
         """Brings a tensor to another placement; see ``DTensor.redistribute``."""
         if not isinstance(placement, (str, Placement)):
             make_plan(tensor.info, placement)  # says what was expected
         plan, moves = self._ways(tensor.info, placement)
         ref = self.mover.run(moves, tensor.ref)
-        return DTensor(self, plan.after, ref, ("redistribute", (plan,)))
+        return DTensor(self, plan.after, ref, Origin("redistribute", (("moved", plan),)))
 
     def _find_way(
         self, info: DTensorStructInfo, placement: Placement | str
@@ -151,14 +172,14 @@ class Engine:
 
     def takes(self, operand: object) -> bool:
         """Whether something can be computed with."""
-        return isinstance(operand, (DTensor, np.ndarray, np.generic, *_NUMBERS))
+        return isinstance(operand, (DTensor, np.ndarray, np.generic, complex, *_NUMBERS))
 
     def call(self, name: str, *operands: Any, **options: Any) -> DTensor:
         """Computes a function of distributed tensors, arrays and numbers; returns at once.
 
         Args:
             name: The function's.
-            *operands: Host arrays are brought to every worker of the mesh first.
+            *operands: Of host arrays each worker of the mesh gets what it needs.
             **options: The function's.
 
         Raises:
@@ -166,18 +187,31 @@ class Engine:
         """
         composite = COMPOSITES.get(name)
         if composite is not None:
-            return composite(self, *operands, **options)
+            return fitting(name, composite, self, *operands, **options)
         mesh = next((each.mesh for each in operands if isinstance(each, DTensor)), None)
-        ready = [self._ready(operand, mesh) for operand in operands]
+        ready = [self._ready(operand, operands, mesh) for operand in operands]
         seen = tuple(
-            each.info if isinstance(each, DTensor) else _Number(type(each), each) for each in ready
+            _Number(type(each), each) if isinstance(each, _NUMBERS) else each.info for each in ready
         )
         known = tuple((key, frozen(value)) for key, value in options.items())
         found = self._look_up(name, rule_for(name), seen, known)
-        moves, run = iter(found.moves), self.mover.run
-        refs = [run(next(moves), each.ref) if isinstance(each, DTensor) else each for each in ready]
+        refs: list[Any] = []
+        brought: dict[str, Origin] = {}
+        at = 0  # among those that are no numbers
+        for number, each in enumerate(ready):
+            if isinstance(each, DTensor):
+                refs.append(self.mover.run(found.moves[at], each.ref))
+            elif isinstance(each, _Host):
+                placed = self._place(each.array, found.plans[at].after)
+                refs.append(placed.ref)
+                brought[f"operand {number}"] = placed.origin
+            else:
+                refs.append(each)
+                continue
+            at += 1
         ref = self._session.call_packed(found.func, *refs)
-        return DTensor(self, found.result, ref, found.origin)
+        origin = found.origin.with_others(brought) if brought else found.origin
+        return DTensor(self, found.result, ref, origin)
 
     def _look_up(self, *call: Any) -> _Call:
         try:
@@ -197,8 +231,8 @@ class Engine:
         infos = tuple(each for each in seen if isinstance(each, DTensorStructInfo))
         mesh = _one_mesh(name, infos)
         operands = [each.value if isinstance(each, _Number) else each.tensor_sinfo for each in seen]
-        local = rule(*operands, **dict(options))
-        choice = choose(local.pattern, infos)
+        local = fitting(name, rule, *operands, **dict(options))
+        choice = choose(exact(local.pattern, infos, local.result.dtype), infos)
         result = DTensorStructInfo(local.result, mesh, choice.output)
         tables: Mapping[str, Sequence[Any]] = {}
         if local.tables is not None:
@@ -208,14 +242,26 @@ class Engine:
             "runtime.disco._dt_bind", local.name, dict(local.options), by_worker
         )
         moves = tuple(self.mover.prepare(plan) for plan in choice.plans)
-        return _Call(func, moves, (local.name, choice.plans), result)
+        places = [at for at, each in enumerate(seen) if isinstance(each, DTensorStructInfo)]
+        which = (f"operand {at}" for at in places)
+        origin = Origin(local.name, tuple(zip(which, choice.plans, strict=True)))
+        return _Call(func, choice.plans, moves, origin, result)
 
-    def _ready(self, operand: Any, mesh: DeviceMesh | None) -> Any:
-        if isinstance(operand, (DTensor, *_NUMBERS)) and not isinstance(operand, np.generic):
+    def _ready(self, operand: Any, operands: Sequence[Any], mesh: DeviceMesh | None) -> Any:
+        """An operand as a tensor, a number, or an array that has to be brought."""
+        if isinstance(operand, DTensor):
             return operand
+        if isinstance(operand, _NUMBERS) and not isinstance(operand, np.generic):
+            return operand
+        if isinstance(operand, complex) and not isinstance(operand, np.generic):
+            # It cannot travel as a number; its precision is that of the others, as in numpy.
+            kinds = [each.dtype for each in operands if hasattr(each, "dtype")]
+            operand = np.asarray(operand, np.result_type(*kinds, operand))
         if isinstance(operand, (np.ndarray, np.generic, list, tuple)) and mesh is not None:
+            host = np.asarray(cast("Any", operand))
             whole = Placement([PlacementSpec.replica()] * mesh.ndim)
-            return self.distribute(cast("Any", operand), mesh, whole)
+            tensor = TensorStructInfo(host.shape, host.dtype)
+            return _Host(host, DTensorStructInfo(tensor, mesh, whole))
         msg = f"expected a distributed tensor, an array or a number, got {operand!r}"
         raise TypeError(msg)
 
@@ -235,8 +281,8 @@ class Engine:
             what = f"numpy.{name}.{method}" if method != "__call__" else f"numpy.{name}"
             more = f" with {', '.join(options)}" if options else ""
             raise ConfigError(
-                f"{what}{more} has no rule for distributed tensors; redistribute('R') or"
-                " .numpy() gives what numpy can compute with"
+                f"{what}{more} has no rule for distributed tensors; of .numpy() numpy can"
+                " compute it, and apply() does by a rule of your own"
             )
         if name not in ELEMENTWISE and name != "matmul":
             rule_for(f"numpy.{name}")
@@ -246,11 +292,12 @@ class Engine:
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Computes another of numpy's functions."""
+        name = f"{func.__module__}.{func.__name__}"
         adapter = FUNCTIONS.get(func)
         if adapter is None:
-            rule_for(f"{func.__module__}.{func.__name__}")
-        first = next(_tensors(args))
-        return adapter(first._engine, *args, **kwargs)  # type: ignore[misc]  # noqa: SLF001
+            rule_for(name)
+        given = {key: v for key, v in kwargs.items() if not unsaid(key, v)}
+        return fitting(name, cast("Any", adapter), self, *args, **given)
 
 
 def check_mesh(mesh: DeviceMesh, num_workers: int) -> DeviceMesh:
@@ -295,15 +342,9 @@ _REDUCES = {
 }
 
 
-def _tensors(values: Any) -> Any:
-    for value in values:
-        if isinstance(value, DTensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-
-
 class Session(CheckpointSession, Protocol):
     """What of a session is needed here."""
 
     def _fill(self, ref: DRef, worker: int, array: np.ndarray[Any, Any]) -> None: ...
+
+    def _get_all(self, ref: DRef, workers: Sequence[int], *, own: bool = False) -> list[Any]: ...

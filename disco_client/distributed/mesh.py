@@ -129,6 +129,11 @@ class DeviceMesh:
     def __hash__(self) -> int:
         return hash(self._key)
 
+    def _repr_html_(self) -> str:
+        from disco_client.distributed.pictures.reprs import mesh_html
+
+        return mesh_html(self)
+
     def __repr__(self) -> str:
         if self.device_range is not None and self.device_range.step == 1:
             ids = f"range({self.device_range.start}, {self.device_range.stop})"
@@ -161,10 +166,12 @@ def _checked_ids(device_ids: object) -> list[int]:
         msg = f"expected the workers of a mesh as a list, tuple or range, got {device_ids!r}"
         raise TypeError(msg)
     found = [_integer("a worker", worker) for worker in cast("Sequence[object]", device_ids)]
+    known: set[int] = set()
     for worker in found:
-        if worker < 0 or found.count(worker) > 1:
+        if worker < 0 or worker in known:
             why = "is negative" if worker < 0 else "is there more than once"
             raise ConfigError(f"worker {worker} {why} in the mesh {found}")
+        known.add(worker)
     return found
 
 

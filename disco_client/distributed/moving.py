@@ -149,11 +149,16 @@ def _all_to_all(mover: Mover, step: Step) -> DRef:
     return mover.bind("all_to_all", team, source.axis, target.axis, have, want)
 
 
+def _broadcast(mover: Mover, step: Step) -> DRef:
+    return mover.bind("broadcast", _team(mover, step))
+
+
 def _team(mover: Mover, step: Step) -> DRef:
     return mover.team(step.before.device_mesh, step.mesh_axis)
 
 
 _BINDERS: dict[str, Callable[[Mover, Step], DRef]] = {
+    "broadcast": _broadcast,
     "slice": _slice,
     "keep": _keep,
     "allgather": _allgather,

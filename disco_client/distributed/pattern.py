@@ -17,15 +17,18 @@ Among all combinations the one is taken for which the fewest bytes must move fir
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from disco_client.distributed.placement import Placement, PlacementSpec
 from disco_client.distributed.plan import Plan, make_plan
 from disco_client.distributed.struct_info import DTensorStructInfo
 
-__all__ = ["LOCAL_AXIS", "Choice", "Pattern", "choose"]
+__all__ = ["LOCAL_AXIS", "Choice", "Pattern", "choose", "exact"]
 
 LOCAL_AXIS = ""
 """The letter of an axis that must be whole wherever the function is computed."""
@@ -56,6 +59,7 @@ class _Option(NamedTuple):
 
     inputs: tuple[PlacementSpec, ...]
     output: PlacementSpec
+    letter: str = LOCAL_AXIS
 
 
 class Choice(NamedTuple):
@@ -75,16 +79,13 @@ class Choice(NamedTuple):
         return sum(plan.cost for plan in self.plans)
 
 
-def _options(pattern: Pattern, mesh_size: int) -> Iterator[_Option]:
-    uneven = {letter for letter, extent in pattern.even if extent % mesh_size}
+def _options(pattern: Pattern) -> Iterator[_Option]:
     whole = PlacementSpec.replica()
     yield _Option(tuple(whole for _ in pattern.inputs), whole)
     combines = dict(pattern.combines)
     letters = dict.fromkeys(letter for letters in pattern.inputs for letter in letters)
     for letter in letters:
-        if letter in uneven or letter == LOCAL_AXIS:
-            continue
-        if any(axes.count(letter) > 1 for axes in pattern.inputs):
+        if letter == LOCAL_AXIS or any(axes.count(letter) > 1 for axes in pattern.inputs):
             continue
         if letter in pattern.output:
             result = PlacementSpec.sharding(pattern.output.index(letter))
@@ -96,7 +97,7 @@ def _options(pattern: Pattern, mesh_size: int) -> Iterator[_Option]:
             PlacementSpec.sharding(axes.index(letter)) if letter in axes else whole
             for axes in pattern.inputs
         )
-        yield _Option(split, result)
+        yield _Option(split, result, letter)
     partial = PlacementSpec.partial("sum")
     for together in pattern.linear:
         parts = tuple(
@@ -116,8 +117,46 @@ def choose(pattern: Pattern, operands: tuple[DTensorStructInfo, ...]) -> Choice:
         operands: As they lie.
     """
     mesh = operands[0].device_mesh
-    ways = itertools.product(tuple(_options(pattern, mesh.size)), repeat=mesh.ndim)
-    return min((_choice(operands, options) for options in ways), key=_rank)
+    ways = itertools.product(tuple(_options(pattern)), repeat=mesh.ndim)
+    even = (options for options in ways if _is_even(pattern, mesh.shape, options))
+    return min((_choice(operands, options) for options in even), key=_rank)
+
+
+def exact(
+    pattern: Pattern, operands: Sequence[DTensorStructInfo], result: np.dtype[Any]
+) -> Pattern:
+    """A pattern less what holds for numbers, but not for those of these dtypes.
+
+    Partial integers may go round at the ends of their dtype, and partial truth values
+    are true on several workers: in another dtype their sum would be another one. So
+    only floating-point numbers may change their dtype before they are combined, and
+    must stay such.
+
+    Args:
+        pattern: Of a function.
+        operands: Its operands.
+        result: The dtype of what comes out.
+    """
+
+    def holds(number: int) -> bool:
+        dtype = operands[number].tensor_sinfo.dtype
+        return dtype == result or not (_is_exact(dtype) or _is_exact(result))
+
+    linear = tuple(together for together in pattern.linear if all(map(holds, together)))
+    return pattern if linear == pattern.linear else replace(pattern, linear=linear)
+
+
+def _is_exact(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biu"
+
+
+def _is_even(pattern: Pattern, mesh: Sequence[int], options: Sequence[_Option]) -> bool:
+    """Whether the axes that must be split evenly are."""
+    for letter, extent in pattern.even:
+        split = (n for n, option in zip(mesh, options, strict=True) if option.letter == letter)
+        if extent % math.prod(split):
+            return False
+    return True
 
 
 def _choice(operands: Sequence[DTensorStructInfo], options: Sequence[_Option]) -> Choice:

@@ -28,7 +28,7 @@ from disco_client.distributed.struct_info import DTensorStructInfo
 from disco_client.errors import ConfigError
 from disco_client.wire.layout import Bounds, coordinate_of, cut, shape_within
 
-__all__ = ["Plan", "Step", "make_plan"]
+__all__ = ["Plan", "Step", "make_plan", "spread_plan"]
 
 _State = tuple[PlacementSpec, ...]
 
@@ -39,7 +39,7 @@ class Step:
 
     Attributes:
         move: Its name: "slice", "allgather", "all-to-all", "allreduce",
-            "reduce-scatter" or "keep".
+            "reduce-scatter" or "keep"; "broadcast" only where a host array comes in.
         mesh_axis: Along which axis of the mesh.
         before: The tensor before it.
         after: The tensor after it.
@@ -60,7 +60,9 @@ class Step:
     def __str__(self) -> str:
         mesh = self.before.device_mesh
         name = f" ({mesh.names[self.mesh_axis]})" if mesh.names else ""
-        source = self.before.placement.dim_specs[self.mesh_axis]
+        source = str(self.before.placement.dim_specs[self.mesh_axis])
+        if self.move == "broadcast":
+            source = "first"
         target = self.after.placement.dim_specs[self.mesh_axis]
         return (
             f"{self.move} along mesh axis {self.mesh_axis}{name}: {source} -> {target},"
@@ -143,6 +145,26 @@ def _cheapest(info: DTensorStructInfo, target: DTensorStructInfo) -> Plan:
         found.append(came[at])
         at = came[at].before.placement.dim_specs
     return Plan(info, target, tuple(reversed(found)))
+
+
+def spread_plan(info: DTensorStructInfo) -> Plan:
+    """What copies the parts of a host array from where they came in: broadcasts.
+
+    Args:
+        info: The tensor that it becomes; without partial values.
+    """
+    mesh, itemsize = info.device_mesh, info.tensor_sinfo.dtype.itemsize
+    steps: list[Step] = []
+    for axis, spec in enumerate(info.placement.dim_specs):
+        if spec.is_replica and mesh.shape[axis] > 1:
+            nbytes = tuple(
+                _count(info.bounds(place)) * itemsize
+                if coordinate_of(mesh.shape, place)[axis]
+                else 0
+                for place in range(mesh.size)
+            )
+            steps.append(Step("broadcast", axis, info, info, nbytes))
+    return Plan(info, info, tuple(steps))
 
 
 def _between(first: _State, last: _State, ndim: int) -> set[PlacementSpec]:

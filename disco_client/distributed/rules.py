@@ -6,15 +6,18 @@ function, how the axes go together (`Pattern`), and what the whole result is.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from disco_client.distributed.pattern import Pattern
 from disco_client.distributed.struct_info import DTensorStructInfo, TensorStructInfo
 from disco_client.errors import ConfigError
 
-__all__ = ["Local", "Rule", "Tables", "register_rule", "rule_for"]
+__all__ = ["Local", "Rule", "Tables", "fitting", "only_tensors", "register_rule", "rule_for"]
+
+_Result = TypeVar("_Result")
 
 Tables = Callable[[Sequence[DTensorStructInfo], DTensorStructInfo], Mapping[str, Sequence[Any]]]
 """Makes, of the operands as they lie then and the result, what differs by worker."""
@@ -76,7 +79,41 @@ def rule_for(name: str) -> Rule:
     if rule is None:
         raise ConfigError(
             f"there is no rule by which {name} computes on distributed tensors: bring the"
-            " operands to every worker with redistribute('R'), fetch them with .numpy(), or"
-            " register a rule with disco_client.distributed.register_rule"
+            " operands to every worker with redistribute('R') and call a function of the workers"
+            " on their .ref, fetch them with .numpy(), or register a rule with"
+            " disco_client.distributed.register_rule"
         )
     return rule
+
+
+def fitting(name: str, function: Callable[..., _Result], /, *args: Any, **options: Any) -> _Result:
+    """Calls a rule or the like; arguments that it does not have are an error of ours.
+
+    Args:
+        name: What it is called by.
+        function: The rule.
+        *args: Its operands.
+        **options: Its options.
+
+    Raises:
+        ConfigError: They do not fit.
+    """
+    try:
+        return function(*args, **options)
+    except TypeError:
+        try:
+            inspect.signature(function).bind(*args, **options)
+        except TypeError as error:
+            raise ConfigError(f"{name} on distributed tensors: {error}") from None
+        raise
+
+
+def only_tensors(name: str, *operands: object) -> None:
+    """Refuses numbers where tensors must be.
+
+    Raises:
+        ConfigError: An operand is a number.
+    """
+    for operand in operands:
+        if not isinstance(operand, TensorStructInfo):
+            raise ConfigError(f"{name} needs tensors with axes, got the number {operand!r}")

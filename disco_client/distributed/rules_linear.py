@@ -8,7 +8,7 @@ from typing import NoReturn
 import numpy as np
 
 from disco_client.distributed.pattern import LOCAL_AXIS, Pattern
-from disco_client.distributed.rules import Local, register_rule
+from disco_client.distributed.rules import Local, only_tensors, register_rule
 from disco_client.distributed.struct_info import TensorStructInfo
 from disco_client.errors import ConfigError
 
@@ -19,6 +19,7 @@ _SUBSCRIPTS = re.compile(r"[a-zA-Z]*(,[a-zA-Z]*)*(->[a-zA-Z]*)?")
 
 @register_rule("matmul")
 def _matmul(x: TensorStructInfo, y: TensorStructInfo) -> Local:
+    only_tensors("matmul", x, y)
     one, other = tuple(x.shape), tuple(y.shape)
     if not one or not other:
         raise ConfigError("matmul needs tensors with at least one axis")
@@ -56,6 +57,7 @@ def _batch(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[str, ...]:
 
 @register_rule("einsum")
 def _einsum(*operands: TensorStructInfo, subscripts: str) -> Local:
+    only_tensors("einsum", *operands)
     text = subscripts.replace(" ", "")
     if not _SUBSCRIPTS.fullmatch(text):
         _refuse(subscripts, "expected letters, commas and ->; '...' has no rule")
@@ -66,7 +68,8 @@ def _einsum(*operands: TensorStructInfo, subscripts: str) -> Local:
     extents: dict[str, int] = {}
     for letters, operand in zip(inputs, operands, strict=True):
         if len(letters) != operand.ndim:
-            _refuse(subscripts, f"{letters!r} does not fit a tensor of shape {operand.shape}")
+            shape = tuple(operand.shape)
+            _refuse(subscripts, f"{letters!r} does not fit a tensor of shape {shape}")
         for letter, extent in zip(letters, operand.shape, strict=True):
             if extents.setdefault(letter, extent) != extent:
                 _refuse(subscripts, f"{letter!r} is {extents[letter]} and {extent}")
@@ -81,9 +84,9 @@ def _einsum(*operands: TensorStructInfo, subscripts: str) -> Local:
         tuple((number,) for number in range(len(operands))),
     )
     dtype = np.result_type(*(operand.dtype for operand in operands))
-    shape = [extents[letter] for letter in right]
+    whole = [extents[letter] for letter in right]
     full = f"{left}->{right}"
-    return Local("einsum", pattern, TensorStructInfo(shape, dtype), {"subscripts": full})
+    return Local("einsum", pattern, TensorStructInfo(whole, dtype), {"subscripts": full})
 
 
 def _refuse(subscripts: str, why: str) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from disco_client.distributed.pattern import LOCAL_AXIS, Pattern
-from disco_client.distributed.rules import Local, register_rule
+from disco_client.distributed.rules import Local, only_tensors, register_rule
 from disco_client.distributed.struct_info import TensorStructInfo
 from disco_client.errors import ConfigError
 from disco_client.wire.values import Shape, dtype_from_name, dtype_name
@@ -25,6 +25,8 @@ def normal_axis(axis: SupportsIndex, ndim: int) -> int:
     Raises:
         ConfigError: There is no such axis.
     """
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        raise ConfigError(f"expected an axis by its number, got {axis!r}")
     number = axis.__index__()
     if not -ndim <= number < ndim:
         raise ConfigError(f"a tensor of {ndim} axes has no axis {number}")
@@ -53,6 +55,8 @@ def _letters(ndim: int) -> tuple[str, ...]:
 def _reduce(
     x: TensorStructInfo, *, name: str, axis: Any = None, keepdims: bool = False, dtype: Any = None
 ) -> Local:
+    if dtype is not None and name not in ("sum", "prod"):
+        raise ConfigError(f"{name} has no dtype of its own; .astype() converts what comes out")
     axes = normal_axes(axis, x.ndim)
     for each in axes:
         if name in ("max", "min") and not x.shape[each]:
@@ -70,7 +74,9 @@ def _reduce(
     ]
     found = _dtype_of(name, x.dtype, dtype)
     linear = ((0,),) if name == "sum" else ()
-    combines = tuple((letters[each], _COMBINES[name]) for each in axes)
+    # Complex numbers have an order for numpy, but not for what combines them.
+    alone = x.dtype.kind == "c" and name in ("max", "min")
+    combines = () if alone else tuple((letters[each], _COMBINES[name]) for each in axes)
     options = {"axis": Shape(axes), "keepdims": bool(keepdims), "dtype": dtype_name(found)}
     pattern = Pattern((letters,), output, combines, linear)
     return Local(name, pattern, TensorStructInfo(shape, found), options)
@@ -90,6 +96,8 @@ for _name in _COMBINES:
 
 def _arg(x: TensorStructInfo, *, name: str, axis: SupportsIndex) -> Local:
     place = normal_axis(axis, x.ndim)
+    if not x.shape[place]:
+        raise ConfigError(f"{name} along axis {place} of {tuple(x.shape)} has no elements")
     letters = list(_letters(x.ndim))
     letters[place] = LOCAL_AXIS
     output = (*letters[:place], *letters[place + 1 :])
@@ -109,6 +117,7 @@ def _along(
     if not np.issubdtype(x.dtype, np.floating) and x.dtype.name != "bfloat16":
         raise ConfigError(f"{name} needs real floating-point numbers, got {x.dtype}")
     place = normal_axis(axis, x.ndim)
+    only_tensors(name, *more)
     for vector in more:
         if tuple(vector.shape) != (x.shape[place],):
             raise ConfigError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from disco_client.distributed.layout import local_shapes
 from disco_client.distributed.pattern import LOCAL_AXIS, Pattern
-from disco_client.distributed.rules import Local, register_rule
+from disco_client.distributed.rules import Local, only_tensors, register_rule
 from disco_client.distributed.rules_reduce import normal_axes, normal_axis
 from disco_client.distributed.struct_info import DTensorStructInfo, TensorStructInfo
 from disco_client.errors import ConfigError
@@ -109,6 +109,7 @@ def _slice(x: TensorStructInfo, *, items: Sequence[Sequence[int | None]]) -> Loc
 
 @register_rule("concatenate")
 def _concatenate(*operands: TensorStructInfo, axis: SupportsIndex = 0) -> Local:
+    only_tensors("concatenate", *operands)
     if not operands:
         raise ConfigError("concatenate needs at least one tensor")
     first = operands[0]
@@ -132,6 +133,7 @@ def _concatenate(*operands: TensorStructInfo, axis: SupportsIndex = 0) -> Local:
 
 @register_rule("take")
 def _take(x: TensorStructInfo, ids: TensorStructInfo, *, axis: SupportsIndex = 0) -> Local:
+    only_tensors("take", x, ids)
     if ids.dtype.kind not in "iu":
         raise ConfigError(f"take needs positions of an integer dtype, got {ids.dtype}")
     place = normal_axis(axis, x.ndim)

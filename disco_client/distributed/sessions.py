@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,7 @@ class Distribution(ABC):
     def _await(self, mark: int) -> None: ...
 
     @abstractmethod
-    def _get_all(self, ref: DRef, workers: Sequence[int]) -> list[Any]: ...
+    def _get_all(self, ref: DRef, workers: Sequence[int], *, own: bool = False) -> list[Any]: ...
 
     @property
     def _engine(self) -> Engine:
@@ -67,11 +68,14 @@ class Distribution(ABC):
                     self._engine_made = Engine(self)
         return self._engine_made
 
-    def mesh(self, shape: Sequence[int] | None = None, names: Sequence[str] = ()) -> DeviceMesh:
+    def mesh(
+        self, shape: Sequence[int] | int | None = None, names: Sequence[str] = ()
+    ) -> DeviceMesh:
         """Makes a mesh of this session's first workers.
 
         Args:
-            shape: How many workers along each axis; None for all in one row.
+            shape: How many workers along each axis; a number for so many in one row,
+                None for all.
             names: A name for each axis, such as ``("dp", "tp")``.
 
         Raises:
@@ -80,10 +84,10 @@ class Distribution(ABC):
         from disco_client.distributed.engine import check_mesh
         from disco_client.distributed.mesh import DeviceMesh
 
+        if isinstance(shape, int):
+            shape = (shape,)
         extents = (self.num_workers,) if shape is None else tuple(shape)
-        size = 1
-        for extent in extents:
-            size *= extent
+        size = math.prod(extents)
         return check_mesh(DeviceMesh(extents, range(size), names), self.num_workers)
 
     def distribute(

@@ -61,7 +61,8 @@ class DTensorStructInfo:
     Raises:
         TypeError: An argument is of another type.
         ConfigError: The placement has not one spec for each axis of the mesh, or an
-            axis that the tensor has not.
+            axis that the tensor has not, or partial values of a kind that its
+            dtype does not have.
     """
 
     tensor_sinfo: TensorStructInfo
@@ -132,6 +133,9 @@ def _resolved(tensor: TensorStructInfo, mesh: DeviceMesh, placement: Placement) 
             f"expected a spec for each of the {mesh.ndim} axes of the mesh, got {len(placement)}:"
             f" {str(placement)!r}"
         )
+    ops = dict.fromkeys(spec.op for spec in placement.dim_specs if spec.is_partial)
+    if tensor.dtype.kind == "c" and not ops.keys().isdisjoint(("min", "max")):
+        raise ConfigError(f"{tensor.dtype.name} has no order, so no {' and '.join(ops)}")
     specs: list[PlacementSpec] = []
     for spec in placement.dim_specs:
         if spec.kind is not Kind.SHARDING:

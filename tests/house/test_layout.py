@@ -22,15 +22,6 @@ UNMIRRORED = {
     "disco_client/starting.py": "met by the tests of every session",
     **dict.fromkeys(
         (
-            "disco_client/distributed/composites.py",
-            "disco_client/distributed/engine.py",
-            "disco_client/distributed/layout.py",
-            "disco_client/distributed/moving.py",
-            "disco_client/distributed/rules_elementwise.py",
-            "disco_client/distributed/rules_linear.py",
-            "disco_client/distributed/rules_reduce.py",
-            "disco_client/distributed/rules_shape.py",
-            "disco_client/distributed/sessions.py",
             "disco_server/runtime/dtensor_moves.py",
             "disco_server/runtime/dtensor_ops.py",
         ),

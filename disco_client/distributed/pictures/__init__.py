@@ -1,0 +1,1 @@
+"""Pictures of how tensors lie on their workers."""

@@ -1,0 +1,172 @@
+"""Distributed tensors on every kind of session, GPUs of a stand-in among them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import disco_client as di
+from disco_client.distributed import DeviceMesh
+
+pytestmark = pytest.mark.layouts((4, 1))
+
+GRID = DeviceMesh((2, 2), [2, 0, 3, 1], ("dp", "tp"))
+LINE = DeviceMesh((3,), [1, 3, 0])
+
+
+def numbers(shape, dtype="float32", seed=0):
+    """Small whole numbers, of which sums are exact."""
+    return np.random.default_rng(seed).integers(-3, 4, shape).astype(dtype)
+
+
+MOVES = {
+    "slice": ("R, R", "S[0], S[1]"),
+    "allgather": ("S[0], S[1]", "R, R"),
+    "all-to-all": ("S[0], R", "S[1], R"),
+    "allreduce": ("P, R", "R, R"),
+    "allreduce-max": ("P[max], R", "R, R"),
+    "reduce-scatter": ("S[0], P", "S[0], S[1]"),
+    "keep": ("R, S[1]", "P, S[1]"),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_every_move(session, name):
+    """Each with uneven and empty parts, and back again; every part where it belongs."""
+    for shape in ((5, 7), (1, 3), (0, 2)):
+        check_move(session, name, numbers(shape))
+
+
+def check_move(session, name, array):
+    before, after = MOVES[name]
+    x = session.distribute(array, GRID, before)
+    assert name.partition("-max")[0] in {step.move for step in x.plan(after).steps}
+    moved = x.redistribute(after)
+    np.testing.assert_array_equal(moved.numpy(), array)
+    np.testing.assert_array_equal(moved.redistribute(before).numpy(), array)
+    if "P" not in after:
+        for place, worker in enumerate(GRID.device_ids):
+            part = tuple(slice(*bounds) for bounds in moved.info.bounds(place))
+            np.testing.assert_array_equal(moved.shard(worker), array[part])
+
+
+def test_dtypes(session):
+    """Those that numpy and cupy share."""
+    for dtype in ("float64", "float16", "int32", "int8", "bool", "complex64"):
+        array = numbers((4, 6)) > 0 if dtype == "bool" else numbers((4, 6), dtype)
+        x = session.distribute(array, GRID, "S[0], P")
+        for placement in ("R, S[1]", "S[1], S[0]"):
+            got = x.redistribute(placement).numpy()
+            np.testing.assert_array_equal(got, array)
+            assert got.dtype == array.dtype
+
+
+def test_a_large_array_comes_and_goes(session):
+    """By the door of arrays, with copies made among the workers."""
+    array = numbers((300, 128))
+    for placement in ("R, R", "S[0], R", "S[1], S[0]", "P, R"):
+        np.testing.assert_array_equal(session.distribute(array, GRID, placement).numpy(), array)
+    y = session.distribute(array, GRID, "S[0], R") * array
+    np.testing.assert_array_equal(y.numpy(), array * array)
+
+
+FUNCTIONS = {
+    "arithmetic": lambda x, y, m: (x + y) * 2 - x / 4,
+    "power": lambda x, y, m: x**2,
+    "comparison": lambda x, y, m: x > y,
+    "ufuncs": lambda x, y, m: m.exp(x) + m.maximum(x, y),
+    "broadcast": lambda x, y, m: x + y[0],
+    "where": lambda x, y, m: m.where(x > y, x, 0.5),
+    "clip": lambda x, y, m: m.clip(x, -1, 1),
+    "sum": lambda x, y, m: x.sum(axis=0, keepdims=True),
+    "all": lambda x, y, m: (x * y).sum(),
+    "mean": lambda x, y, m: m.mean(x, axis=-1),
+    "max": lambda x, y, m: x.max(axis=1),
+    "prod": lambda x, y, m: m.prod(x, axis=0),
+    "any": lambda x, y, m: m.any(x > 2, axis=1),
+    "argmax": lambda x, y, m: m.argmax(x, axis=1),
+    "matmul": lambda x, y, m: x @ y.T,
+    "einsum": lambda x, y, m: m.einsum("ij,kj->ik", x, y),
+    "transpose": lambda x, y, m: x.T,
+    "reshape": lambda x, y, m: x.reshape(4, 3, 2),
+    "slices": lambda x, y, m: x[1:, ::2],
+    "one row": lambda x, y, m: x[-1],
+    "concatenate": lambda x, y, m: m.concatenate([x, y], axis=1),
+    "stack": lambda x, y, m: m.stack([x, y]),
+    "take": lambda x, y, m: m.take(x, np.array([[3, 0], [-1, 2]]), axis=0),
+    "cast": lambda x, y, m: x.astype("int32"),
+    "round": lambda x, y, m: m.round(x / 3, 1),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(session, name):
+    """As numpy computes them, wherever the operands lie; one of them is a host array, too."""
+    one, other = numbers((4, 6)), numbers((4, 6), seed=1)
+    expected = FUNCTIONS[name](one, other, np)
+    for placement in ("S[0], R", "S[1], S[0]", "P, S[0]"):
+        x = session.distribute(one, GRID, placement)
+        for y in (session.distribute(other, GRID, "S[0], S[1]"), other):
+            got = FUNCTIONS[name](x, y, np)
+            assert got.dtype == expected.dtype
+            np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_functions_that_numpy_lacks(session):
+    """Normalisations and activations, against what they are defined by."""
+    array = numbers((6, 5))
+    x = session.distribute(array, LINE, "S[0]")
+    shifted = np.exp(array - array.max(axis=-1, keepdims=True))
+    expected = {
+        "softmax": shifted / shifted.sum(axis=-1, keepdims=True),
+        "relu": np.maximum(array, 0),
+        "sigmoid": 1 / (1 + np.exp(-array)),
+        "silu": array / (1 + np.exp(-array)),
+        "rms_norm": array / np.sqrt((array * array).mean(axis=-1, keepdims=True) + 1e-6),
+        "layer_norm": (array - array.mean(axis=-1, keepdims=True))
+        / np.sqrt(array.var(axis=-1, keepdims=True) + 1e-5),
+        "gelu": 0.5 * array * (1 + np.tanh(np.sqrt(2 / np.pi) * (array + 0.044715 * array**3))),
+    }
+    for name, want in expected.items():
+        got = session.apply(name, x).numpy()
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=name)
+    weighted = session.apply("layer_norm", x, numbers(5), numbers(5, seed=2))
+    want = expected["layer_norm"] * numbers(5) + numbers(5, seed=2)
+    np.testing.assert_allclose(weighted.numpy(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_of_a_split_table(session):
+    """Its worker gives it, and the others zeros."""
+    table = numbers((7, 3))
+    x = session.distribute(table, LINE, "S[0]")
+    rows = np.take(x, np.array([6, 0, -7, 3]), axis=0)
+    assert str(rows.placement) == "P[sum]"
+    np.testing.assert_array_equal(rows.numpy(), table[[6, 0, -7, 3]])
+
+
+def test_what_is_fetched_is_the_programs_own(session):
+    """Changing it changes nothing on the workers, also where they share its memory."""
+    for placement in ("R, R", "S[0], R"):
+        x = session.distribute(np.arange(8.0), GRID, placement)
+        x.numpy()[:] = -1
+        x.shard(GRID.device_ids[0])[:] = -1
+        np.testing.assert_array_equal(x.numpy(), np.arange(8.0))
+
+
+def test_what_is_distributed_may_be_changed_afterwards(session):
+    """The workers have their own, whatever its size."""
+    for size in (8, 100_000):
+        array = np.ones(size)
+        x = session.distribute(array, GRID, "S[0], R")
+        y = x + array
+        array[:] = 7
+        np.testing.assert_array_equal(y.numpy(), np.full(size, 2.0))
+        np.testing.assert_array_equal(x.numpy(), np.ones(size))
+
+
+def test_a_failure_names_the_function(session):
+    """And the session computes on."""
+    x = session.distribute(np.arange(4.0), GRID, "R, R")
+    with pytest.raises(di.RemoteError):
+        np.take(x, np.array([9]), axis=0).numpy()
+    np.testing.assert_array_equal((x + 1).numpy(), np.arange(4.0) + 1)

@@ -1,0 +1,139 @@
+"""numpy's functions on distributed tensors, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from disco_client import ConfigError
+
+ARRAY = np.random.default_rng(0).integers(-9, 9, (4, 6)).astype("float32")
+
+
+@pytest.fixture
+def x(workers):
+    """A tensor split along both axes."""
+    return workers.distribute(ARRAY, workers.mesh((2, 2)), "S[0], S[1]")
+
+
+CALLS = {
+    "all positional": lambda m, x: m.sum(x, 0, "float64", None, True),
+    "all by name": lambda m, x: m.sum(a=x, axis=(0, -1), dtype=None, out=None, keepdims=False),
+    "prod": lambda m, x: m.prod(x, 1, keepdims=True),
+    "max": lambda m, x: m.max(x, 1, None, True),
+    "mean": lambda m, x: m.mean(x, axis=-1, keepdims=True),
+    "any": lambda m, x: m.any(x, 1),
+    "argmax of all": lambda m, x: m.argmax(x),
+    "argmin": lambda m, x: m.argmin(x, axis=1),
+    "clip by the old names": lambda m, x: m.clip(x, a_min=-2, a_max=None),
+    "clip by limits": lambda m, x: m.clip(x, ARRAY[0] - 1, ARRAY[0] + 1),
+    "dot": lambda m, x: m.dot(x, ARRAY.T),
+    "dot of a vector": lambda m, x: m.dot(x, ARRAY[0]),
+    "dot of many axes and two": lambda m, x: m.dot(m.stack([x, x]), ARRAY.T),
+    "dot of a number": lambda m, x: m.dot(x, 3),
+    "reshape to one number": lambda m, x: m.reshape(x, -1),
+    "ravel": lambda m, x: m.ravel(x),
+    "squeeze": lambda m, x: m.squeeze(x[None, :, :1]),
+    "squeeze one": lambda m, x: m.squeeze(x[None, :, :1], axis=0),
+    "expand_dims": lambda m, x: m.expand_dims(x, (0, -1)),
+    "expand_dims by one": lambda m, x: m.expand_dims(x, -2),
+    "swapaxes": lambda m, x: m.swapaxes(x, -1, 0),
+    "stack": lambda m, x: m.stack([x, ARRAY, x], axis=-1),
+    "concatenate all": lambda m, x: m.concatenate([x, ARRAY], axis=None),
+    "concatenate": lambda m, x: m.concatenate((x, ARRAY[:, :1]), -1),
+    "take": lambda m, x: m.take(x, 3, axis=1),
+    "take from all": lambda m, x: m.take(x, [[0, 23], [-1, 5]]),
+    "take nothing": lambda m, x: m.take(x, [], axis=0),
+    "transpose": lambda m, x: m.transpose(x, (-1, 0)),
+    "where": lambda m, x: m.where(x > 0, x, 0),
+    "round": lambda m, x: m.around(x / 7, decimals=1),
+    "einsum": lambda m, x: m.einsum("ij, ij -> i", x, x, optimize=True),
+    "einsum of a number of letters": lambda m, x: m.einsum("ij->", x),
+    "a ufunc's reduce": lambda m, x: m.add.reduce(x),
+    "reduce of all": lambda m, x: m.maximum.reduce(x, axis=None, keepdims=True),
+    "reduce to another dtype": lambda m, x: m.multiply.reduce(x, 1, dtype="float64"),
+    "logical reduce": lambda m, x: m.logical_and.reduce(x, axis=1),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_are_those_of_numpy(x, name):
+    """Whatever way arguments are given."""
+    got, want = CALLS[name](np, x), np.asarray(CALLS[name](np, ARRAY))
+    assert (tuple(got.shape), got.dtype) == (want.shape, want.dtype)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
+
+
+REFUSED = {
+    r"numpy\.linalg\.norm .*redistribute.*\.numpy\(\).*register_rule": np.linalg.norm,
+    r"numpy\.var ": np.var,
+    r"numpy\.fft\.fft ": np.fft.fft,
+    r"numpy\.divmod ": lambda x: np.divmod(x, 2),
+    r"numpy\.add\.outer has no rule": lambda x: np.add.outer(x, x),
+    r"numpy\.add with where has no rule": lambda x: np.add(x, x, where=True and ARRAY > 0),
+    r"numpy\.exp with out has no rule": lambda x: np.exp(x, out=ARRAY.copy()),
+    r"sum on distributed tensors: got an unexpected keyword argument 'where'": lambda x: np.sum(
+        x, where=ARRAY > 0
+    ),
+    r"max on distributed tensors: got an unexpected keyword argument 'initial'": lambda x: np.max(
+        x, initial=3
+    ),
+    r"sum on distributed tensors: .*'out'": lambda x: np.sum(x, out=np.zeros(())),
+    r"mean on distributed tensors: .*'dtype'": lambda x: np.mean(x, dtype="int8"),
+    r"max has no dtype of its own": lambda x: np.maximum.reduce(x, dtype="float64"),
+    r"argmax on distributed tensors: .*'keepdims'": lambda x: np.argmax(x, 0, keepdims=True),
+    r"numpy\.argmax cannot write": lambda x: np.argmax(x, 0, out=np.zeros(6, int)),
+    r"numpy\.stack on .*'dtype'": lambda x: np.stack([x, x], dtype="int8"),
+    r"numpy\.concatenate cannot write .* into out": lambda x: np.concatenate([x], out=ARRAY),
+    r"no axis 3": lambda x: np.stack([x, x], axis=3),
+    r"a tensor of 2 axes has no axis 2": lambda x: np.swapaxes(x, 0, 2),
+    r"of 3 axes has no axis 7": lambda x: np.expand_dims(x, 7),
+    r"axis 1 of \(4, 6\) is not of extent 1": lambda x: np.squeeze(x, axis=1),
+    r"pairs all of their leading axes": lambda x: np.dot(x, np.ones((2, 6, 3))),
+    r"keeps the order of C": lambda x: np.reshape(x, 24, order="F"),
+    r"no mode 'clip'": lambda x: np.take(x, [9], axis=0, mode="clip"),
+    r"subscripts as text": lambda x: np.einsum(x, [0, 1]),
+    r"where on distributed tensors: missing a required": lambda x: np.where(x > 0),
+    r"gathers by positions": lambda x: x[[0, 1]],
+    r"chooses by a condition": lambda x: x[x > 0],
+    r"got array\(\[0, 1\]\)": lambda x: x[np.array([0, 1])],
+    r"got True": lambda x: x[True],
+    r"got np.False_": lambda x: x[np.False_],
+    r"of 2 axes cannot be indexed by \(0, 0, 0\)": lambda x: x[0, 0, 0],
+    r"cannot be indexed by \(Ellipsis, Ellipsis\)": lambda x: x[..., ...],
+    r"clip: shapes|maximum: shapes": lambda x: x.clip(np.ones(5)),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_has_no_rule_is_refused_in_words(x, text):
+    """Before anything is sent, naming what it was."""
+    with pytest.raises(ConfigError, match=text):
+        REFUSED[text](x)
+
+
+def test_positions_that_there_are_not(x):
+    """As with arrays."""
+    for index in (4, -5):
+        with pytest.raises(IndexError, match="out of bounds for an axis of 4"):
+            x[index]
+
+
+def test_halves_are_averaged_in_single_precision(workers):
+    """As numpy does; half precision would be at its end."""
+    array = np.full((600,), 200, "float16")
+    got = np.mean(workers.distribute(array, workers.mesh(), "S[0]"))
+    assert got.dtype == np.float16
+    assert got.item() == 200.0
+
+
+def test_what_several_functions_cost_is_said_together(x):
+    """By the name of the one that was called, with that of each function in each line."""
+    assert x[1:, 0].explain().splitlines()[0].startswith("getitem -> ")
+    assert "  slice, operand 0: allgather along mesh axis" in x[1:, 0].explain()
+    split = x.redistribute("S[0], S[0]")
+    assert (
+        split.mean(axis=1).explain() == "mean -> S[0], S[0]: 0 bytes to a worker\n  nothing moved"
+    )
+    assert np.clip(x, None, None) is x
+    assert x.clip(0).explain().startswith("clip -> S[0], S[1]")
