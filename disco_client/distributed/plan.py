@@ -111,7 +111,7 @@ def make_plan(info: DTensorStructInfo, placement: Placement | str) -> Plan:
 
 
 # A program redistributes alike over and over, and finding a way takes longer than going it.
-@functools.lru_cache(maxsize=16384)
+@functools.lru_cache(maxsize=4096)
 def _cheapest(info: DTensorStructInfo, target: DTensorStructInfo) -> Plan:
     first, last = info.placement.dim_specs, target.placement.dim_specs
     choices = sorted(_between(first, last, info.tensor_sinfo.ndim), key=str)

@@ -29,6 +29,9 @@ from disco_server.cli.local import LocalCluster
 _HERE = Path(__file__).parent
 WORKER_MODULES = _HERE.parent / "worker_modules"
 STANDIN = _HERE.parent / "standin"
+
+# How long the sessions of a program that was killed go on; ten seconds are long in a test.
+_LEASE_S = "2"
 FUNCTIONS = "disco_conformance_functions"
 DEFAULT_LAYOUTS = ((2, 1),)
 
@@ -153,6 +156,7 @@ def conformance_cluster() -> Iterator[LocalCluster]:
     """Two nodes with room for a shared session and those of one test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DISCO_WARM", "0")
+        patch.setenv("DISCO_SESSION_LEASE_S", _LEASE_S)
         cluster = LocalCluster(2, 4, import_path=[str(WORKER_MODULES)])
     with cluster:
         yield cluster
@@ -163,6 +167,7 @@ def standin_gpu_cluster() -> Iterator[LocalCluster]:
     """The same with GPUs for slots, which a stand-in for cupy pretends to have."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DISCO_WARM", "0")
+        patch.setenv("DISCO_SESSION_LEASE_S", _LEASE_S)
         patch.setenv("STANDIN_GPUS", "8")
         patch.setenv("DISCO_DEVICE_CHECK", "off")  # it asks the driver, not the stand-in
         cluster = LocalCluster(
