@@ -50,19 +50,14 @@ def _run(options: argparse.Namespace) -> int:
     ) as session:
         model = Decoder(session, session.mesh(), settings, weights)
         session.sync_all()
-        started = time.perf_counter()
+        times = [time.perf_counter()]
         tokens: list[int] = []
         for token in _generate(model, prompt, options.tokens):
+            times.append(time.perf_counter())
             print(token, end=" ", flush=True)
             tokens.append(token)
         print()
-        seconds = time.perf_counter() - started
-        steps = model.program.num_steps if model.program else 0
-    print(
-        f"{len(tokens)} tokens in {seconds:.3f} s, {1000 * seconds / len(tokens):.1f} ms each, on "
-        f"{options.workers} workers ({options.device}); a step of {steps} commands is one",
-        file=sys.stderr,
-    )
+    print(_describe(times, model, f"{options.workers} workers ({options.device})"), file=sys.stderr)
     return _check(settings, weights, prompt, tokens) if options.check else 0
 
 
@@ -74,6 +69,16 @@ def _generate(model: Decoder, prompt: bytes, count: int) -> Iterator[int]:
         yield _fetch(state.token)
         state = following
     yield _fetch(state.token)
+
+
+def _describe(times: list[float], model: Decoder, where: str) -> str:
+    """Says how long the first token took, from which on a step is one command, and the others."""
+    text = f"{len(times) - 1} tokens on {where}: the first after {times[1] - times[0]:.3f} s"
+    if model.program is None:
+        return text
+    each = 1000 * (times[-1] - times[1]) / (len(times) - 2)
+    steps = model.program.num_steps
+    return f"{text}, then {each:.1f} ms each; a step of {steps} commands is one"
 
 
 def _fetch(token: DTensor) -> int:
