@@ -114,6 +114,7 @@ def test_the_client_s_content_decides(nodes, at_client):
     session = open_one()
     found = session.load_vm_module(path)["f"]().debug_get_from_remote(0)
     assert found == str((folder / "model.py").resolve())
+    session.sync_all()  # the node's other worker has loaded it, too
     (folder / "model.py").write_text("def f(): return 'old'\n")
     found = session.load_vm_module(path)["f"]().debug_get_from_remote(0)
     assert Path(found).parent == (folder / "cache").resolve()
