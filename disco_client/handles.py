@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class DRef:
         return f"{type(self).__name__}(reg_id={self.reg_id}, session={self.session.name!r})"
 
 
-class Distributed:
+class Distributed(ABC):
     """A whole of which a register holds each worker's part; a distributed tensor is one.
 
     As an argument of a call it stands for its reference.
@@ -117,10 +118,11 @@ class Distributed:
 
     ref: DRef
 
+    @abstractmethod
     def held_by(self, ref: DRef) -> Distributed:
         """A whole that lies as this one does, in another register."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refuse_unlike(self, value: object, name: str) -> None:
         """Makes sure that something lies as this one does.
 
@@ -132,7 +134,6 @@ class Distributed:
             TypeError: It is no such whole.
             ConfigError: It lies otherwise.
         """
-        raise NotImplementedError
 
 
 class DPackedFunc(DRef):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ArrayLike"]
 
 
-class ArrayLike:
+class ArrayLike(ABC):
     """The part of a distributed tensor that Python and numpy ask for.
 
     What needs values on the host fetches them, and waits: ``float``, ``bool``,
@@ -29,18 +30,18 @@ class ArrayLike:
     _engine: Engine
 
     @property
+    @abstractmethod
     def shape(self) -> Shape:
         """The extents of the whole."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def dtype(self) -> np.dtype[Any]:
         """The dtype."""
-        raise NotImplementedError
 
+    @abstractmethod
     def numpy(self) -> np.ndarray[Any, Any]:
         """Fetches the whole; waits for it."""
-        raise NotImplementedError
 
     @property
     def ndim(self) -> int:

@@ -31,7 +31,9 @@ class LoneMoves:
     broadcast_from = scatter_parts = gather_parts = copy
 
     def send(self, buf: Array, rank: int) -> None:
-        """Never called: transfers are those of all workers."""
-        raise NotImplementedError
+        """Never called, but a part of `DataMoves`: who is alone has nobody to send to."""
+        del buf
+        msg = f"a worker that is alone cannot send to or receive from rank {rank}"
+        raise RuntimeError(msg)
 
     recv = send

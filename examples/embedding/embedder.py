@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from embedding.report import Share
-from embedding.tokens import in_order
+from embedding.tokens import embed_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,10 +16,6 @@ if TYPE_CHECKING:
     from embedding.tokens import Batch
 
 __all__ = ["Embedder"]
-
-# Batches under way at a time: the workers find the next one waiting when they
-# are done with one, and an endless input does not pile up in their memory.
-_WINDOW = 8
 
 
 class Embedder:
@@ -69,15 +64,7 @@ class Embedder:
         """
         before = self._read_times()
         started = time.perf_counter()
-        results: list[tuple[Batch, Floats]] = []
-        pending: deque[tuple[Batch, disco_client.DRef]] = deque()
-        for batch in batches:
-            if len(pending) == _WINDOW:
-                ready, vectors = pending.popleft()
-                results.append((ready, vectors.numpy()))
-            lengths = batch.lengths.tolist()
-            pending.append((batch, self._forward(self._model, batch.ids, lengths)))
-        results.extend((batch, vectors.numpy()) for batch, vectors in pending)
+        embeddings = embed_all(batches, self._begin)
         elapsed = self.seconds = time.perf_counter() - started
         self.shares = [
             Share(
@@ -87,7 +74,10 @@ class Embedder:
             )
             for now, then in zip(self._read_times(), before, strict=True)
         ]
-        return in_order(results)
+        return embeddings
+
+    def _begin(self, batch: Batch) -> disco_client.DRef:
+        return self._forward(self._model, batch.ids, batch.lengths.tolist())
 
     def _read_times(self) -> list[list[float]]:
         times = self._times(self._model)

@@ -9,7 +9,6 @@ a layer, that they are wanted whole.
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from disco_client import ConfigError
 from disco_client.distributed import Local, Pattern, TensorStructInfo, register_rule
 from embedding.settings import read_settings, refuse_worker_count
-from embedding.tokens import in_order
+from embedding.tokens import embed_all
 from embedding.weights import read_slice
 
 if TYPE_CHECKING:
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from embedding.weights import LayerSlice
 
 __all__ = ["TensorEmbedder"]
-
-# Batches under way at a time; see `embedding.embedder`.
-_WINDOW = 8
 
 
 @register_rule("embedding.attention")
@@ -156,16 +152,9 @@ class TensorEmbedder:
             disco_client.SessionLost: A worker, node or controller went away.
         """
         started = time.perf_counter()
-        results: list[tuple[Batch, Floats]] = []
-        pending: deque[tuple[Batch, DTensor]] = deque()
-        for batch in batches:
-            if len(pending) == _WINDOW:
-                ready, vectors = pending.popleft()
-                results.append((ready, vectors.numpy()))
-            pending.append((batch, self._forward(batch)))
-        results.extend((batch, vectors.numpy()) for batch, vectors in pending)
+        embeddings = embed_all(batches, self._forward)
         self.seconds = time.perf_counter() - started
-        return in_order(results)
+        return embeddings
 
     def _forward(self, batch: Batch) -> DTensor:
         """The embeddings of a batch, [sentences, H]; returns at once."""

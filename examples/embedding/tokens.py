@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -12,17 +13,30 @@ from tokenizers import Tokenizer
 from embedding.settings import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
     from embedding.numerics import Floats
     from embedding.settings import ModelSettings
 
-__all__ = ["BATCHES", "Batch", "in_order", "make_batches", "tokenize"]
+__all__ = ["BATCHES", "Batch", "Remote", "embed_all", "in_order", "make_batches", "tokenize"]
 
 BATCHES = {"cpu": 32, "cuda": 256, "rocm": 256}
 """Sentences of a batch: a GPU is idle while it is asked for the next, so it gets large ones."""
+
+
+# Batches under way at a time: the workers find the next one waiting when they
+# are done with one, and an endless input does not pile up in their memory.
+_WINDOW = 8
+
+
+class Remote(Protocol):
+    """Embeddings that are on the workers, or will be."""
+
+    def numpy(self) -> Floats:
+        """Fetches them; waits for them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,28 @@ def make_batches(tokens: Sequence[Sequence[int]], size: int = 32) -> Iterator[Ba
         chosen = [tokens[place] for place in places]
         ids = np.fromiter(itertools.chain.from_iterable(chosen), np.int32)
         yield Batch(places, ids, np.array([len(sentence) for sentence in chosen], np.int32))
+
+
+def embed_all(batches: Iterable[Batch], forward: Callable[[Batch], Remote]) -> Floats:
+    """Embeds batch after batch, a few of them under way at a time.
+
+    Args:
+        batches: At least one.
+        forward: Begins with a batch, and returns at once what its embeddings,
+            [sentences, H], can be fetched from.
+
+    Returns:
+        [all sentences, H], float32, in the sentences' order.
+    """
+    results: list[tuple[Batch, Floats]] = []
+    pending: deque[tuple[Batch, Remote]] = deque()
+    for batch in batches:
+        if len(pending) == _WINDOW:
+            ready, vectors = pending.popleft()
+            results.append((ready, vectors.numpy()))
+        pending.append((batch, forward(batch)))
+    results.extend((batch, vectors.numpy()) for batch, vectors in pending)
+    return in_order(results)
 
 
 def in_order(results: Iterable[tuple[Batch, Floats]]) -> Floats:
