@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,25 @@ def wait_until(condition: Callable[[], object], timeout: float = 20.0, what: str
 def eventually() -> Callable[..., object]:
     """Waits for a condition with a deadline; no test depends on how long a sleep is."""
     return wait_until
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process and it has not ended; one nobody collected has ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(scope="session")
+def all_end() -> Callable[[Iterable[int | psutil.Process]], None]:
+    """Waits for processes to end: one that was killed may run a moment longer."""
+
+    def wait(processes: Iterable[int | psutil.Process]) -> None:
+        pids = [each.pid if isinstance(each, psutil.Process) else each for each in processes]
+        wait_until(lambda: not any(map(runs, pids)), what=f"the processes {pids} to end")
+
+    return wait
 
 
 class Daemon:

@@ -19,7 +19,7 @@ def test_a_child_answers_line_by_line():
         assert [child.ask(word, 20) for word in ("one", "two")] == ["ONE", "TWO"]
 
 
-def test_a_child_that_hangs_is_given_up():
+def test_a_child_that_hangs_is_given_up(all_end):
     """After its time it is an error, and leaving ends the process."""
     started = time.monotonic()
     with Child(["-c", STUCK]) as child:
@@ -29,7 +29,7 @@ def test_a_child_that_hangs_is_given_up():
         (process,) = (
             found for found in psutil.Process().children() if "600" in str(found.cmdline())
         )
-    assert not process.is_running()
+    all_end([process])
     assert time.monotonic() - started < 20
 
 

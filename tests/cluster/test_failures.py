@@ -39,13 +39,6 @@ def shares_memory_of_mpi(pid):
     return "/dev/shm/mpich_" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def runs(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def use_until_lost(session):
     """Uses a session until a call says that it is lost."""
     deadline = time.monotonic() + 20
@@ -85,7 +78,7 @@ def test_a_function_that_raises_on_one_rank_is_reported_and_the_session_works_on
     ],
 )
 def test_a_lost_worker_ends_its_session_at_once(
-    session, open_session, capfd, function, arguments, status, last_words
+    session, open_session, capfd, function, arguments, status, last_words, all_end
 ):
     """WorkerLost names rank, node, status and last output, and the slots are free again."""
     doomed = session.get_global_func(function)
@@ -106,10 +99,10 @@ def test_a_lost_worker_ends_its_session_at_once(
     successor = open_session(4)
     successor.sync_all()
     assert not {rank.pid for rank in successor.workers} & {rank.pid for rank in session.workers}
-    assert not any(psutil.pid_exists(rank.pid) for rank in session.workers)
+    all_end(rank.pid for rank in session.workers)
 
 
-def test_a_lost_worker_releases_its_peers_from_a_collective(session, open_session):
+def test_a_lost_worker_releases_its_peers_from_a_collective(session, open_session, all_end):
     """Ranks that spin inside MPI for a peer that was killed end with the session."""
     total = session.empty((1 << 20,), "float64")
     session.allreduce(session.broadcast(np.ones(1 << 20)), total)
@@ -128,20 +121,20 @@ def test_a_lost_worker_releases_its_peers_from_a_collective(session, open_sessio
     successor.allreduce(successor.broadcast(np.arange(4, dtype="int32")), result)
     np.testing.assert_array_equal(result.numpy(), [0, 4, 8, 12])
     successor.shutdown()
-    assert not any(psutil.pid_exists(rank.pid) for rank in session.workers)
+    all_end(rank.pid for rank in session.workers)
     assert not files_of_mpi(session)
 
 
-def test_what_a_worker_started_ends_with_its_session(session, eventually):
+def test_what_a_worker_started_ends_with_its_session(session, all_end):
     """A process that a function left behind does not outlive the session."""
     leave = session.get_global_func("tests.leave_child")()
     children = [leave.debug_get_from_remote(worker) for worker in range(4)]
     assert all(psutil.pid_exists(pid) for pid in children)
     session.shutdown()
-    eventually(lambda: not any(map(runs, children)), what="the workers' children to end")
+    all_end(children)
 
 
-def test_a_killed_client_s_slots_are_free_after_the_lease(daemons):
+def test_a_killed_client_s_slots_are_free_after_the_lease(daemons, all_end):
     """Its session ends by itself, its processes too, and another client gets the slots."""
     controller = daemons.controller("--session-lease", "0.5")
     daemons.worker(controller.address, "--slots", "2")
@@ -150,14 +143,14 @@ def test_a_killed_client_s_slots_are_free_after_the_lease(daemons):
     )
     with client:
         ranks = [int(word) for word in client.stdout.readline().split()]
-        assert all(map(runs, ranks))
+        assert all(map(psutil.pid_exists, ranks))
         client.kill()
     with connect(controller.address, num_workers=2, timeout=20) as session:
         assert not {rank.pid for rank in session.workers} & set(ranks)
-    assert not any(map(runs, ranks))
+    all_end(ranks)
 
 
-def test_a_killed_worker_daemon_leaves_no_process(daemons, eventually):
+def test_a_killed_worker_daemon_leaves_no_process(daemons, all_end):
     """Its ranks and its spare interpreters end with it, and the session says NodeLost."""
     controller = daemons.controller()
     doomed = daemons.worker(controller.address, "--slots", "2", "--name", "doomed")
@@ -178,10 +171,10 @@ def test_a_killed_worker_daemon_leaves_no_process(daemons, eventually):
     assert time.monotonic() - began < QUICK_S
     assert raised.value.node == "doomed"
     session.shutdown()
-    eventually(lambda: not any(child.is_running() for child in family), what="orphans to end")
+    all_end(family)
     with connect(controller.address, num_workers=2, logs=False) as another:
         assert {rank.node for rank in another.workers} == {"survivor"}
-    assert not any(psutil.pid_exists(pid) for pid in ranks)
+    all_end(ranks)
     assert survivor.process.poll() is None
     assert not files_of_mpi(session)
 
@@ -219,7 +212,7 @@ def test_a_killed_controller_is_reported_to_its_clients(daemons):
     assert not alive
 
 
-def test_a_session_that_nobody_closed_ends_with_its_client(cluster, eventually):
+def test_a_session_that_nobody_closed_ends_with_its_client(cluster, all_end):
     """A program that simply returns leaves no session and no process."""
     program = (
         "import sys, disco_client\n"
@@ -237,4 +230,4 @@ def test_a_session_that_nobody_closed_ends_with_its_client(cluster, eventually):
     assert done.stderr == ""
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2
-    eventually(lambda: not any(map(runs, pids)), what="the ranks to end")
+    all_end(pids)

@@ -77,7 +77,7 @@ def local():
         one.process.communicate()
 
 
-def test_the_command_runs_on_the_cluster_and_its_code_is_passed_on(local):
+def test_the_command_runs_on_the_cluster_and_its_code_is_passed_on(local, all_end):
     """It finds the cluster in DISCO_ADDRESS; afterwards no process and no folder is left."""
     run = local("--nodes", "2", "--slots", "1", "--", sys.executable, "-c", SHOW_FAMILY)
     code, out, err = run.finish()
@@ -85,7 +85,7 @@ def test_the_command_runs_on_the_cluster_and_its_code_is_passed_on(local):
     address, workers, pids = json.loads(out)
     assert workers == 2
     assert len(pids) >= 5  # a controller, two daemons, two ranks
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    all_end(pids)
     path = address.removeprefix("unix:")
     assert not os.path.exists(os.path.dirname(path))  # noqa: PTH110, PTH120  (it was a text)
 
@@ -97,7 +97,7 @@ def test_a_command_that_a_signal_ended_gives_the_shell_s_code(local):
     assert run.finish()[0] == 128 + signal.SIGKILL
 
 
-def test_ctrl_c_is_the_command_s_and_then_everything_stops(local):
+def test_ctrl_c_is_the_command_s_and_then_everything_stops(local, all_end):
     """A terminal signals the whole group: the command decides, the cluster ends after it."""
     run = local("--nodes", "2", "--slots", "1", "--", sys.executable, "-c", WAIT)
     assert run.line() == "waiting\n"
@@ -107,10 +107,10 @@ def test_ctrl_c_is_the_command_s_and_then_everything_stops(local):
     assert (code, out) == (5, "interrupted\n")
     assert "Traceback" not in err
     assert len(family) >= 4
-    assert not any(child.is_running() for child in family)
+    all_end(family)
 
 
-def test_killed_by_force_it_takes_its_daemons_along(local, eventually):
+def test_killed_by_force_it_takes_its_daemons_along(local, all_end):
     """After SIGKILL neither the daemons nor their interpreters remain."""
     run = local("--nodes", "2", "--slots", "2")
     ready = run.line()
@@ -118,11 +118,11 @@ def test_killed_by_force_it_takes_its_daemons_along(local, eventually):
     family = run.family()
     assert len(family) >= 3
     run.process.kill()
-    eventually(lambda: not any(child.is_running() for child in family), what="orphans to end")
+    all_end(family)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_without_a_command_it_runs_until_it_is_told_to_stop(local, number):
+def test_without_a_command_it_runs_until_it_is_told_to_stop(local, number, all_end):
     """Either signal ends the cluster in order, with the exit code 0."""
     run = local("--slots", "1")
     assert run.line().startswith("cluster ready")
@@ -131,7 +131,7 @@ def test_without_a_command_it_runs_until_it_is_told_to_stop(local, number):
     code, _, err = run.finish()
     assert code == 0
     assert "Traceback" not in err
-    assert not any(child.is_running() for child in family)
+    all_end(family)
 
 
 def test_an_unknown_command_is_refused_before_anything_starts(local):
@@ -237,14 +237,14 @@ def test_the_socket_is_its_user_s_alone(cluster):
     assert os.stat(folder).st_mode & 0o077 == 0  # noqa: PTH116
 
 
-def test_in_a_program_it_is_a_context_manager(tmp_path):
+def test_in_a_program_it_is_a_context_manager(tmp_path, all_end):
     """LocalCluster runs within the with block; a daemon that cannot start is an error."""
     with LocalCluster(1, 1, allow_modules=["numpy"]) as running:
         pids = running.pids
         assert len(pids) == 2
         with connect(running.address, num_workers=1) as session:
             session.sync_all()
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    all_end(pids)
     with (
         pytest.raises(errors.DiscoError, match="disco-controller ended with status 2"),
         LocalCluster(1, 1, listen="nonsense"),

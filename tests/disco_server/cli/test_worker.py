@@ -53,7 +53,7 @@ def test_it_says_in_one_line_that_it_is_ready(controller, daemons, no_nodes):
     assert {entry["session"] for entry in said} == {"logged"}
 
 
-def test_a_first_signal_drains(controller, daemons, no_nodes):
+def test_a_first_signal_drains(controller, daemons, no_nodes, all_end):
     """SIGTERM: sessions end with NodeLost, nothing is left running, the code is 0."""
     worker = daemons.worker(controller.address, "--name", "leaving", "--slots", "2")
     session = connect(controller.address, num_workers=2, logs=False)
@@ -66,10 +66,10 @@ def test_a_first_signal_drains(controller, daemons, no_nodes):
     assert raised.value.node == "leaving"
     session.shutdown()
     assert len(family) >= 2
-    assert not any(child.is_running() for child in family)
+    all_end(family)
 
 
-def test_a_second_signal_leaves_at_once(controller, daemons, no_nodes):
+def test_a_second_signal_leaves_at_once(controller, daemons, no_nodes, all_end):
     """Two signals in a row end the daemon and what runs on it, busy or not."""
     worker = daemons.worker(controller.address, "--name", "hurried", "--slots", "1")
     session = connect(controller.address, num_workers=1, logs=False)
@@ -80,7 +80,7 @@ def test_a_second_signal_leaves_at_once(controller, daemons, no_nodes):
     worker.send(signal.SIGINT)
     worker.send(signal.SIGTERM)
     assert worker.wait(10) == 0
-    assert not any(child.is_running() for child in family)
+    all_end(family)
     with pytest.raises(errors.NodeLost):
         session.sync_all()
     session.shutdown()

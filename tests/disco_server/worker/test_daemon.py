@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import psutil
 import pytest
 
 from disco_client import connect
@@ -10,7 +9,7 @@ from disco_server.config import WorkerConfig
 from disco_server.worker.daemon import rank_environment
 
 
-def test_warm_interpreters_are_ready_before_the_daemon_is(daemons, eventually):
+def test_warm_interpreters_are_ready_before_the_daemon_is(daemons, eventually, all_end):
     """A session gets them, and others take their place when it runs."""
     controller = daemons.controller()
     worker = daemons.worker(controller.address, "--slots", "2", "--warm", "2")
@@ -20,7 +19,7 @@ def test_warm_interpreters_are_ready_before_the_daemon_is(daemons, eventually):
         assert {rank.pid for rank in session.workers} == idle
         eventually(lambda: len(worker.family()) == 4, what="the pool to be filled again")
     eventually(lambda: len(worker.family()) == 2, what="the session's ranks to end")
-    assert not any(psutil.pid_exists(pid) for pid in idle)
+    all_end(idle)
 
 
 def test_ranks_share_the_cores(monkeypatch):
