@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from embedding.numerics import Floats
 
-__all__ = ["attention", "gelu", "sentence_means"]
+__all__ = ["add_and_norm", "attention", "gelu", "sentence_means"]
 
 
 @disco_server.register_func("examples.embedding.attention")
@@ -65,6 +65,26 @@ def gelu(x: Floats, bias: Floats) -> Floats:
     """The exact Gaussian error linear unit of each element and its column's bias."""
     out = x + bias
     arithmetic_for(disco_server.current_worker().xp).gelu(out)
+    return out
+
+
+@disco_server.register_func("examples.embedding.add_and_norm")
+def add_and_norm(
+    x: Floats, residual: Floats, bias: Floats, scale: Floats, shift: Floats, *, epsilon: float
+) -> Floats:
+    """The layer normalisation of a sum, in one pass over its rows.
+
+    Args:
+        x: [rows, width].
+        residual: [rows, width], to be added to it.
+        bias: [width], to be added to each row.
+        scale: [width], of the norm.
+        shift: [width], of the norm.
+        epsilon: What the norm adds to the variance.
+    """
+    out = x + residual
+    math = arithmetic_for(disco_server.current_worker().xp)
+    math.add_and_norm(out, None, bias, (scale, shift), epsilon)
     return out
 
 

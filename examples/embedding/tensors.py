@@ -55,6 +55,27 @@ def _gelu(x: TensorStructInfo, bias: TensorStructInfo) -> Local:
     return Local("examples.embedding.gelu", pattern, x)
 
 
+@register_rule("embedding.add_and_norm")
+def _add_and_norm(
+    x: TensorStructInfo,
+    residual: TensorStructInfo,
+    bias: TensorStructInfo,
+    scale: TensorStructInfo,
+    shift: TensorStructInfo,
+    *,
+    epsilon: float,
+) -> Local:
+    if residual.shape != x.shape:
+        raise ConfigError(f"expected a residual of {tuple(x.shape)}, got {tuple(residual.shape)}")
+    for what, row in (("bias", bias), ("scale", scale), ("shift", shift)):
+        if row.shape != x.shape[1:]:
+            raise ConfigError(f"expected a {what} of {x.shape[1]}, got {tuple(row.shape)}")
+    # Rows may be split; a norm is of whole rows.
+    whole, row = ("rows", ""), ("",)
+    pattern = Pattern((whole, whole, row, row, row), whole)
+    return Local("examples.embedding.add_and_norm", pattern, x, {"epsilon": epsilon})
+
+
 @register_rule("embedding.sentence_means")
 def _sentence_means(rows: TensorStructInfo, *, lengths: Sequence[int]) -> Local:
     if sum(lengths) != rows.shape[0]:
@@ -163,7 +184,8 @@ class TensorEmbedder:
         starts = np.cumsum(batch.lengths) - batch.lengths
         places = np.arange(batch.ids.size) - np.repeat(starts, batch.lengths)
         state = apply("take", self._words, batch.ids) + apply("take", self._positions, places)
-        state = self._normalise(state, self._norm)
+        epsilon = self._settings.norm_epsilon
+        state = apply("layer_norm", state, *self._norm, epsilon=epsilon)
         for layer in self._layers:
             weights, bias = layer.qkv
             options = {"lengths": lengths, "head": self._head}
@@ -190,7 +212,6 @@ class TensorEmbedder:
         # The product is partial sums; whole, they are added to what is whole already, and the
         # next product needs them whole, too.
         product = (x @ weights[0]).redistribute("R")
-        return self._normalise(product + weights[1] + state, norm)
-
-    def _normalise(self, x: DTensor, norm: tuple[DTensor, DTensor]) -> DTensor:
-        return self._session.apply("layer_norm", x, *norm, epsilon=self._settings.norm_epsilon)
+        epsilon = self._settings.norm_epsilon
+        operands = (product, state, weights[1], *norm)
+        return self._session.apply("embedding.add_and_norm", *operands, epsilon=epsilon)
