@@ -15,7 +15,7 @@ from disco_client.version import __version__
 if TYPE_CHECKING:
     from disco_client.capture import Program
     from disco_client.collectives import REDUCE_OPS
-    from disco_client.connecting import connect
+    from disco_client.connecting import attach, connect
     from disco_client.errors import (
         BadArgument,
         BadFile,
@@ -90,6 +90,7 @@ __all__ = [
     "WeightsMismatch",
     "WorkerLost",
     "__version__",
+    "attach",
     "connect",
     "cpu",
     "cuda",
@@ -99,7 +100,7 @@ __all__ = [
 _HOMES = {
     "capture": ("Program",),
     "collectives": ("REDUCE_OPS",),
-    "connecting": ("connect",),
+    "connecting": ("attach", "connect"),
     "handles": ("DModule", "DPackedFunc", "DRef"),
     "session": ("Session",),
     "weights.weight": ("Weight",),

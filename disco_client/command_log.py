@@ -133,6 +133,7 @@ class CommandLog:
     Args:
         session: The session's id, written into each envelope.
         num_workers: How many workers acknowledge.
+        first_seq: The number of the first command.
 
     Attributes:
         on_expect: Called with (seq, workers) under the log's lock, before a
@@ -141,20 +142,20 @@ class CommandLog:
         told: Whether a call has raised the error that closed the log.
     """
 
-    def __init__(self, session: int, num_workers: int) -> None:
+    def __init__(self, session: int, num_workers: int, first_seq: int = 1) -> None:
         self._session = session
         self.on_expect: Callable[[int, int], None] = lambda _seq, _answers: None
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._ids = RegisterIds()
         self._dead: deque[int] = deque()
-        self._seq = 0
-        self._filling = _Batch(1)
+        self._seq = first_seq - 1
+        self._filling = _Batch(first_seq)
         self._sealed: deque[_Batch] = deque()
         self._under_way: deque[_Batch] = deque()
         self._bytes_under_way = 0
-        self._acks = [0] * num_workers
-        self._acked = 0
+        self._acks = [first_seq - 1] * num_workers
+        self._acked = first_seq - 1
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._awake = False
         self._closed: SessionError | None = None
@@ -329,17 +330,6 @@ class CommandLog:
 
     # The transport's side ---------------------------------------------------
 
-    def take(self) -> bytes | None:
-        """Waits for commands and returns them as one encoded envelope.
-
-        Only one thread may call this. Returns None once the log is closed and
-        everything issued before has been taken.
-        """
-        while (batch := self.take_batch()) is None:
-            if not self.await_commands():
-                return None
-        return batch.envelope()
-
     def await_commands(self) -> bool:
         """Waits until there may be commands to take; False once there never will be."""
         if self._closed is not None:
@@ -349,6 +339,10 @@ class CommandLog:
         self._wake.get()
         self._awake = False
         return True
+
+    def nudge(self) -> None:
+        """Wakes the thread that waits for commands, whether there are some or not."""
+        self._wake.put(None)
 
     def _linger(self) -> bool:
         """Looks for commands a while, so that issuing one need not wake this thread.

@@ -9,11 +9,12 @@ import sys
 import time
 
 from disco_client.arguments import check_session
+from disco_client.errors import ConfigError
 from disco_client.output import LogSink, print_logs
 from disco_client.session import Session
 from disco_client.transport.base import Waiting, Wish
 
-__all__ = ["DEFAULT_ADDRESS", "connect", "owner"]
+__all__ = ["DEFAULT_ADDRESS", "attach", "connect", "owner"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7600"
 _QUIET_S = 0.5
@@ -56,13 +57,56 @@ def connect(
     # sessions on threads and child processes do without it.
     from disco_client.transport.grpc import GrpcTransport
 
-    where = address or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS
+    where = _address(address)
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
-    transport = GrpcTransport(
+    transport = GrpcTransport.create(
         where, wish, connect_timeout=timeout, on_queued=_Progress(num_workers)
     )
     sink: LogSink | None = print_logs if logs else None
     return Session(transport, num_groups=num_groups, ccl=ccl, log_sink=sink)
+
+
+def attach(
+    name: str, *, address: str | None = None, timeout: float = 30.0, logs: bool = True
+) -> Session:
+    """Goes on with a session that another program has detached from, or has left by its end.
+
+    The workers hold what was published there (:meth:`Session.published`); all else that
+    the other program had references of is let go.
+
+    Args:
+        name: The session's id or name, as ``Session.detach`` and ``disco status`` say.
+        address: The controller; see :func:`connect`.
+        timeout: Seconds to wait for the controller.
+        logs: Whether workers' output is written to this process's standard error.
+
+    Returns:
+        The session; a context manager.
+
+    Raises:
+        ConfigError: There is no such session, or a program is connected to it.
+        ConnectionFailed: No controller answers there, or it speaks another protocol.
+        SessionLost: It has ended, or cannot be gone on with.
+    """
+    if not isinstance(name, str) or not name:
+        msg = f"expected a session's name or id, got {name!r}"
+        raise ConfigError(msg)
+    from disco_client.transport.grpc import GrpcTransport
+
+    transport = GrpcTransport.attach(_address(address), name, owner(), connect_timeout=timeout)
+    welcome = transport.welcome
+    session = Session(
+        transport,
+        num_groups=welcome.num_groups,
+        ccl=welcome.ccl or None,
+        log_sink=print_logs if logs else None,
+    )
+    session.release_all()
+    return session
+
+
+def _address(given: str | None) -> str:
+    return given or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS
 
 
 def owner() -> str:

@@ -20,10 +20,12 @@ from disco_client.errors import (
     SessionError,
 )
 from disco_client.handles import Distributed, DPackedFunc, DRef
+from disco_client.identity import Identity
+from disco_client.lasting import Lasting
 from disco_client.modules import Modules
 from disco_client.output import LogSink, drop_logs, print_logs
 from disco_client.starting import start
-from disco_client.transport.base import Live, RankPlace, Transport
+from disco_client.transport.base import Live, Transport
 from disco_client.weights.loading import WeightLoading
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.codec import (
@@ -42,7 +44,7 @@ _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
 """Integers that still fit 64 bits when they are doubled."""
 
 
-class Session(Collectives, Capturing, Distribution, Modules, WeightLoading):
+class Session(Identity, Collectives, Capturing, Distribution, Modules, WeightLoading, Lasting):
     """One SPMD program: its workers, their registers, and its ordered command log.
 
     Calls are asynchronous: they return at once, and every worker executes them in
@@ -70,7 +72,8 @@ class Session(Collectives, Capturing, Distribution, Modules, WeightLoading):
         self._log_sink = log_sink
         self._builtins: dict[str, DPackedFunc] = {}
         self._builtins_lock = threading.Lock()
-        self._tickets = 0
+        # Not those of a program that has used the session before.
+        self._tickets = (welcome.first_seq - 1) << 20
         self._closed = False
         self._recorders = {}
         self._step_lines = StepLines()
@@ -79,31 +82,6 @@ class Session(Collectives, Capturing, Distribution, Modules, WeightLoading):
         self._finalizer = weakref.finalize(self, _close, self._log, transport, welcome.name)
 
     # What it is ----------------------------------------------------------------
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers the session has; no round trip."""
-        return len(self._welcome.ranks)
-
-    @property
-    def num_groups(self) -> int:
-        """Into how many equal groups the workers are divided."""
-        return self._num_groups
-
-    @property
-    def name(self) -> str:
-        """The session's name at the controller."""
-        return self._welcome.name
-
-    @property
-    def session_id(self) -> str:
-        """The session's id at the controller, in hexadecimal."""
-        return f"{self._welcome.session:016x}"
-
-    @property
-    def workers(self) -> tuple[RankPlace, ...]:
-        """Where each worker runs: node, process id, device."""
-        return self._welcome.ranks
 
     def statistics(self) -> dict[str, Any]:
         """Counts of this moment: commands issued and executed, registers in use."""

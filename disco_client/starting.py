@@ -24,7 +24,7 @@ def start(
         explain: Adds to a failure inside a program where the client captured it.
     """
     welcome = transport.welcome
-    log = CommandLog(welcome.session, len(welcome.ranks))
+    log = CommandLog(welcome.session, len(welcome.ranks), welcome.first_seq)
     inbox = Inbox(log.acknowledge, lambda: log.acked, log.site, explain)
     log.on_expect = inbox.expect
 
@@ -37,8 +37,9 @@ def start(
     log.direct = inbox.pump is not None
     transport.start(
         Events(
-            take=log.take,
             await_commands=log.await_commands,
+            nudge=log.nudge,
+            acked=lambda: log.acked,
             take_batch=log.take_batch,
             reply=inbox.receive,
             live=inbox.receive_live,

@@ -152,9 +152,12 @@ class ControllerConfig(_Settings):
         port_file: Where it writes its port once it is ready; None for nowhere.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         log_format: ``text`` or ``json``.
-        session_lease_s: Seconds a session outlives the last sign of its client.
+        session_lease_s: Seconds a session outlives its client's connection, and its
+            workers the controller; within them either may come back.
         node_lease_s: Seconds after which a silent node counts as lost; at
             least two heartbeats.
+        node_return_s: Seconds in which a node whose connection broke may come back
+            before its sessions end.
         heartbeat_s: Seconds between a node's signs of life.
         drain_s: Seconds running sessions are given when it is told to end.
 
@@ -166,8 +169,9 @@ class ControllerConfig(_Settings):
     port_file: Path | None = None
     log_level: str = "info"
     log_format: str = "text"
-    session_lease_s: float = 10.0
+    session_lease_s: float = 60.0
     node_lease_s: float = 10.0
+    node_return_s: float = 2.0
     heartbeat_s: float = 2.0
     drain_s: float = 30.0
 
@@ -179,6 +183,7 @@ class ControllerConfig(_Settings):
         "log_format": one_of(LOG_FORMATS),
         "session_lease_s": read_seconds,
         "node_lease_s": read_seconds,
+        "node_return_s": read_seconds,
         "heartbeat_s": read_seconds,
         "drain_s": read_seconds,
     }

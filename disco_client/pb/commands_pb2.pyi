@@ -28,6 +28,7 @@ class _ActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTyp
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     ACTION_SHUT_DOWN: _Action.ValueType  # 0
     ACTION_KILL_REG: _Action.ValueType  # 1
+    """Empties a register; with any argument all of them, for a client that attaches."""
     ACTION_GET_GLOBAL_FUNC: _Action.ValueType  # 2
     ACTION_CALL_PACKED: _Action.ValueType  # 3
     ACTION_SYNC_WORKER: _Action.ValueType  # 4
@@ -44,6 +45,7 @@ class Action(_Action, metaclass=_ActionEnumTypeWrapper):
 
 ACTION_SHUT_DOWN: Action.ValueType  # 0
 ACTION_KILL_REG: Action.ValueType  # 1
+"""Empties a register; with any argument all of them, for a client that attaches."""
 ACTION_GET_GLOBAL_FUNC: Action.ValueType  # 2
 ACTION_CALL_PACKED: Action.ValueType  # 3
 ACTION_SYNC_WORKER: Action.ValueType  # 4

@@ -107,6 +107,112 @@ class CreateSession(google.protobuf.message.Message):
 global___CreateSession = CreateSession
 
 @typing.final
+class AttachSession(google.protobuf.message.Message):
+    """Asks for a session that runs already."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
+    TRANSFER_KEY_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
+    protocol: builtins.int
+    version: builtins.str
+    session: builtins.int
+    """Whoever knows the secret of a session comes back to it, and takes the place
+    of a connection that is still there.
+    """
+    transfer_key: builtins.bytes
+    name: builtins.str
+    """Without a secret: the name or the id, in hexadecimal, of one that nobody is
+    connected to.
+    """
+    owner: builtins.str
+    def __init__(
+        self,
+        *,
+        protocol: builtins.int = ...,
+        version: builtins.str = ...,
+        session: builtins.int = ...,
+        transfer_key: builtins.bytes = ...,
+        name: builtins.str = ...,
+        owner: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "owner", b"owner", "protocol", b"protocol", "session", b"session", "transfer_key", b"transfer_key", "version", b"version"]) -> None: ...
+
+global___AttachSession = AttachSession
+
+@typing.final
+class DetachSession(google.protobuf.message.Message):
+    """The client leaves, and somebody may attach later."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_S_FIELD_NUMBER: builtins.int
+    lease_s: builtins.float
+    """How long the session waits, in seconds; 0 for as long as after a lost connection."""
+    def __init__(
+        self,
+        *,
+        lease_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lease_s", b"lease_s"]) -> None: ...
+
+global___DetachSession = DetachSession
+
+@typing.final
+class Received(google.protobuf.message.Message):
+    """Which replies of each rank a client has; empty for none that it knows of, and
+    then the daemon forgets all it has kept.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPLIES_FIELD_NUMBER: builtins.int
+    @property
+    def replies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        replies: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["replies", b"replies"]) -> None: ...
+
+global___Received = Received
+
+@typing.final
+class Have(google.protobuf.message.Message):
+    """What a daemon has received of a session."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    LAST_SEQ_FIELD_NUMBER: builtins.int
+    REPLIES_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    last_seq: builtins.int
+    @property
+    def replies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """How many replies each of its ranks has sent, and which ranks those are."""
+
+    @property
+    def workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        last_seq: builtins.int = ...,
+        replies: collections.abc.Iterable[builtins.int] | None = ...,
+        workers: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["last_seq", b"last_seq", "node", b"node", "replies", b"replies", "workers", b"workers"]) -> None: ...
+
+global___Have = Have
+
+@typing.final
 class Queued(google.protobuf.message.Message):
     """The session waits for slots; sent again whenever something changes."""
 
@@ -146,6 +252,9 @@ class SessionReady(google.protobuf.message.Message):
     TRANSFER_KEY_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     HEARTBEAT_S_FIELD_NUMBER: builtins.int
+    LEASE_S_FIELD_NUMBER: builtins.int
+    NUM_GROUPS_FIELD_NUMBER: builtins.int
+    CCL_FIELD_NUMBER: builtins.int
     session: builtins.int
     name: builtins.str
     transfer_key: builtins.bytes
@@ -153,6 +262,10 @@ class SessionReady(google.protobuf.message.Message):
     version: builtins.str
     heartbeat_s: builtins.float
     """Seconds between heartbeats that the controller expects."""
+    lease_s: builtins.float
+    """How long the session waits for its client to come back, in seconds."""
+    num_groups: builtins.int
+    ccl: builtins.str
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankInfo]: ...
     def __init__(
@@ -164,8 +277,11 @@ class SessionReady(google.protobuf.message.Message):
         transfer_key: builtins.bytes = ...,
         version: builtins.str = ...,
         heartbeat_s: builtins.float = ...,
+        lease_s: builtins.float = ...,
+        num_groups: builtins.int = ...,
+        ccl: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_s", b"heartbeat_s", "name", b"name", "ranks", b"ranks", "session", b"session", "transfer_key", b"transfer_key", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "heartbeat_s", b"heartbeat_s", "lease_s", b"lease_s", "name", b"name", "num_groups", b"num_groups", "ranks", b"ranks", "session", b"session", "transfer_key", b"transfer_key", "version", b"version"]) -> None: ...
 
 global___SessionReady = SessionReady
 

@@ -59,7 +59,8 @@ class SessionServiceServicer(object):
 
     def Open(self, request_iterator, context):
         """The life of a session: CREATE first; then QUEUED until it is placed,
-        READY, batches one way and replies the other, CLOSE and ENDED.
+        READY, batches one way and replies the other, CLOSE and ENDED. After a lost
+        connection, or in another program: ATTACH first, then READY and so on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -27,7 +27,8 @@ class SessionServiceStub:
         disco_client.pb.envelope_pb2.Envelope,
     ]
     """The life of a session: CREATE first; then QUEUED until it is placed,
-    READY, batches one way and replies the other, CLOSE and ENDED.
+    READY, batches one way and replies the other, CLOSE and ENDED. After a lost
+    connection, or in another program: ATTACH first, then READY and so on.
     """
 
     List: grpc.UnaryUnaryMultiCallable[
@@ -50,7 +51,8 @@ class SessionServiceAsyncStub:
         disco_client.pb.envelope_pb2.Envelope,
     ]
     """The life of a session: CREATE first; then QUEUED until it is placed,
-    READY, batches one way and replies the other, CLOSE and ENDED.
+    READY, batches one way and replies the other, CLOSE and ENDED. After a lost
+    connection, or in another program: ATTACH first, then READY and so on.
     """
 
     List: grpc.aio.UnaryUnaryMultiCallable[
@@ -75,7 +77,8 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[disco_client.pb.envelope_pb2.Envelope], collections.abc.AsyncIterator[disco_client.pb.envelope_pb2.Envelope]]:
         """The life of a session: CREATE first; then QUEUED until it is placed,
-        READY, batches one way and replies the other, CLOSE and ENDED.
+        READY, batches one way and replies the other, CLOSE and ENDED. After a lost
+        connection, or in another program: ATTACH first, then READY and so on.
         """
 
     @abc.abstractmethod

@@ -46,6 +46,16 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """SessionEnded"""
     KIND_HEARTBEAT: _Kind.ValueType  # 15
     """Heartbeat, on every stream"""
+    KIND_ATTACH: _Kind.ValueType  # 16
+    """AttachSession; answered by READY"""
+    KIND_DETACH: _Kind.ValueType  # 17
+    """DetachSession; the client leaves the session as it is"""
+    KIND_RESUME: _Kind.ValueType  # 18
+    """Client and worker daemons; relayed like batches and replies.
+    Received; the daemon sends again what came after
+    """
+    KIND_RECEIVED: _Kind.ValueType  # 19
+    """Received; the daemon forgets these"""
     KIND_REGISTER: _Kind.ValueType  # 20
     """Controller and worker daemon.
     RegisterNode
@@ -70,6 +80,8 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """Refused"""
     KIND_PUSH: _Kind.ValueType  # 30
     """Transfer: the node is to push this download"""
+    KIND_HAVE: _Kind.ValueType  # 31
+    """Have; relayed to the client, which sends again what came after"""
     KIND_ASSIGN: _Kind.ValueType  # 40
     """Worker daemon and rank process.
     AssignRank
@@ -119,6 +131,16 @@ KIND_ENDED: Kind.ValueType  # 14
 """SessionEnded"""
 KIND_HEARTBEAT: Kind.ValueType  # 15
 """Heartbeat, on every stream"""
+KIND_ATTACH: Kind.ValueType  # 16
+"""AttachSession; answered by READY"""
+KIND_DETACH: Kind.ValueType  # 17
+"""DetachSession; the client leaves the session as it is"""
+KIND_RESUME: Kind.ValueType  # 18
+"""Client and worker daemons; relayed like batches and replies.
+Received; the daemon sends again what came after
+"""
+KIND_RECEIVED: Kind.ValueType  # 19
+"""Received; the daemon forgets these"""
 KIND_REGISTER: Kind.ValueType  # 20
 """Controller and worker daemon.
 RegisterNode
@@ -143,6 +165,8 @@ KIND_REFUSED: Kind.ValueType  # 29
 """Refused"""
 KIND_PUSH: Kind.ValueType  # 30
 """Transfer: the node is to push this download"""
+KIND_HAVE: Kind.ValueType  # 31
+"""Have; relayed to the client, which sends again what came after"""
 KIND_ASSIGN: Kind.ValueType  # 40
 """Worker daemon and rank process.
 AssignRank
@@ -188,7 +212,9 @@ class Envelope(google.protobuf.message.Message):
     for every rank of the session.
     """
     first_seq: builtins.int
-    """BATCH: the first and the last command inside."""
+    """BATCH: the first and the last command inside.
+    REPLY: first_seq counts the replies of the rank, from 1.
+    """
     last_seq: builtins.int
     payload: builtins.bytes
     def __init__(

@@ -28,6 +28,7 @@ class RegisterNode(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     ARRAY_ADDRESS_FIELD_NUMBER: builtins.int
     HOST_ID_FIELD_NUMBER: builtins.int
+    SESSIONS_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     name: builtins.str
     version: builtins.str
@@ -43,6 +44,10 @@ class RegisterNode(google.protobuf.message.Message):
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """One device a slot."""
 
+    @property
+    def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RunningSession]:
+        """What still runs here from an earlier connection, to whichever controller."""
+
     def __init__(
         self,
         *,
@@ -55,10 +60,37 @@ class RegisterNode(google.protobuf.message.Message):
         pid: builtins.int = ...,
         array_address: builtins.str = ...,
         host_id: builtins.str = ...,
+        sessions: collections.abc.Iterable[global___RunningSession] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["array_address", b"array_address", "devices", b"devices", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "name", b"name", "pid", b"pid", "protocol", b"protocol", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["array_address", b"array_address", "devices", b"devices", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "name", b"name", "pid", b"pid", "protocol", b"protocol", "sessions", b"sessions", "version", b"version"]) -> None: ...
 
 global___RegisterNode = RegisterNode
+
+@typing.final
+class RunningSession(google.protobuf.message.Message):
+    """A session as a daemon knows it that has lost its controller."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    session: builtins.int
+    @property
+    def start(self) -> global___StartRanks: ...
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disco_client.pb.controller_pb2.RankInfo]: ...
+    def __init__(
+        self,
+        *,
+        session: builtins.int = ...,
+        start: global___StartRanks | None = ...,
+        ranks: collections.abc.Iterable[disco_client.pb.controller_pb2.RankInfo] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["start", b"start"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ranks", b"ranks", "session", b"session", "start", b"start"]) -> None: ...
+
+global___RunningSession = RunningSession
 
 @typing.final
 class NodeRegistered(google.protobuf.message.Message):
@@ -112,6 +144,8 @@ class StartRanks(google.protobuf.message.Message):
     TRANSFER_KEY_FIELD_NUMBER: builtins.int
     NODES_FIELD_NUMBER: builtins.int
     NODE_INDEX_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
+    LEASE_S_FIELD_NUMBER: builtins.int
     session_name: builtins.str
     num_workers: builtins.int
     num_groups: builtins.int
@@ -119,6 +153,12 @@ class StartRanks(google.protobuf.message.Message):
     transfer_key: builtins.bytes
     node_index: builtins.int
     """Which of them the receiver is."""
+    owner: builtins.str
+    """user@host:pid of the client."""
+    lease_s: builtins.float
+    """How long ranks go on without a controller, in seconds; it is also how long the
+    session waits for its client.
+    """
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeRanks]:
         """The nodes of the session in rank order, with the ranks on each."""
@@ -133,8 +173,10 @@ class StartRanks(google.protobuf.message.Message):
         transfer_key: builtins.bytes = ...,
         nodes: collections.abc.Iterable[global___NodeRanks] | None = ...,
         node_index: builtins.int = ...,
+        owner: builtins.str = ...,
+        lease_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "node_index", b"node_index", "nodes", b"nodes", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "transfer_key", b"transfer_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "lease_s", b"lease_s", "node_index", b"node_index", "nodes", b"nodes", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "session_name", b"session_name", "transfer_key", b"transfer_key"]) -> None: ...
 
 global___StartRanks = StartRanks
 
@@ -146,6 +188,7 @@ class NodeRanks(google.protobuf.message.Message):
     WORKERS_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
     HOST_ID_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
     node: builtins.str
     host_id: builtins.str
     """The same for nodes whose ranks can share memory."""
@@ -155,6 +198,10 @@ class NodeRanks(google.protobuf.message.Message):
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The device of each of these ranks."""
 
+    @property
+    def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The slot that each of these ranks holds."""
+
     def __init__(
         self,
         *,
@@ -162,8 +209,9 @@ class NodeRanks(google.protobuf.message.Message):
         workers: collections.abc.Iterable[builtins.int] | None = ...,
         devices: collections.abc.Iterable[builtins.str] | None = ...,
         host_id: builtins.str = ...,
+        slots: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["devices", b"devices", "host_id", b"host_id", "node", b"node", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["devices", b"devices", "host_id", b"host_id", "node", b"node", "slots", b"slots", "workers", b"workers"]) -> None: ...
 
 global___NodeRanks = NodeRanks
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from disco_client.errors import SessionError
+from disco_client.errors import ConfigError, SessionError
 from disco_client.wire.codec import EncodedBatch, EncodedCommand, Kind, envelope
 
 __all__ = [
+    "Bound",
     "Events",
     "Live",
     "OutgoingBatch",
@@ -70,11 +71,22 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What a session learns when its workers are ready."""
+    """What a session learns when its workers are ready.
+
+    Attributes:
+        session: Its id.
+        name: What lists call it.
+        ranks: Where each worker runs.
+        first_seq: The number that its next command has.
+        num_groups, ccl: What it was asked for with, where that was by another program.
+    """
 
     session: int
     name: str
     ranks: tuple[RankPlace, ...]
+    first_seq: int = 1
+    num_groups: int = 1
+    ccl: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +147,10 @@ class Events:
     """Where a transport delivers; every one may be called from a thread of its own.
 
     Attributes:
-        take: Blocks until an encoded envelope should leave; None ends the sending.
         await_commands: Blocks until there may be something for ``take_batch``;
             False ends the sending.
+        nudge: Wakes a thread that blocks in ``await_commands``.
+        acked: Returns the newest command that every worker has executed.
         take_batch: Gets whether freed registers alone are reason enough; returns
             what should leave now, or None. See ``CommandLog``.
         reply: Gets (worker, encoded reply).
@@ -150,8 +163,9 @@ class Events:
             that a thread of the parent may hold.
     """
 
-    take: Callable[[], bytes | None]
     await_commands: Callable[[], bool]
+    nudge: Callable[[], None]
+    acked: Callable[[], int]
     take_batch: Callable[[bool], OutgoingBatch | None]
     reply: Callable[[int, bytes], None]
     live: Callable[[int, int, Any], None]
@@ -189,6 +203,26 @@ class Pump(Protocol):
         ...
 
 
+class Bound:
+    """The part of a transport whose workers end with this process."""
+
+    def check_detachable(self) -> None:
+        """Refuses to leave the session.
+
+        Raises:
+            ConfigError: Always.
+        """
+        msg = (
+            "the workers of this session end with this process, so nobody could attach to it;"
+            " open it with disco_client.connect() on a cluster"
+        )
+        raise ConfigError(msg)
+
+    def detach(self, lease: float) -> None:
+        """Never called."""
+        raise NotImplementedError
+
+
 class Transport(Protocol):
     """Carries one session; opened before it is given to a session."""
 
@@ -203,7 +237,7 @@ class Transport(Protocol):
         ...
 
     def start(self, events: Events) -> None:
-        """Begins to send what ``events.take`` yields and to deliver what comes."""
+        """Begins to send what ``events`` yields and to deliver what comes."""
         ...
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
@@ -212,6 +246,18 @@ class Transport(Protocol):
 
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
         """Fills a buffer with the array that a worker offered."""
+        ...
+
+    def check_detachable(self) -> None:
+        """Refuses to leave a session that ends with this process.
+
+        Raises:
+            ConfigError: It does.
+        """
+        ...
+
+    def detach(self, lease: float) -> None:
+        """Lets :meth:`close` leave the session as it is, for others to attach."""
         ...
 
     def check_alive(self) -> None:

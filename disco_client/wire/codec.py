@@ -83,6 +83,10 @@ class Kind(enum.IntEnum):
     CLOSE = 13
     ENDED = 14
     HEARTBEAT = 15
+    ATTACH = 16
+    DETACH = 17
+    RESUME = 18
+    RECEIVED = 19
     REGISTER = 20
     REGISTERED = 21
     START_RANKS = 22
@@ -94,6 +98,7 @@ class Kind(enum.IntEnum):
     DRAIN = 28
     REFUSED = 29
     PUSH = 30
+    HAVE = 31
     ASSIGN = 40
     ASSIGNED = 41
     ARRAY_IN = 42

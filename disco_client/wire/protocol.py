@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["PROTOCOL", "mismatch"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised by one whenever a peer of the former version would misunderstand."""
 
 

@@ -34,13 +34,19 @@ __all__ = ["main"]
     "--session-lease",
     "session_lease_s",
     metavar="SECONDS",
-    help="How long a session outlives its client's connection.  [default: 10]",
+    help="How long a session outlives a connection that may come back.  [default: 60]",
 )
 @click.option(
     "--node-lease",
     "node_lease_s",
     metavar="SECONDS",
     help="After how long a silent node is lost.  [default: 10]",
+)
+@click.option(
+    "--node-return",
+    "node_return_s",
+    metavar="SECONDS",
+    help="How long a node whose connection broke is waited for.  [default: 2]",
 )
 @daemon_options
 @report_errors

@@ -37,7 +37,12 @@ def run(config: ControllerConfig) -> int:
 
 
 async def _run(config: ControllerConfig) -> int:
-    hub = Hub(config.session_lease_s, config.node_lease_s, config.heartbeat_s)
+    hub = Hub(
+        config.session_lease_s,
+        config.node_lease_s,
+        config.heartbeat_s,
+        node_return=config.node_return_s,
+    )
     door = Door(hub, config.listen_address)
     await door.open()
     if config.port_file:

@@ -20,8 +20,9 @@ class Exchanges:
         self._open: dict[int, Rendezvous] = {}
 
     def open(self, session: int) -> None:
-        """Begins the exchange of a session."""
-        self._open[session] = Rendezvous()
+        """Begins the exchange of a session, unless it has begun."""
+        if session not in self._open:
+            self._open[session] = Rendezvous()
 
     def close(self, session: int, why: str) -> None:
         """Ends the exchange of a session; everyone who waits in it is told why."""

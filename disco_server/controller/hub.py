@@ -6,6 +6,7 @@ Everything here runs in the event loop's thread; nothing blocks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import secrets
@@ -18,11 +19,12 @@ from disco_client.wire.codec import Kind, envelope
 from disco_server.channels.outbox import Outbox
 from disco_server.controller.exchange import Exchanges
 from disco_server.controller.transfers import Transfers
-from disco_server.core.cluster import (
-    Cluster,
+from disco_server.core.cluster import Cluster
+from disco_server.core.effects import (
     DropNode,
     Effect,
     EndOnNode,
+    Rejoined,
     SessionGone,
     StartOnNode,
     TellEnded,
@@ -33,7 +35,7 @@ from disco_server.core.placement import Placer, place
 from disco_server.core.session_state import End, SessionTable
 from disco_server.observe.logs import bind
 
-__all__ = ["Hub", "NodeLink"]
+__all__ = ["Hub", "NodeLink", "ended_message", "rank_infos", "session_info"]
 
 _logger = logging.getLogger("disco.controller")
 
@@ -56,6 +58,10 @@ class Hub:
         heartbeat: Seconds between heartbeats.
         placer: Decides which ranks go where.
         min_slots: How many slots a node must offer to be let in.
+        node_return: Seconds in which a node whose connection broke may come back.
+
+    Attributes:
+        settled_at: From then on nobody tells any more of sessions of an earlier controller.
     """
 
     def __init__(
@@ -66,8 +72,16 @@ class Hub:
         *,
         placer: Placer = place,
         min_slots: int = 1,
+        node_return: float = 2.0,
     ) -> None:
-        self.cluster = Cluster(session_lease, node_lease, placer=placer, min_slots=min_slots)
+        self.cluster = Cluster(
+            session_lease,
+            node_lease,
+            placer=placer,
+            min_slots=min_slots,
+            node_return=node_return,
+        )
+        self.settled_at = time.monotonic() + node_lease
         self.heartbeat = heartbeat
         self.transfers = Transfers()
         self.exchanges = Exchanges()
@@ -91,11 +105,14 @@ class Hub:
                 case TellQueued(session, ahead):
                     self._tell(session.session, Kind.QUEUED, self.queued(ahead))
                 case TellReady(session):
-                    self._tell_ready(session)
+                    self.tell_ready(session)
+                    self._log_ready(session)
                 case TellEnded(session, end):
                     self._tell_ended(session, end)
                 case DropNode(node, message):
                     self._drop(node, message)
+                case Rejoined(session):
+                    self._find_routes(session)
                 case SessionGone(session_id):
                     self.routes.pop(session_id, None)
         if not self.cluster.sessions:
@@ -107,8 +124,13 @@ class Hub:
     async def wait_for_nodes(self, count: int) -> None:
         """Waits until this many nodes are here."""
         while len(self.cluster.members.nodes) < count:
-            self._changed.clear()
-            await self._changed.wait()
+            await self.change(None)
+
+    async def change(self, seconds: float | None) -> None:
+        """Waits until something has been decided, or for some seconds."""
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
 
     def _post(self, node: str, raw: bytes) -> None:
         link = self.links.get(node)
@@ -128,11 +150,14 @@ class Hub:
             num_groups=session.num_groups,
             ccl=session.ccl,
             transfer_key=session.transfer_key,
+            owner=session.owner,
+            lease_s=session.lease,
             nodes=[
                 node_pb2.NodeRanks(
                     node=s.node,
                     workers=s.workers,
                     devices=s.devices,
+                    slots=s.slots,
                     host_id=self.cluster.members.nodes[s.node].host_id,
                 )
                 for s in shares
@@ -140,14 +165,19 @@ class Hub:
             node_index=[share.node for share in shares].index(node),
         )
         if session.session not in self.routes:
-            links = [self.links[share.node] for share in shares]
-            self.routes[session.session] = tuple(link.outbox for link in links)
-            self.exchanges.open(session.session)
+            self._find_routes(session)
         self._post(
             node, envelope(Kind.START_RANKS, start.SerializeToString(), session=session.session)
         )
 
-    def _tell_ready(self, session: SessionTable) -> None:
+    def _find_routes(self, session: SessionTable) -> None:
+        """Notes the streams of a session's nodes, of those that are here."""
+        found = [self.links.get(share.node) for share in session.shares]
+        self.routes[session.session] = tuple(link.outbox for link in found if link is not None)
+        self.exchanges.open(session.session)
+
+    def tell_ready(self, session: SessionTable) -> None:
+        """Tells the client of a session where its ranks run."""
         ready = controller_pb2.SessionReady(
             session=session.session,
             name=session.name,
@@ -155,11 +185,16 @@ class Hub:
             transfer_key=session.transfer_key,
             version=__version__,
             heartbeat_s=self.heartbeat,
+            lease_s=session.lease,
+            num_groups=session.num_groups,
+            ccl=session.ccl,
         )
         outbox = self.clients.get(session.session)
         if outbox is not None:
             raw = envelope(Kind.READY, ready.SerializeToString(), session=session.session)
             outbox.post(raw)
+
+    def _log_ready(self, session: SessionTable) -> None:
         nodes = ", ".join(sorted({rank[1] for rank in session.ranks.values()}))
         bind(_logger, session=session.name).info(
             "session runs: %d workers on %s for %s", session.num_workers, nodes, session.owner
@@ -181,15 +216,8 @@ class Hub:
         outbox = self.clients.pop(session_id, None)
         if outbox is None:
             return
-        ended = controller_pb2.SessionEnded(
-            reason=int(end.reason),  # type: ignore[arg-type]  (the numbers are the same)
-            message=end.message,
-            worker=end.worker,
-            node=end.node,
-            exit_status=end.exit_status,
-            output=end.output,
-            slots=self.queued(0),
-        )
+        ended = ended_message(end)
+        ended.slots.CopyFrom(self.queued(0))
         outbox.post(envelope(Kind.ENDED, ended.SerializeToString(), session=session_id))
         outbox.close()
 
@@ -228,6 +256,7 @@ class Hub:
             transfer_key=secrets.token_bytes(16),
             created=now,
             deadline=now + create.timeout_s,
+            lease=self.cluster.session_lease,
         )
 
     def session_of(self, transfer: controller_pb2.Transfer) -> SessionTable | None:
@@ -245,6 +274,11 @@ class Hub:
             if worker in share.workers:
                 return share.node
         return None
+
+    def on_node(self, session_id: int, name: str) -> bool:
+        """Whether a session has ranks on a node."""
+        session = self.cluster.sessions.get(session_id)
+        return session is not None and session.runs_on(name)
 
     def node_of_key(self, key: bytes) -> str | None:
         """The node that this registration's key belongs to."""
@@ -283,6 +317,18 @@ def _dismiss(link: NodeLink, message: str) -> None:
     refused = node_pb2.Refused(message=message)
     link.outbox.post(envelope(Kind.REFUSED, refused.SerializeToString()))
     link.outbox.close()
+
+
+def ended_message(end: End) -> controller_pb2.SessionEnded:
+    """What a client is told of the end of its session."""
+    return controller_pb2.SessionEnded(
+        reason=int(end.reason),  # type: ignore[arg-type]  (the numbers are the same)
+        message=end.message,
+        worker=end.worker,
+        node=end.node,
+        exit_status=end.exit_status,
+        output=end.output,
+    )
 
 
 def rank_infos(session: SessionTable) -> list[controller_pb2.RankInfo]:

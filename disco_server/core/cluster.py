@@ -6,10 +6,21 @@ happen comes back as a list of effects for the daemon to carry out in order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections import OrderedDict
+from collections.abc import Sequence
 
 from disco_client.errors import describe_exit
+from disco_server.core.effects import (
+    DropNode,
+    Effect,
+    EndOnNode,
+    Rejoined,
+    SessionGone,
+    StartOnNode,
+    TellEnded,
+    TellQueued,
+    TellReady,
+)
 from disco_server.core.membership import Membership, Node
 from disco_server.core.placement import NodeShare, Placer, kind_for, place
 from disco_server.core.session_state import (
@@ -20,76 +31,11 @@ from disco_server.core.session_state import (
     Step,
 )
 
-__all__ = [
-    "Cluster",
-    "DropNode",
-    "Effect",
-    "EndOnNode",
-    "SessionGone",
-    "StartOnNode",
-    "TellEnded",
-    "TellQueued",
-    "TellReady",
-]
+__all__ = ["Cluster"]
 
 
-@dataclass(frozen=True, slots=True)
-class StartOnNode:
-    """Start the session's ranks on this node."""
-
-    node: str
-    session: SessionTable
-
-
-@dataclass(frozen=True, slots=True)
-class EndOnNode:
-    """End the session's ranks on this node."""
-
-    node: str
-    session: int
-
-
-@dataclass(frozen=True, slots=True)
-class TellQueued:
-    """Tell the client what it waits for."""
-
-    session: SessionTable
-    ahead: int
-
-
-@dataclass(frozen=True, slots=True)
-class TellReady:
-    """Tell the client that every rank runs."""
-
-    session: SessionTable
-
-
-@dataclass(frozen=True, slots=True)
-class TellEnded:
-    """Tell the client that the session is over; its exchange fails too."""
-
-    session: SessionTable
-    end: End
-
-
-@dataclass(frozen=True, slots=True)
-class DropNode:
-    """Close the stream of a node that fell silent."""
-
-    node: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class SessionGone:
-    """Nothing is left of the session; forget it."""
-
-    session: int
-
-
-Effect: TypeAlias = (
-    StartOnNode | EndOnNode | TellQueued | TellReady | TellEnded | DropNode | SessionGone
-)
+_REMEMBERED = 1024
+"""How many sessions that are gone are remembered."""
 
 
 class Cluster:
@@ -100,6 +46,13 @@ class Cluster:
         node_lease: Seconds of silence after which a node counts as lost.
         placer: Decides which ranks go where.
         min_slots: How many slots a node must offer to be let in.
+        node_return: Seconds in which a node whose connection broke may come back.
+
+    Attributes:
+        members: The nodes.
+        sessions: Those that are not gone, by id.
+        over: The latest of those that are gone, for who asks for them.
+        draining: Whether nothing new begins.
     """
 
     def __init__(
@@ -109,25 +62,94 @@ class Cluster:
         *,
         placer: Placer = place,
         min_slots: int = 1,
+        node_return: float = 2.0,
     ) -> None:
         self._place = placer
-        self._session_lease = session_lease
+        self._node_return = node_return
+        self.session_lease = session_lease
         self._node_lease = node_lease
         self.members = Membership(min_slots)
         self.sessions: dict[int, SessionTable] = {}
+        self.over: OrderedDict[int, SessionTable] = OrderedDict()
         self._queue: list[int] = []
         self.draining = False
 
     # Nodes ---------------------------------------------------------------------
 
-    def node_joined(self, node: Node) -> list[Effect]:
-        """A daemon registered.
+    def node_joined(
+        self, node: Node, runs: Sequence[SessionTable] = (), now: float = 0.0
+    ) -> list[Effect]:
+        """A daemon registered, for the first time or again.
+
+        Args:
+            node: What it offers.
+            runs: The sessions that it runs, as it knows them: this controller may have
+                been started after them.
+            now: The time.
 
         Raises:
             NodeRefused: It may not join.
         """
-        self.members.join(node)
-        return self._place_waiting()
+        known = self.members.nodes.get(node.name)
+        effects: list[Effect] = []
+        if known is not None and known.incarnation == node.incarnation:
+            self.members.replace(node)
+            effects += self._missing_after_return(node.name, {run.session for run in runs})
+        else:
+            if known is not None and known.away_since is not None:
+                effects += self.node_left(node.name, "its daemon was started again")
+            self.members.join(node)
+        for run in runs:
+            effects += self._recall(node.name, run, now)
+        return effects + self._place_waiting()
+
+    def _missing_after_return(self, name: str, runs: set[int]) -> list[Effect]:
+        """Ends sessions whose ranks a node has ended while it was apart."""
+        message = f"node {name!r} ended its workers while it had no connection"
+        end = End(EndReason.NODE_LOST, message, node=name)
+        effects: list[Effect] = []
+        for session in list(self.sessions.values()):
+            if session.session in runs or not session.runs_on(name):
+                continue
+            if session.alive:
+                effects += self.end(session.session, end)
+            if session.state is SessionState.ENDING:
+                effects += self.gone_on_node(session.session, name)
+        return effects
+
+    def _recall(self, name: str, run: SessionTable, now: float) -> list[Effect]:
+        """Takes over a session that a node runs, or ends it there."""
+        session = self.sessions.get(run.session)
+        if session is None and (run.session in self.over or self.draining):
+            return [EndOnNode(name, run.session)]
+        if session is None:
+            session = self.sessions[run.session] = run
+            session.deadline = now + self._node_lease
+            session.waiting_for = {share.node for share in run.shares}
+        if not session.alive or not session.runs_on(name):
+            return [EndOnNode(name, run.session)]
+        for share in session.shares:
+            if share.node == name:
+                self.members.take(session.session, name, share.slots)
+        session.ranks.update(run.ranks)
+        if session.state is SessionState.RETURNING:
+            session.waiting_for.discard(name)
+            if not session.waiting_for:
+                session.step(Step.READY)
+                session.deadline = now + session.lease
+        return [Rejoined(session)]
+
+    def node_away(self, name: str, now: float) -> list[Effect]:
+        """A daemon's stream broke without a goodbye: it may be back in a moment."""
+        node = self.members.nodes.get(name)
+        if node is None:
+            return []
+        if node.draining or not any(s.runs_on(name) for s in self.sessions.values()):
+            return self.node_left(name, "its connection closed")
+        node.away_since = now
+        message = f"lost node {name!r}: its connection closed while workers were started"
+        starting = [s for s in self.sessions.values() if s.state is SessionState.STARTING]
+        return self._end_all_on(name, End(EndReason.NODE_LOST, message, node=name), starting)
 
     def node_heard(self, name: str, now: float) -> None:
         """A daemon said something."""
@@ -153,10 +175,12 @@ class Cluster:
                 effects += self.gone_on_node(session.session, name)
         return effects + self._place_waiting()
 
-    def _end_all_on(self, name: str, end: End) -> list[Effect]:
+    def _end_all_on(
+        self, name: str, end: End, sessions: Sequence[SessionTable] | None = None
+    ) -> list[Effect]:
         effects: list[Effect] = []
-        for session in list(self.sessions.values()):
-            if session.alive and any(share.node == name for share in session.shares):
+        for session in list(self.sessions.values()) if sessions is None else sessions:
+            if session.alive and session.runs_on(name):
                 effects += self.end(session.session, end)
         return effects
 
@@ -281,19 +305,33 @@ class Cluster:
         return effects + self._place_waiting()
 
     def _forget(self, session: SessionTable) -> list[Effect]:
-        del self.sessions[session.session]
+        self.over[session.session] = self.sessions.pop(session.session)
+        while len(self.over) > _REMEMBERED:
+            self.over.popitem(last=False)
         return [SessionGone(session.session)]
 
-    def client_left(self, session_id: int, now: float) -> list[Effect]:
-        """A client's stream broke without a goodbye."""
+    def client_left(self, session_id: int, now: float, lease: float | None = None) -> list[Effect]:
+        """A client's stream broke, or it said how many seconds somebody may attach."""
         session = self.sessions.get(session_id)
         if session is None or not session.alive:
             return []
-        if session.state is not SessionState.RUNNING or self._session_lease <= 0:
+        if session.state is not SessionState.RUNNING or session.lease <= 0:
             return self.end(session_id, End(EndReason.CLOSED, "its client went away"))
         session.step(Step.DETACH)
-        session.deadline = now + self._session_lease
+        session.deadline = now + (session.lease if lease is None else lease)
         return []
+
+    def client_back(self, session_id: int, owner: str) -> None:
+        """A client has attached to a session, which runs or waits for one."""
+        session = self.sessions[session_id]
+        if session.state is SessionState.DETACHED:
+            session.step(Step.ATTACH)
+        session.owner = owner or session.owner
+
+    def find(self, name: str) -> SessionTable | None:
+        """Finds a session by its name or by its id in hexadecimal; of several, the newest."""
+        found = [s for s in self.sessions.values() if name in (s.name, f"{s.session:016x}")]
+        return max(found, key=lambda session: session.created, default=None)
 
     # Time ---------------------------------------------------------------------------
 
@@ -306,12 +344,22 @@ class Cluster:
                     session.session, End(EndReason.NO_SLOTS, self._no_slots(session))
                 )
             elif session.state is SessionState.DETACHED and now >= session.deadline:
-                message = f"its client did not come back within {self._session_lease:g} s"
+                message = "its client did not come back in time"
                 effects += self.end(session.session, End(EndReason.CLOSED, message))
+            elif session.state is SessionState.RETURNING and now >= session.deadline:
+                effects += self._give_up_return(session)
+        for node in list(self.members.nodes.values()):
+            if node.away_since is not None and now - node.away_since >= self._node_return:
+                effects += self.node_left(node.name, "its connection closed")
         for name in self.members.silent(now, self._node_lease):
             why = f"it was silent for more than {self._node_lease:g} s"
             effects += [DropNode(name, why), *self.node_left(name, why)]
         return effects
+
+    def _give_up_return(self, session: SessionTable) -> list[Effect]:
+        node = min(session.waiting_for)
+        message = f"node {node!r} did not come back to a controller that was started again"
+        return self.end(session.session, End(EndReason.NODE_LOST, message, node=node))
 
     def _no_slots(self, session: SessionTable) -> str:
         members = self.members

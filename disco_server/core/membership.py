@@ -31,6 +31,7 @@ class Node:
         heard: When it last said anything.
         taken: Slot number to the session that holds it.
         draining: It takes no new sessions.
+        away_since: When its connection broke, until it is back.
     """
 
     name: str
@@ -43,11 +44,12 @@ class Node:
     draining: bool = False
     array_address: str = ""
     host_id: str = ""
+    away_since: float | None = None
 
     @property
     def free(self) -> FreeSlots:
         """The slots that no session holds."""
-        if self.draining:
+        if self.draining or self.away_since is not None:
             return FreeSlots(self.name, ())
         return FreeSlots(
             self.name,
@@ -87,6 +89,11 @@ class Membership:
             raise NodeRefused(msg)
         self.nodes[node.name] = node
 
+    def replace(self, node: Node) -> None:
+        """Puts a node in the place of the same daemon, which has come back."""
+        node.taken = self.nodes[node.name].taken
+        self.nodes[node.name] = node
+
     def leave(self, name: str) -> Node | None:
         """Removes a node and returns it."""
         return self.nodes.pop(name, None)
@@ -99,7 +106,11 @@ class Membership:
 
     def silent(self, now: float, lease: float) -> list[str]:
         """Names the nodes not heard of for longer than ``lease`` seconds."""
-        return [name for name, node in self.nodes.items() if now - node.heard > lease]
+        return [
+            name
+            for name, node in self.nodes.items()
+            if node.away_since is None and now - node.heard > lease
+        ]
 
     @property
     def total_slots(self) -> int:

@@ -8,6 +8,9 @@
                                  ▼
                               ENDING ──gone──▶ GONE
 
+A controller that is started again learns of its sessions from their nodes: each is
+``RETURNING`` until the last of them is back, and then ``DETACHED`` until its client is.
+
 A session holds its slots from ``place`` until ``gone``: until every node has
 said that none of its processes is left.
 """
@@ -28,6 +31,7 @@ class SessionState(enum.Enum):
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
+    RETURNING = "returning"
     DETACHED = "detached"
     ENDING = "ending"
     GONE = "gone"
@@ -61,6 +65,7 @@ _MOVES: dict[SessionState, dict[Step, SessionState]] = {
     SessionState.QUEUED: {Step.PLACE: SessionState.STARTING, Step.END: SessionState.GONE},
     SessionState.STARTING: {Step.READY: SessionState.RUNNING, Step.END: SessionState.ENDING},
     SessionState.RUNNING: {Step.DETACH: SessionState.DETACHED, Step.END: SessionState.ENDING},
+    SessionState.RETURNING: {Step.READY: SessionState.DETACHED, Step.END: SessionState.ENDING},
     SessionState.DETACHED: {Step.ATTACH: SessionState.RUNNING, Step.END: SessionState.ENDING},
     SessionState.ENDING: {Step.GONE: SessionState.GONE},
     SessionState.GONE: {},
@@ -102,7 +107,8 @@ class SessionTable:
         num_workers, num_groups, ccl: What was asked for.
         transfer_key: The secret that names its arrays.
         created: When it was asked for.
-        deadline: Until when it waits for slots, or for its client to come back.
+        deadline: Until when it waits for slots, or for its client or nodes to come back.
+        lease: Seconds that it waits for its client.
         shares: Its ranks by node, once placed.
         waiting_for: Nodes that have not yet said "ready", or later "gone".
         ranks: (worker, node, pid, device) of each started rank.
@@ -118,6 +124,7 @@ class SessionTable:
     transfer_key: bytes
     created: float
     deadline: float
+    lease: float = 0.0
     state: SessionState = SessionState.QUEUED
     shares: tuple[NodeShare, ...] = ()
     waiting_for: set[str] = field(default_factory=set[str])
@@ -137,6 +144,10 @@ class SessionTable:
             msg = f"session {self.name!r} is {self.state.value} and cannot {step.value}"
             raise WrongStep(msg)
         self.state = after
+
+    def runs_on(self, node: str) -> bool:
+        """Whether some of its ranks are placed on a node."""
+        return any(share.node == node for share in self.shares)
 
     @property
     def alive(self) -> bool:

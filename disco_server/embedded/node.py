@@ -44,6 +44,9 @@ _DRAIN_S = 5.0
 _GOODBYE_S = 1.0
 _STOP_S = 15.0
 _LOOK_S = 0.25
+_RETURN_S = 5.0
+"""How long the workers of other nodes outlive this process, or a broken connection to it."""
+
 _NODE_LEASE_S = 30.0
 """A program may keep this process from turning its loop for a while."""
 
@@ -92,11 +95,12 @@ class EmbeddedNode:
 
     async def _serve(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix="disco-node-"))
-        config = ControllerConfig(node_lease_s=_NODE_LEASE_S)
+        config = ControllerConfig(session_lease_s=_RETURN_S, node_lease_s=_NODE_LEASE_S)
         hub = Hub(
             config.session_lease_s,
             config.node_lease_s,
             config.heartbeat_s,
+            node_return=config.node_return_s,
             placer=self._layout.place,
             min_slots=self._layout.per_node,
         )

@@ -17,7 +17,7 @@ from disco_client.errors import ConfigError, SessionClosed, SessionError, Sessio
 from disco_client.output import print_logs
 from disco_client.pb import node_pb2
 from disco_client.session import Session
-from disco_client.transport.base import Events, OutgoingBatch, RankPlace, Welcome
+from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import frame, progress_in
 from disco_server.channels.growing import FROM_RANKS
@@ -106,7 +106,7 @@ def _environ() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
-class ProcessTransport:
+class ProcessTransport(Bound):
     """Carries a session to child processes over sockets.
 
     Raises:

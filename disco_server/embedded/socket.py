@@ -12,7 +12,7 @@ from disco_client.arguments import check_session
 from disco_client.connecting import owner
 from disco_client.errors import ConfigError, NoSlots
 from disco_client.session import Session, print_logs
-from disco_client.transport.base import Wish
+from disco_client.transport.base import Bound, Wish
 from disco_client.transport.grpc import GrpcTransport
 from disco_server.config import Address
 from disco_server.embedded.node import EmbeddedNode
@@ -90,7 +90,10 @@ class SocketSession(Session):
         wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), _OPEN_S)
         try:
             _await_nodes(node, self._address, num_nodes, num_workers_per_node, timeout)
-            transport = _EmbeddedTransport(node, wish)
+            transport = _EmbeddedTransport.create(
+                str(node.private), wish, connect_timeout=_OPEN_S, on_queued=lambda _waiting: None
+            )
+            transport.take_along(node)
         except BaseException:
             node.stop()
             raise
@@ -104,14 +107,14 @@ class SocketSession(Session):
         return str(self._address)
 
 
-class _EmbeddedTransport(GrpcTransport):
+class _EmbeddedTransport(Bound, GrpcTransport):
     """A session of a controller that ends with it."""
 
-    def __init__(self, node: EmbeddedNode, wish: Wish) -> None:
+    _node: EmbeddedNode
+
+    def take_along(self, node: EmbeddedNode) -> None:
+        """Lets a node end with the session."""
         self._node = node
-        super().__init__(
-            str(node.private), wish, connect_timeout=_OPEN_S, on_queued=lambda _waiting: None
-        )
 
     def close(self, timeout: float) -> None:
         """Ends the session, then the controller and node 0; idempotent."""

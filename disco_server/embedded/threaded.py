@@ -12,7 +12,7 @@ from disco_client.arguments import check_session
 from disco_client.errors import ConfigError, SessionClosed, SessionError, WorkerLost, worker_lost
 from disco_client.output import print_logs
 from disco_client.session import Session
-from disco_client.transport.base import Events, OutgoingBatch, RankPlace, Welcome
+from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.codec import Kind
 from disco_client.wire.values import Device
 from disco_server.collectives.base import Communicator
@@ -74,7 +74,7 @@ class ThreadedSession(Session):
         )
 
 
-class ThreadTransport:
+class ThreadTransport(Bound):
     """Carries a session to threads of this process."""
 
     def __init__(self, num_workers: int, num_groups: int, ccl: str) -> None:

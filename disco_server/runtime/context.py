@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Worker:
         allow_save: Folders in which its session may save.
         loading: What files its session may load modules from.
         position: The number of the command that runs; the executor sets it.
+        published: Values that outlive their registers, with what a client notes of each.
     """
 
     def __init__(  # noqa: PLR0913  (what a rank is told when it is assigned)
@@ -74,6 +75,7 @@ class Worker:
         self._ordinary_ccl = ordinary_ccl
         self._comm: Communicator | None = None
         self.position = 0
+        self.published: dict[str, tuple[Any, Mapping[str, Any]]] = {}
         self._passed = 0
 
     @property

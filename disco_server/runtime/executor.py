@@ -236,7 +236,9 @@ class Executor:
             self._names[command.reg] = func, str(name)
 
     def _kill(self, _seq: int, command: EncodedCommand) -> None:
-        if command.reg:
+        if command.args:  # a client that knows of none begins
+            self.registers.clear()
+        elif command.reg:
             self.registers.release((command.reg,))
 
     def _sync(self, seq: int, command: EncodedCommand) -> None:

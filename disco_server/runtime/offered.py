@@ -15,6 +15,7 @@ _MODULES = (
     "dtensor_ops",
     "checkpoint_builtins",
     "file_builtins",
+    "published",
 )
 
 for _module in _MODULES:

@@ -94,6 +94,10 @@ class RegisterFile:
             if register < size:
                 slots[register] = None
 
+    def clear(self) -> None:
+        """Empties all registers."""
+        self.slots[:] = [None] * len(self.slots)
+
     def statistics(self) -> tuple[int, int]:
         """Returns how many registers there are, and how many hold something."""
         return len(self.slots), sum(value is not None for value in self.slots)

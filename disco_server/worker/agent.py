@@ -1,4 +1,8 @@
-"""The daemon's line to the controller: register, relay, beat, and come back."""
+"""The daemon's line to the controller: register, relay, beat, and come back.
+
+Ranks do not depend on it: they go on while it is broken, and what they say meanwhile is
+kept. A controller that comes back, or another one in its place, is told what runs here.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ __all__ = ["Agent"]
 
 _logger = logging.getLogger("disco.worker")
 _FENCE_TIMEOUT_S = 120.0
-_BACKOFF_S = (0.1, 5.0)
+_BACKOFF_S = (0.1, 1.0)
 _SILENCE_S = 30.0
 
 
@@ -51,25 +55,75 @@ class Agent:
     def __init__(self, config: WorkerConfig, spares: Spares) -> None:
         self.array_address = ""
         self._config = config
-        self._spares = spares
         self._incarnation = secrets.randbits(63)
         self._node_key = b""
         self._outbox = Outbox()
-        self._supervisor: Supervisor | None = None
+        self._fences: Any = None
         self._heard = 0.0
         self.registered = asyncio.Event()
+        self._carrier = ArrayCarrier()
+        self._supervisor = Supervisor(
+            node=config.name,
+            allow_modules=config.allow_modules,
+            allow_read=config.allow_read,
+            allow_save=config.allow_save,
+            loading=LoadRules(
+                config.allow_load, config.module_cache, config.module_cache_mib << 20
+            ),
+            spares=spares,
+            post=self._post,
+            fence=self._fence,
+            carrier=self._carrier,
+        )
 
     @property
-    def arrays(self) -> NodeArrays | None:
-        """The arrays of the sessions here, while there is a controller."""
-        return None if self._supervisor is None else self._supervisor.arrays
+    def arrays(self) -> NodeArrays:
+        """The arrays of the sessions here."""
+        return self._supervisor.arrays
+
+    def _post(self, raw: bytes) -> None:
+        # What is lost with a connection is sent again over the next one.
+        if self.registered.is_set():
+            self._outbox.post(raw)
+
+    async def _fence(
+        self, session: int, name: str, index: int, count: int, items: Mapping[str, bytes]
+    ) -> Mapping[str, bytes]:
+        """Exchanges keys with the other nodes of a session, over one connection or several."""
+        request = node_pb2.FenceRequest(
+            session=session,
+            name=name,
+            participant=index,
+            participants=count,
+            items=items,
+            timeout_s=_FENCE_TIMEOUT_S,
+        )
+        try:
+            async with asyncio.timeout(_FENCE_TIMEOUT_S):
+                while True:
+                    await self.registered.wait()
+                    request.node_key = self._node_key
+                    try:
+                        return (await self._fences(request)).items
+                    except grpc.RpcError as error:
+                        if not _is_broken(error) and request.node_key == self._node_key:
+                            raise ConnectionError(_reason(error)) from None
+                        await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            msg = f"no controller answered within {_FENCE_TIMEOUT_S:g} s"
+            raise ConnectionError(msg) from None
 
     async def run(self) -> None:
         """Connects again and again, with growing pauses; ends only when cancelled."""
+        try:
+            await self._keep_connected()
+        finally:
+            await asyncio.shield(self._supervisor.end_all())
+
+    async def _keep_connected(self) -> None:
         pause, longest = _BACKOFF_S
         said = ""
         while True:
-            self.registered.clear()
             try:
                 why = await self._connect_once()
             except grpc.RpcError as error:
@@ -80,9 +134,14 @@ class Agent:
                 # Without this line the daemon would live on, and serve nobody.
                 _logger.exception("the connection to the controller failed")
                 why = repr(error)
+            finally:
+                knew = self.registered.is_set()
+                self.registered.clear()
+                self._carrier.disconnect()
             _end_if_cancelled()
-            if self.registered.is_set():
+            if knew:
                 pause, said = _BACKOFF_S[0], ""
+                self._supervisor.disconnected()
             if why != said:
                 _logger.warning(
                     "not connected to the controller at %s: %s; trying again",
@@ -99,53 +158,15 @@ class Agent:
         async with grpc.aio.insecure_channel(
             target(self._config.controller), options=CHANNEL_OPTIONS
         ) as channel:
-            rendezvous = channel.unary_unary(
+            self._fences = channel.unary_unary(
                 "/disco.v1.RendezvousService/Fence",
                 request_serializer=node_pb2.FenceRequest.SerializeToString,
                 response_deserializer=node_pb2.FenceResult.FromString,
             )
+            self._carrier.connect(channel)
+            return await self._talk(channel, outbox)
 
-            async def fence(
-                session: int, name: str, index: int, count: int, items: Mapping[str, bytes]
-            ) -> Mapping[str, bytes]:
-                request = node_pb2.FenceRequest(
-                    session=session,
-                    node_key=self._node_key,
-                    name=name,
-                    participant=index,
-                    participants=count,
-                    items=items,
-                    timeout_s=_FENCE_TIMEOUT_S,
-                )
-                try:
-                    return (await rendezvous(request)).items
-                except grpc.RpcError as error:
-                    raise ConnectionError(_reason(error)) from None
-
-            supervisor = Supervisor(
-                node=self._config.name,
-                allow_modules=self._config.allow_modules,
-                allow_read=self._config.allow_read,
-                allow_save=self._config.allow_save,
-                loading=LoadRules(
-                    self._config.allow_load,
-                    self._config.module_cache,
-                    self._config.module_cache_mib << 20,
-                ),
-                spares=self._spares,
-                post=outbox.post,
-                fence=fence,
-                carrier=ArrayCarrier(channel),
-            )
-            self._supervisor = supervisor
-            try:
-                return await self._talk(channel, supervisor, outbox)
-            finally:
-                # Without a controller nobody drives these ranks or reads their answers.
-                await asyncio.shield(supervisor.end_all())
-                self._supervisor = None
-
-    async def _talk(self, channel: grpc.aio.Channel, supervisor: Supervisor, outbox: Outbox) -> str:
+    async def _talk(self, channel: grpc.aio.Channel, outbox: Outbox) -> str:
         stream = cast("Any", channel).stream_stream("/disco.v1.NodeService/Register")()
         await stream.write(self._introduction())
         writing = asyncio.ensure_future(outbox.run(stream.write))
@@ -160,10 +181,11 @@ class Agent:
                 if received.kind == Kind.REGISTERED:
                     self._node_key = node_pb2.NodeRegistered.FromString(received.payload).node_key
                     self.registered.set()
+                    self._supervisor.connected()
                 elif received.kind == Kind.REFUSED:
                     return node_pb2.Refused.FromString(received.payload).message
                 else:
-                    supervisor.receive(raw, received)
+                    self._supervisor.receive(raw, received)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -197,20 +219,21 @@ class Agent:
             array_address=self.array_address,
             host_id=host_id(),
             pid=os.getpid(),
+            sessions=self._supervisor.running(),
         )
         return envelope(Kind.REGISTER, info.SerializeToString())
 
     async def leave(self) -> None:
         """Tells the controller that this daemon leaves, and ends what runs here."""
-        self._outbox.post(envelope(Kind.DRAIN))
-        if self._supervisor is not None:
-            # Clients learn from the controller why their session ended.
-            await asyncio.sleep(_LEAVE_S)
-            await self._supervisor.end_all()
+        self._post(envelope(Kind.DRAIN))
+        # Clients learn from the controller why their session ended.
+        await asyncio.sleep(_LEAVE_S)
+        await self._supervisor.end_all()
 
 
 _HEARTBEAT_S = 2.0
 _LEAVE_S = 0.2
+_AGAIN_S = 0.1
 
 
 def _end_if_cancelled() -> None:
@@ -223,6 +246,14 @@ def _end_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+def _is_broken(error: grpc.RpcError) -> bool:
+    """Whether a call failed with its connection, and may be made again over the next one."""
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() in (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+    )
 
 
 def _reason(error: grpc.RpcError) -> str:

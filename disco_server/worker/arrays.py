@@ -28,6 +28,7 @@ from disco_server.channels.growing import GrowingArray
 __all__ = ["ArrayCarrier", "receive_array", "send_array", "wait_for"]
 
 _SERVICE = "/disco.v1.NodeService/"
+_NO_CONTROLLER = "the node has no connection to its controller"
 
 
 async def receive_array(
@@ -97,22 +98,37 @@ def _check_size(expected: int, got: int, *, at_most: bool = False) -> None:
 
 
 class ArrayCarrier:
-    """Moves arrays over the daemon's connection to the controller."""
+    """Moves arrays over the daemon's connection to the controller, while there is one."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self) -> None:
+        self._fetch: Any = None
+        self._push: Any = None
+
+    def connect(self, channel: grpc.aio.Channel) -> None:
+        """Uses a connection from now on."""
         # Bytes cross it as they are, which the types of its methods do not foresee.
         untyped = cast("Any", channel)
-        self._fetch: Any = untyped.unary_stream(
+        self._fetch = untyped.unary_stream(
             _SERVICE + "Fetch",
             request_serializer=controller_pb2.Transfer.SerializeToString,
         )
-        self._push: Any = untyped.stream_unary(
+        self._push = untyped.stream_unary(
             _SERVICE + "Push",
             response_deserializer=controller_pb2.UploadResult.FromString,
         )
 
+    def disconnect(self) -> None:
+        """Notes that there is no connection."""
+        self._fetch = self._push = None
+
     def fetch(self, transfer: controller_pb2.Transfer) -> AsyncIterable[bytes]:
-        """Returns the chunks of an upload; they raise grpc.RpcError where it is broken off."""
+        """Returns the chunks of an upload; they raise grpc.RpcError where it is broken off.
+
+        Raises:
+            ConnectionError: There is no connection.
+        """
+        if self._fetch is None:
+            raise ConnectionError(_NO_CONTROLLER)
         chunks: AsyncIterable[bytes] = self._fetch(transfer)
         return chunks
 
@@ -120,8 +136,11 @@ class ArrayCarrier:
         """Sends an array in encoded chunks to the client.
 
         Raises:
+            ConnectionError: There is no connection.
             grpc.RpcError: The session or the client went away.
         """
+        if self._push is None:
+            raise ConnectionError(_NO_CONTROLLER)
 
         async def chunks() -> AsyncIterator[bytes]:
             yield controller_pb2.ArrayChunk(transfer=transfer).SerializeToString()

@@ -10,6 +10,7 @@ from disco_client.pb import node_pb2
 from disco_client.transport.shared import SharedPool
 from disco_server.channels.growing import Offers
 from disco_server.observe.logs import BoundLogger
+from disco_server.worker.kept_replies import KeptReplies
 from disco_server.worker.pmi import PmiNode
 from disco_server.worker.rank_handle import RankHandle
 
@@ -28,6 +29,13 @@ class NodeSession:
         memory: For arrays, to use again.
         ranks: Its processes here.
         assigned: Of each rank, done when it is ready.
+        ready: Whether all of them are.
+        received: The newest command that came; batches come in order and once.
+        gap_told: Whether the client was told that a batch is missing.
+        replies: What the client may not have yet.
+        exits: The reports of ranks that ended, encoded.
+        asked_ccl: An envelope by which a rank opened the communicator.
+        orphan: Ends the session when no controller comes back for it.
         pmi: Where its ranks meet for MPI.
         ending: Whether it is over.
         tasks: What is done on its behalf, and ends with it.
@@ -42,6 +50,13 @@ class NodeSession:
     assigned: dict[int, asyncio.Future[None]] = field(
         default_factory=dict[int, "asyncio.Future[None]"]
     )
+    ready: bool = False
+    received: int = 0
+    gap_told: bool = False
+    replies: KeptReplies = field(default_factory=KeptReplies)
+    exits: list[bytes] = field(default_factory=list[bytes])
+    asked_ccl: bytes = b""
+    orphan: asyncio.TimerHandle | None = None
     pmi: PmiNode | None = None
     ending: bool = False
     tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])

@@ -50,6 +50,8 @@ class RankHandle:
         self._unsent: deque[tuple[memoryview, int | None]] = deque()
         self._loop = asyncio.get_running_loop()
         self._open = True
+        self._reading = True
+        self._ended = False
         self.pid = process.pid
         self.pmi = pmi
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -166,9 +168,22 @@ class RankHandle:
             self.kill()
         if frames is None:
             self._loop.remove_reader(self._sock)
+            self._ended = True
             return
         for raw in frames:
             self._deliver(raw)
+
+    def stop_reading(self) -> None:
+        """Leaves what the rank sends where it is, so that the rank waits at last."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._sock)
+
+    def go_on_reading(self) -> None:
+        """Reads what the rank sends again."""
+        if not self._reading and self._open and not self._ended:
+            self._reading = True
+            self._loop.add_reader(self._sock, self._readable)
 
     def _deliver(self, raw: bytes) -> None:
         if self.on_envelope is not None:

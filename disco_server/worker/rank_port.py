@@ -81,6 +81,7 @@ class RankPort(ArrayPorter):
         self._sock = sock
         self._page = page
         self._sent = 0
+        self._replies = 0
         self._reader = FrameReader()
         self._looker = select.poll()
         self._looker.register(sock, select.POLLIN)
@@ -156,9 +157,9 @@ class RankPort(ArrayPorter):
                 os.sched_yield()
         return receive(self._sock, self._reader)
 
-    def send(self, kind: Kind, payload: bytes = b"") -> None:
-        """Sends one envelope to the daemon."""
-        raw = envelope(kind, payload, session=self._session, worker=self._worker)
+    def send(self, kind: Kind, payload: bytes = b"", number: int = 0) -> None:
+        """Sends one envelope to the daemon; replies are numbered."""
+        raw = envelope(kind, payload, session=self._session, worker=self._worker, first_seq=number)
         self._sent += 1
         self._sock.sendall(frame(raw))
 
@@ -183,7 +184,8 @@ class RankPort(ArrayPorter):
 
         This is still part of the command: the next one may change the arrays.
         """
-        self.send(Kind.REPLY, raw)
+        self._replies += 1
+        self.send(Kind.REPLY, raw, self._replies)
         while self._unfilled:
             offer = self._unfilled.popleft()
             try:

@@ -101,10 +101,13 @@ class Supervisor:
         elif session is None:
             if kind == Kind.END_SESSION:
                 self._post(envelope(Kind.SESSION_GONE, session=received.session))
-        elif kind in (Kind.BATCH, Kind.OPEN_CCL):
-            framed = frame(raw)
-            for handle in session.ranks.values():
-                handle.send(framed)
+        elif kind == Kind.BATCH:
+            if self._is_next(session, received):
+                _hand_on(session, raw)
+        elif kind == Kind.OPEN_CCL:
+            _hand_on(session, raw)
+        elif kind in (Kind.RESUME, Kind.RECEIVED):
+            self._received(session, kind, received.payload)
         elif kind == Kind.FETCH:
             transfer = controller_pb2.Transfer.FromString(received.payload)
             self._spawn(self.arrays.fetch(session, transfer), session)
@@ -113,6 +116,88 @@ class Supervisor:
             self._spawn(self.arrays.push(session, transfer), session)
         elif kind == Kind.END_SESSION and not session.ending:
             self._spawn(self._end(session))
+
+    def _is_next(self, session: NodeSession, batch: EncodedEnvelope) -> bool:
+        """Whether a batch is the one that follows; ranks execute each once and in order."""
+        if batch.last_seq <= session.received:
+            return False  # sent again, by a client that could not know
+        if batch.first_seq != session.received + 1:
+            if not session.gap_told:
+                session.gap_told = True
+                self._tell_have(session)
+            return False
+        session.received = batch.last_seq
+        session.gap_told = False
+        return True
+
+    def _received(self, session: NodeSession, kind: int, payload: bytes) -> None:
+        """Forgets the replies that the client has, and sends the others again if it asks."""
+        replies = session.replies
+        replies.forget(controller_pb2.Received.FromString(payload).replies)
+        if not replies.full:
+            for handle in session.ranks.values():
+                handle.go_on_reading()
+        if kind == Kind.RESUME:
+            self._tell_again(session)
+
+    # Connections to the controller that come and go -----------------------------------
+
+    def running(self) -> list[node_pb2.RunningSession]:
+        """What a controller that has forgotten it must know of the sessions here."""
+        return [
+            node_pb2.RunningSession(
+                session=session.session, start=session.start, ranks=self._rank_infos(session)
+            )
+            for session in self._sessions.values()
+            if session.ready and not session.ending
+        ]
+
+    def connected(self) -> None:
+        """A controller knows this node again; what it and the clients may have missed is sent."""
+        for session in self._sessions.values():
+            if session.orphan is not None:
+                session.orphan.cancel()
+                session.orphan = None
+            if session.ready and not session.ending:
+                for exit_ in session.exits:
+                    self._tell(session, Kind.RANK_EXITED, exit_)
+                self._tell_again(session)
+
+    def disconnected(self) -> None:
+        """Nobody drives the ranks for now; each session waits for a controller for its lease."""
+        loop = asyncio.get_running_loop()
+        for session in list(self._sessions.values()):
+            if session.ending:
+                continue
+            if session.ready and session.start.lease_s > 0:
+                session.orphan = loop.call_later(
+                    session.start.lease_s, self._end_orphan, session.session
+                )
+            else:
+                self._end_orphan(session.session)
+
+    def _end_orphan(self, session_id: int) -> None:
+        session = self._sessions.get(session_id)
+        if session is not None and not session.ending:
+            session.log.warning("no controller came back for the session; its ranks end")
+            self._spawn(self._end(session))
+
+    def _tell_again(self, session: NodeSession) -> None:
+        self._tell_have(session)
+        for raw in session.replies.waiting():
+            self._post(raw)
+        if session.asked_ccl:
+            self._post(session.asked_ccl)
+
+    def _tell_have(self, session: NodeSession) -> None:
+        workers = list(session.ranks)
+        have = controller_pb2.Have(
+            node=self._node,
+            last_seq=session.received,
+            replies=session.replies.sent(workers),
+            workers=workers,
+        )
+        self._tell(session, Kind.HAVE, have.SerializeToString())
 
     # Starting -------------------------------------------------------------------------
 
@@ -152,13 +237,19 @@ class Supervisor:
             return
         except ConnectionError:
             return  # a rank ended; its exit is reported
-        ranks = [
-            controller_pb2.RankInfo(worker=worker, node=self._node, pid=handle.pid, device=device)
-            for (worker, handle), device in zip(session.ranks.items(), share.devices, strict=True)
-        ]
-        self._tell(session, Kind.RANKS_READY, node_pb2.RanksReady(ranks=ranks).SerializeToString())
+        session.ready = True
+        ready = node_pb2.RanksReady(ranks=self._rank_infos(session))
+        self._tell(session, Kind.RANKS_READY, ready.SerializeToString())
         session.log.info("ranks %s run on %s", list(session.ranks), self._node)
         self._spares.refill_later()
+
+    def _rank_infos(self, session: NodeSession) -> list[controller_pb2.RankInfo]:
+        return [
+            controller_pb2.RankInfo(worker=worker, node=self._node, pid=handle.pid, device=device)
+            for (worker, handle), device in zip(
+                session.ranks.items(), session.share.devices, strict=True
+            )
+        ]
 
     def _adopt(self, session: NodeSession, worker: int, device: str, handle: RankHandle) -> None:
         session.ranks[worker] = handle
@@ -224,7 +315,15 @@ class Supervisor:
             self.arrays.receive(session, worker, received, reader)
         elif kind == Kind.ASSIGNED:
             session.assigned[worker].set_result(None)
-        elif kind in (Kind.REPLY, Kind.OPEN_CCL) and received.session == session.session:
+        elif received.session != session.session:
+            return
+        elif kind == Kind.REPLY:
+            session.replies.add(worker, received.first_seq, raw)
+            self._post(raw)
+            if session.replies.full:
+                session.ranks[worker].stop_reading()
+        elif kind == Kind.OPEN_CCL:
+            session.asked_ccl = raw
             self._post(raw)
 
     def _output(self, session: NodeSession, worker: int, is_error: bool, lines: list[str]) -> None:
@@ -265,11 +364,14 @@ class Supervisor:
             worker=worker, exit_status=status, output=output, at_start=at_start
         )
         session.log.warning("rank %d on %s ended with status %d", worker, self._node, status)
-        self._tell(session, Kind.RANK_EXITED, exited.SerializeToString())
+        session.exits.append(exited.SerializeToString())
+        self._tell(session, Kind.RANK_EXITED, session.exits[-1])
 
     async def _end(self, session: NodeSession) -> None:
         """Ends every process of a session, then says that nothing is left of it."""
         session.ending = True
+        if session.orphan is not None:
+            session.orphan.cancel()
         # Ranks wait for each other inside MPI; where one is gone there is no grace.
         whole = all(not handle.exited.done() for handle in session.ranks.values())
         goodbye = envelope(Kind.END_SESSION, session=session.session)
@@ -293,6 +395,12 @@ class Supervisor:
         await asyncio.gather(*(self._end(session) for session in going))
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _hand_on(session: NodeSession, raw: bytes) -> None:
+    framed = frame(raw)
+    for handle in session.ranks.values():
+        handle.send(framed)
 
 
 def _by_host(start: node_pb2.StartRanks) -> list[list[int]]:

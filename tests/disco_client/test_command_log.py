@@ -27,6 +27,14 @@ def call(log, **options):
     return log.issue(Action.CALL_PACKED, func=1, **options)
 
 
+def take(log):
+    """Waits for commands and encodes them, as a transport does; None when there are no more."""
+    while (batch := log.take_batch()) is None:
+        if not log.await_commands():
+            return None
+    return batch.envelope()
+
+
 class LogMachine(RuleBasedStateMachine):
     """Issues, drops, takes and acknowledges in any order, against a model."""
 
@@ -75,7 +83,7 @@ class LogMachine(RuleBasedStateMachine):
             self.expected.append((Action.KILL_REG, 0, self.dead))
             self.free += self.dead
             self.dead = []
-        envelope, commands = read(self.log.take())
+        envelope, commands = read(take(self.log))
         assert envelope.first_seq == self.taken + 1
         assert len(commands) == envelope.last_seq - envelope.first_seq + 1
         got = [(c.action, c.reg, list(c.released)) for c in commands]
@@ -120,7 +128,7 @@ def test_a_command_says_what_it_was_issued_with(log):
 
     log.issue(Action.DEBUG_SET_REGISTER, fill, reg=7, worker=0)
     call(log)
-    _, (first, second) = read(log.take())
+    _, (first, second) = read(take(log))
     assert (first.action, first.reg, first.worker_plus_one) == (8, 7, 1)
     assert first.args[0].int == 5
     assert (second.action, second.func, second.reg, second.worker_plus_one) == (3, 1, 1, 0)
@@ -136,7 +144,7 @@ def test_a_burst_leaves_in_batches_of_bounded_size(log, monkeypatch):
         call(log, fill=lambda _: 60)
     ranges = []
     while not ranges or ranges[-1][1] < 28:
-        envelope, _ = read(log.take())
+        envelope, _ = read(take(log))
         ranges.append((envelope.first_seq, envelope.last_seq))
     assert ranges == [(1, 10), (11, 20), (21, 27), (28, 28)]
 
@@ -148,7 +156,7 @@ def test_a_line_is_the_callers_own(log):
     assert site.filename == __file__
     assert site.function == test_a_line_is_the_callers_own.__name__
     assert site.line == test_a_line_is_the_callers_own.__code__.co_firstlineno + 2
-    log.take()
+    take(log)
     assert log.site(seq) == site
     log.acknowledge(0, seq)
     assert log.site(seq) is None
@@ -177,7 +185,7 @@ def test_a_full_window_holds_the_next_call_until_workers_catch_up(
     else:
         call(log, fill=lambda _: 101)
     while not log.statistics()["bytes_under_way"] and limit == "bytes":
-        log.take()
+        take(log)
     last = log.last_seq
     done = threading.Event()
     waiting = threading.Thread(target=lambda: (call(log), done.set()))
@@ -185,7 +193,7 @@ def test_a_full_window_holds_the_next_call_until_workers_catch_up(
     assert not done.wait(0.1)
     assert log.last_seq == last
     if limit == "commands":
-        log.take()
+        take(log)
     log.acknowledge(0, last)
     eventually(done.is_set)
     waiting.join()
@@ -199,8 +207,8 @@ def test_a_closed_log_lets_the_last_commands_leave(log):
     with pytest.raises(SessionClosed, match="over"):
         call(log)
     assert log.told
-    assert read(log.take())[0].last_seq == 1
-    assert log.take() is None
+    assert read(take(log))[0].last_seq == 1
+    assert take(log) is None
     log.close(SessionClosed("again"), drop=False)
     assert str(log.closed) == "over"
 
@@ -209,7 +217,7 @@ def test_a_lost_log_drops_what_was_not_taken(log):
     """Nobody is left to execute it."""
     call(log)
     log.close(SessionClosed("lost"), drop=True)
-    assert log.take() is None
+    assert take(log) is None
 
 
 def test_closing_wakes_who_waits_for_room(log, monkeypatch, eventually):
@@ -249,7 +257,7 @@ def test_a_reference_may_die_while_a_command_is_written(log):
         return 0
 
     assert call(log, fill=fill)[1] == register
-    _, commands = read(log.take())
+    _, commands = read(take(log))
     assert list(commands[1].released) == [register]
 
 
@@ -258,7 +266,7 @@ def test_a_command_too_large_for_the_relays_is_refused(log):
     with pytest.raises(EncodingError, match="arrays"):
         call(log, fill=lambda _: command_log.MAX_COMMAND_BYTES + 1)
     assert call(log) == (1, 1)
-    assert len(read(log.take())[1]) == 1
+    assert len(read(take(log))[1]) == 1
 
 
 def test_many_threads_keep_one_order(log):
@@ -275,7 +283,7 @@ def test_many_threads_keep_one_order(log):
         thread.start()
     taken = 0
     while taken < 2000:
-        envelope, commands = read(log.take())
+        envelope, commands = read(take(log))
         assert envelope.first_seq == taken + 1
         taken += len(commands)
     for thread in threads:

@@ -31,7 +31,7 @@ WISH = Wish(num_workers=1, num_groups=1, ccl="", name="", owner="me", timeout=10
 
 
 def dial(address, patience=10.0, **wish):
-    return GrpcTransport(
+    return GrpcTransport.create(
         address, replace(WISH, **wish), connect_timeout=patience, on_queued=lambda _: None
     )
 
@@ -115,8 +115,9 @@ def test_another_protocol_is_a_failed_connection_that_names_both(cluster, monkey
 def silent(lost=lambda _error: None):
     """The events of a client that says nothing."""
     return Events(
-        take=lambda: None,
         await_commands=lambda: False,
+        nudge=lambda: None,
+        acked=lambda: 0,
         take_batch=lambda _kills: None,
         reply=lambda *_: None,
         live=lambda *_: None,

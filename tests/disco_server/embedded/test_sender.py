@@ -14,8 +14,9 @@ from disco_server.embedded.sender import Sender
 def events_of(log):
     nothing = lambda *_: None  # noqa: E731
     return Events(
-        take=log.take,
         await_commands=log.await_commands,
+        nudge=log.nudge,
+        acked=lambda: log.acked,
         take_batch=log.take_batch,
         reply=nothing,
         live=nothing,

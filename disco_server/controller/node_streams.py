@@ -1,0 +1,183 @@
+"""The streams of worker daemons: what they offer, run and relay."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import Any
+
+from disco_client.pb import envelope_pb2, node_pb2
+from disco_client.version import __version__
+from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.protocol import PROTOCOL, mismatch
+from disco_server.channels.outbox import Outbox
+from disco_server.controller.hub import Hub, NodeLink
+from disco_server.controller.streams import (
+    MAX_NAME,
+    Context,
+    Stream,
+    end_stream,
+    guarded,
+    refuse,
+)
+from disco_server.core.membership import Node, NodeRefused
+from disco_server.core.placement import NodeShare
+from disco_server.core.session_state import SessionState, SessionTable
+
+__all__ = ["NodeStreams"]
+
+_logger = logging.getLogger("disco.controller")
+
+
+class NodeStreams:
+    """The handler of the streams of worker daemons.
+
+    Args:
+        hub: Who is behind it.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    @guarded
+    async def register(self, stream: Stream, context: Context) -> None:
+        """The life of one worker daemon's connection."""
+        hub = self._hub
+        first = await anext(aiter(stream), None)
+        if first is None:
+            return
+        received = envelope_pb2.Envelope.FromString(first)
+        info = node_pb2.RegisterNode.FromString(received.payload)
+        outbox = Outbox()
+        link = NodeLink(info.name, secrets.token_bytes(16), outbox)
+        try:
+            effects = self._join(received.kind, info, link)
+        except NodeRefused as refused:
+            await refuse(context, str(refused))
+            return
+        welcome = node_pb2.NodeRegistered(
+            version=__version__, heartbeat_s=hub.heartbeat, node_key=link.key
+        )
+        outbox.post(envelope(Kind.REGISTERED, welcome.SerializeToString()))
+        hub.apply(effects)
+        _logger.info("node %s joined with %d slots", info.name, len(info.devices))
+        writing = asyncio.ensure_future(outbox.run(context.write))
+        reading = asyncio.ensure_future(self._read(stream, link))
+        try:
+            await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                reading.result()  # what went wrong there must not look like a goodbye
+        finally:
+            if hub.links.get(info.name) is link:
+                del hub.links[info.name]
+                hub.apply(hub.cluster.node_away(info.name, time.monotonic()))
+                _logger.info("node %s left", info.name)
+            await end_stream(outbox, writing, reading)
+
+    def _join(self, kind: int, info: node_pb2.RegisterNode, link: NodeLink) -> Any:
+        if kind != Kind.REGISTER or not info.name or len(info.name) > MAX_NAME:
+            msg = "expected a registration with the node's name first"
+            raise NodeRefused(msg)
+        problem = mismatch(
+            f"controller {__version__}", PROTOCOL, f"worker {info.version}", info.protocol
+        )
+        if problem is not None:
+            raise NodeRefused(problem)
+        if self._hub.cluster.draining:
+            msg = "the controller is shutting down"
+            raise NodeRefused(msg)
+        node = Node(
+            name=info.name,
+            devices=tuple(info.devices),
+            incarnation=info.incarnation,
+            version=info.version,
+            host=info.host,
+            heard=time.monotonic(),
+            array_address=info.array_address,
+            host_id=info.host_id or info.name,
+        )
+        runs = [_known_by_node(run, info.name) for run in info.sessions]
+        effects = self._hub.cluster.node_joined(node, runs, time.monotonic())
+        former = self._hub.links.get(info.name)
+        self._hub.links[info.name] = link
+        if former is not None:  # of the same daemon, which noticed first that it broke
+            former.outbox.close()
+        return effects
+
+    async def _read(self, stream: Stream, link: NodeLink) -> None:
+        hub, name = self._hub, link.name
+        cluster, clients = hub.cluster, hub.clients
+        async for raw in stream:
+            if hub.links.get(name) is not link:
+                return
+            received = envelope_pb2.Envelope.FromString(raw)
+            kind = received.kind
+            cluster.node_heard(name, time.monotonic())
+            if kind in (Kind.REPLY, Kind.LOG, Kind.HAVE):
+                outbox = clients.get(received.session)
+                if outbox is not None and hub.on_node(received.session, name):
+                    outbox.post(raw, droppable=kind == Kind.LOG)
+            elif kind == Kind.OPEN_CCL:
+                if hub.on_node(received.session, name):
+                    for route in hub.routes.get(received.session, ()):
+                        route.post(raw)
+            elif kind == Kind.RANKS_READY:
+                ready = node_pb2.RanksReady.FromString(received.payload)
+                ranks = [(r.worker, name, r.pid, r.device) for r in ready.ranks]
+                hub.apply(cluster.ready_on_node(received.session, name, ranks))
+            elif kind == Kind.RANK_EXITED:
+                self._rank_exited(received.session, name, received.payload)
+            elif kind == Kind.SESSION_GONE:
+                hub.apply(cluster.gone_on_node(received.session, name))
+            elif kind == Kind.DRAIN:
+                hub.apply(cluster.node_draining(name))
+
+    def _rank_exited(self, session_id: int, name: str, payload: bytes) -> None:
+        if not self._hub.on_node(session_id, name):
+            return
+        left = node_pb2.RankExited.FromString(payload)
+        self._hub.apply(
+            self._hub.cluster.rank_exited(
+                session_id,
+                name,
+                left.worker,
+                left.exit_status,
+                tuple(left.output),
+                at_start=left.at_start,
+            )
+        )
+
+
+def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
+    """The record of a session as a node tells it.
+
+    Raises:
+        NodeRefused: It is none that this node could run.
+    """
+    start, now = run.start, time.monotonic()
+    shares = tuple(
+        NodeShare(each.node, tuple(each.workers), tuple(each.slots), tuple(each.devices))
+        for each in start.nodes
+    )
+    ranks = {rank.worker: (rank.worker, name, rank.pid, rank.device) for rank in run.ranks}
+    own = next((share for share in shares if share.node == name), None)
+    if not run.session or own is None or set(own.workers) != set(ranks):
+        msg = f"expected a session that node {name!r} runs, got one without its workers"
+        raise NodeRefused(msg)
+    return SessionTable(
+        session=run.session,
+        name=start.session_name,
+        owner=start.owner,
+        num_workers=start.num_workers,
+        num_groups=start.num_groups,
+        ccl=start.ccl,
+        transfer_key=start.transfer_key,
+        created=now,
+        deadline=now,
+        lease=start.lease_s,
+        state=SessionState.RETURNING,
+        shares=shares,
+        ranks=ranks,
+    )

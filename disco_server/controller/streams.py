@@ -1,0 +1,78 @@
+"""What all handlers of the controller share: how they fail, and how a stream ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from disco_client.pb import node_pb2
+from disco_client.wire.codec import Kind, envelope
+from disco_server.channels.outbox import Outbox
+
+__all__ = ["MAX_NAME", "Context", "Stream", "end_stream", "guarded", "refuse"]
+
+_logger = logging.getLogger("disco.controller")
+
+MAX_NAME = 128
+Context: TypeAlias = Any  # grpc.aio.ServicerContext, whose type parameters help nobody here
+Stream: TypeAlias = AsyncIterator[bytes]
+
+
+def guarded(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Keeps the text of unforeseen exceptions from peers, who get an id of the log line."""
+
+    @wraps(handler)
+    async def guarded_handler(self: Any, request: Any, context: Context) -> Any:
+        try:
+            return await handler(self, request, context)
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected a disco.v1 message")
+        except ConnectionError as error:
+            await context.abort(grpc.StatusCode.ABORTED, str(error)[:1000])
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception:
+            error_id = secrets.token_hex(4)
+            _logger.exception("handler failed, error id %s", error_id)
+            await context.abort(
+                grpc.StatusCode.INTERNAL, f"the controller failed; its log has error {error_id}"
+            )
+
+    return guarded_handler
+
+
+async def refuse(context: Context, message: str) -> None:
+    """Tells a peer why its stream will not go on."""
+    refused = node_pb2.Refused(message=message).SerializeToString()
+    await context.write(envelope(Kind.REFUSED, refused))
+
+
+_END_S = 1.0
+"""How long a stream's tasks are waited for when it is over."""
+
+
+async def end_stream(
+    outbox: Outbox, writing: asyncio.Task[None], reading: asyncio.Task[Any]
+) -> None:
+    """Lets the tasks of a stream end, as far as they do.
+
+    What must happen when a stream is over comes before this: a peer that breaks off
+    may cancel the handler once more while it waits here. A message on its way is not
+    cut off, because gRPC could not send the stream's status after it; and gRPC keeps a
+    cancellation to itself now and then, so that the wait has a limit.
+    """
+    reading.cancel()
+    outbox.close()
+    await asyncio.wait((reading, writing), timeout=_END_S)
+    for task in (reading, writing):
+        if not task.done():
+            task.cancel()
+        elif not task.cancelled():
+            task.exception()  # seen
