@@ -22,7 +22,7 @@ from disco_server.controller.streams import (
 )
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
 
-__all__ = ["ClientStreams"]
+__all__ = ["MAX_WORKERS", "ClientStreams"]
 
 MAX_WORKERS = 4096
 MAX_DETACHED_S = 7 * 86_400.0

@@ -256,7 +256,6 @@ class Hub:
             transfer_key=secrets.token_bytes(16),
             created=now,
             deadline=now + create.timeout_s,
-            lease=self.cluster.session_lease,
         )
 
     def session_of(self, transfer: controller_pb2.Transfer) -> SessionTable | None:

@@ -66,7 +66,7 @@ class Cluster:
     ) -> None:
         self._place = placer
         self._node_return = node_return
-        self.session_lease = session_lease
+        self._session_lease = session_lease
         self._node_lease = node_lease
         self.members = Membership(min_slots)
         self.sessions: dict[int, SessionTable] = {}
@@ -136,7 +136,7 @@ class Cluster:
             session.waiting_for.discard(name)
             if not session.waiting_for:
                 session.step(Step.READY)
-                session.deadline = now + session.lease
+                session.deadline, session.patience = now + session.lease, session.lease
         return [Rejoined(session)]
 
     def node_away(self, name: str, now: float) -> list[Effect]:
@@ -189,6 +189,7 @@ class Cluster:
     def requested(self, session: SessionTable) -> list[Effect]:
         """A client asked for a session."""
         self.sessions[session.session] = session
+        session.lease = self._session_lease
         if self.draining:
             message = "the controller is shutting down and takes no new sessions"
             return self.end(session.session, End(EndReason.DRAINED, message))
@@ -318,7 +319,8 @@ class Cluster:
         if session.state is not SessionState.RUNNING or session.lease <= 0:
             return self.end(session_id, End(EndReason.CLOSED, "its client went away"))
         session.step(Step.DETACH)
-        session.deadline = now + (session.lease if lease is None else lease)
+        session.patience = session.lease if lease is None else lease
+        session.deadline = now + session.patience
         return []
 
     def client_back(self, session_id: int, owner: str) -> None:
@@ -344,7 +346,7 @@ class Cluster:
                     session.session, End(EndReason.NO_SLOTS, self._no_slots(session))
                 )
             elif session.state is SessionState.DETACHED and now >= session.deadline:
-                message = "its client did not come back in time"
+                message = f"its client did not come back within {session.patience:g} s"
                 effects += self.end(session.session, End(EndReason.CLOSED, message))
             elif session.state is SessionState.RETURNING and now >= session.deadline:
                 effects += self._give_up_return(session)

@@ -108,7 +108,8 @@ class SessionTable:
         transfer_key: The secret that names its arrays.
         created: When it was asked for.
         deadline: Until when it waits for slots, or for its client or nodes to come back.
-        lease: Seconds that it waits for its client.
+        lease: Seconds that it waits for its client, or its ranks for a controller.
+        patience: The same for the client that is away now, which may have asked for more.
         shares: Its ranks by node, once placed.
         waiting_for: Nodes that have not yet said "ready", or later "gone".
         ranks: (worker, node, pid, device) of each started rank.
@@ -125,6 +126,7 @@ class SessionTable:
     created: float
     deadline: float
     lease: float = 0.0
+    patience: float = 0.0
     state: SessionState = SessionState.QUEUED
     shares: tuple[NodeShare, ...] = ()
     waiting_for: set[str] = field(default_factory=set[str])

@@ -122,6 +122,13 @@ class Rig:
         await peer.send(Kind.CREATE, controller_pb2.CreateSession(**{**usual, **fields}))
         return peer
 
+    async def attacher(self, **fields: Any) -> Peer:
+        """A client that has asked to go on with a session."""
+        peer = self.stream("SessionService/Open")
+        usual = {"protocol": PROTOCOL, "version": "1", "owner": "you@there:2"}
+        await peer.send(Kind.ATTACH, controller_pb2.AttachSession(**{**usual, **fields}))
+        return peer
+
     async def session(
         self, *nodes: Peer, **fields: Any
     ) -> tuple[Peer, int, controller_pb2.SessionReady]:

@@ -12,7 +12,8 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.protocol import PROTOCOL
-from disco_server.controller.servicer import MAX_NAME, MAX_WORKERS
+from disco_server.controller.client_streams import MAX_WORKERS
+from disco_server.controller.streams import MAX_NAME
 from disco_server.observe.logs import is_farewell
 
 Code = grpc.StatusCode
@@ -241,7 +242,10 @@ def test_sessions_are_listed_and_closed_by_whoever_knows_their_key(serve):
         ({"name": ""}, "the node's name first"),
         ({"name": "x" * (MAX_NAME + 1)}, "the node's name first"),
         ({"name": "new", "devices": []}, "at least 1 slot"),
-        ({"name": "known", "host": "cellar"}, "'known' is connected already (from attic)"),
+        (
+            {"name": "known", "host": "cellar", "incarnation": 2},
+            "'known' is connected already (from attic)",
+        ),
     ],
 )
 def test_a_node_that_cannot_join_is_told_why(serve, fields, text):
@@ -294,6 +298,11 @@ def test_a_node_that_leaves_ends_its_sessions_everywhere(serve, caplog, how):
         else:
             await going.send(Kind.DRAIN)
             await going.end_session(session)
+        if how != "drains":
+            members = rig.hub.cluster.members
+            await rig.until(lambda: members.nodes["going"].away_since is not None)
+            members.nodes["going"].away_since -= 2.0  # as if the time to come back had passed
+            rig.hub.tick()
         ended = await client.ended()
         assert (ended.reason, ended.node) == (Reason.END_REASON_NODE_LOST, "going")
         await staying.end_session(session)

@@ -16,8 +16,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from disco_server.core.cluster import (
-    Cluster,
+from disco_server.core.cluster import Cluster
+from disco_server.core.effects import (
     DropNode,
     EndOnNode,
     SessionGone,
@@ -33,8 +33,8 @@ LEASE = 10.0
 NODE_LEASE = 5.0
 
 
-def node(name, slots=2, heard=0.0):
-    return Node(name, ("cpu",) * slots, 1, "0.1", "host", heard)
+def node(name, slots=2, heard=0.0, incarnation=1):
+    return Node(name, ("cpu",) * slots, incarnation, "0.1", "host", heard)
 
 
 def session(number, workers=2, deadline=100.0):
@@ -328,7 +328,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def join_twice(self, name):
         if name in self.held:
             with pytest.raises(NodeRefused):
-                self.cluster.node_joined(node(name))
+                self.cluster.node_joined(node(name, incarnation=2))
 
     @rule(name=consumes(nodes))
     def leave(self, name):

@@ -18,6 +18,8 @@ MOVES = {
     ("starting", "end"): "ending",
     ("running", "detach"): "detached",
     ("running", "end"): "ending",
+    ("returning", "ready"): "detached",
+    ("returning", "end"): "ending",
     ("detached", "attach"): "running",
     ("detached", "end"): "ending",
     ("ending", "gone"): "gone",

@@ -1,0 +1,131 @@
+"""What leaves over one stream after another: everything, in order, and kept while needed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from disco_client import SessionClosed
+from disco_client.command_log import CommandLog
+from disco_client.transport.base import Events
+from disco_client.transport.outgoing import Outgoing
+from disco_client.wire.codec import Action, EncodedEnvelope
+
+
+@pytest.fixture
+def log():
+    return CommandLog(7, 1)
+
+
+@pytest.fixture
+def out(log):
+    """Started with the commands of a log; its streams end with the test."""
+    nothing = lambda *_: None  # noqa: E731
+    made = Outgoing()
+    made.log = log
+    made.events = Events(
+        await_commands=log.await_commands,
+        nudge=log.nudge,
+        acked=lambda: log.acked,
+        take_batch=log.take_batch,
+        reply=nothing,
+        live=nothing,
+        acknowledge=nothing,
+        log=nothing,
+        lost=nothing,
+        disown=nothing,
+    )
+    yield made
+    made.end()
+
+
+def call(log):
+    log.issue(Action.CALL_PACKED, func=1)
+
+
+def seqs(raws):
+    read = [EncodedEnvelope.FromString(raw) for raw in raws]
+    return [(each.first_seq, each.last_seq) for each in read]
+
+
+def take(stream, count):
+    return [next(stream) for _ in range(count)]
+
+
+def test_commands_wait_until_they_are_released(out, log):
+    """What the transport says goes ahead of them, and a farewell comes last."""
+    call(log)
+    stream = out.stream(b"first")
+    assert next(stream) == b"first"
+    out.say(b"said")
+    assert next(stream) == b"said"
+    out.start(out.events, b"farewell")
+    assert seqs(take(stream, 1)) == [(1, 1)]
+    call(log)
+    log.close(SessionClosed("done"), drop=False)
+    assert seqs(take(stream, 1)) == [(2, 2)]
+    assert list(stream) == [b"farewell"]
+
+
+def test_the_next_stream_sends_again_what_is_missing(out, log):
+    """From the command on that the peers have; what all have executed is not kept."""
+    first = out.stream(b"first")
+    out.start(out.events, b"")
+    next(first)
+    for _ in range(4):
+        call(log)
+        next(first)
+    log.acknowledge(0, 2)
+    call(log)
+    second = out.stream(b"second")
+    assert next(second) == b"second"
+    out.rewind(0)
+    out.release()
+    assert seqs(take(second, 3)) == [(1, 1), (2, 2), (3, 3)]  # kept as long as nothing new leaves
+    assert seqs(take(second, 2)) == [(4, 4), (5, 5)]
+    out.rewind(0)
+    assert seqs(take(second, 3)) == [(3, 3), (4, 4), (5, 5)]
+    out.rewind(4)
+    assert seqs(take(second, 1)) == [(5, 5)]
+
+
+def test_a_stream_that_is_out_of_date_takes_nothing(out, log):
+    """Not even where its thread waits for commands when the next one begins."""
+    first = out.stream(b"first")
+    out.start(out.events, b"")
+    next(first)
+    left = []
+    waiting = threading.Thread(target=lambda: left.extend(first))
+    waiting.start()
+    second = out.stream(b"second")
+    next(second)
+    out.release()
+    call(log)
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert left == []
+    assert seqs(take(second, 1)) == [(1, 1)]
+
+
+def test_ending_wakes_who_waits(out, log):
+    """Held back, or waiting for commands."""
+    for start in (False, True):
+        stream = out.stream(b"first")
+        if start:
+            out.start(out.events, b"farewell")
+        next(stream)
+        waiting = threading.Thread(target=lambda stream=stream: list(stream))
+        waiting.start()
+        out.end()
+        waiting.join(20)
+        assert not waiting.is_alive()
+
+
+def test_the_farewell_can_be_another(out, log):
+    """As for a program that leaves its session to others."""
+    stream = out.stream(b"first")
+    out.start(out.events, b"close")
+    out.part_with(b"detach")
+    log.close(SessionClosed("left"), drop=False)
+    assert list(stream) == [b"first", b"detach"]

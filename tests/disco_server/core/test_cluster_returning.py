@@ -1,0 +1,200 @@
+"""The controller's decisions about peers that come back: nodes, clients, and it itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from disco_server.core.cluster import Cluster
+from disco_server.core.effects import EndOnNode, Rejoined, SessionGone, TellEnded
+from disco_server.core.membership import Node, NodeRefused
+from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
+
+LEASE, NODE_LEASE, RETURN = 10.0, 5.0, 2.0
+
+
+def node(name, incarnation=1):
+    return Node(name, ("cpu", "cpu"), incarnation, "0.1", "host", 0.0)
+
+
+def empty():
+    return Cluster(LEASE, NODE_LEASE, node_return=RETURN)
+
+
+def hear(cluster, now):
+    for name in list(cluster.members.nodes):
+        cluster.node_heard(name, now)
+
+
+def of(effects, kind):
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+@pytest.fixture
+def cluster():
+    """Two nodes of two slots."""
+    made = empty()
+    made.node_joined(node("a"))
+    made.node_joined(node("b"))
+    return made
+
+
+def start(cluster, number=1, workers=4):
+    """A session that runs on both nodes."""
+    asked = SessionTable(number, f"s{number}", "me", workers, 1, "", b"key", 0.0, 100.0)
+    cluster.requested(asked)
+    for share in asked.shares:
+        ranks = [(worker, share.node, 100 + worker, "cpu") for worker in share.workers]
+        cluster.ready_on_node(number, share.node, ranks)
+    assert asked.state is SessionState.RUNNING
+    return asked
+
+
+def told_by(name, session):
+    """A session as a node tells of it to a controller that never heard of it."""
+    ranks = {worker: rank for worker, rank in session.ranks.items() if rank[1] == name}
+    return replace(
+        session, state=SessionState.RETURNING, ranks=ranks, waiting_for=set(), lease=LEASE
+    )
+
+
+def test_a_node_whose_connection_broke_is_waited_for(cluster):
+    """Its sessions run on where it is back in time, and nobody else gets its slots meanwhile."""
+    session = start(cluster, workers=3)
+    assert cluster.node_away("b", 10.0) == []
+    assert cluster.members.free_slots == 0
+    hear(cluster, 10.0)
+    assert of(cluster.tick(10.0 + RETURN - 0.1), TellEnded) == []
+    effects = cluster.node_joined(node("b"), [told_by("b", session)], 11.9)
+    assert effects == [Rejoined(session)]
+    assert session.state is SessionState.RUNNING
+    assert cluster.members.free_slots == 1
+    hear(cluster, 13.0)
+    assert of(cluster.tick(13.0), TellEnded) == []
+
+
+def test_a_node_that_does_not_come_back_ends_its_sessions(cluster):
+    """When its time is over; the session's end names it."""
+    start(cluster)
+    cluster.node_away("b", 10.0)
+    cluster.node_heard("a", 12.0)
+    (told,) = of(cluster.tick(10.0 + RETURN), TellEnded)
+    assert (told.end.reason, told.end.node) == (EndReason.NODE_LOST, "b")
+
+
+def test_a_node_without_sessions_is_not_waited_for(cluster):
+    """It is no longer listed, and may join again as any other."""
+    assert cluster.node_away("b", 10.0) == []
+    assert list(cluster.members.nodes) == ["a"]
+    cluster.node_joined(node("b", incarnation=2))
+
+
+def test_a_daemon_that_was_started_again_is_not_the_one_that_left(cluster):
+    """Its ranks ended with the former one, so the session ends at once."""
+    start(cluster)
+    with pytest.raises(NodeRefused, match="connected already"):
+        cluster.node_joined(node("b", incarnation=2))
+    cluster.node_away("b", 10.0)
+    (told,) = of(cluster.node_joined(node("b", incarnation=2), (), 10.5), TellEnded)
+    assert "started again" in told.end.message
+
+
+def test_a_node_that_comes_back_without_its_ranks_ends_their_session(cluster):
+    """It ended them itself, because it was apart for longer than their lease."""
+    session = start(cluster)
+    cluster.node_away("b", 10.0)
+    effects = cluster.node_joined(node("b"), (), 11.0)
+    (told,) = of(effects, TellEnded)
+    assert (told.end.reason, told.end.node) == (EndReason.NODE_LOST, "b")
+    assert of(effects, EndOnNode)[0] == EndOnNode("a", 1)
+    assert session.waiting_for == {"a"}
+
+
+def test_a_node_is_told_of_what_ended_while_it_was_away(cluster):
+    """Ended or gone by now: its ranks end, and only then are its slots free."""
+    session = start(cluster)
+    cluster.node_away("b", 10.0)
+    cluster.end(1, End(EndReason.CLOSED, ""))
+    assert of(cluster.node_joined(node("b"), [told_by("b", session)], 11.0), EndOnNode) == [
+        EndOnNode("b", 1)
+    ]
+    cluster.gone_on_node(1, "a")
+    assert cluster.gone_on_node(1, "b") == [SessionGone(1)]
+    # Late, from a node that was lost meanwhile.
+    cluster.node_left("b", "it was silent")
+    late = cluster.node_joined(node("b"), [told_by("b", session)], 30.0)
+    assert late == [EndOnNode("b", 1)]
+
+
+def test_a_session_that_only_starts_does_not_wait_for_its_node(cluster):
+    """Nobody knows what of its ranks is there, and its client has nothing to lose."""
+    asked = SessionTable(1, "s1", "me", 4, 1, "", b"key", 0.0, 100.0)
+    cluster.requested(asked)
+    (told,) = of(cluster.node_away("a", 1.0), TellEnded)
+    assert "while workers were started" in told.end.message
+
+
+def test_a_controller_that_starts_again_learns_its_sessions_from_the_nodes(cluster):
+    """With the last of its nodes the session is back, with slots taken and ranks known."""
+    session = start(cluster, workers=3)
+    later = empty()
+    (back,) = of(later.node_joined(node("b"), [told_by("b", session)], 100.0), Rejoined)
+    assert back.session.state is SessionState.RETURNING
+    assert later.members.free_slots == 1
+    later.node_joined(node("a"), [told_by("a", session)], 101.0)
+    assert back.session.state is SessionState.DETACHED
+    assert sorted(back.session.ranks) == [0, 1, 2]
+    assert later.members.free_slots == 1
+    later.client_back(1, "me again")
+    assert (back.session.state, back.session.owner) == (SessionState.RUNNING, "me again")
+    hear(later, 101.0 + 2 * LEASE)
+    assert of(later.tick(101.0 + 2 * LEASE), TellEnded) == []
+
+
+def test_a_session_of_which_a_node_is_missing_ends_after_the_lease_of_nodes(cluster):
+    """The end names the node."""
+    session = start(cluster)
+    later = empty()
+    later.node_joined(node("b"), [told_by("b", session)], 100.0)
+    later.node_heard("b", 104.0)
+    assert of(later.tick(100.0 + NODE_LEASE - 0.1), TellEnded) == []
+    (told,) = of(later.tick(100.0 + NODE_LEASE), TellEnded)
+    assert (told.end.reason, told.end.node) == (EndReason.NODE_LOST, "a")
+    assert "did not come back to a controller that was started again" in told.end.message
+
+
+def test_a_client_may_ask_for_a_longer_wait(cluster):
+    """Until then somebody may attach; the end says how long that was."""
+    session = start(cluster)
+    cluster.client_left(1, 5.0, lease=100.0)
+    for now in (5.0 + LEASE, 104.9):
+        hear(cluster, now)
+        assert of(cluster.tick(now), TellEnded) == []
+    assert session.state is SessionState.DETACHED
+    (told,) = of(cluster.tick(105.0), TellEnded)
+    assert "within 100 s" in told.end.message
+
+
+def test_sessions_are_found_by_name_and_by_id(cluster):
+    """Of several of one name it is the newest."""
+    first, second = start(cluster, 1, 1), start(cluster, 2, 1)
+    second.name, second.created = first.name, 7.0
+    assert cluster.find("s1") is second
+    assert cluster.find(f"{1:016x}") is first
+    assert cluster.find("nobody") is None
+
+
+def test_what_is_gone_is_remembered_for_a_while(cluster):
+    """So that its client, coming back, hears how it ended; only the latest are kept."""
+    start(cluster, workers=1)
+    end = End(EndReason.RANK_LOST, "a rank ended")
+    cluster.end(1, end)
+    cluster.gone_on_node(1, "a")
+    assert cluster.over[1].end is end
+    for number in range(2, 1100):
+        start(cluster, number, 1)
+        cluster.end(number, end)
+        cluster.gone_on_node(number, "a")
+    assert len(cluster.over) == 1024
+    assert 1 not in cluster.over
