@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -21,6 +21,7 @@ from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.transport.array_client import details
 from disco_client.transport.base import Events, Waiting, Wish
 from disco_client.transport.endings import error_before, error_of_end
+from disco_client.transport.faults import through
 from disco_client.transport.outgoing import Outgoing
 from disco_client.version import __version__
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
@@ -35,6 +36,7 @@ _SILENCE_S = 30.0
 _ASK_AGAIN_S = 5.0
 """How long a wait lasts before the nodes are asked whether something is missing."""
 
+_BROKEN = (grpc.RpcError, ConnectionError)
 _PAUSES_S = (0.1, 1.0)
 _WORTH_SAYING_S = 1.0
 _RECEIVED_EVERY = 256
@@ -56,6 +58,7 @@ class SessionStream:
         self._address = address
         self._out = Outgoing()
         self._call: Any = None
+        self._incoming: Iterable[bytes] = ()
         self._calls: list[threading.Event] = []
         self._threads: set[threading.Thread] = set()
         self._heard = self._asked = time.monotonic()
@@ -119,10 +122,12 @@ class SessionStream:
         over = threading.Event()
         self._calls = [*(call for call in self._calls if not call.is_set()), over]
         self._threads = {thread for thread in self._threads if thread.is_alive()}
-        self._call = self._open_stream(self._noted(self._out.stream(first)))
+        outgoing = through("client.send", self._out.stream(first))
+        self._call = self._open_stream(self._noted(outgoing))
+        self._incoming = through("client.receive", self._call)
         self._call.add_done_callback(self._note_thread_and(over))
 
-    def _noted(self, outgoing: Iterator[bytes]) -> Iterator[bytes]:
+    def _noted(self, outgoing: Iterable[bytes]) -> Iterable[bytes]:
         self._threads.add(threading.current_thread())
         yield from outgoing
 
@@ -138,7 +143,7 @@ class SessionStream:
     def _await_ready(self, name: str, on_queued: Callable[[Waiting], None]) -> None:
         """Reads until the session is ready."""
         try:
-            for raw in self._call:
+            for raw in self._incoming:
                 received = EncodedEnvelope.FromString(raw)
                 if received.kind == Kind.QUEUED:
                     queued = controller_pb2.Queued.FromString(received.payload)
@@ -152,7 +157,7 @@ class SessionStream:
                 elif received.kind == Kind.REFUSED:
                     refused = node_pb2.Refused.FromString(received.payload)
                     raise errors.ConnectionFailed(refused.message)
-        except grpc.RpcError as error:
+        except _BROKEN as error:
             raise errors.ConnectionFailed(self._broken(error)) from None
         msg = f"the controller at {self._address} ended the session before it was ready"
         raise errors.ConnectionFailed(msg)
@@ -163,7 +168,7 @@ class SessionStream:
         nodes = {rank.node for rank in self._ready.ranks}
         have: dict[str, controller_pb2.Have] = {}
         try:
-            for raw in self._call:
+            for raw in self._incoming:
                 received = EncodedEnvelope.FromString(raw)
                 if received.kind == Kind.HAVE:
                     told = controller_pb2.Have.FromString(received.payload)
@@ -173,13 +178,14 @@ class SessionStream:
                 elif received.kind == Kind.ENDED:
                     ended = controller_pb2.SessionEnded.FromString(received.payload)
                     raise error_before(ended, name)
-        except grpc.RpcError as error:
+        except _BROKEN as error:
             raise errors.ConnectionFailed(self._broken(error)) from None
         msg = f"the controller at {self._address} ended the stream"
         raise errors.ConnectionFailed(msg)
 
-    def _broken(self, error: grpc.RpcError) -> str:
-        return f"the connection to the controller at {self._address} broke: {details(error)}"
+    def _broken(self, error: Exception) -> str:
+        why = details(error) if isinstance(error, grpc.RpcError) else error
+        return f"the connection to the controller at {self._address} broke: {why}"
 
     # What comes ------------------------------------------------------------------------
 
@@ -192,7 +198,7 @@ class SessionStream:
             try:
                 ended = self._read(events)
                 why = f"the controller at {self._address} ended the stream"
-            except grpc.RpcError as broke:
+            except _BROKEN as broke:
                 ended, why = None, self._broken(broke)
             if ended is None and not self._leaving.is_set():
                 ended = self._come_back(why)
@@ -201,7 +207,7 @@ class SessionStream:
 
     def _read(self, events: Events) -> errors.SessionError | None:
         """Reads one stream to its end; returns the session's end if it came."""
-        for raw in self._call:
+        for raw in self._incoming:
             self._heard = time.monotonic()
             received = EncodedEnvelope.FromString(raw)
             kind = received.kind
@@ -260,6 +266,7 @@ class SessionStream:
 
     def _come_back(self, why: str) -> errors.SessionError | None:
         """Attaches to the session again; returns why that cannot be, or None."""
+        self._call.cancel()
         lease = self._ready.lease_s
         began, said, pause = time.monotonic(), False, _PAUSES_S[0]
         while not self._leaving.is_set():

@@ -10,6 +10,7 @@ from disco_client.pb import controller_pb2, envelope_pb2
 from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.protocol import PROTOCOL, mismatch
+from disco_server.channels.faults import arriving, leaving
 from disco_server.channels.outbox import Outbox
 from disco_server.controller.hub import Hub, ended_message
 from disco_server.controller.streams import (
@@ -44,7 +45,8 @@ class ClientStreams:
     @guarded
     async def open(self, stream: Stream, context: Context) -> None:
         """The life of one connection of a session, from CREATE or ATTACH on."""
-        first = await anext(aiter(stream), None)
+        stream = arriving("controller.from_client", aiter(stream))
+        first = await anext(stream, None)
         if first is None:
             return
         received = envelope_pb2.Envelope.FromString(first)
@@ -62,7 +64,8 @@ class ClientStreams:
         hub.clients[session.session] = outbox
         if former is not None:
             former.close()
-        writing = asyncio.ensure_future(outbox.run(context.write))
+        write = leaving("controller.to_client", context.write)
+        writing = asyncio.ensure_future(outbox.run(write))
         reading = asyncio.ensure_future(self._read(stream, session))
         lease: float | None = None
         try:

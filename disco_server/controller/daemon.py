@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from disco_client.errors import ConfigError
+from disco_client.transport import faults
 from disco_client.transport.options import SERVER_OPTIONS
 from disco_server.config import Address, ControllerConfig
 from disco_server.controller.hub import Hub
@@ -31,8 +32,9 @@ def run(config: ControllerConfig) -> int:
     """Runs a controller until it is told to stop; returns the exit code.
 
     Raises:
-        ConfigError: The address cannot be listened on.
+        ConfigError: The address cannot be listened on, or ``DISCO_TEST_FAULTS`` is malformed.
     """
+    faults.check()
     return asyncio.run(_run(config))
 
 

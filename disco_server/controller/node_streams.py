@@ -12,6 +12,7 @@ from disco_client.pb import envelope_pb2, node_pb2
 from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.protocol import PROTOCOL, mismatch
+from disco_server.channels.faults import arriving, leaving
 from disco_server.channels.outbox import Outbox
 from disco_server.controller.hub import Hub, NodeLink
 from disco_server.controller.streams import (
@@ -45,7 +46,8 @@ class NodeStreams:
     async def register(self, stream: Stream, context: Context) -> None:
         """The life of one worker daemon's connection."""
         hub = self._hub
-        first = await anext(aiter(stream), None)
+        stream = arriving("controller.from_node", aiter(stream))
+        first = await anext(stream, None)
         if first is None:
             return
         received = envelope_pb2.Envelope.FromString(first)
@@ -63,7 +65,8 @@ class NodeStreams:
         outbox.post(envelope(Kind.REGISTERED, welcome.SerializeToString()))
         hub.apply(effects)
         _logger.info("node %s joined with %d slots", info.name, len(info.devices))
-        writing = asyncio.ensure_future(outbox.run(context.write))
+        write = leaving("controller.to_node", context.write)
+        writing = asyncio.ensure_future(outbox.run(write))
         reading = asyncio.ensure_future(self._read(stream, link))
         try:
             await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)

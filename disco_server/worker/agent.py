@@ -23,6 +23,7 @@ from disco_client.transport.options import CHANNEL_OPTIONS, target
 from disco_client.version import __version__
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_client.wire.protocol import PROTOCOL
+from disco_server.channels.faults import leaving, reading
 from disco_server.channels.outbox import Outbox
 from disco_server.config import WorkerConfig
 from disco_server.modules.base import LoadRules
@@ -128,6 +129,8 @@ class Agent:
                 why = await self._connect_once()
             except grpc.RpcError as error:
                 why = _reason(error)
+            except ConnectionError as error:
+                why = str(error)
             except DecodeError as error:
                 why = f"it does not speak disco.v1 ({error})"
             except Exception as error:
@@ -169,11 +172,12 @@ class Agent:
     async def _talk(self, channel: grpc.aio.Channel, outbox: Outbox) -> str:
         stream = cast("Any", channel).stream_stream("/disco.v1.NodeService/Register")()
         await stream.write(self._introduction())
-        writing = asyncio.ensure_future(outbox.run(stream.write))
+        writing = asyncio.ensure_future(outbox.run(leaving("node.send", stream.write)))
         beating = asyncio.ensure_future(self._beat(outbox, stream))
+        read = reading("node.receive", stream.read)
         try:
             while True:
-                raw = await stream.read()
+                raw = await read()
                 if raw is grpc.aio.EOF:
                     return "the controller closed the connection"
                 self._heard = asyncio.get_running_loop().time()

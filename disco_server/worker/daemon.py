@@ -9,6 +9,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any, Self
 
+from disco_client.transport import faults
 from disco_server.config import WorkerConfig
 from disco_server.worker.agent import Agent
 from disco_server.worker.doors import make_door
@@ -30,8 +31,9 @@ def run(config: WorkerConfig) -> int:
     """Runs a worker daemon until it is told to stop; returns the exit code.
 
     Raises:
-        ConfigError: It cannot listen where it was told to.
+        ConfigError: It cannot listen where it was told to, or ``DISCO_TEST_FAULTS`` is malformed.
     """
+    faults.check()
     return asyncio.run(_run(config))
 
 
