@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 import disco_server
+from disco_server.runtime.context import Worker
 
 
 @disco_server.register_func("tests.echo")
@@ -72,6 +74,17 @@ def exit_on(worker_id, code):
 def say(text):
     """Prints a line on each worker."""
     print(text)
+
+
+_counts: WeakKeyDictionary[Worker, int] = WeakKeyDictionary()
+
+
+@disco_server.register_func("tests.count")
+def count() -> int:
+    """How often this was called on this worker."""
+    worker = disco_server.current_worker()
+    _counts[worker] = _counts.get(worker, 0) + 1
+    return _counts[worker]
 
 
 @disco_server.register_func("tests.sleep")
