@@ -17,6 +17,9 @@ from disco_client.transport.base import Waiting, Wish
 __all__ = ["DEFAULT_ADDRESS", "attach", "connect", "owner"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7600"
+_REACH_S = 30.0
+"""How long a controller is waited for that does not answer; slots may take longer."""
+
 _QUIET_S = 0.5
 """A wait for slots shorter than this is not worth a message."""
 
@@ -28,7 +31,7 @@ def connect(
     num_groups: int = 1,
     ccl: str | None = None,
     name: str | None = None,
-    timeout: float = 30.0,
+    timeout: float = 90.0,
     logs: bool = True,
 ) -> Session:
     """Opens a session on a cluster; waits until its workers are ready.
@@ -40,7 +43,9 @@ def connect(
         num_groups: Into how many equal, consecutive groups they are divided.
         ccl: The collective library; None lets the first collective choose.
         name: What the cluster's lists call the session.
-        timeout: Seconds to wait for the controller, and then for slots.
+        timeout: Seconds to wait for slots, and before that, up to half a minute, for the
+            controller. A program that was killed holds its slots for its session's
+            lease, by default a minute.
         logs: Whether workers' output is written to this process's standard error.
 
     Returns:
@@ -60,7 +65,7 @@ def connect(
     where = _address(address)
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
     transport = GrpcTransport.create(
-        where, wish, connect_timeout=timeout, on_queued=_Progress(num_workers)
+        where, wish, connect_timeout=min(timeout, _REACH_S), on_queued=_Progress(num_workers)
     )
     sink: LogSink | None = print_logs if logs else None
     return Session(transport, num_groups=num_groups, ccl=ccl, log_sink=sink)

@@ -45,11 +45,18 @@ STANDIN_GPUS = 4
 FUNCTIONS = "disco_test_functions"
 
 
+LEASE_S = "2"
+"""How long sessions of tests outlive their connections: killed programs soon free their slots."""
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """Two real worker daemons with two slots each, and their controller."""
-    with LocalCluster(2, 2, import_path=[str(WORKER_MODULES)]) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DISCO_SESSION_LEASE_S", LEASE_S)
+        made = LocalCluster(2, 2, import_path=[str(WORKER_MODULES)])
+    with made:
+        yield made
 
 
 @pytest.fixture
@@ -292,6 +299,7 @@ class Daemons:
         """Starts a controller, on a free port unless the options say otherwise."""
         if "--listen" not in options and "DISCO_LISTEN" not in env and "--config" not in options:
             options = ("--listen", "127.0.0.1:0", *options)
+        env = {"DISCO_SESSION_LEASE_S": LEASE_S, **env}
         daemon = self._start("controller", options, env)
         if ready:
             daemon.await_ready()

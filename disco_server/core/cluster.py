@@ -343,7 +343,7 @@ class Cluster:
         for session in list(self.sessions.values()):
             if session.state is SessionState.QUEUED and now >= session.deadline:
                 effects += self.end(
-                    session.session, End(EndReason.NO_SLOTS, self._no_slots(session))
+                    session.session, End(EndReason.NO_SLOTS, self._no_slots(session, now))
                 )
             elif session.state is SessionState.DETACHED and now >= session.deadline:
                 message = f"its client did not come back within {session.patience:g} s"
@@ -363,7 +363,7 @@ class Cluster:
         message = f"node {node!r} did not come back to a controller that was started again"
         return self.end(session.session, End(EndReason.NODE_LOST, message, node=node))
 
-    def _no_slots(self, session: SessionTable) -> str:
+    def _no_slots(self, session: SessionTable, now: float) -> str:
         members = self.members
         names = len(members.nodes)
         kinds, wanted = members.slots_by_kind, kind_for(session.ccl)
@@ -376,7 +376,7 @@ class Cluster:
             f"{members.free_slots} of them free"
         )
         held = [
-            f"{s.name!r} holds {s.num_workers} ({s.owner})"
+            f"{s.name!r} holds {s.num_workers} ({s.owner}{_away(s, now)})"
             for s in self.sessions.values()
             if s.shares and s is not session
         ]
@@ -402,3 +402,10 @@ class Cluster:
         for session_id in list(self.sessions):
             effects += self.end(session_id, end)
         return effects
+
+
+def _away(session: SessionTable, now: float) -> str:
+    """Says of a session whose program is away how long it holds its slots yet."""
+    if session.state is not SessionState.DETACHED:
+        return ""
+    return f", which is away; free in {max(0.0, session.deadline - now):.0f} s unless it comes back"

@@ -196,8 +196,8 @@ def test_a_stopped_worker_daemon_is_lost_after_the_lease(daemons):
         another.sync_all()
 
 
-def test_a_killed_controller_is_reported_to_its_clients(daemons):
-    """The session's next call says ControllerLost, and the ranks end."""
+def test_a_killed_controller_that_stays_away_is_reported_to_its_clients(daemons):
+    """When the lease is over the session's next call says ControllerLost, and the ranks end."""
     controller = daemons.controller()
     worker = daemons.worker(controller.address, "--slots", "2")
     session = connect(controller.address, num_workers=2, logs=False)

@@ -19,6 +19,9 @@ UNMIRRORED = {
     "disco_client/transport/doors.py": "a protocol and two errors, met by the tests of its kinds",
     "disco_client/version.py": "one constant",
     "disco_client/arguments.py": "met by the tests of every way to open a session",
+    "disco_client/identity.py": "met by the tests of every session",
+    "disco_server/controller/streams.py": "met by the tests of both kinds of streams",
+    "disco_server/core/effects.py": "records",
     "disco_client/starting.py": "met by the tests of every session",
     **dict.fromkeys(
         (

@@ -18,18 +18,19 @@ def ended(reason, **more):
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
-        ("RANK_LOST", errors.WorkerLost),
-        ("START_FAILED", errors.WorkerLost),
-        ("NODE_LOST", errors.NodeLost),
-        ("DRAINED", errors.ControllerLost),
-        ("CLOSED", errors.SessionClosed),
-        ("STOPPED", errors.SessionLost),
+        (controller_pb2.END_REASON_RANK_LOST, errors.WorkerLost),
+        (controller_pb2.END_REASON_START_FAILED, errors.WorkerLost),
+        (controller_pb2.END_REASON_NODE_LOST, errors.NodeLost),
+        (controller_pb2.END_REASON_DRAINED, errors.ControllerLost),
+        (controller_pb2.END_REASON_CLOSED, errors.SessionClosed),
+        (controller_pb2.END_REASON_STOPPED, errors.SessionLost),
+        (99, errors.SessionLost),
     ],
 )
 def test_each_end_has_its_error(reason, kind):
-    """Before a session has begun as well as later."""
+    """Before a session has begun as well as later, and for a reason not known here yet."""
     for make in (error_before, error_of_end):
-        assert type(make(ended(reason), "mine")) is kind
+        assert type(make(Ended(reason=reason, message="why"), "mine")) is kind
 
 
 def test_a_session_that_never_began_may_lack_slots_or_be_refused():

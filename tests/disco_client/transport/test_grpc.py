@@ -10,22 +10,10 @@ import numpy as np
 import pytest
 
 from disco_client import connect, errors
-from disco_client.pb import controller_pb2
 from disco_client.transport.base import Events, Wish
 from disco_client.transport.grpc import GrpcTransport
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.protocol import PROTOCOL
-
-ENDED = {
-    controller_pb2.END_REASON_CLOSED: errors.SessionClosed,
-    controller_pb2.END_REASON_RANK_LOST: errors.WorkerLost,
-    controller_pb2.END_REASON_START_FAILED: errors.WorkerLost,
-    controller_pb2.END_REASON_NODE_LOST: errors.NodeLost,
-    controller_pb2.END_REASON_DRAINED: errors.ControllerLost,
-    controller_pb2.END_REASON_STOPPED: errors.SessionLost,
-    99: errors.SessionLost,
-}
-
 
 WISH = Wish(num_workers=1, num_groups=1, ccl="", name="", owner="me", timeout=10.0)
 
@@ -34,21 +22,6 @@ def dial(address, patience=10.0, **wish):
     return GrpcTransport.create(
         address, replace(WISH, **wish), connect_timeout=patience, on_queued=lambda _: None
     )
-
-
-@pytest.mark.parametrize(("reason", "kind"), ENDED.items())
-def test_each_end_of_a_session_is_an_error_of_its_own(reason, kind):
-    """Also an end whose reason this client does not know yet."""
-    from disco_client.transport.grpc import _lost_error
-
-    ended = controller_pb2.SessionEnded(
-        reason=reason, message="it ended", worker=3, node="n", exit_status=-9, output=["words"]
-    )
-    error = _lost_error(ended, "mine")
-    assert type(error) is kind
-    if kind is errors.WorkerLost:
-        assert (error.worker, error.node, error.exit_status) == (3, "n", -9)
-        assert "words" in str(error)
 
 
 def test_nobody_at_the_address_is_a_failed_connection_with_advice():
@@ -103,8 +76,8 @@ def test_the_controller_refuses_what_it_cannot_serve(cluster, wish, text):
 
 def test_another_protocol_is_a_failed_connection_that_names_both(cluster, monkeypatch):
     """So that a person knows which side to upgrade."""
-    monkeypatch.setattr("disco_client.transport.grpc.PROTOCOL", PROTOCOL + 1)
-    monkeypatch.setattr("disco_client.transport.grpc.__version__", "9.9")
+    monkeypatch.setattr("disco_client.transport.stream.PROTOCOL", PROTOCOL + 1)
+    monkeypatch.setattr("disco_client.transport.stream.__version__", "9.9")
     with pytest.raises(errors.ConnectionFailed) as failed:
         dial(cluster.address)
     assert f"protocol {PROTOCOL}," in str(failed.value)
@@ -145,7 +118,7 @@ def test_no_thread_outlives_its_session(cluster):
     for _ in range(5):
         with connect(cluster.address, num_workers=1) as session:
             session.copy_to_worker_0(np.zeros(100_000)).numpy()
-        helpers = session._transport._helpers - {threading.main_thread()}
+        helpers = session._transport._stream._threads - {threading.main_thread()}
         assert len(helpers) == 2, "gRPC's thread that sends, and the one that handles events"
         assert not any(helper.is_alive() for helper in helpers)
         assert set(threading.enumerate()) <= before
