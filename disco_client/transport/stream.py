@@ -21,7 +21,7 @@ from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.transport.array_client import details
 from disco_client.transport.base import Events, Waiting, Wish
 from disco_client.transport.endings import error_before, error_of_end
-from disco_client.transport.faults import through
+from disco_client.transport.faults import InjectedCut, through
 from disco_client.transport.outgoing import Outgoing
 from disco_client.version import __version__
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
@@ -36,7 +36,7 @@ _SILENCE_S = 30.0
 _ASK_AGAIN_S = 5.0
 """How long a wait lasts before the nodes are asked whether something is missing."""
 
-_BROKEN = (grpc.RpcError, ConnectionError)
+_BROKEN = (grpc.RpcError, InjectedCut)
 _PAUSES_S = (0.1, 1.0)
 _WORTH_SAYING_S = 1.0
 _RECEIVED_EVERY = 256
