@@ -611,3 +611,229 @@ class LogLines(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["lines", b"lines", "node", b"node", "stderr", b"stderr", "worker", b"worker"]) -> None: ...
 
 global___LogLines = LogLines
+
+@typing.final
+class InspectRequest(google.protobuf.message.Message):
+    """Asks what the ranks of a session do."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: builtins.int
+    TRANSFER_KEY_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    STACKS_FIELD_NUMBER: builtins.int
+    FLIGHTS_FIELD_NUMBER: builtins.int
+    TIMEOUT_S_FIELD_NUMBER: builtins.int
+    session: builtins.int
+    """The session with its key, or instead:"""
+    transfer_key: builtins.bytes
+    name: builtins.str
+    """its name, or its id in hexadecimal."""
+    stacks: builtins.bool
+    """Whether to fetch each rank's stack, and the memory of its flight recorder."""
+    flights: builtins.bool
+    timeout_s: builtins.float
+    """How long to wait for nodes, in seconds."""
+    def __init__(
+        self,
+        *,
+        session: builtins.int = ...,
+        transfer_key: builtins.bytes = ...,
+        name: builtins.str = ...,
+        stacks: builtins.bool = ...,
+        flights: builtins.bool = ...,
+        timeout_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["flights", b"flights", "name", b"name", "session", b"session", "stacks", b"stacks", "timeout_s", b"timeout_s", "transfer_key", b"transfer_key"]) -> None: ...
+
+global___InspectRequest = InspectRequest
+
+@typing.final
+class InspectResult(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    NUM_WORKERS_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    SILENT_FIELD_NUMBER: builtins.int
+    session: builtins.int
+    name: builtins.str
+    num_workers: builtins.int
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankReport]: ...
+    @property
+    def silent(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeSilence]: ...
+    def __init__(
+        self,
+        *,
+        session: builtins.int = ...,
+        name: builtins.str = ...,
+        num_workers: builtins.int = ...,
+        ranks: collections.abc.Iterable[global___RankReport] | None = ...,
+        silent: collections.abc.Iterable[global___NodeSilence] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "num_workers", b"num_workers", "ranks", b"ranks", "session", b"session", "silent", b"silent"]) -> None: ...
+
+global___InspectResult = InspectResult
+
+@typing.final
+class NodeSilence(google.protobuf.message.Message):
+    """A node that did not answer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    seconds: builtins.float
+    """For how long nothing was heard from it; 0 where it is not connected at all."""
+    @property
+    def workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        workers: collections.abc.Iterable[builtins.int] | None = ...,
+        seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node", b"node", "seconds", b"seconds", "workers", b"workers"]) -> None: ...
+
+global___NodeSilence = NodeSilence
+
+@typing.final
+class RankReport(google.protobuf.message.Message):
+    """What one rank does, as seen by whoever started it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    CURRENT_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
+    COLLECTIVE_FIELD_NUMBER: builtins.int
+    STACK_FIELD_NUMBER: builtins.int
+    NOTE_FIELD_NUMBER: builtins.int
+    FLIGHT_FIELD_NUMBER: builtins.int
+    EMPTIED_FIELD_NUMBER: builtins.int
+    CLOCK_OFFSET_NS_FIELD_NUMBER: builtins.int
+    worker: builtins.int
+    node: builtins.str
+    pid: builtins.int
+    state: builtins.str
+    """running, stopped, uninterruptible or ended."""
+    stack: builtins.str
+    """Its Python stack, or why there is none."""
+    note: builtins.str
+    flight: builtins.bytes
+    """A compressed copy of the memory of its flight recorder, and the number of emptied
+    slots after it was made; see disco_client.wire.flight.
+    """
+    emptied: builtins.int
+    clock_offset_ns: builtins.int
+    """What to add to the node's monotonic clock for the controller's."""
+    @property
+    def current(self) -> global___CommandReport: ...
+    @property
+    def finished(self) -> global___CommandReport: ...
+    @property
+    def collective(self) -> global___CollectiveReport: ...
+    def __init__(
+        self,
+        *,
+        worker: builtins.int = ...,
+        node: builtins.str = ...,
+        pid: builtins.int = ...,
+        state: builtins.str = ...,
+        current: global___CommandReport | None = ...,
+        finished: global___CommandReport | None = ...,
+        collective: global___CollectiveReport | None = ...,
+        stack: builtins.str = ...,
+        note: builtins.str = ...,
+        flight: builtins.bytes = ...,
+        emptied: builtins.int = ...,
+        clock_offset_ns: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["collective", b"collective", "current", b"current", "finished", b"finished"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clock_offset_ns", b"clock_offset_ns", "collective", b"collective", "current", b"current", "emptied", b"emptied", "finished", b"finished", "flight", b"flight", "node", b"node", "note", b"note", "pid", b"pid", "stack", b"stack", "state", b"state", "worker", b"worker"]) -> None: ...
+
+global___RankReport = RankReport
+
+@typing.final
+class CommandReport(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQ_FIELD_NUMBER: builtins.int
+    ACTION_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    FAILED_FIELD_NUMBER: builtins.int
+    seq: builtins.int
+    action: builtins.int
+    """Its DiscoAction, and the name of the function or program that it calls."""
+    name: builtins.str
+    seconds: builtins.float
+    """For how long it has run, or how long ago it ended."""
+    failed: builtins.bool
+    def __init__(
+        self,
+        *,
+        seq: builtins.int = ...,
+        action: builtins.int = ...,
+        name: builtins.str = ...,
+        seconds: builtins.float = ...,
+        failed: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "failed", b"failed", "name", b"name", "seconds", b"seconds", "seq", b"seq"]) -> None: ...
+
+global___CommandReport = CommandReport
+
+@typing.final
+class CollectiveReport(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    SEQ_FIELD_NUMBER: builtins.int
+    NTH_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    NBYTES_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    MET_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    seq: builtins.int
+    nth: builtins.int
+    name: builtins.str
+    dtype: builtins.str
+    nbytes: builtins.int
+    seconds: builtins.float
+    """How long ago the rank entered it, and whether all have come."""
+    met: builtins.bool
+    @property
+    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The workers that take part."""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        seq: builtins.int = ...,
+        nth: builtins.int = ...,
+        name: builtins.str = ...,
+        dtype: builtins.str = ...,
+        shape: collections.abc.Iterable[builtins.int] | None = ...,
+        nbytes: builtins.int = ...,
+        members: collections.abc.Iterable[builtins.int] | None = ...,
+        seconds: builtins.float = ...,
+        met: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "members", b"members", "met", b"met", "name", b"name", "nbytes", b"nbytes", "nth", b"nth", "number", b"number", "seconds", b"seconds", "seq", b"seq", "shape", b"shape"]) -> None: ...
+
+global___CollectiveReport = CollectiveReport

@@ -51,6 +51,11 @@ class SessionServiceStub(object):
                 request_serializer=disco__client_dot_pb_dot_controller__pb2.CloseRequest.SerializeToString,
                 response_deserializer=disco__client_dot_pb_dot_controller__pb2.CloseResult.FromString,
                 _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/disco.v1.SessionService/Inspect',
+                request_serializer=disco__client_dot_pb_dot_controller__pb2.InspectRequest.SerializeToString,
+                response_deserializer=disco__client_dot_pb_dot_controller__pb2.InspectResult.FromString,
+                _registered_method=True)
 
 
 class SessionServiceServicer(object):
@@ -80,6 +85,13 @@ class SessionServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inspect(self, request, context):
+        """What the ranks of a session do, also while they hang, or did before they ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -97,6 +109,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.Close,
                     request_deserializer=disco__client_dot_pb_dot_controller__pb2.CloseRequest.FromString,
                     response_serializer=disco__client_dot_pb_dot_controller__pb2.CloseResult.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=disco__client_dot_pb_dot_controller__pb2.InspectRequest.FromString,
+                    response_serializer=disco__client_dot_pb_dot_controller__pb2.InspectResult.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +198,33 @@ class SessionService(object):
             '/disco.v1.SessionService/Close',
             disco__client_dot_pb_dot_controller__pb2.CloseRequest.SerializeToString,
             disco__client_dot_pb_dot_controller__pb2.CloseResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disco.v1.SessionService/Inspect',
+            disco__client_dot_pb_dot_controller__pb2.InspectRequest.SerializeToString,
+            disco__client_dot_pb_dot_controller__pb2.InspectResult.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,12 @@ class SessionServiceStub:
     ]
     """Ends a session by its id."""
 
+    Inspect: grpc.UnaryUnaryMultiCallable[
+        disco_client.pb.controller_pb2.InspectRequest,
+        disco_client.pb.controller_pb2.InspectResult,
+    ]
+    """What the ranks of a session do, also while they hang, or did before they ended."""
+
 class SessionServiceAsyncStub:
     """What clients ask of a controller."""
 
@@ -66,6 +72,12 @@ class SessionServiceAsyncStub:
         disco_client.pb.controller_pb2.CloseResult,
     ]
     """Ends a session by its id."""
+
+    Inspect: grpc.aio.UnaryUnaryMultiCallable[
+        disco_client.pb.controller_pb2.InspectRequest,
+        disco_client.pb.controller_pb2.InspectResult,
+    ]
+    """What the ranks of a session do, also while they hang, or did before they ended."""
 
 class SessionServiceServicer(metaclass=abc.ABCMeta):
     """What clients ask of a controller."""
@@ -96,6 +108,14 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[disco_client.pb.controller_pb2.CloseResult, collections.abc.Awaitable[disco_client.pb.controller_pb2.CloseResult]]:
         """Ends a session by its id."""
+
+    @abc.abstractmethod
+    def Inspect(
+        self,
+        request: disco_client.pb.controller_pb2.InspectRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[disco_client.pb.controller_pb2.InspectResult, collections.abc.Awaitable[disco_client.pb.controller_pb2.InspectResult]]:
+        """What the ranks of a session do, also while they hang, or did before they ended."""
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 

@@ -104,6 +104,12 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """More of an array is in its memory, or no more will come.
     Transfer: ticket, and there or error
     """
+    KIND_INSPECT: _Kind.ValueType  # 60
+    """Controller and worker daemon: what ranks do, which no rank is asked.
+    InspectNode
+    """
+    KIND_INSPECTED: _Kind.ValueType  # 61
+    """NodeInspected"""
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
     """What an envelope's payload holds."""
@@ -189,6 +195,12 @@ KIND_ARRAY_MORE: Kind.ValueType  # 46
 """More of an array is in its memory, or no more will come.
 Transfer: ticket, and there or error
 """
+KIND_INSPECT: Kind.ValueType  # 60
+"""Controller and worker daemon: what ranks do, which no rank is asked.
+InspectNode
+"""
+KIND_INSPECTED: Kind.ValueType  # 61
+"""NodeInspected"""
 global___Kind = Kind
 
 @typing.final

@@ -507,3 +507,70 @@ class FenceResult(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["items", b"items"]) -> None: ...
 
 global___FenceResult = FenceResult
+
+@typing.final
+class InspectNode(google.protobuf.message.Message):
+    """Asks a node what its ranks of a session do; what ended a while ago is known too."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    STACKS_FIELD_NUMBER: builtins.int
+    FLIGHTS_FIELD_NUMBER: builtins.int
+    request: builtins.int
+    """Tells the answers of several questions apart."""
+    name: builtins.str
+    """The session's id in hexadecimal, or its name; nothing asks for the clock alone."""
+    stacks: builtins.bool
+    flights: builtins.bool
+    def __init__(
+        self,
+        *,
+        request: builtins.int = ...,
+        name: builtins.str = ...,
+        stacks: builtins.bool = ...,
+        flights: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["flights", b"flights", "name", b"name", "request", b"request", "stacks", b"stacks"]) -> None: ...
+
+global___InspectNode = InspectNode
+
+@typing.final
+class NodeInspected(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: builtins.int
+    KNOWN_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
+    SESSION_NAME_FIELD_NUMBER: builtins.int
+    NUM_WORKERS_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    RECEIVED_NS_FIELD_NUMBER: builtins.int
+    SENT_NS_FIELD_NUMBER: builtins.int
+    request: builtins.int
+    known: builtins.bool
+    """Whether it knows such a session, and which one it is."""
+    session: builtins.int
+    session_name: builtins.str
+    num_workers: builtins.int
+    received_ns: builtins.int
+    """When the question came and the answer left, by the node's monotonic clock."""
+    sent_ns: builtins.int
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disco_client.pb.controller_pb2.RankReport]: ...
+    def __init__(
+        self,
+        *,
+        request: builtins.int = ...,
+        known: builtins.bool = ...,
+        session: builtins.int = ...,
+        session_name: builtins.str = ...,
+        num_workers: builtins.int = ...,
+        ranks: collections.abc.Iterable[disco_client.pb.controller_pb2.RankReport] | None = ...,
+        received_ns: builtins.int = ...,
+        sent_ns: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["known", b"known", "num_workers", b"num_workers", "ranks", b"ranks", "received_ns", b"received_ns", "request", b"request", "sent_ns", b"sent_ns", "session", b"session", "session_name", b"session_name"]) -> None: ...
+
+global___NodeInspected = NodeInspected

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from disco_client.errors import ConfigError, SessionError
 from disco_client.wire.codec import EncodedBatch, EncodedCommand, Kind, envelope
+from disco_client.wire.inspection import Inspection
 
 __all__ = [
     "Bound",
@@ -262,6 +263,18 @@ class Transport(Protocol):
 
     def check_alive(self) -> None:
         """Raises the session's error when nothing has been heard for too long."""
+        ...
+
+    def inspect(self, *, stacks: bool, flights: bool) -> Inspection:
+        """Finds out what the ranks do, without asking them; for any thread, at any time.
+
+        Args:
+            stacks: Whether to fetch their Python stacks.
+            flights: Whether to fetch what their flight recorders hold.
+
+        Raises:
+            SessionError: Nobody could be asked.
+        """
         ...
 
     def close(self, timeout: float) -> None:

@@ -23,15 +23,19 @@ _PIECE_BYTES = 256 << 10
 """What is read at once where it cannot go straight to its place; small beside a cache."""
 
 
-def allocate(nbytes: int) -> int:
+def allocate(nbytes: int, name: str = "disco-array") -> int:
     """Makes shared memory and returns its descriptor.
+
+    Args:
+        nbytes: How much.
+        name: What lists of open files call it.
 
     Raises:
         OSError: There is no room.
     """
     memfd = hasattr(os, "memfd_create")
     if memfd:
-        fd = os.memfd_create("disco-array", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())

@@ -106,6 +106,8 @@ class Kind(enum.IntEnum):
     OPEN_CCL = 44
     ARRAY_BACK = 45
     ARRAY_MORE = 46
+    INSPECT = 60
+    INSPECTED = 61
 
 
 class FailureKind(enum.IntEnum):

@@ -17,6 +17,7 @@ from disco_server.collectives import checks
 from disco_server.collectives.base import AbortedError, Array, MismatchError, name_workers
 from disco_server.collectives.checks import Offer
 from disco_server.collectives.meeting_watch import MeetingWatch, Waiting, slow_seconds
+from disco_server.collectives.notes import Notes
 from disco_server.collectives.preflight import Lane, Preflight, VerdictKind
 from disco_server.collectives.rows import NO_DATA, RowExchange
 from disco_server.devices.base import on_device
@@ -39,6 +40,7 @@ class Agreement:
         preflight: Its rounds in all lanes.
         xp: The module of the arrays that may be on GPUs: numpy where none may.
         no_device: Why arrays of GPUs cannot take part; empty if they can.
+        notes: What of all this is written down.
     """
 
     def __init__(self, worker_id: int) -> None:
@@ -46,6 +48,7 @@ class Agreement:
         self.preflight = Preflight(worker_id)
         self.xp: Any = np
         self.no_device = _NO_DEVICE
+        self.notes = Notes()
         self._exchanges: list[RowExchange] = []
         self._waiting: Waiting | None = None
         self._watch = MeetingWatch(worker_id, lambda: self._waiting, slow_seconds())
@@ -105,8 +108,26 @@ class Agreement:
             MismatchError: The ranks do not fit one another.
             AbortedError: A rank cannot come.
         """
+        self.agree(lane, offer, src, dst, rider, first=True)
+        self.notes.meet()
+
+    def agree(
+        self, lane: Lane, offer: Offer, src: object, dst: object, rider: bytes, *, first: bool
+    ) -> None:
+        """Does the same for one of several rounds of a collective.
+
+        Args:
+            lane: Where.
+            offer: What this rank brings.
+            src: Its source, for the words of an error.
+            dst: Its destination, likewise.
+            rider: Stands behind the row with which data rides.
+            first: Whether the collective begins with this round.
+        """
         preflight = self.preflight
         row = preflight.next_row(lane, offer)
+        if first:
+            self.notes.enter(lane, offer, src, dst)
         short = not (preflight.busy or lane.pending or offer.problem)
         exchange: Any = lane.exchange  # a RowExchange
         self._waiting = Waiting(offer.op, lane.seq, lane.members, exchange)
@@ -118,6 +139,7 @@ class Agreement:
             self._waiting = None
         if verdict.kind is VerdictKind.RUN:
             return
+        self.notes.leave()
         mine = self.tell(offer, src, dst, lane.nth - 1)
         if verdict.kind is VerdictKind.ABORTED:
             if offer.problem:

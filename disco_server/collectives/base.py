@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from disco_server.collectives.team import Team
+    from disco_server.observe.flight import FlightRecorder
 
 __all__ = [
     "AbortedError",
@@ -388,6 +389,14 @@ class Communicator(ABC):
 
         Args:
             look_up: Returns what `position` should be.
+        """
+
+    @abstractmethod
+    def record(self, flight: FlightRecorder) -> None:
+        """Writes down from now on which collectives this rank enters, and when.
+
+        Args:
+            flight: This rank's.
         """
 
     @abstractmethod

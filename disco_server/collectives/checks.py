@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.base import Array, ReduceOp
 from disco_server.devices.base import on_device
 
@@ -27,6 +28,7 @@ __all__ = [
     "check_sizes",
     "code_of",
     "describe",
+    "dtype_of",
     "find_kind",
     "op_name",
 ]
@@ -276,6 +278,13 @@ def op_name(op: int) -> str:
     if name in ("allreduce", "reduce_scatter"):
         return f"{name}({ReduceOp(op >> 4).name.lower()})"
     return name
+
+
+def dtype_of(offer: Offer) -> tuple[str, int]:
+    """The name of the dtype of an `Offer` and its bytes; "" and 0 where it has none."""
+    code = offer.dtype % _ON_DEVICE
+    name = next((kind.name for kind in _BY_NAME.values() if kind.code == code), "")
+    return name, dtype_from_name(name).itemsize if name else 0
 
 
 def describe(offer: Offer, src: object, dst: object) -> str:

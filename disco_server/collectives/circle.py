@@ -58,7 +58,8 @@ class Circle(Side):
         super().__init__(members, moves, lane, rows)
         self.rank = list(members).index(worker_id)
         self._agreement = agreement
-        self._enter = agreement.enter
+        self._agree = agreement.agree
+        self._notes = agreement.notes
 
     def allreduce(self, src: Array, dst: Array, op: ReduceOp) -> None:
         """Combines equally long sources everywhere."""
@@ -73,6 +74,7 @@ class Circle(Side):
         offer = agreement.admit(checks.check_equal(Op.ALLREDUCE, src, dst, op))
         if offer.problem or not offer.elements:
             agreement.meet(self.lane, offer, src, dst)
+            self._notes.leave()
             return
         source, target = agreement.stage(offer, src, dst)
         if offer.on_device:
@@ -93,15 +95,18 @@ class Circle(Side):
         if not places or lane is None or rows is None:
             self._agreement.meet(lane, offer, src, dst)
             self.moves_of(src).allreduce(src, dst, op, offer.family)
+            self._notes.leave()
             return
         source, target = src.reshape(-1), dst.reshape(-1)
         if len(places) > 1 and src is not dst and np.may_share_memory(src, dst):
             source = source.copy()  # an early piece of one is a late piece of the other
-        enter = self._enter
+        agree, first = self._agree, True
         for piece, place in places:
             rows.put(place, source[piece])
-            enter(lane, offer, src, dst, place.rider)
+            agree(lane, offer, src, dst, place.rider, first=first)
             combine(rows.parts(place), target[piece], op, offer.family)
+            first = False
+        self._notes.leave()
 
     def allgather(self, src: Array, dst: Array, counts: Sequence[int] | None = None) -> None:
         """Brings every source to every rank."""
@@ -132,6 +137,7 @@ class Circle(Side):
             else:
                 moves.allgather_parts(source, target, parts.counts)
             unstage(target, dst)
+        self._notes.leave()
 
     def broadcast(self, src: Array | None, dst: Array, root: int | None = None) -> None:
         """Copies the root's source to every rank."""
@@ -151,6 +157,7 @@ class Circle(Side):
             else:
                 moves.broadcast_from(staged, target, at)
             unstage(target, dst)
+        self._notes.leave()
 
     def scatter(
         self,
@@ -174,6 +181,7 @@ class Circle(Side):
             else:
                 moves.scatter_parts(source, target, parts.counts, at)
             unstage(target, dst)
+        self._notes.leave()
 
     def gather(
         self,
@@ -198,6 +206,7 @@ class Circle(Side):
                 moves.gather_parts(source, target, parts.counts, at)
             if has_all:
                 unstage(target, whole)
+        self._notes.leave()
 
     def reduce_scatter(
         self, src: Array, dst: Array, op: ReduceOp, counts: Sequence[int] | None = None
@@ -214,6 +223,7 @@ class Circle(Side):
             else:
                 moves.reduce_scatter_parts(source, target, op, offer.family, parts.counts)
             unstage(target, dst)
+        self._notes.leave()
 
     def all_to_all(
         self, src: Array, dst: Array, table: Sequence[Sequence[int]] | None = None
@@ -235,10 +245,12 @@ class Circle(Side):
             else:
                 moves.all_to_all_parts(source, target, parts)
             unstage(target, dst)
+        self._notes.leave()
 
     def barrier(self) -> None:
         """Waits until every rank is here; the meeting itself is the barrier."""
         self._agreement.meet(self.lane, _BARRIER, None, None)
+        self._notes.leave()
 
     def _check(
         self,

@@ -20,6 +20,7 @@ from disco_server.collectives.rows import RowExchange
 from disco_server.collectives.sides import DataMoves, Tag
 from disco_server.collectives.team import Team
 from disco_server.collectives.teams import LineParts, OpenDevice, Teams
+from disco_server.observe.flight import FlightRecorder
 
 __all__ = ["MeetingCommunicator"]
 
@@ -118,6 +119,10 @@ class MeetingCommunicator(Communicator):
         """See `Communicator.follow`."""
         self._look_up = look_up
 
+    def record(self, flight: FlightRecorder) -> None:
+        """See `Communicator.record`."""
+        self._agreement.notes.flight = flight
+
     def _arrive(self) -> None:
         if self._look_up is not None:
             self._preflight.position = self._look_up()
@@ -209,11 +214,11 @@ class MeetingCommunicator(Communicator):
             raise MismatchError((self._worker_id,), agreement.tell(offer, *arrays))
         source, target = agreement.stage(offer, buf, buf)
         agreement.enter(lane, offer, *arrays)
-        if not offer.elements:
-            return
-        moves = self._world.moves_of(buf)
-        if receives:
-            moves.recv(target, worker)
-            unstage(target, buf)
-        else:
-            moves.send(source, worker)
+        if offer.elements:
+            moves = self._world.moves_of(buf)
+            if receives:
+                moves.recv(target, worker)
+                unstage(target, buf)
+            else:
+                moves.send(source, worker)
+        agreement.notes.leave()

@@ -232,6 +232,8 @@ class Lane:
         ran: The last command in which a collective of this lane began.
         seq: The command `nth` counts in.
         nth: How many collectives of that command were entered here.
+        entered: How many collectives of all commands were.
+        label: How the flight recorder calls the members; 0 before it was asked.
     """
 
     members: tuple[int, ...]
@@ -240,6 +242,8 @@ class Lane:
     ran: int = -1
     seq: int = -1
     nth: int = 0
+    entered: int = 0
+    label: int = 0
 
 
 @dataclass(slots=True, eq=False)

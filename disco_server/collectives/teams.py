@@ -106,6 +106,7 @@ class Teams:
                 circle = Circle(mine, self._me, self._agreement, built.moves, lane, built.rows)
                 self._keep(mine, circle)
             self._add_device(missing)
+        self._agreement.notes.leave()
         return None if mine is None else self._teams[mine]
 
     def add_device(self, open_device: OpenDevice) -> None:

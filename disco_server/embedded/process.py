@@ -19,6 +19,7 @@ from disco_client.pb import node_pb2
 from disco_client.session import Session
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
+from disco_client.wire.inspection import Inspection
 from disco_server.channels.frames import frame, progress_in
 from disco_server.channels.growing import FROM_RANKS
 from disco_server.embedded.children import Children
@@ -27,6 +28,7 @@ from disco_server.embedded.interrupts import HeldInterrupts
 from disco_server.embedded.rank_child import RankChild
 from disco_server.embedded.sender import Sender
 from disco_server.embedded.shared_arrays import SharedArrays
+from disco_server.observe.inspect import Subject, inspect_ranks
 
 __all__ = ["ENTRYPOINT", "ProcessSession", "ProcessTransport"]
 
@@ -315,6 +317,14 @@ class ProcessTransport(Bound):
         """Raises the session's error, once it has one."""
         if self._error is not None:
             raise self._error
+
+    def inspect(self, *, stacks: bool, flights: bool) -> Inspection:
+        """Finds out what the ranks do, or did before they ended."""
+        ranks = self._children.ranks
+        over = self._error is not None
+        subjects = [Subject(c.worker, NODE, c.pid, c.memory, ended=over) for c in ranks]
+        reports = inspect_ranks(subjects, stacks=stacks, flights=flights)
+        return Inspection(self._session, self._name, self._num_workers, tuple(reports))
 
     # Arrays -------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 from disco_server.channels.frames import HOW_FAR, FrameReader, receive
 from disco_server.channels.progress import ProgressPage
+from disco_server.observe.stacks import MEMORY_VARIABLE, RankMemory
 
 __all__ = ["KEPT_LINES", "RankChild"]
 
@@ -47,6 +48,7 @@ class RankChild:
         gates: The locks to free with the rank's next answers on how far it is.
         heard: How many frames it has sent besides those answers, as far as known.
         assigned: Whether it has said that it is ready.
+        memory: Where it writes down what it does.
 
     Raises:
         OSError: No process could be started.
@@ -72,15 +74,21 @@ class RankChild:
             ends = [_pipe(undo) for _ in range(2)]
             self.outputs = [ours for ours, _ in ends]
             self._page, memory = _page(undo)
+            self.memory = RankMemory()
+            undo.callback(self.memory.close)
             self.process = subprocess.Popen(
                 [sys.executable, "-m", entrypoint]
                 + [str(number) for number in (theirs.fileno(), os.getpid(), *memory)],
                 stdin=subprocess.DEVNULL,
                 stdout=ends[0][1],
                 stderr=ends[1][1],
-                pass_fds=(theirs.fileno(), pmi_theirs.fileno(), *memory),
+                pass_fds=(theirs.fileno(), pmi_theirs.fileno(), self.memory.fd, *memory),
                 start_new_session=True,
-                env={**environ, "PMI_FD": str(pmi_theirs.fileno())},
+                env={
+                    **environ,
+                    "PMI_FD": str(pmi_theirs.fileno()),
+                    MEMORY_VARIABLE: str(self.memory.fd),
+                },
             )
             self.pid = self.process.pid
             self.pidfd = os.pidfd_open(self.pid)
@@ -230,6 +238,7 @@ class RankChild:
         with self._lock:
             self._drop_unsent()
         self.reader.close()
+        self.memory.close(keep=True)
         if self._page is not None:
             self._page.close()
             self._page = None

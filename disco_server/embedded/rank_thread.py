@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
@@ -14,9 +18,11 @@ import numpy as np
 from disco_client.errors import WorkerLost, worker_lost
 from disco_client.transport.base import Events, OutgoingBatch
 from disco_client.wire.codec import Kind
+from disco_client.wire.inspection import RankReport, RankState
 from disco_client.wire.porter import ArrayPorter
 from disco_server.embedded.loans import Loans
 from disco_server.embedded.output import RankOutput
+from disco_server.observe.inspect import report_memory
 from disco_server.runtime.context import Worker, set_current_worker
 from disco_server.runtime.executor import Executor
 
@@ -129,6 +135,21 @@ class RankThread(ArrayPorter):
 
     def _emit(self, is_error: bool, lines: list[str]) -> None:
         self._events.log(self._worker.worker_id, self._worker.node, is_error, lines)
+
+    def report(self, *, stacks: bool, flights: bool) -> RankReport:
+        """Says what it does; for any thread."""
+        worker, ident, stack, note = self._worker, self._thread.ident, "", ""
+        alive = self._thread.is_alive()
+        if stacks and alive:
+            frame = sys._current_frames().get(ident or 0)  # noqa: SLF001  (there is no other way)
+            stack = "" if frame is None else "".join(traceback.format_stack(frame))
+        elif stacks:
+            note = "the thread has ended"
+        report = report_memory(
+            worker.worker_id, worker.node, os.getpid(), *worker.flight.copy(), flights=flights
+        )
+        state = RankState.RUNNING if alive else RankState.ENDED
+        return replace(report, state=state, stack=stack, note=note)
 
     def free_gates(self) -> None:
         """Frees the locks that wait in vain; the rank is gone, or about to be."""

@@ -14,6 +14,7 @@ from disco_client.output import print_logs
 from disco_client.session import Session
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.codec import Kind
+from disco_client.wire.inspection import Inspection
 from disco_client.wire.values import Device
 from disco_server.collectives.base import Communicator
 from disco_server.collectives.local import LocalWorld
@@ -180,6 +181,12 @@ class ThreadTransport(Bound):
         """Raises the session's error, once it has one."""
         if self._error is not None:
             raise self._error
+
+    def inspect(self, *, stacks: bool, flights: bool) -> Inspection:
+        """Finds out what the workers do, or did before they ended."""
+        reports = (rank.report(stacks=stacks, flights=flights) for rank in self._ranks)
+        welcome = self._welcome
+        return Inspection(welcome.session, welcome.name, len(welcome.ranks), tuple(reports))
 
     # Arrays -----------------------------------------------------------------------------
 

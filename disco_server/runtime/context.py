@@ -14,6 +14,7 @@ from disco_server.collectives.base import Communicator, ReduceOp, UnavailableErr
 from disco_server.collectives.team import Team
 from disco_server.devices.base import Arrays, DeviceUnavailable, on_device
 from disco_server.modules.base import LoadRules
+from disco_server.observe.flight import FlightRecorder
 from disco_server.runtime.worker_device import WorkerDevice
 from disco_server.settings import GPU_LIBRARIES
 
@@ -37,6 +38,7 @@ class Worker:
         allow_read: Folders and files that its session may read.
         allow_save: Folders in which its session may save.
         loading: What files its session may load modules from.
+        flight: Where it writes down what it executes.
         position: The number of the command that runs; the executor sets it.
         published: Values that outlive their registers, with what a client notes of each.
     """
@@ -58,6 +60,7 @@ class Worker:
         allow_read: tuple[str, ...] = (),
         allow_save: tuple[str, ...] = (),
         loading: LoadRules | None = None,
+        flight: FlightRecorder | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.num_workers = num_workers
@@ -70,6 +73,7 @@ class Worker:
         self.allow_read = allow_read
         self.allow_save = allow_save
         self.loading = loading or LoadRules()
+        self.flight = flight or FlightRecorder()
         self._open = open_communicator
         self._ccl = ccl
         self._ordinary_ccl = ordinary_ccl
@@ -131,6 +135,7 @@ class Worker:
             # Where arrays are on GPUs, the ranks still meet on the host.
             host = self._ordinary_ccl if self._ccl in GPU_LIBRARIES else self._ccl
             self._comm = self._open(self, host)
+            self._comm.record(self.flight)
             if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
                 self._start_first(self._comm)
             if self._passed:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from disco_client.errors import EncodingError
 from disco_client.transport.base import OutgoingBatch
@@ -28,18 +26,21 @@ from disco_client.wire.codec import (
     encode_value,
     type_name,
 )
+from disco_client.wire.flight import Flag, what_of
 from disco_client.wire.porter import ArrayPorter
 from disco_client.wire.values import Opaque, dtype_from_name, is_array
-from disco_server.devices.base import on_device
+from disco_server.observe.flight import SLOT_MASK
 from disco_server.runtime.context import Worker
 from disco_server.runtime.device_porter import DevicePorter
 from disco_server.runtime.errors import ArgumentRefused, describe_failure, repr_of
+from disco_server.runtime.fitting import check_fits, is_any_array
 from disco_server.runtime.functions import NamedCall, resolve
+from disco_server.runtime.outlet import Outlet
 from disco_server.runtime.program import UNWRITTEN, Program, StepFailed, compile_program
 from disco_server.runtime.register_file import Poison, Poisoned, RegisterFile
 from disco_server.runtime.steps import Linker
 
-__all__ = ["Executor", "Outlet"]
+__all__ = ["Executor"]
 
 import_module("disco_server.runtime.offered")  # registers what every worker can do
 
@@ -51,24 +52,6 @@ _MAX_REPLY_BYTES = 32 << 20
 """What an answer may hold besides arrays, so that every relay passes it."""
 
 
-class Outlet(Protocol):
-    """Where an executor's answers go, and where arrays outside the log come from."""
-
-    def reply(self, raw: bytes) -> None:
-        """Sends one encoded reply to the client."""
-        ...
-
-    @property
-    def live(self) -> Callable[[int, Any], None] | None:
-        """Answers command ``seq`` with an object; None where the client is elsewhere."""
-        ...
-
-    @property
-    def porter(self) -> ArrayPorter:
-        """Carries the arrays that are too large for a command."""
-        ...
-
-
 class Executor:
     """Runs one rank's commands; exactly one thread uses it."""
 
@@ -77,7 +60,8 @@ class Executor:
         self._outlet = outlet
         self._porter = DevicePorter(worker, outlet.porter)
         self._live = outlet.live
-        self.registers = RegisterFile()
+        self._flight = worker.flight
+        self.registers = RegisterFile(what_of(Action.CALL_PACKED))
         self._names: dict[int, tuple[object, str]] = {}
         self.seq = 0
         self._acked = 0
@@ -124,11 +108,16 @@ class Executor:
 
     def run(self, first_seq: int, calls: list[int], commands: Iterable[EncodedCommand]) -> None:
         """Executes commands; ``calls`` is their column of plain calls, or empty."""
+        flight = self._flight
+        due = flight.begin(max(first_seq, self.seq + 1))
         if calls:
-            self._run_column(first_seq, calls, iter(commands))
+            self._run_column(first_seq, calls, iter(commands), due)
         else:
             for seq, command in enumerate(commands, first_seq):
                 self._run_command(seq, command)
+                if seq >= due:
+                    due = flight.stamp(seq)
+        flight.finish(self.seq)
 
     def _acknowledge(self) -> None:
         """Tells the client how far this rank is, if it has not heard for long."""
@@ -143,7 +132,9 @@ class Executor:
             self.registers.release(command.released)
         self.registers.reserve(command.reg)
         target = command.worker_plus_one
-        if not target or target == self._worker.worker_id + 1:
+        here = not target or target == self._worker.worker_id + 1
+        self._flight.whats[seq & SLOT_MASK] = self._what(command, here=here)
+        if here:
             handler = self._handlers.get(command.action)
             if handler is None:
                 self._refuse_action(seq, command)
@@ -151,16 +142,29 @@ class Executor:
                 handler(seq, command)
         self.seq = seq
 
-    def _run_column(
-        self, first_seq: int, calls: list[int], commands: Iterator[EncodedCommand]
+    def _what(self, command: EncodedCommand, *, here: bool) -> int:
+        """What the flight recorder keeps of a command."""
+        if command.func and command.func < len(self.registers.labels):
+            return self.registers.labels[command.func]
+        what = what_of(command.action & _ACTIONS)
+        return what if here else what | Flag.ELSEWHERE
+
+    def _run_column(  # noqa: PLR0912, PLR0915  (a call inside would cost as much as it spares)
+        self, first_seq: int, calls: list[int], commands: Iterator[EncodedCommand], due: int
     ) -> None:
         """Executes a batch whose plain calls stand in one column of numbers.
 
         This loop is where the workers of a busy session spend their time, so it
         looks into the registers itself; see commands.proto for the column.
         """
-        worker, registers = self._worker, self.registers
-        slots = registers.slots
+        worker, registers, flight = self._worker, self.registers, self._flight
+        slots, labels, whats, unnamed = (
+            registers.slots,
+            registers.labels,
+            flight.whats,
+            registers.unnamed,
+        )
+        mask, done, size = SLOT_MASK, self.seq, len(slots)
         at, end, seq = 0, len(calls), first_seq - 1
         while at < end:
             seq += 1
@@ -168,6 +172,9 @@ class Executor:
             if released < 0:
                 at += 1
                 self._run_command(seq, next(commands))
+                size = len(slots)
+                if seq >= due:
+                    due = flight.stamp(seq)
                 continue
             head = at + 1 + released
             func, reg, first_arg = calls[head], calls[head + 1], head + 3
@@ -175,14 +182,18 @@ class Executor:
             if not first_arg <= after <= end:
                 msg = f"the column of calls breaks off at {head}"
                 raise ValueError(msg)
-            if seq > self.seq:
+            if seq > done:
                 worker.position = seq
-                if reg >= len(slots):
+                if reg >= size:
                     registers.reserve(reg)
-                for dead in calls[at + 1 : head]:
-                    if dead < len(slots):
-                        slots[dead] = None
+                    size = len(slots)
+                if released:
+                    for dead in (calls[at + 1],) if released == 1 else calls[at + 1 : head]:
+                        if dead < size:
+                            slots[dead] = None
+                            labels[dead] = unnamed
                 try:
+                    whats[seq & mask] = labels[func]
                     function = slots[func]
                     args: list[Any] = []
                     for arg in calls[first_arg:after]:
@@ -194,8 +205,10 @@ class Executor:
                     self._skip(seq, reg, read.poison)
                 except Exception as error:  # noqa: BLE001  (user code may raise anything)
                     self._fail(seq, EncodedCommand(action=_CALL, func=func, reg=reg), error)
-                self.seq = seq
+                if seq >= due:
+                    due = flight.stamp(seq)
             at = after
+        self.seq = max(seq, done)
 
     def _check_call(self, register: int, function: Any, args: list[Any]) -> None:
         """Raises why a call cannot be made, if it cannot: the first poison, or no function."""
@@ -214,11 +227,18 @@ class Executor:
             args = decode_args(command.args, registers.read, self._porter)
             if not callable(func):
                 self._raise_no_function(command.func, func)
-            registers.write(command.reg, func(*args))
+            result = func(*args)
+            registers.write(command.reg, result)
+            if isinstance(result, NamedCall):
+                self._name(command.reg, result.name)
         except Poisoned as read:
             self._skip(seq, command.reg, read.poison)
         except Exception as error:  # noqa: BLE001  (user code may raise anything)
             self._fail(seq, command, error)
+
+    def _name(self, register: int, name: str, action: int = Action.CALL_PACKED) -> None:
+        """Tells the flight recorder what is called when this register's content is."""
+        self.registers.labels[register] = self._flight.label_of(action, name)
 
     def _raise_no_function(self, register: int, value: Any) -> None:
         msg = f"expected a function in register {register}, got {value!r}"
@@ -234,6 +254,7 @@ class Executor:
         if command.reg:
             self.registers.write(command.reg, func)
             self._names[command.reg] = func, str(name)
+            self._name(command.reg, str(name))
 
     def _kill(self, _seq: int, command: EncodedCommand) -> None:
         if command.args:  # a client that knows of none begins
@@ -268,7 +289,7 @@ class Executor:
         try:
             shape, dtype = self._args(command)
             value = self.registers.read(command.reg)
-            self._check_fits(value, tuple(shape), dtype)
+            check_fits(value, tuple(shape), dtype)
             if self._live is not None and is_array(value):
                 value = value.copy()  # what is in it now, whatever comes next
             self._answer(seq, value)
@@ -297,7 +318,7 @@ class Executor:
                 held = self.registers.read(command.reg)
             except Poisoned:
                 held = None  # a good value heals the register
-            if _is_array(held):
+            if is_any_array(held):
                 self._copy_into(held, command.args[0])
             else:
                 self.registers.write(command.reg, self._args(command)[0])
@@ -323,6 +344,7 @@ class Executor:
             self._fail(seq, command, error)
         else:
             self.registers.write(command.reg, program)
+            self._name(command.reg, command.program.name, Action.RUN_PROGRAM)
 
     def _run_program(self, seq: int, command: EncodedCommand) -> None:
         results: list[Any] = [UNWRITTEN] * len(command.results)
@@ -340,6 +362,7 @@ class Executor:
                 poison = self._report(seq, failed.error, name, inside)
         except Poisoned as found:
             poison = found.poison
+            self._flight.mark(seq, Flag.SKIPPED)
             self._worker.cannot_enter(seq)
         except Exception as error:  # noqa: BLE001  (whatever came is reported)
             poison = self._report(seq, error, _ACTION_NAMES[command.action])
@@ -362,32 +385,17 @@ class Executor:
         """Copies a host array into the array of a register, with one copy where it can."""
         array = value.array
         dtype = dtype_from_name(array.dtype)
-        fits = _is_array(held) and held.dtype == dtype
+        fits = is_any_array(held) and held.dtype == dtype
         fits = fits and held.size == math.prod(array.shape)
         if fits and array.WhichOneof("data") == "ticket" and held.flags.c_contiguous:
             self._porter.collect_into(array.ticket, held.reshape(-1))
             return
         came = decode_args((value,), self.registers.read, self._outlet.porter)[0]
-        self._check_fits(held, came.shape, came.dtype)
+        check_fits(held, came.shape, came.dtype)
         if is_array(held):
             held[...] = came.reshape(held.shape)
         else:
             self._worker.arrays.fill(held, came)
-
-    def _check_fits(self, held: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
-        """Refuses a copy between arrays of other sizes or dtypes; shapes may differ."""
-        if not _is_array(held):
-            msg = f"expected an array in the register, got {type(held).__name__}"
-            raise ArgumentRefused(msg)
-        size = 1
-        for dim in shape:
-            size *= dim
-        if held.size != size or held.dtype != dtype:
-            msg = (
-                f"the host array is {dtype}{list(shape)}, the worker's is "
-                f"{held.dtype}{list(held.shape)}; sizes and dtypes must be the same"
-            )
-            raise ArgumentRefused(msg)
 
     # Answers --------------------------------------------------------------------------
 
@@ -420,6 +428,7 @@ class Executor:
 
     def _skip(self, seq: int, register: int, poison: Poison) -> None:
         """Passes a cause on to the result of a command that could not run for it."""
+        self._flight.mark(seq, Flag.SKIPPED)
         self.registers.write(register, poison)
         self._worker.cannot_enter(seq)
 
@@ -440,6 +449,7 @@ class Executor:
         answers: int | None = None,  # the command, unless it is no command's own: 0
     ) -> Poison:
         """Tells the client and the peers of a failure, perhaps in a step of a program."""
+        self._flight.mark(seq, Flag.FAILED)
         failure, kind = describe_failure(
             error,
             worker=self._worker.worker_id,
@@ -466,11 +476,10 @@ class Executor:
         return name if register and self.registers.holds(register, func) else ""
 
 
-def _is_array(value: object) -> bool:
-    return is_array(value) or on_device(value)
-
-
 _CALL: Any = Action.CALL_PACKED
+_ACTIONS = 0x7F
+"""More than there are; what a peer sends may be anything."""
+
 _WRITES = (
     Action.CALL_PACKED,
     Action.GET_GLOBAL_FUNC,

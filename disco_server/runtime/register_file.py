@@ -35,13 +35,18 @@ class RegisterFile:
 
     Attributes:
         slots: The contents, for the one loop where a method call would matter.
+        labels: What the flight recorder writes of a call of each register's function;
+            as many as slots, for the same loop.
+        unnamed: What it writes where the function's name is not known.
         poisoned: Whether there was ever poison in one of them.
     """
 
-    __slots__ = ("poisoned", "slots")
+    __slots__ = ("labels", "poisoned", "slots", "unnamed")
 
-    def __init__(self) -> None:
+    def __init__(self, unnamed: int = 0) -> None:
         self.slots: list[Any] = [None] * 64
+        self.unnamed = unnamed
+        self.labels = [unnamed] * 64
         self.poisoned = False
 
     def read(self, register: int) -> Any:
@@ -74,6 +79,7 @@ class RegisterFile:
                 msg = f"expected a register below {_MAX_REGISTERS}, got {register}"
                 raise IndexError(msg)
             self.slots.extend([None] * (missing + 63))
+            self.labels.extend([self.unnamed] * (missing + 63))
 
     def write(self, register: int, value: Any) -> None:
         """Replaces the content.
@@ -88,11 +94,12 @@ class RegisterFile:
 
     def release(self, registers: Iterable[int]) -> None:
         """Empties registers whose references died."""
-        slots = self.slots
+        slots, labels = self.slots, self.labels
         size = len(slots)
         for register in registers:
             if register < size:
                 slots[register] = None
+                labels[register] = self.unnamed
 
     def clear(self) -> None:
         """Empties all registers."""

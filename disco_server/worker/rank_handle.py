@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from disco_client.wire.codec import EncodedEnvelope
 from disco_server.channels.frames import FrameReader, frame, receive
+from disco_server.observe.stacks import MEMORY_VARIABLE, RankMemory
 
 __all__ = ["RankHandle"]
 
@@ -31,6 +32,7 @@ class RankHandle:
     Attributes:
         pid: The process, which leads a process group of its own.
         pmi: The daemon's end of the socket on which MPI meets.
+        memory: Where it writes down what it does.
         exited: Done with the exit status: a code, or a negative signal number.
         on_envelope: Gets each envelope of the rank: its bytes, what they say, and
             the reader that holds the descriptors.
@@ -43,6 +45,7 @@ class RankHandle:
         sock: socket.socket,
         pmi: socket.socket,
         output: Sequence[_Pipe],
+        memory: RankMemory,
     ) -> None:
         self._process = process
         self._sock = sock
@@ -54,6 +57,7 @@ class RankHandle:
         self._ended = False
         self.pid = process.pid
         self.pmi = pmi
+        self.memory = memory
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.on_envelope: Callable[[bytes, EncodedEnvelope, FrameReader], None] | None = None
         self.on_output: Callable[[bool, list[str]], None] | None = None
@@ -70,6 +74,7 @@ class RankHandle:
         """Starts an interpreter that will be a rank once it is told which."""
         ours, theirs = socket.socketpair()
         pmi_ours, pmi_theirs = socket.socketpair()
+        memory = RankMemory()
         output: list[_Pipe] = []
         # With pipes of its own, asyncio tells of an exit only when they are closed,
         # and what the rank started may keep them open long after its death.
@@ -79,7 +84,12 @@ class RankHandle:
                 end, their_end = os.pipe()
                 ends.append(their_end)
                 output.append(await _open_pipe(end))
-            env = {**environ, "PMI_FD": str(pmi_theirs.fileno()), "PYTHONUNBUFFERED": "1"}
+            env = {
+                **environ,
+                "PMI_FD": str(pmi_theirs.fileno()),
+                "PYTHONUNBUFFERED": "1",
+                MEMORY_VARIABLE: str(memory.fd),
+            }
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -89,7 +99,7 @@ class RankHandle:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=ends[0],
                 stderr=ends[1],
-                pass_fds=(theirs.fileno(), pmi_theirs.fileno()),
+                pass_fds=(theirs.fileno(), pmi_theirs.fileno(), memory.fd),
                 start_new_session=True,
                 env=env,
             )
@@ -97,6 +107,7 @@ class RankHandle:
             # A process that was started already finds its socket closed, and leaves.
             ours.close()
             pmi_ours.close()
+            memory.close()
             for _, pipe in output:
                 pipe.close()
             raise
@@ -107,7 +118,7 @@ class RankHandle:
                 os.close(end)
         ours.setblocking(False)
         pmi_ours.setblocking(False)
-        return cls(process, ours, pmi_ours, output)
+        return cls(process, ours, pmi_ours, output, memory)
 
     # Envelopes --------------------------------------------------------------------
 
@@ -221,17 +232,24 @@ class RankHandle:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def end(self, envelope_: bytes, grace: float) -> int:
-        """Asks the rank to leave, kills it after a grace, and returns its exit status."""
+        """Asks the rank to leave, kills it after a grace, and returns its exit status.
+
+        Its ``memory`` is left to the caller.
+        """
         if grace > 0 and not self.exited.done():
             self.send(frame(envelope_))
             await asyncio.wait((self.exited,), timeout=grace)
         self.kill()  # also for what it left behind in its group
         status = await self.exited
-        self.close()
+        self.close(keep_memory=True)
         return status
 
-    def close(self) -> None:
-        """Lets go of sockets and pipes; the process has exited."""
+    def close(self, *, keep_memory: bool = False) -> None:
+        """Lets go of sockets and pipes; the process has exited.
+
+        Args:
+            keep_memory: Leave what it has written down to whoever closes ``memory``.
+        """
         if not self._open:
             return
         self._open = False
@@ -245,6 +263,8 @@ class RankHandle:
         self._reader.close()
         self._sock.close()
         self.pmi.close()
+        if not keep_memory:
+            self.memory.close()
 
 
 async def _open_pipe(fd: int) -> _Pipe:

@@ -25,7 +25,9 @@ from disco_server.channels.progress import ProgressPage
 from disco_server.collectives.base import Communicator
 from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import LoadRules
+from disco_server.observe.flight import FlightRecorder
 from disco_server.observe.lifetime import die_with
+from disco_server.observe.stacks import open_flight
 from disco_server.runtime.context import Worker, set_current_worker
 from disco_server.runtime.executor import Executor
 from disco_server.runtime.worker_device import WorkerDevice
@@ -53,7 +55,9 @@ def _open_communicator(worker: Worker, ccl: str, local_workers: int) -> Communic
     )
 
 
-def _assigned(port: RankPort, session: int, assign: node_pb2.AssignRank) -> Worker:
+def _assigned(
+    port: RankPort, session: int, assign: node_pb2.AssignRank, flight: FlightRecorder
+) -> Worker:
     port.become(session, assign.worker)
 
     def open_communicator(worker: Worker, ccl: str) -> Communicator:
@@ -91,15 +95,16 @@ def _assigned(port: RankPort, session: int, assign: node_pb2.AssignRank) -> Work
             Path(assign.module_cache) if assign.module_cache else None,
             assign.module_cache_bytes,
         ),
+        flight=flight,
     )
 
 
-def _serve(port: RankPort) -> None:
+def _serve(port: RankPort, flight: FlightRecorder) -> None:
     received = port.next()
     while received is None or received.kind != Kind.ASSIGN:
         received = port.next()
     assign = node_pb2.AssignRank.FromString(received.payload)
-    worker = _assigned(port, received.session, assign)
+    worker = _assigned(port, received.session, assign, flight)
     set_current_worker(worker)
     executor = Executor(worker, port)
     port.send(Kind.ASSIGNED)
@@ -138,12 +143,13 @@ def main() -> None:
     fd, parent, *memory = (int(argument) for argument in sys.argv[1:])
     die_with(parent, signal.SIGKILL)
     faulthandler.enable()
+    flight = open_flight(os.environ)
     keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     code = 0
     try:
-        _serve(RankPort(sock, _map_page(memory[0]) if memory else None))
+        _serve(RankPort(sock, _map_page(memory[0]) if memory else None), flight)
     except DaemonGone:
         pass
     except DeviceUnavailable as error:

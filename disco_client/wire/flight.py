@@ -1,0 +1,315 @@
+"""The flight recorder's memory: where everything is in it, and how to read it.
+
+Each rank writes what it executes into memory of this layout, and whoever holds the
+memory reads it at any moment, without a lock, also after the rank has died. There are
+three parts: a slot for each of the last commands, records of the last collectives, and
+the names of functions, operations, dtypes and circles of ranks, which the other two
+refer to by number.
+
+Command ``seq`` has slot ``seq % SLOTS``: what it is, when it began, and when it ended.
+The writer empties slots ahead of the command that it executes, so the last one that is
+not empty is the last that began. A time of 0 says that it was not taken: commands that
+follow each other without a pause begin when the one before ends, and those that take
+microseconds are timed in groups of a few.
+
+A reader copies the memory first. What was overwritten meanwhile is known from a counter
+that the writer moves before it empties slots, and is left out. This relies on a
+processor that shows stores in the order in which they were made, as x86 does; on others
+the record of the latest instant may be incomplete.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import NamedTuple
+
+__all__ = [
+    "COLLECTIVE",
+    "COLLECTIVES",
+    "COLLECTIVES_AT",
+    "COMMANDS",
+    "ENDS_AT",
+    "LABEL_MASK",
+    "MAGIC",
+    "MAX_DIMS",
+    "NAMES_AT",
+    "NAMES_BYTES",
+    "RING_BYTES",
+    "SLOTS",
+    "STARTS_AT",
+    "STEP",
+    "WHATS_AT",
+    "CollectiveRecord",
+    "CommandRecord",
+    "Flag",
+    "FlightRecord",
+    "Header",
+    "read_flight",
+    "what_of",
+]
+
+COMMANDS = 10_000
+"""How many commands are promised to be there."""
+
+SLOTS = 1 << 14
+STEP = 1 << 10
+"""How many slots are emptied at once."""
+
+COLLECTIVES = 1 << 12
+COLLECTIVE = struct.Struct("<5Q6I5Q")
+"""Number, command, entered, met, left; operation, dtype, circle, which of the command,
+number of dimensions, bytes of an element; the first extents."""
+
+MAX_DIMS = 5
+MAGIC = int.from_bytes(b"DISCOFR1", "little")
+
+
+class Header:
+    """Which of the numbers at the beginning says what."""
+
+    MAGIC = 0
+    EMPTIED = 1
+    """All slots of commands before this one have been emptied once for them."""
+    COLLECTIVES = 2
+    """How many collectives were recorded."""
+    NAMES = 3
+    """How many bytes of names there are."""
+    COUNT = 8
+
+
+_HEADER = struct.Struct(f"<{Header.COUNT}Q")
+STARTS_AT = 128
+ENDS_AT = STARTS_AT + 8 * SLOTS
+WHATS_AT = ENDS_AT + 8 * SLOTS
+COLLECTIVES_AT = WHATS_AT + 4 * SLOTS
+NAMES_AT = COLLECTIVES_AT + COLLECTIVES * COLLECTIVE.size
+NAMES_BYTES = 64 << 10
+RING_BYTES = NAMES_AT + NAMES_BYTES
+
+LABEL_MASK = (1 << 20) - 1
+_ACTION_SHIFT, _ACTION_MASK = 20, 0xFF
+
+
+class Flag(IntFlag):
+    """What else a slot says of its command."""
+
+    FAILED = 1 << 28
+    SKIPPED = 1 << 29
+    ELSEWHERE = 1 << 30
+    """It concerned another worker; this one only counted it."""
+
+
+def what_of(action: int, label: int = 0) -> int:
+    """What a slot says of a command: never 0.
+
+    Args:
+        action: Its DiscoAction.
+        label: The number of the name of what it calls; 0 for none.
+    """
+    return (action + 1) << _ACTION_SHIFT | label
+
+
+class CommandRecord(NamedTuple):
+    """One command that a rank began.
+
+    Attributes:
+        seq: Its number.
+        action: Its DiscoAction.
+        name: What it calls; empty where that has no name.
+        start_ns: When it began, by the node's CLOCK_MONOTONIC.
+        end_ns: When it ended; 0 while it runs.
+        group: How many commands these two times are of.
+        failed: It reported a failure.
+        skipped: It read the result of one that had failed, and did nothing.
+        elsewhere: It concerned another worker.
+    """
+
+    seq: int
+    action: int
+    name: str
+    start_ns: int
+    end_ns: int
+    group: int = 1
+    failed: bool = False
+    skipped: bool = False
+    elsewhere: bool = False
+
+
+class CollectiveRecord(NamedTuple):
+    """One collective that a rank entered.
+
+    Attributes:
+        number: The how-manieth of its circle this was on this rank, from 1.
+        seq: The command in which it happened.
+        nth: Which collective of its circle in that command, from 0.
+        name: The operation: "allreduce(sum)".
+        dtype: The name of the dtype; empty for none.
+        shape: Of this rank's array; the first extents where it has very many.
+        nbytes: Of this rank's array.
+        members: The circle: the workers that take part, in order.
+        entered_ns: When this rank came.
+        met_ns: When all had come and agreed; 0 while it waits for them.
+        left_ns: When it went on; 0 where that was not taken.
+    """
+
+    number: int
+    seq: int
+    nth: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    members: tuple[int, ...]
+    entered_ns: int
+    met_ns: int
+    left_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlightRecord:
+    """What one rank has recorded.
+
+    Attributes:
+        commands: The last ones, oldest first; only the last may be running.
+        collectives: The last ones, oldest first.
+    """
+
+    commands: tuple[CommandRecord, ...] = ()
+    collectives: tuple[CollectiveRecord, ...] = ()
+
+    @property
+    def current(self) -> CommandRecord | None:
+        """The command that runs, if one does."""
+        last = self.commands[-1] if self.commands else None
+        return last if last is not None and not last.end_ns else None
+
+    @property
+    def finished(self) -> CommandRecord | None:
+        """The last command that has ended, or None."""
+        return next((each for each in reversed(self.commands) if each.end_ns), None)
+
+    @property
+    def collective(self) -> CollectiveRecord | None:
+        """The collective that the rank is in, if it is in one."""
+        last, current = (self.collectives[-1] if self.collectives else None), self.current
+        if last is None or last.left_ns or current is None or last.seq != current.seq:
+            return None
+        return last
+
+
+def read_flight(raw: bytes, emptied: int = 0) -> FlightRecord:
+    """Reads a copy of a rank's memory.
+
+    Args:
+        raw: ``RING_BYTES`` of it, or less where nothing was recorded.
+        emptied: The header's number of that name after the copy was made; 0 where
+            the rank wrote nothing meanwhile.
+
+    Raises:
+        ValueError: This is no such memory.
+    """
+    if len(raw) < RING_BYTES:
+        raw = raw.ljust(RING_BYTES, b"\0")
+    header = _HEADER.unpack_from(raw)
+    if header[Header.MAGIC] == 0:
+        return FlightRecord()  # the rank has not begun
+    if header[Header.MAGIC] != MAGIC:
+        msg = "expected the memory of a flight recorder of this version"
+        raise ValueError(msg)
+    names = _read_names(raw[NAMES_AT : NAMES_AT + min(header[Header.NAMES], NAMES_BYTES)])
+    first = max(emptied, header[Header.EMPTIED]) - SLOTS
+    return FlightRecord(
+        _read_commands(raw, header[Header.EMPTIED], max(first, 1), names),
+        _read_collectives(raw, header[Header.COLLECTIVES], names),
+    )
+
+
+def _read_names(raw: bytes) -> list[str]:
+    names, at = [""], 0
+    while at + 2 <= len(raw):
+        size = int.from_bytes(raw[at : at + 2], "little")
+        names.append(raw[at + 2 : at + 2 + size].decode("utf-8", "replace"))
+        at += 2 + size
+    return names
+
+
+def _read_commands(
+    raw: bytes, emptied: int, first: int, names: list[str]
+) -> tuple[CommandRecord, ...]:
+    view = memoryview(raw)
+    starts = view[STARTS_AT:ENDS_AT].cast("Q")
+    ends = view[ENDS_AT:WHATS_AT].cast("Q")
+    whats = view[WHATS_AT:COLLECTIVES_AT].cast("I")
+    last = emptied - 1
+    while last >= first and not whats[last % SLOTS]:
+        last -= 1
+    found: list[CommandRecord] = []
+    group: list[int] = []
+    since = 0
+    for seq in range(max(first, last - SLOTS + 1), last + 1):
+        slot = seq % SLOTS
+        if starts[slot]:
+            # What came before, if its end was not taken, was broken off.
+            found += _group_of(whats, group, since, starts[slot], names)
+            group, since = [], starts[slot]
+        if not whats[slot]:
+            continue
+        group.append(seq)
+        if ends[slot]:
+            if since:  # otherwise it began before the oldest slot
+                found += _group_of(whats, group, since, ends[slot], names)
+            group, since = [], ends[slot]
+    if group and since:
+        *before, running = group
+        found += _group_of(whats, before, since, since, names)
+        found += _group_of(whats, [running], since, 0, names)
+    return tuple(found[-COMMANDS:])
+
+
+def _group_of(
+    whats: memoryview[int], group: list[int], start: int, end: int, names: list[str]
+) -> list[CommandRecord]:
+    found: list[CommandRecord] = []
+    for seq in group:
+        what = whats[seq % SLOTS]
+        label = what & LABEL_MASK
+        found.append(
+            CommandRecord(
+                seq,
+                (what >> _ACTION_SHIFT & _ACTION_MASK) - 1,
+                names[label] if label < len(names) else "",
+                start,
+                end,
+                len(group),
+                bool(what & Flag.FAILED),
+                bool(what & Flag.SKIPPED),
+                bool(what & Flag.ELSEWHERE),
+            )
+        )
+    return found
+
+
+def _read_collectives(raw: bytes, count: int, names: list[str]) -> tuple[CollectiveRecord, ...]:
+    def name(label: int) -> str:
+        return names[label] if label < len(names) else ""
+
+    found: list[CollectiveRecord] = []
+    # The oldest slot may be in the middle of being used again.
+    for index in range(max(0, count - COLLECTIVES + 1), count):
+        at = COLLECTIVES_AT + index % COLLECTIVES * COLLECTIVE.size
+        number, seq, entered, met, left, op, dtype, circle, nth, ndim, itemsize, *dims = (
+            COLLECTIVE.unpack_from(raw, at)
+        )
+        shape = tuple(dims[: min(ndim, MAX_DIMS)])
+        nbytes = itemsize
+        for extent in shape:
+            nbytes *= extent
+        members = tuple(int(part) for part in name(circle).split(",") if part.isdigit())
+        found.append(
+            CollectiveRecord(
+                number, seq, nth, name(op), name(dtype), shape, nbytes, members, entered, met, left
+            )
+        )
+    return tuple(found)

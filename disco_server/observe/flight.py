@@ -1,0 +1,210 @@
+"""The flight recorder: each rank writes down what it executes, in memory that outlives it.
+
+``disco_client.wire.flight`` says what is where. Nothing here takes a lock or calls the
+system, and what a plain call costs is two stores into shared memory: taking the time
+of each would cost more than all the rest, so as long as commands take microseconds one
+time is taken for several of them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+
+from disco_client.transport.shared import allocate
+from disco_client.wire import flight as layout
+from disco_client.wire.flight import Flag, Header, what_of
+
+__all__ = ["SLOT_MASK", "STACK_BYTES", "FlightRecorder", "make_memory"]
+
+SLOT_MASK = layout.SLOTS - 1
+STACK_BYTES = 64 << 10
+"""Behind the records: room for what a rank writes of its stack when it is asked."""
+
+_STRIDE = 32
+_FAST_NS = 10_000
+_CALM = 64
+"""As many commands in a row must take less than 10 µs for times to be taken in strides."""
+
+_MAX_NAME = 200
+_EMPTY_WHATS = memoryview(bytes(4 * layout.STEP)).cast("I")
+_EMPTY_TIMES = memoryview(bytes(8 * layout.STEP)).cast("Q")
+_PADS = [(0,) * (layout.MAX_DIMS - dims) for dims in range(layout.MAX_DIMS + 1)]
+
+
+def make_memory() -> int:
+    """Makes memory for one rank that its starter shares with it; returns the descriptor.
+
+    Raises:
+        OSError: There is no room.
+    """
+    return allocate(layout.RING_BYTES + STACK_BYTES, "disco-flight")
+
+
+class FlightRecorder:
+    """Writes one rank's records; for its one thread.
+
+    Args:
+        fd: Memory from :func:`make_memory`; without it the records are this
+            process's own, for whoever calls :meth:`copy`.
+
+    Attributes:
+        whats: For the executor's loop, which writes there itself, at ``seq &
+            SLOT_MASK``, what each command is when it begins.
+    """
+
+    def __init__(self, fd: int = -1) -> None:
+        # Not populated: pages come to be where something is written.
+        self._memory = mmap.mmap(fd, layout.RING_BYTES)
+        whole = memoryview(self._memory)
+        self._header = whole[: layout.STARTS_AT].cast("Q")
+        self._starts = whole[layout.STARTS_AT : layout.ENDS_AT].cast("Q")
+        self._ends = whole[layout.ENDS_AT : layout.WHATS_AT].cast("Q")
+        self.whats = whole[layout.WHATS_AT : layout.COLLECTIVES_AT].cast("I")
+        self._collectives = whole[layout.COLLECTIVES_AT : layout.NAMES_AT]
+        self._times = self._collectives.cast("Q")
+        self._labels: dict[str, int] = {}
+        self._names = 0
+        self._emptied = 0
+        self._entered = 0
+        self._open = -1
+        self._last = 0
+        self._last_ns = 0
+        self._calm = 0
+        self._header[Header.MAGIC] = layout.MAGIC
+
+    def copy(self) -> tuple[bytes, int]:
+        """Copies the records; what ``read_flight`` takes. May be called on any thread."""
+        raw = bytes(self._memory)
+        return raw, self._header[Header.EMPTIED]
+
+    # Names --------------------------------------------------------------------------------
+
+    def label(self, name: str) -> int:
+        """The number of a name; 0, the empty one, where there is no more room for names."""
+        found = self._labels.get(name)
+        if found is None:
+            raw = name.encode("utf-8", "replace")[:_MAX_NAME]
+            after = self._names + 2 + len(raw)
+            found = 0
+            if name and after <= layout.NAMES_BYTES:
+                at = layout.NAMES_AT + self._names
+                self._memory[at : at + 2 + len(raw)] = len(raw).to_bytes(2, "little") + raw
+                self._header[Header.NAMES] = self._names = after
+                found = len(self._labels) + 1
+                self._labels[name] = found
+        return found
+
+    def label_of(self, action: int, name: str) -> int:
+        """What slots say of commands that do this with what is called so."""
+        return what_of(action, self.label(name))
+
+    # Commands -----------------------------------------------------------------------------
+
+    def begin(self, seq: int) -> int:
+        """A rank that was idle begins a command; returns when to :meth:`stamp` next."""
+        self._make_room(seq)
+        self._last, self._last_ns = seq - 1, time.monotonic_ns()
+        self._starts[seq & SLOT_MASK] = self._last_ns
+        return seq | _STRIDE - 1 if self._calm >= _CALM else seq
+
+    def stamp(self, seq: int) -> int:
+        """A command has ended; returns the next one after whose end to call this again."""
+        now = time.monotonic_ns()
+        self._ends[seq & SLOT_MASK] = now
+        count = seq - self._last
+        if now - self._last_ns < count * _FAST_NS:
+            self._calm += count
+        else:
+            self._calm = 0
+        self._last, self._last_ns = seq, now
+        if seq + 2 * _STRIDE >= self._emptied:
+            self._make_room(seq)
+        return seq + 1 | _STRIDE - 1 if self._calm >= _CALM else seq + 1
+
+    def finish(self, seq: int) -> None:
+        """The last command of a batch has ended."""
+        if seq > self._last:
+            self.stamp(seq)
+
+    def mark(self, seq: int, flag: Flag) -> None:
+        """Says more of a command that runs."""
+        self.whats[seq & SLOT_MASK] |= flag
+
+    def _make_room(self, seq: int) -> None:
+        """Empties slots for the commands to come."""
+        step = layout.STEP
+        if seq >= self._emptied + layout.SLOTS:
+            self._emptied = seq - seq % step  # commands were left out
+        while seq + 2 * _STRIDE >= self._emptied:
+            at = self._emptied & SLOT_MASK
+            self.whats[at : at + step] = _EMPTY_WHATS
+            self._starts[at : at + step] = _EMPTY_TIMES
+            self._ends[at : at + step] = _EMPTY_TIMES
+            # Last, so that nobody takes what was there for a newer command.
+            self._header[Header.EMPTIED] = self._emptied = self._emptied + step
+
+    # Collectives --------------------------------------------------------------------------
+
+    def enter(
+        self,
+        labels: tuple[int, int, int],
+        circle: int,
+        number: int,
+        seq: int,
+        nth: int,
+        shape: tuple[int, ...],
+    ) -> None:
+        """The rank enters a collective.
+
+        Args:
+            labels: Of the operation and of the dtype, and the bytes of an element.
+            circle: The label of its members: their numbers with commas between.
+            number: Which of this circle it is on this rank, from 1.
+            seq: The command.
+            nth: Which of this circle in the command, from 0.
+            shape: Of the array.
+        """
+        dims = len(shape)
+        if dims > layout.MAX_DIMS:
+            shape = (*shape[: layout.MAX_DIMS - 1], _product(shape[layout.MAX_DIMS - 1 :]))
+            dims = layout.MAX_DIMS
+        op, dtype, itemsize = labels
+        at = self._entered % layout.COLLECTIVES * layout.COLLECTIVE.size
+        layout.COLLECTIVE.pack_into(
+            self._collectives,
+            at,
+            number,
+            seq,
+            time.monotonic_ns(),
+            0,
+            0,
+            op,
+            dtype,
+            circle,
+            nth,
+            dims,
+            itemsize,
+            *shape,
+            *_PADS[dims],
+        )
+        self._open = at >> 3
+        self._entered += 1
+        self._header[Header.COLLECTIVES] = self._entered
+
+    def meet(self) -> None:
+        """All have come to the collective that was entered last, and begin."""
+        self._times[self._open + 3] = time.monotonic_ns()
+
+    def leave(self) -> None:
+        """The rank goes on after the collective that it entered last, if it is in one."""
+        if self._open >= 0:
+            self._times[self._open + 4] = time.monotonic_ns()
+            self._open = -1
+
+
+def _product(extents: tuple[int, ...]) -> int:
+    product = 1
+    for extent in extents:
+        product *= extent
+    return product

@@ -1,0 +1,42 @@
+"""Whether a host array can be copied into what a register holds, or out of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from disco_client.wire.values import is_array
+from disco_server.devices.base import on_device
+from disco_server.runtime.errors import ArgumentRefused
+
+__all__ = ["check_fits", "is_any_array"]
+
+
+def is_any_array(value: object) -> bool:
+    """Whether this is an array, on the host or on a device."""
+    return is_array(value) or on_device(value)
+
+
+def check_fits(held: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+    """Refuses a copy between arrays of other sizes or dtypes; shapes may differ.
+
+    Args:
+        held: What the register holds.
+        shape: Of the host array.
+        dtype: Of the host array.
+
+    Raises:
+        ArgumentRefused: The register holds no array, or another size or dtype.
+    """
+    if not is_any_array(held):
+        msg = f"expected an array in the register, got {type(held).__name__}"
+        raise ArgumentRefused(msg)
+    if held.size != math.prod(shape) or held.dtype != dtype:
+        msg = (
+            f"the host array is {dtype}{list(shape)}, the worker's is "
+            f"{held.dtype}{list(held.shape)}; sizes and dtypes must be the same"
+        )
+        raise ArgumentRefused(msg)
