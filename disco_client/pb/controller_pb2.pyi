@@ -618,17 +618,12 @@ class InspectRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    SESSION_FIELD_NUMBER: builtins.int
-    TRANSFER_KEY_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     STACKS_FIELD_NUMBER: builtins.int
     FLIGHTS_FIELD_NUMBER: builtins.int
     TIMEOUT_S_FIELD_NUMBER: builtins.int
-    session: builtins.int
-    """The session with its key, or instead:"""
-    transfer_key: builtins.bytes
     name: builtins.str
-    """its name, or its id in hexadecimal."""
+    """The session's id in hexadecimal, or its name."""
     stacks: builtins.bool
     """Whether to fetch each rank's stack, and the memory of its flight recorder."""
     flights: builtins.bool
@@ -637,14 +632,12 @@ class InspectRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        session: builtins.int = ...,
-        transfer_key: builtins.bytes = ...,
         name: builtins.str = ...,
         stacks: builtins.bool = ...,
         flights: builtins.bool = ...,
         timeout_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["flights", b"flights", "name", b"name", "session", b"session", "stacks", b"stacks", "timeout_s", b"timeout_s", "transfer_key", b"transfer_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["flights", b"flights", "name", b"name", "stacks", b"stacks", "timeout_s", b"timeout_s"]) -> None: ...
 
 global___InspectRequest = InspectRequest
 

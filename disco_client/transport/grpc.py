@@ -19,8 +19,10 @@ from disco_client.pb import controller_pb2
 from disco_client.transport.array_client import ArrayClient, details
 from disco_client.transport.base import Events, RankPlace, Waiting, Welcome, Wish
 from disco_client.transport.doors import TransferFailed
+from disco_client.transport.inspecting import ask_for_inspection
 from disco_client.transport.options import CHANNEL_OPTIONS, target
 from disco_client.transport.stream import SessionStream
+from disco_client.wire.inspection import Inspection
 
 __all__ = ["GrpcTransport"]
 
@@ -171,6 +173,12 @@ class GrpcTransport:
     def detach(self, lease: float) -> None:
         """Lets :meth:`close` leave the session as it is, for others to attach."""
         self._stream.detach(lease)
+
+    def inspect(self, *, stacks: bool, flights: bool) -> Inspection:
+        """Asks the controller what the ranks do, or did before the session ended."""
+        return ask_for_inspection(
+            self._channel, f"{self._welcome.session:016x}", stacks=stacks, flights=flights
+        )
 
     # Arrays --------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
 from disco_server.channels.outbox import Outbox
 from disco_server.controller.exchange import Exchanges
+from disco_server.controller.inspections import Inspections
 from disco_server.controller.transfers import Transfers
 from disco_server.core.cluster import Cluster
 from disco_server.core.effects import (
@@ -85,6 +86,7 @@ class Hub:
         self.heartbeat = heartbeat
         self.transfers = Transfers()
         self.exchanges = Exchanges()
+        self.inspections = Inspections(self.cluster, self._post)
         self.links: dict[str, NodeLink] = {}
         self.clients: dict[int, Outbox] = {}
         self.routes: dict[int, tuple[Outbox, ...]] = {}

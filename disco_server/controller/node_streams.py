@@ -136,6 +136,8 @@ class NodeStreams:
                 hub.apply(cluster.gone_on_node(received.session, name))
             elif kind == Kind.DRAIN:
                 hub.apply(cluster.node_draining(name))
+            elif kind == Kind.INSPECTED:
+                hub.inspections.receive(name, received.payload)
 
     def _rank_exited(self, session_id: int, name: str, payload: bytes) -> None:
         if not self._hub.on_node(session_id, name):

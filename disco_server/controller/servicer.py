@@ -67,6 +67,7 @@ class Edge:
                 "Open": stream(self._clients.open),
                 "List": unary(self.list, pb.ListRequest, pb.ListResult),
                 "Close": unary(self.close, pb.CloseRequest, pb.CloseResult),
+                "Inspect": unary(self.inspect, pb.InspectRequest, pb.InspectResult),
             },
             SERVICE_NAMES[1]: {
                 "Register": stream(self._nodes.register),
@@ -138,6 +139,17 @@ class Edge:
         end = End(EndReason.STOPPED, f"session {session.name!r} was closed on request")
         self._hub.apply(self._hub.cluster.end(session.session, end))
         return controller_pb2.CloseResult()
+
+    @guarded
+    async def inspect(
+        self, request: controller_pb2.InspectRequest, context: Context
+    ) -> controller_pb2.InspectResult:
+        """Says what the ranks of a session do."""
+        try:
+            return await self._hub.inspections.inspect(request)
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
+            raise AssertionError from None  # abort() raises; this tells the type checker
 
     @guarded
     async def fetch(self, head: controller_pb2.Transfer, context: Context) -> None:

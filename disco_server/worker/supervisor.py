@@ -13,6 +13,7 @@ from disco_server.channels.growing import FROM_RANKS
 from disco_server.modules.base import LoadRules
 from disco_server.observe.logs import bind
 from disco_server.worker.arrays import ArrayCarrier
+from disco_server.worker.inspector import NodeInspector
 from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.worker.node_arrays import NodeArrays
 from disco_server.worker.node_session import NodeSession
@@ -75,6 +76,7 @@ class Supervisor:
         self._sessions: dict[int, NodeSession] = {}
         self.arrays = NodeArrays(self._sessions, carrier)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._inspector = NodeInspector(node, self._sessions, post)
 
     def _spawn(self, work: Awaitable[None], session: NodeSession | None = None) -> None:
         async def run() -> None:
@@ -98,6 +100,8 @@ class Supervisor:
         session = self._sessions.get(received.session)
         if kind == Kind.START_RANKS:
             self._start(received)
+        elif kind == Kind.INSPECT:
+            self._spawn(self._inspector.answer(received.payload))
         elif session is None:
             if kind == Kind.END_SESSION:
                 self._post(envelope(Kind.SESSION_GONE, session=received.session))
@@ -388,6 +392,7 @@ class Supervisor:
         self._sessions.pop(session.session, None)
         self._tell(session, Kind.SESSION_GONE)
         session.log.info("session ended on %s", self._node)
+        await self._inspector.keep(session)
 
     async def end_all(self) -> None:
         """Ends every session: the controller is gone, or this daemon leaves."""

@@ -1,0 +1,156 @@
+"""Asks the nodes of a session what its ranks do, and puts their answers together."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from disco_client.pb import controller_pb2, node_pb2
+from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.inspection import NodeSilence, encode_silence
+from disco_server.core.cluster import Cluster
+from disco_server.core.session_state import SessionTable
+
+__all__ = ["Inspections", "clock_offset"]
+
+_LONGEST_S = 60.0
+_CLOCK_ROUNDS = 3
+
+
+def clock_offset(asked_ns: int, received_ns: int, sent_ns: int, heard_ns: int) -> tuple[int, int]:
+    """Compares two clocks by one question and its answer.
+
+    Args:
+        asked_ns: When the question left, by our clock.
+        received_ns: When it came, by theirs.
+        sent_ns: When the answer left, by theirs.
+        heard_ns: When it came, by ours.
+
+    Returns:
+        What to add to their times for ours, and by how much that may be wrong. A
+        difference that cannot be told from none is none.
+    """
+    offset = ((asked_ns - received_ns) + (heard_ns - sent_ns)) // 2
+    error = max(((heard_ns - asked_ns) - (sent_ns - received_ns)) // 2, 0)
+    return (0 if abs(offset) <= error else offset), error
+
+
+@dataclass(slots=True)
+class _Question:
+    """A question that a node has not answered yet."""
+
+    node: str
+    answer: asyncio.Future[tuple[node_pb2.NodeInspected, int]]
+
+
+class Inspections:
+    """Questions under way; used from the event loop only.
+
+    Args:
+        cluster: Knows the nodes and the sessions.
+        post: Sends an envelope to a node; does nothing if it is not connected.
+    """
+
+    def __init__(self, cluster: Cluster, post: Callable[[str, bytes], object]) -> None:
+        self._cluster = cluster
+        self._post = post
+        self._numbers = itertools.count(1)
+        self._questions: dict[int, _Question] = {}
+
+    def receive(self, node: str, payload: bytes) -> None:
+        """Takes a node's answer."""
+        now = time.monotonic_ns()
+        found = node_pb2.NodeInspected.FromString(payload)
+        question = self._questions.get(found.request)
+        if question is not None and question.node == node and not question.answer.done():
+            question.answer.set_result((found, now))
+
+    async def inspect(
+        self, request: controller_pb2.InspectRequest
+    ) -> controller_pb2.InspectResult:
+        """Finds out what the ranks of a session do, or did before it ended.
+
+        Raises:
+            LookupError: Nobody knows such a session; the text says which there are.
+        """
+        name = request.name
+        session = self._find(name)
+        nodes = [s.node for s in session.shares] if session else list(self._cluster.members.nodes)
+        timeout = min(request.timeout_s, _LONGEST_S) if request.timeout_s > 0 else _LONGEST_S
+        asked = await asyncio.gather(*(self._ask_node(node, request, timeout) for node in nodes))
+        answers = [found for found in asked if found is not None and found.known]
+        if session is None and not answers:
+            raise LookupError(self._unknown(name))
+        result = controller_pb2.InspectResult()
+        for found in answers:
+            result.session, result.name = found.session, found.session_name
+            result.num_workers = found.num_workers
+            result.ranks.extend(found.ranks)
+        if session is not None:
+            result.session, result.name = session.session, session.name
+            result.num_workers = session.num_workers
+            missing = [node for node, found in zip(nodes, asked, strict=True) if found is None]
+            result.silent.extend(map(encode_silence, self._silences(session, missing)))
+        return result
+
+    def _find(self, name: str) -> SessionTable | None:
+        sessions = self._cluster.sessions.values()
+        found = [s for s in sessions if name in (s.name, f"{s.session:016x}")]
+        return found[-1] if found else None
+
+    def _silences(self, session: SessionTable, nodes: Sequence[str]) -> Iterable[NodeSilence]:
+        now, known = time.monotonic(), self._cluster.members.nodes
+        for share in session.shares:
+            if share.node in nodes:
+                heard = known[share.node].heard if share.node in known else now
+                yield NodeSilence(share.node, tuple(share.workers), max(now - heard, 0.0))
+
+    def _unknown(self, name: str) -> str:
+        names = ", ".join(repr(s.name) for s in self._cluster.sessions.values())
+        return (
+            f"expected a session that runs, or that ended within the last minutes, got {name!r}; "
+            f"there run: {names or 'none'}"
+        )
+
+    async def _ask_node(
+        self, node: str, request: controller_pb2.InspectRequest, timeout: float
+    ) -> node_pb2.NodeInspected | None:
+        """Asks one node; None where it does not answer in time."""
+        try:
+            async with asyncio.timeout(timeout):
+                offset = await self._compare_clocks(node) if request.flights else 0
+                question = node_pb2.InspectNode(
+                    name=request.name, stacks=request.stacks, flights=request.flights
+                )
+                found, _ = await self._ask(node, question)
+        except TimeoutError:
+            return None
+        for rank in found.ranks:
+            rank.clock_offset_ns = offset
+        return found
+
+    async def _compare_clocks(self, node: str) -> int:
+        """What to add to a node's times, by the quickest of several questions."""
+        found: list[tuple[int, int]] = []
+        for _ in range(_CLOCK_ROUNDS):
+            asked = time.monotonic_ns()
+            answer, heard = await self._ask(node, node_pb2.InspectNode())
+            offset, error = clock_offset(asked, answer.received_ns, answer.sent_ns, heard)
+            found.append((error, offset))
+        return min(found)[1]
+
+    async def _ask(
+        self, node: str, question: node_pb2.InspectNode
+    ) -> tuple[node_pb2.NodeInspected, int]:
+        number = question.request = next(self._numbers)
+        answer: asyncio.Future[tuple[node_pb2.NodeInspected, int]]
+        answer = asyncio.get_running_loop().create_future()
+        self._questions[number] = _Question(node, answer)
+        try:
+            self._post(node, envelope(Kind.INSPECT, question.SerializeToString()))
+            return await answer
+        finally:
+            del self._questions[number]

@@ -1,0 +1,120 @@
+"""Answers what the ranks of this node do, and keeps for a while what they did."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from disco_client.pb import node_pb2
+from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.inspection import EncodedRankReport, encode_report
+from disco_server.observe.inspect import Subject, inspect_ranks
+from disco_server.worker.node_session import NodeSession
+
+__all__ = ["NodeInspector"]
+
+KEPT_S = 600.0
+KEPT_SESSIONS = 16
+KEPT_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What is kept of a session that is over."""
+
+    until: float
+    session: int
+    name: str
+    num_workers: int
+    reports: list[EncodedRankReport]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(report.flight) for report in self.reports)
+
+
+class NodeInspector:
+    """Used from the event loop only; looks at ranks in another thread.
+
+    What ended sessions did is kept for ten minutes, of the last 16 sessions at most and
+    in 32 MiB at most; what is over either goes, the oldest first.
+
+    Args:
+        node: This node's name.
+        sessions: Those that run here, by their ids.
+        post: Sends an encoded envelope to the controller.
+    """
+
+    def __init__(
+        self, node: str, sessions: Mapping[int, NodeSession], post: Callable[[bytes], object]
+    ) -> None:
+        self._node = node
+        self._sessions = sessions
+        self._post = post
+        self._ended: deque[_Ended] = deque()
+
+    async def answer(self, payload: bytes) -> None:
+        """Answers the controller's question."""
+        received_ns = time.monotonic_ns()
+        asked = node_pb2.InspectNode.FromString(payload)
+        found = node_pb2.NodeInspected(request=asked.request, received_ns=received_ns)
+        running = next((s for s in self._sessions.values() if _is_called(s, asked.name)), None)
+        if running is not None:
+            found.known = True
+            found.session, found.session_name = running.session, running.start.session_name
+            found.num_workers = running.start.num_workers
+            found.ranks.extend(
+                await self._look(running, stacks=asked.stacks, flights=asked.flights)
+            )
+        elif (ended := self._find_ended(asked.name)) is not None:
+            found.known = True
+            found.session, found.session_name = ended.session, ended.name
+            found.num_workers = ended.num_workers
+            found.ranks.extend(ended.reports)
+        found.sent_ns = time.monotonic_ns()
+        self._post(envelope(Kind.INSPECTED, found.SerializeToString()))
+
+    async def _look(
+        self, session: NodeSession, *, stacks: bool, flights: bool
+    ) -> list[EncodedRankReport]:
+        subjects = [
+            Subject(worker, self._node, h.pid, h.memory, ended=h.exited.done())
+            for worker, h in session.ranks.items()
+        ]
+        reports = await asyncio.to_thread(inspect_ranks, subjects, stacks=stacks, flights=flights)
+        return [encode_report(report) for report in reports]
+
+    def _find_ended(self, name: str) -> _Ended | None:
+        self._forget()
+        return next(
+            (e for e in reversed(self._ended) if name in (e.name, f"{e.session:016x}")), None
+        )
+
+    def _forget(self) -> None:
+        now = time.monotonic()
+        while self._ended and (
+            self._ended[0].until < now
+            or len(self._ended) > KEPT_SESSIONS
+            or sum(each.nbytes for each in self._ended) > KEPT_BYTES
+        ):
+            self._ended.popleft()
+
+    async def keep(self, session: NodeSession) -> None:
+        """Keeps what the ranks of a session did, which have all ended."""
+        try:
+            reports = await self._look(session, stacks=True, flights=True)
+        finally:
+            for handle in session.ranks.values():
+                handle.memory.close()
+        start, until = session.start, time.monotonic() + KEPT_S
+        self._ended.append(
+            _Ended(until, session.session, start.session_name, start.num_workers, reports)
+        )
+        self._forget()
+
+
+def _is_called(session: NodeSession, name: str) -> bool:
+    return name in (session.start.session_name, f"{session.session:016x}")
