@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from disco_client.capture import Program
     from disco_client.collectives import REDUCE_OPS
     from disco_client.connecting import attach, connect
+    from disco_client.diagnosis import Diagnosis
     from disco_client.errors import (
         BadArgument,
         BadFile,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         WeightsMismatch,
         WorkerLost,
     )
+    from disco_client.flight import Flight, RankFlight
     from disco_client.handles import DModule, DPackedFunc, DRef
     from disco_client.session import Session
     from disco_client.weights.weight import Weight
@@ -67,9 +69,11 @@ __all__ = [
     "DPackedFunc",
     "DRef",
     "Device",
+    "Diagnosis",
     "DiscoError",
     "EncodingError",
     "ExtraMissing",
+    "Flight",
     "ForeignReference",
     "FunctionNotFound",
     "NoSlots",
@@ -77,6 +81,7 @@ __all__ = [
     "NotAllowed",
     "Opaque",
     "Program",
+    "RankFlight",
     "RemoteError",
     "RemoteException",
     "RemoteFailure",
@@ -101,6 +106,8 @@ _HOMES = {
     "capture": ("Program",),
     "collectives": ("REDUCE_OPS",),
     "connecting": ("attach", "connect"),
+    "diagnosis": ("Diagnosis",),
+    "flight": ("Flight", "RankFlight"),
     "handles": ("DModule", "DPackedFunc", "DRef"),
     "session": ("Session",),
     "weights.weight": ("Weight",),

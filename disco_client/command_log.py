@@ -28,6 +28,7 @@ from typing import Any, TypeAlias
 from disco_client.errors import EncodingError, IssuedAt, SessionError
 from disco_client.registers import RegisterIds
 from disco_client.transport.base import OutgoingBatch
+from disco_client.waiting import LongWaits
 from disco_client.wire.codec import Action, EncodedCommand
 
 __all__ = ["CommandLog", "Fill"]
@@ -140,6 +141,7 @@ class CommandLog:
             command that will be answered can leave.
         direct: Whether a thread that waits for an answer sends what is here itself.
         told: Whether a call has raised the error that closed the log.
+        long_waits: Told of waits for room each second.
     """
 
     def __init__(self, session: int, num_workers: int, first_seq: int = 1) -> None:
@@ -161,6 +163,7 @@ class CommandLog:
         self._closed: SessionError | None = None
         self.direct = False
         self.told = False
+        self.long_waits = LongWaits()
 
     # The program's side ----------------------------------------------------
 
@@ -304,11 +307,17 @@ class CommandLog:
             raise self._closed.with_traceback(None)
 
     def _await_room(self) -> None:
+        since = None
         while self._closed is None and (
             self._seq - self._acked >= WINDOW_COMMANDS or self._bytes_under_way > WINDOW_BYTES
         ):
             # The transport calls close() when the session is lost, so this ends.
-            self._room.wait(1.0)
+            if not self._room.wait(1.0):
+                self._lock.release()  # others acknowledge meanwhile, and may make room
+                try:
+                    since = self.long_waits.look(since)
+                finally:
+                    self._lock.acquire()
         self.check_open()
 
     def _take_dead(self) -> list[int]:

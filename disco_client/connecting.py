@@ -13,6 +13,7 @@ from disco_client.errors import ConfigError
 from disco_client.output import LogSink, print_logs
 from disco_client.session import Session
 from disco_client.transport.base import Waiting, Wish
+from disco_client.waiting import AUTO, read_hang_report
 
 __all__ = ["DEFAULT_ADDRESS", "attach", "connect", "owner"]
 
@@ -33,6 +34,7 @@ def connect(
     name: str | None = None,
     timeout: float = 90.0,
     logs: bool = True,
+    hang_report: float | None = AUTO,
 ) -> Session:
     """Opens a session on a cluster; waits until its workers are ready.
 
@@ -47,6 +49,9 @@ def connect(
             controller. A program that was killed holds its slots for its session's
             lease, by default a minute.
         logs: Whether workers' output is written to this process's standard error.
+        hang_report: After how many seconds a call that waits prints what the ranks do
+            to standard error, once; 0 or None for never. The default is what
+            ``DISCO_HANG_REPORT_S`` says, else 30.
 
     Returns:
         The session; a context manager.
@@ -62,17 +67,25 @@ def connect(
     # sessions on threads and child processes do without it.
     from disco_client.transport.grpc import GrpcTransport
 
+    read_hang_report(hang_report)  # before anything is opened
     where = _address(address)
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
     transport = GrpcTransport.create(
         where, wish, connect_timeout=min(timeout, _REACH_S), on_queued=_Progress(num_workers)
     )
     sink: LogSink | None = print_logs if logs else None
-    return Session(transport, num_groups=num_groups, ccl=ccl, log_sink=sink)
+    return Session(
+        transport, num_groups=num_groups, ccl=ccl, log_sink=sink, hang_report=hang_report
+    )
 
 
 def attach(
-    name: str, *, address: str | None = None, timeout: float = 30.0, logs: bool = True
+    name: str,
+    *,
+    address: str | None = None,
+    timeout: float = 30.0,
+    logs: bool = True,
+    hang_report: float | None = AUTO,
 ) -> Session:
     """Goes on with a session that another program has detached from, or has left by its end.
 
@@ -84,6 +97,7 @@ def attach(
         address: The controller; see :func:`connect`.
         timeout: Seconds to wait for the controller.
         logs: Whether workers' output is written to this process's standard error.
+        hang_report: See :func:`connect`.
 
     Returns:
         The session; a context manager.
@@ -98,6 +112,7 @@ def attach(
         raise ConfigError(msg)
     from disco_client.transport.grpc import GrpcTransport
 
+    read_hang_report(hang_report)
     transport = GrpcTransport.attach(_address(address), name, owner(), connect_timeout=timeout)
     welcome = transport.welcome
     session = Session(
@@ -105,6 +120,7 @@ def attach(
         num_groups=welcome.num_groups,
         ccl=welcome.ccl or None,
         log_sink=print_logs if logs else None,
+        hang_report=hang_report,
     )
     session.release_all()
     return session

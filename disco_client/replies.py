@@ -12,6 +12,7 @@ from typing import Any
 from disco_client import errors
 from disco_client.errors import IssuedAt, RemoteError, RemoteFailure, SessionError
 from disco_client.transport.base import Live, Pump
+from disco_client.waiting import LongWaits
 from disco_client.wire.codec import EncodedReply, FailureKind, decode_failure
 
 __all__ = ["Answer", "Inbox"]
@@ -70,6 +71,7 @@ class Inbox:
     Attributes:
         pump: Lets the waiting thread send and receive by itself, if set.
         told: Whether a call has raised the error that ended the session.
+        long_waits: Told of waits each second.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Inbox:
         self._raised: OrderedDict[int, None] = OrderedDict()
         self._lost: SessionError | None = None
         self.pump: Pump | None = None
+        self.long_waits = LongWaits()
         self.told = False
 
     def expect(self, seq: int, answers: int) -> None:
@@ -182,10 +185,11 @@ class Inbox:
             SessionError: The session was lost meanwhile.
             RemoteError: The command failed.
         """
-        answer = self._answers[seq]
+        answer, since = self._answers[seq], None
         try:
             while not answer.wait(1.0, self.pump):
                 alive()
+                since = self.long_waits.look(since)
         finally:
             with self._lock:
                 del self._answers[seq]
@@ -216,10 +220,12 @@ class Inbox:
         for worker, gate in zip(workers[1:], gates[1:], strict=True):
             pump.ask(worker, gate)
         ask: int | None = workers[0]
+        since = None
         for gate in gates:
             while not pump.wait(gate, 1.0, ask):
                 ask = None
                 alive()
+                since = self.long_waits.look(since)
             ask = None
         if self._lost is not None:
             self.told = True

@@ -11,7 +11,7 @@ from disco_client.arguments import check_worker, dims_of
 from disco_client.arrays import Array, Downloads, Uploads, as_host_array, kind_of
 from disco_client.capture import Capturing, StepLines
 from disco_client.collectives import Collectives
-from disco_client.command_log import CommandLog, Fill
+from disco_client.command_log import Fill
 from disco_client.distributed.sessions import Distribution
 from disco_client.errors import (
     EncodingError,
@@ -21,11 +21,13 @@ from disco_client.errors import (
 )
 from disco_client.handles import Distributed, DPackedFunc, DRef
 from disco_client.identity import Identity
+from disco_client.inspecting import Inspecting
 from disco_client.lasting import Lasting
 from disco_client.modules import Modules
 from disco_client.output import LogSink, drop_logs, print_logs
-from disco_client.starting import start
+from disco_client.starting import close, start
 from disco_client.transport.base import Live, Transport
+from disco_client.waiting import AUTO
 from disco_client.weights.loading import WeightLoading
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.codec import (
@@ -39,12 +41,13 @@ from disco_client.wire.values import Device, Shape, dtype_from_name, is_array
 
 __all__ = ["Session"]
 
-_CLOSE_TIMEOUT_S = 10.0
 _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
 """Integers that still fit 64 bits when they are doubled."""
 
 
-class Session(Identity, Collectives, Capturing, Distribution, Modules, WeightLoading, Lasting):
+class Session(
+    Identity, Collectives, Capturing, Distribution, Inspecting, Modules, WeightLoading, Lasting
+):
     """One SPMD program: its workers, their registers, and its ordered command log.
 
     Calls are asynchronous: they return at once, and every worker executes them in
@@ -63,6 +66,7 @@ class Session(Identity, Collectives, Capturing, Distribution, Modules, WeightLoa
         num_groups: int = 1,
         ccl: str | None = None,
         log_sink: LogSink | None = print_logs,
+        hang_report: float | None = AUTO,
     ) -> None:
         welcome = transport.welcome
         self._transport = transport
@@ -78,8 +82,10 @@ class Session(Identity, Collectives, Capturing, Distribution, Modules, WeightLoa
         self._recorders = {}
         self._step_lines = StepLines()
         # What the transport's threads call must not keep the session alive.
-        self._log, self._inbox = start(transport, log_sink or drop_logs, self._step_lines.explain)
-        self._finalizer = weakref.finalize(self, _close, self._log, transport, welcome.name)
+        self._log, self._inbox = start(
+            transport, log_sink or drop_logs, self._step_lines.explain, hang_report
+        )
+        self._finalizer = weakref.finalize(self, close, self._log, transport, welcome.name)
 
     # What it is ----------------------------------------------------------------
 
@@ -470,9 +476,3 @@ class Session(Identity, Collectives, Capturing, Distribution, Modules, WeightLoa
         error = self._log.closed
         if error is not None and not isinstance(error, SessionClosed):
             raise error
-
-
-def _close(log: CommandLog, transport: Transport, name: str) -> None:
-    """Ends a session; also run when it is collected, and at interpreter exit."""
-    log.close(SessionClosed(f"session {name!r} was shut down"), drop=False)
-    transport.close(_CLOSE_TIMEOUT_S)

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from disco_client.command_log import CommandLog
-from disco_client.errors import RemoteFailure, SessionError
+from disco_client.errors import RemoteFailure, SessionClosed, SessionError
+from disco_client.inspecting import diagnose
 from disco_client.output import LogSink
 from disco_client.replies import Inbox
 from disco_client.transport.base import Events, Transport
+from disco_client.waiting import LongWaits, read_hang_report
 
-__all__ = ["start"]
+__all__ = ["close", "start"]
+
+_CLOSE_TIMEOUT_S = 10.0
 
 
 def start(
-    transport: Transport, sink: LogSink, explain: Callable[[RemoteFailure], RemoteFailure]
+    transport: Transport,
+    sink: LogSink,
+    explain: Callable[[RemoteFailure], RemoteFailure],
+    hang_report: float | None,
 ) -> tuple[CommandLog, Inbox]:
     """Makes log and inbox of a session and starts its transport with them.
 
@@ -22,11 +29,18 @@ def start(
         transport: Opened, and not yet started.
         sink: Gets what workers print.
         explain: Adds to a failure inside a program where the client captured it.
+        hang_report: After how many seconds a wait says what it waits for; see
+            :func:`~disco_client.waiting.read_hang_report`.
+
+    Raises:
+        ConfigError: ``hang_report`` is no such number.
     """
+    after = read_hang_report(hang_report)
     welcome = transport.welcome
     log = CommandLog(welcome.session, len(welcome.ranks), welcome.first_seq)
     inbox = Inbox(log.acknowledge, lambda: log.acked, log.site, explain)
     log.on_expect = inbox.expect
+    log.long_waits = inbox.long_waits = LongWaits(after, lambda: diagnose(transport, log))
 
     def lost(error: SessionError) -> None:
         log.close(error, drop=True)
@@ -50,3 +64,9 @@ def start(
         )
     )
     return log, inbox
+
+
+def close(log: CommandLog, transport: Transport, name: str) -> None:
+    """Ends a session; also run when it is collected, and at interpreter exit."""
+    log.close(SessionClosed(f"session {name!r} was shut down"), drop=False)
+    transport.close(_CLOSE_TIMEOUT_S)

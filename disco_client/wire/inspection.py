@@ -23,6 +23,7 @@ __all__ = [
     "encode_report",
     "encode_silence",
     "report_of",
+    "what_is_done",
 ]
 
 EncodedRankReport: TypeAlias = controller_pb2.RankReport
@@ -40,6 +41,11 @@ _PLAIN = {
     Action.DEBUG_SET_REGISTER: "debug_copy_from",
     Action.DEFINE_PROGRAM: "capture",
     Action.RUN_PROGRAM: "run_program",
+}
+_NAMED: dict[int, str] = {
+    Action.CALL_PACKED: "{}",
+    Action.GET_GLOBAL_FUNC: "get_global_func({!r})",
+    Action.RUN_PROGRAM: "program {!r}",
 }
 _KNOWN = frozenset(int(action) for action in Action)
 
@@ -79,8 +85,8 @@ class CommandReport:
 
 def what_is_done(action: int, name: str) -> str:
     """A command in words; see :attr:`CommandReport.what`."""
-    if name:
-        return f"program {name!r}" if action == Action.RUN_PROGRAM else name
+    if name and action in _NAMED:
+        return _NAMED[action].format(name)
     return _PLAIN[Action(action)] if action in _KNOWN else f"action {action}"
 
 

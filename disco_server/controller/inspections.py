@@ -68,9 +68,7 @@ class Inspections:
         if question is not None and question.node == node and not question.answer.done():
             question.answer.set_result((found, now))
 
-    async def inspect(
-        self, request: controller_pb2.InspectRequest
-    ) -> controller_pb2.InspectResult:
+    async def inspect(self, request: controller_pb2.InspectRequest) -> controller_pb2.InspectResult:
         """Finds out what the ranks of a session do, or did before it ended.
 
         Raises:
@@ -116,11 +114,11 @@ class Inspections:
         )
 
     async def _ask_node(
-        self, node: str, request: controller_pb2.InspectRequest, timeout: float
+        self, node: str, request: controller_pb2.InspectRequest, seconds: float
     ) -> node_pb2.NodeInspected | None:
         """Asks one node; None where it does not answer in time."""
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds):
                 offset = await self._compare_clocks(node) if request.flights else 0
                 question = node_pb2.InspectNode(
                     name=request.name, stacks=request.stacks, flights=request.flights

@@ -18,6 +18,7 @@ from disco_client.output import print_logs
 from disco_client.pb import node_pb2
 from disco_client.session import Session
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
+from disco_client.waiting import AUTO, read_hang_report
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_client.wire.inspection import Inspection
 from disco_server.channels.frames import frame, progress_in
@@ -54,6 +55,9 @@ class ProcessSession(Session):
         timeout: Seconds in which all workers must be ready.
         logs: Whether what workers print is written to standard error, each line
             with its rank.
+        hang_report: After how many seconds a call that waits prints what the ranks do
+            to standard error, once; 0 or None for never. The default is what
+            ``DISCO_HANG_REPORT_S`` says, else 30.
 
     Raises:
         ConfigError: An argument is wrong, or this system cannot watch processes.
@@ -70,13 +74,19 @@ class ProcessSession(Session):
         ccl: str | None = None,
         timeout: float = 60.0,
         logs: bool = True,
+        hang_report: float | None = AUTO,
     ) -> None:
         check_session(num_workers, num_groups, ccl, timeout)
+        read_hang_report(hang_report)
         _check_entrypoint(entrypoint)
         _check_ccl(ccl)
         transport = ProcessTransport(num_workers, num_groups, entrypoint, ccl or "", timeout)
         super().__init__(
-            transport, num_groups=num_groups, ccl=ccl, log_sink=print_logs if logs else None
+            transport,
+            num_groups=num_groups,
+            ccl=ccl,
+            log_sink=print_logs if logs else None,
+            hang_report=hang_report,
         )
 
 

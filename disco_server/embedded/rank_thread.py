@@ -7,7 +7,6 @@ import ctypes
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -142,7 +141,14 @@ class RankThread(ArrayPorter):
         alive = self._thread.is_alive()
         if stacks and alive:
             frame = sys._current_frames().get(ident or 0)  # noqa: SLF001  (there is no other way)
-            stack = "" if frame is None else "".join(traceback.format_stack(frame))
+            lines: list[str] = []
+            while frame is not None:  # as faulthandler writes it
+                code = frame.f_code
+                lines.append(
+                    f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}'
+                )
+                frame = frame.f_back
+            stack = "\n".join(lines)
         elif stacks:
             note = "the thread has ended"
         report = report_memory(

@@ -14,6 +14,7 @@ from disco_client.errors import ConfigError, NoSlots
 from disco_client.session import Session, print_logs
 from disco_client.transport.base import Bound, Wish
 from disco_client.transport.grpc import GrpcTransport
+from disco_client.waiting import AUTO, read_hang_report
 from disco_server.config import Address
 from disco_server.embedded.node import EmbeddedNode
 
@@ -54,6 +55,9 @@ class SocketSession(Session):
         ccl: The collective library; None lets the first collective choose.
         name: What logs call the session.
         logs: Whether workers' output is written to this process's standard error.
+        hang_report: After how many seconds a call that waits prints what the ranks do
+            to standard error, once; 0 or None for never. The default is what
+            ``DISCO_HANG_REPORT_S`` says, else 30.
 
     Raises:
         ConfigError: An argument is wrong, or the address cannot be listened on.
@@ -73,10 +77,12 @@ class SocketSession(Session):
         ccl: str | None = None,
         name: str | None = None,
         logs: bool = True,
+        hang_report: float | None = AUTO,
     ) -> None:
         _check_whole(num_nodes=num_nodes, num_workers_per_node=num_workers_per_node)
         num_workers = num_nodes * num_workers_per_node
         check_session(num_workers, num_groups, ccl, timeout)
+        read_hang_report(hang_report)
         listen = _where(host, port)
         try:
             node = EmbeddedNode(listen, num_nodes, num_workers_per_node)
@@ -98,7 +104,11 @@ class SocketSession(Session):
             node.stop()
             raise
         super().__init__(
-            transport, num_groups=num_groups, ccl=ccl, log_sink=print_logs if logs else None
+            transport,
+            num_groups=num_groups,
+            ccl=ccl,
+            log_sink=print_logs if logs else None,
+            hang_report=hang_report,
         )
 
     @property

@@ -13,6 +13,7 @@ from disco_client.errors import ConfigError, SessionClosed, SessionError, Worker
 from disco_client.output import print_logs
 from disco_client.session import Session
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
+from disco_client.waiting import AUTO, read_hang_report
 from disco_client.wire.codec import Kind
 from disco_client.wire.inspection import Inspection
 from disco_client.wire.values import Device
@@ -48,6 +49,9 @@ class ThreadedSession(Session):
         ccl: The collective library; ``"local"`` is the one that threads can use.
         logs: Whether what workers print is written to standard error, each line
             with its rank.
+        hang_report: After how many seconds a call that waits prints what the ranks do
+            to standard error, once; 0 or None for never. The default is what
+            ``DISCO_HANG_REPORT_S`` says, else 30.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -60,8 +64,10 @@ class ThreadedSession(Session):
         *,
         ccl: str | None = None,
         logs: bool = True,
+        hang_report: float | None = AUTO,
     ) -> None:
         check_session(num_workers, num_groups, ccl, 1.0)
+        read_hang_report(hang_report)
         if ccl not in (None, "local"):
             msg = (
                 f"the collective library {ccl!r} cannot be chosen here: leave ccl out or use "
@@ -71,7 +77,11 @@ class ThreadedSession(Session):
             raise ConfigError(msg)
         transport = ThreadTransport(num_workers, num_groups, ccl or "")
         super().__init__(
-            transport, num_groups=num_groups, ccl=ccl, log_sink=print_logs if logs else None
+            transport,
+            num_groups=num_groups,
+            ccl=ccl,
+            log_sink=print_logs if logs else None,
+            hang_report=hang_report,
         )
 
 

@@ -64,7 +64,9 @@ def inspect_ranks(subjects: Sequence[Subject], *, stacks: bool, flights: bool) -
         flights: Whether to copy the memory of their flight recorders.
     """
     states = [RankState.ENDED if s.ended else process_state(s.pid) for s in subjects]
-    notes = [_why_no_stack(s, state) if stacks else "" for s, state in zip(subjects, states, strict=True)]
+    notes = [
+        _why_no_stack(s, state) if stacks else "" for s, state in zip(subjects, states, strict=True)
+    ]
     if stacks:
         waiting = [i for i, note in enumerate(notes) if not note]
         for i in list(waiting):

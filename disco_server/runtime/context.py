@@ -134,7 +134,7 @@ class Worker:
         if self._comm is None:
             # Where arrays are on GPUs, the ranks still meet on the host.
             host = self._ordinary_ccl if self._ccl in GPU_LIBRARIES else self._ccl
-            self._comm = self._open(self, host)
+            self._comm = self._open_recorded(host)
             self._comm.record(self.flight)
             if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
                 self._start_first(self._comm)
@@ -142,6 +142,17 @@ class Worker:
                 self._comm.cannot_enter(self._passed)
         self._comm.position = self.position
         return self._comm
+
+    def _open_recorded(self, ccl: str) -> Communicator:
+        """Opens the communicator, which waits for every worker as a collective does."""
+        flight = self.flight
+        everybody = flight.label(",".join(map(str, range(self.num_workers))))
+        what = flight.label(f"start of {ccl or self._ordinary_ccl}")
+        flight.enter((what, 0, 0), everybody, 1, self.position, 0, ())
+        try:
+            return self._open(self, ccl)
+        finally:
+            flight.leave()
 
     def _start_first(self, comm: Communicator) -> None:
         """Starts the library for the GPUs of the session's slots, where one is no CPU.

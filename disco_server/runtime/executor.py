@@ -27,7 +27,6 @@ from disco_client.wire.codec import (
     type_name,
 )
 from disco_client.wire.flight import Flag, what_of
-from disco_client.wire.porter import ArrayPorter
 from disco_client.wire.values import Opaque, dtype_from_name, is_array
 from disco_server.observe.flight import SLOT_MASK
 from disco_server.runtime.context import Worker
@@ -149,7 +148,7 @@ class Executor:
         what = what_of(command.action & _ACTIONS)
         return what if here else what | Flag.ELSEWHERE
 
-    def _run_column(  # noqa: PLR0912, PLR0915  (a call inside would cost as much as it spares)
+    def _run_column(  # noqa: C901, PLR0912, PLR0915  (calls inside it would cost too much)
         self, first_seq: int, calls: list[int], commands: Iterator[EncodedCommand], due: int
     ) -> None:
         """Executes a batch whose plain calls stand in one column of numbers.
@@ -158,12 +157,8 @@ class Executor:
         looks into the registers itself; see commands.proto for the column.
         """
         worker, registers, flight = self._worker, self.registers, self._flight
-        slots, labels, whats, unnamed = (
-            registers.slots,
-            registers.labels,
-            flight.whats,
-            registers.unnamed,
-        )
+        slots, labels, unnamed = registers.slots, registers.labels, registers.unnamed
+        whats = flight.whats
         mask, done, size = SLOT_MASK, self.seq, len(slots)
         at, end, seq = 0, len(calls), first_seq - 1
         while at < end:
@@ -247,6 +242,8 @@ class Executor:
     def _get_function(self, seq: int, command: EncodedCommand) -> None:
         try:
             name = self._args(command)[0]
+            what = self._flight.label_of(command.action, str(name))
+            self._flight.whats[seq & SLOT_MASK] = what
             func = resolve(str(name), self._worker.allow_modules)
         except Exception as error:  # noqa: BLE001  (a module may raise anything when imported)
             self._fail(seq, command, error)

@@ -161,7 +161,10 @@ def compile_program(definition: EncodedProgram, defined: int, linker: Linker) ->
     outputs = flat.add(definition, bound)
     entry = [*inputs, *flat.entry.values()]
     text, labels = _Writer(flat, entry, outputs).write()
-    code = compile(text, f"<program {definition.name}>", "exec")
+    steps = [label.step for label in labels]
+    # Stacks show the line, which is the step where no step takes several lines.
+    several = "" if steps == list(range(1, len(steps) + 1)) else ", with others inside"
+    code = compile(text, f"<program {definition.name}{several}>", "exec")
     exec(code, flat.constants)  # noqa: S102  (our own text; see the module's docstring)
     return Program(definition, defined, list(flat.entry), flat.constants["program"], labels)
 
