@@ -57,20 +57,12 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON; keys are added to it and never change."""
-        ranks = [
-            {
-                key: value
-                for key, value in asdict(report).items()
-                if key not in ("flight", "emptied", "clock_offset_ns")
-            }
-            for report in self.ranks
-        ]
         return {
             "session": self.session,
             "num_workers": self.num_workers,
             "verdict": self.verdict,
             "issued": self.issued,
-            "ranks": ranks,
+            "ranks": [_as_dict(report) for report in self.ranks],
             "silent": [asdict(each) for each in self.silent],
         }
 
@@ -119,6 +111,16 @@ class Diagnosis:
             f"<p>{html.escape(self._title())}</p><p><b>{html.escape(self.verdict)}</b></p>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{stacks}"
         )
+
+
+def _as_dict(report: RankReport) -> dict[str, Any]:
+    plain = asdict(report)
+    for key in ("flight", "emptied", "clock_offset_ns"):
+        del plain[key]
+    for key, command in (("current", report.current), ("finished", report.finished)):
+        if command is not None:
+            plain[key]["what"] = command.what
+    return plain
 
 
 def _row(report: RankReport) -> tuple[str, ...]:

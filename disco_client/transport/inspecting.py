@@ -45,6 +45,8 @@ def ask_for_inspection(
         return decode_inspection(call(request, timeout=_CONTROLLER_S))
     except grpc.RpcError as error:
         msg = f"the controller cannot say what session {session} does: {details(error)}"
+        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
+            msg = str(error.details())
         raise SessionError(msg) from None
     except ValueError:  # the channel is closed
         msg = f"session {session} has been shut down here, so the controller cannot be asked"

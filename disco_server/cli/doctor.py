@@ -1,4 +1,4 @@
-"""``disco doctor``: whether this machine can do what sessions ask of it."""
+"""``disco doctor``: whether this machine can do what sessions ask of it, and what one does."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from disco_client.version import __version__
 from disco_server.cli.checkup import gpu_kind, sections
+from disco_server.cli.looking import address_option, look_into
 from disco_server.cli.options import report_errors
 from disco_server.observe.findings import Finding, State
 
@@ -50,13 +51,24 @@ class _Checked:
 @click.command()
 @click.option("--gpu", is_flag=True, help="Fail also where this machine cannot work on GPUs.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@click.option(
+    "--session",
+    metavar="NAME",
+    help="Instead of this machine, look at a session, given by its name or id: what each "
+    "rank does, its Python stack, and what the session waits for.",
+)
+@address_option
 @report_errors
-def doctor(gpu: bool, as_json: bool) -> None:
+def doctor(gpu: bool, as_json: bool, session: str | None, address: str) -> None:
     """Checks this machine and says what to do about what is missing.
 
     The exit code is 0 where all that sessions on CPUs need is there and nothing is
-    broken, else 1; with --gpu, what sessions on GPUs need must be there too.
+    broken, else 1; with --gpu, what sessions on GPUs need must be there too. With
+    --session it is 0 where the session was found, whatever it does, else 2.
     """
+    if session is not None:
+        _look_at(session, address, as_json=as_json)
+        return
     kind = gpu_kind()
     console = Console(
         width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False, quiet=as_json
@@ -71,6 +83,14 @@ def doctor(gpu: bool, as_json: bool) -> None:
     else:
         _show(console, checked, kind)
     sys.exit(_EXIT_PROBLEM if any(each.is_problem for each in checked) else 0)
+
+
+def _look_at(session: str, address: str, *, as_json: bool) -> None:
+    # Help loads none of what this needs.
+    from disco_client.diagnosis import Diagnosis
+
+    diagnosis = Diagnosis.of(look_into(address, session, stacks=True, flights=False))
+    click.echo(json.dumps(diagnosis.as_dict()) if as_json else str(diagnosis))
 
 
 def _ready(checked: Sequence[_Checked], *, gpu: bool) -> bool:

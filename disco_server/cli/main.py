@@ -8,6 +8,7 @@ from disco_client.version import __version__
 from disco_server.cli.doctor import doctor
 from disco_server.cli.local import local
 from disco_server.cli.status import status
+from disco_server.cli.trace import trace
 
 __all__ = ["main"]
 
@@ -21,6 +22,7 @@ def main() -> None:
 main.add_command(doctor)
 main.add_command(local)
 main.add_command(status)
+main.add_command(trace)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ class Notes:
         circle = lane.label or self._label_lane(flight, lane)
         array = dst if src is None else src
         shape = getattr(array, "shape", ()) if offer.dtype else ()
-        flight.enter(labels, circle, lane.entered, lane.seq, lane.nth - 1, shape)
+        # While a library starts no command has been named yet: -1.
+        flight.enter(labels, circle, lane.entered, max(lane.seq, 0), lane.nth - 1, shape)
 
     def meet(self) -> None:
         """All have come, and begin."""

@@ -54,6 +54,7 @@ class NodeInspector:
         self._node = node
         self._sessions = sessions
         self._post = post
+        self._leaving: dict[int, NodeSession] = {}
         self._ended: deque[_Ended] = deque()
 
     async def answer(self, payload: bytes) -> None:
@@ -61,7 +62,8 @@ class NodeInspector:
         received_ns = time.monotonic_ns()
         asked = node_pb2.InspectNode.FromString(payload)
         found = node_pb2.NodeInspected(request=asked.request, received_ns=received_ns)
-        running = next((s for s in self._sessions.values() if _is_called(s, asked.name)), None)
+        here = (*self._sessions.values(), *self._leaving.values())
+        running = next((s for s in here if _is_called(s, asked.name)), None)
         if running is not None:
             found.known = True
             found.session, found.session_name = running.session, running.start.session_name
@@ -104,11 +106,13 @@ class NodeInspector:
 
     async def keep(self, session: NodeSession) -> None:
         """Keeps what the ranks of a session did, which have all ended."""
+        self._leaving[session.session] = session
         try:
             reports = await self._look(session, stacks=True, flights=True)
         finally:
             for handle in session.ranks.values():
-                handle.memory.close()
+                handle.memory.close(keep=True)
+            del self._leaving[session.session]
         start, until = session.start, time.monotonic() + KEPT_S
         self._ended.append(
             _Ended(until, session.session, start.session_name, start.num_workers, reports)

@@ -5,6 +5,7 @@ Workers may be threads of one process, so what a function keeps is kept by worke
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -95,6 +96,22 @@ def wait_for_file(path):
     """Keeps the worker busy until a file is there."""
     while not Path(path).exists():
         time.sleep(0.005)
+
+
+@disco_server.register_func("conformance.wait_on")
+def wait_on(worker_id, path):
+    """Keeps one worker busy until a file is there."""
+    if disco_server.current_worker().worker_id == worker_id:
+        wait_for_file(path)
+
+
+@disco_server.register_func("conformance.hold_interpreter_on")
+def hold_interpreter_on(worker_id):
+    """Keeps one worker in C code for ever, which neither gives up the interpreter's lock
+    nor looks for signals.
+    """
+    if disco_server.current_worker().worker_id == worker_id:
+        sum(itertools.repeat(0))
 
 
 @disco_server.register_func("conformance.pid")

@@ -1,0 +1,57 @@
+"""``disco trace``: what the ranks of a session did last, as a picture of time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from disco_client.errors import ConfigError, SessionError
+from disco_server.cli.looking import address_option, look_into
+from disco_server.cli.options import report_errors
+
+__all__ = ["trace"]
+
+
+@click.command()
+@click.argument("session")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Where to write; - is standard output.  [default: SESSION.trace.json]",
+)
+@address_option
+@report_errors
+def trace(session: str, output: str | None, address: str) -> None:
+    """Writes the last commands and collectives of every rank of SESSION as a trace.
+
+    SESSION is a name or an id. It may run, hang, or have ended some minutes ago. The
+    file is in Chrome's trace format: open it at https://ui.perfetto.dev.
+    """
+    from disco_client.flight import Flight  # help loads none of what this needs
+
+    found = look_into(address, session, stacks=False, flights=True)
+    try:
+        flight = Flight.of(found)
+    except ValueError as error:
+        msg = f"the records of session {session} cannot be read: {error}"
+        raise SessionError(msg) from None
+    for silence in found.silent:
+        click.echo(f"node {silence.node} did not answer; its ranks are left out", err=True)
+    if output == "-":
+        click.echo(json.dumps(flight.chrome_trace()))
+        return
+    path = Path(output or f"{found.name}.trace.json")
+    try:
+        flight.save(path)
+    except OSError as error:
+        msg = f"cannot write {path}: {error.strerror}"
+        raise ConfigError(msg) from None
+    commands = sum(len(rank.commands) for rank in flight.ranks)
+    collectives = sum(len(rank.collectives) for rank in flight.ranks)
+    click.echo(
+        f"{path}: {len(flight.ranks)} ranks, {commands} commands, {collectives} collectives; "
+        "open it at https://ui.perfetto.dev"
+    )
