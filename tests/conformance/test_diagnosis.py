@@ -12,6 +12,7 @@ import pytest
 import disco_client as di
 from disco_client.wire.inspection import RankState
 
+
 @pytest.fixture
 def workers_of_their_own(kind):
     """Only for kinds whose workers can be killed and stopped without this program."""

@@ -107,9 +107,7 @@ def wait_on(worker_id, path):
 
 @disco_server.register_func("conformance.hold_interpreter_on")
 def hold_interpreter_on(worker_id):
-    """Keeps one worker in C code for ever, which neither gives up the interpreter's lock
-    nor looks for signals.
-    """
+    """Keeps one worker in C for ever, with the interpreter's lock and deaf to signals."""
     if disco_server.current_worker().worker_id == worker_id:
         sum(itertools.repeat(0))
 

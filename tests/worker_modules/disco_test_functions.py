@@ -318,3 +318,10 @@ def scale_into(array, out):
 def refuse(array):
     """Raises what cannot be described."""
     raise ShyError(array.shape)
+
+
+@disco_server.register_func("tests.wait_for_file_on")
+def wait_for_file_on(worker_id, path):
+    """Keeps one worker busy until a file is there."""
+    while disco_server.current_worker().worker_id == worker_id and not os.path.exists(path):  # noqa: PTH110  (as short as it can be)
+        time.sleep(0.005)

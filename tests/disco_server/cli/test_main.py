@@ -18,7 +18,7 @@ def test_help_lists_the_commands_with_a_line_each():
         assert shown.exit_code == 0
         listed = shown.output.partition("Commands:")[2].splitlines()
         texts = {words[0]: words[1] for line in listed if len(words := line.split(None, 1)) == 2}
-        assert {"doctor", "local", "status"} <= set(texts)
+        assert {"doctor", "local", "status", "trace"} <= set(texts)
         assert all(texts.values())
 
 

@@ -1,0 +1,86 @@
+"""Long waits speak up once, and never fail for it."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+
+from disco_client import command_log
+from disco_client.command_log import CommandLog
+from disco_client.errors import ConfigError, SessionError
+from disco_client.waiting import AUTO, LongWaits, read_hang_report
+
+
+@pytest.mark.parametrize(
+    ("value", "environ", "expected"),
+    [
+        (AUTO, {}, 30.0),
+        (AUTO, {"DISCO_HANG_REPORT_S": "5"}, 5.0),
+        (AUTO, {"DISCO_HANG_REPORT_S": "0"}, math.inf),
+        (AUTO, {"DISCO_HANG_REPORT_S": ""}, 30.0),
+        (2, {"DISCO_HANG_REPORT_S": "5"}, 2.0),
+        (0, {}, math.inf),
+        (None, {"DISCO_HANG_REPORT_S": "5"}, math.inf),
+    ],
+)
+def test_what_is_said_in_the_program_counts_before_the_environment(value, environ, expected):
+    """Zero and None mean never; what nobody says is 30 seconds."""
+    assert read_hang_report(value, environ) == expected
+
+
+@pytest.mark.parametrize("value", ["soon", -2, True, math.nan, []])
+def test_what_is_no_time_is_refused(value):
+    """With what was expected and what came."""
+    with pytest.raises(ConfigError, match="hang_report: expected a number of seconds"):
+        read_hang_report(value, {})
+    with pytest.raises(ConfigError, match="DISCO_HANG_REPORT_S"):
+        read_hang_report(AUTO, {"DISCO_HANG_REPORT_S": "soon"})
+
+
+def test_a_wait_is_reported_when_it_is_long_and_once(capfd):
+    """Other waits are told apart; the report is what the description says."""
+    waits = LongWaits(1.5, lambda: "rank 2 sleeps")
+    since = waits.look(None)
+    assert capfd.readouterr().err == ""
+    assert waits.look(since - 1) == math.inf
+    printed = capfd.readouterr().err
+    assert "rank 2 sleeps" in printed
+    assert "and goes on waiting" in printed
+    assert waits.look(math.inf) == math.inf
+    assert capfd.readouterr().err == ""
+    waits.look(since - 1)
+    assert "rank 2 sleeps" in capfd.readouterr().err
+
+
+def test_a_description_that_fails_does_not_end_the_wait(capfd):
+    """It is said why there is none."""
+
+    def fail():
+        raise SessionError("nobody answers")
+
+    assert LongWaits(0.5, fail).look(None) == math.inf
+    assert "cannot be found out: nobody answers" in capfd.readouterr().err
+
+
+def test_a_call_that_waits_for_room_is_reported_too(monkeypatch, capfd, eventually):
+    """Acknowledgements come in meanwhile, and the call goes on when there is room."""
+    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 1)
+    log = CommandLog(1, 1)
+    log.long_waits = LongWaits(0.5, lambda: f"acked {log.statistics()['acked']}")
+    log.issue_call(1, [])
+    thread = threading.Thread(target=log.issue_call, args=(1, []))
+    thread.start()
+    printed = ""
+
+    def reported():
+        nonlocal printed
+        printed += capfd.readouterr().err
+        return "acked 0" in printed
+
+    eventually(reported, what="the report")
+    log.acknowledge(0, 1)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert log.last_seq == 2

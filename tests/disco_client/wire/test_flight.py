@@ -1,0 +1,88 @@
+"""Reading what a rank recorded, whatever state it is in."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_client.wire.codec import Action
+from disco_client.wire.flight import COMMANDS, RING_BYTES, SLOTS, STEP, FlightRecord, read_flight
+from disco_server.observe.flight import SLOT_MASK, FlightRecorder
+
+CALL = Action.CALL_PACKED
+
+
+def run(recorder, first, last, *, finish=True):
+    """Records a batch of calls as the executor does."""
+    due = recorder.begin(first)
+    what = recorder.label_of(CALL, "f")
+    for seq in range(first, last + 1):
+        recorder.whats[seq & SLOT_MASK] = what
+        if seq >= due and (finish or seq < last):
+            due = recorder.stamp(seq)
+    if finish:
+        recorder.finish(last)
+
+
+def test_memory_that_nobody_has_written_into_is_empty():
+    """A rank that has not begun has done nothing."""
+    assert read_flight(bytes(RING_BYTES)) == FlightRecord()
+    assert read_flight(b"") == FlightRecord()
+
+
+def test_other_memory_is_refused():
+    """So is that of another version."""
+    with pytest.raises(ValueError, match="flight recorder of this version"):
+        read_flight(b"x" * RING_BYTES)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 3 * STEP), min_size=1, max_size=12))
+def test_every_command_of_the_last_ten_thousand_is_there_in_order(sizes):
+    """However they came in batches; each began when or after the one before did."""
+    recorder, last = FlightRecorder(), 0
+    for size in sizes:
+        run(recorder, last + 1, last + size)
+        last += size
+    commands = read_flight(*recorder.copy()).commands
+    assert [c.seq for c in commands] == list(range(max(1, last - COMMANDS + 1), last + 1))
+    assert all(c.name == "f" and c.action == CALL for c in commands)
+    assert all(0 < c.start_ns <= c.end_ns for c in commands)
+    assert all(a.start_ns <= b.start_ns for a, b in pairwise(commands))
+
+
+def test_the_command_that_runs_has_no_end():
+    """It is the last one, and the one before it has ended."""
+    recorder = FlightRecorder()
+    run(recorder, 1, 5, finish=False)
+    record = read_flight(*recorder.copy())
+    assert (record.current.seq, record.current.end_ns) == (5, 0)
+    assert record.finished.seq == 4
+
+
+def test_what_is_overwritten_while_it_is_copied_is_left_out():
+    """The counter after the copy says what may have been."""
+    recorder = FlightRecorder()
+    run(recorder, 1, SLOTS)
+    raw, emptied = recorder.copy()
+    later = read_flight(raw, emptied + STEP).commands
+    assert later[-1].seq == SLOTS
+    assert later[0].seq == emptied + STEP - SLOTS or len(later) == COMMANDS
+
+
+def test_a_collective_is_current_until_it_is_left_or_its_command_ends():
+    """One that raised was not left, and is over with its command."""
+    recorder = FlightRecorder()
+    circle, labels = recorder.label("0,1"), (recorder.label("allreduce(sum)"), 0, 0)
+    recorder.begin(1)
+    recorder.whats[1] = recorder.label_of(CALL, "f")
+    recorder.enter(labels, circle, 1, 1, 0, ())
+    current = read_flight(*recorder.copy()).collective
+    assert (current.name, current.members, current.met_ns) == ("allreduce(sum)", (0, 1), 0)
+    recorder.meet()
+    assert read_flight(*recorder.copy()).collective.met_ns >= current.entered_ns
+    recorder.finish(1)
+    assert read_flight(*recorder.copy()).collective is None

@@ -1,0 +1,111 @@
+"""Questions to nodes: whom, what comes of the answers, and what of their silence."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
+from disco_client.wire.codec import Kind
+from disco_server.controller.inspections import Inspections, clock_offset
+from disco_server.core.cluster import Cluster
+from disco_server.core.membership import Node
+from disco_server.core.session_state import SessionTable
+
+SESSION = 0xABC
+
+
+class Room:
+    """A cluster of two nodes with a session on both, and what is posted to them."""
+
+    def __init__(self):
+        self.cluster = Cluster(10.0, 10.0)
+        for name in ("a", "b"):
+            self.cluster.node_joined(
+                Node(
+                    name=name,
+                    devices=("cpu",),
+                    incarnation=1,
+                    version="1",
+                    host=name,
+                    heard=time.monotonic() - 9,
+                    array_address="",
+                    host_id=name,
+                )
+            )
+        self.cluster.requested(SessionTable(SESSION, "training", "me", 2, 1, "", b"k", 0.0, 1e9))
+        self.inspections = Inspections(self.cluster, self.post)
+        self.asked = []
+        self.silent = set()
+
+    def post(self, node, raw):
+        received = envelope_pb2.Envelope.FromString(raw)
+        assert received.kind == Kind.INSPECT
+        question = node_pb2.InspectNode.FromString(received.payload)
+        self.asked.append((node, question.name))
+        if node in self.silent:
+            return
+        now = time.monotonic_ns()
+        answer = node_pb2.NodeInspected(
+            request=question.request, received_ns=now - 10**9, sent_ns=now - 10**9
+        )
+        if question.name:
+            answer.known, answer.session, answer.session_name = True, SESSION, "training"
+            answer.num_workers = 2
+            answer.ranks.add(worker=0 if node == "a" else 1, node=node)
+        other = "b" if node == "a" else "a"
+        self.inspections.receive(other, answer.SerializeToString())  # not whom it was asked of
+        self.inspections.receive(node, answer.SerializeToString())
+
+    def inspect(self, name, **options):
+        request = controller_pb2.InspectRequest(name=name, timeout_s=0.2, **options)
+        return asyncio.run(self.inspections.inspect(request))
+
+
+@pytest.mark.parametrize("name", ["training", f"{SESSION:016x}"])
+def test_the_nodes_of_a_session_are_asked(name):
+    """By its name or its id; what they say is put together."""
+    room = Room()
+    found = room.inspect(name, stacks=True)
+    assert sorted(room.asked) == [("a", name), ("b", name)]
+    assert (found.session, found.name, found.num_workers) == (SESSION, "training", 2)
+    assert sorted(rank.worker for rank in found.ranks) == [0, 1]
+    assert not found.silent
+
+
+def test_a_node_that_does_not_answer_is_named():
+    """With its ranks, and since when nothing was heard of it."""
+    room = Room()
+    room.silent.add("b")
+    found = room.inspect("training")
+    (silence,) = found.silent
+    share = next(s for s in room.cluster.sessions[SESSION].shares if s.node == "b")
+    assert (silence.node, tuple(silence.workers)) == ("b", share.workers)
+    assert silence.seconds >= 9
+    assert [rank.node for rank in found.ranks] == ["a"]
+
+
+def test_times_come_with_the_difference_of_the_clocks():
+    """Found by questions for nothing else."""
+    room = Room()
+    found = room.inspect("training", flights=True)
+    assert room.asked.count(("a", "")) == 3
+    for rank in found.ranks:
+        assert abs(rank.clock_offset_ns - 10**9) < 10**8
+
+
+def test_what_nobody_knows_is_a_lookup_error_that_says_what_there_is():
+    """Every node is asked, because one may remember a session that has ended."""
+    room = Room()
+    room.silent |= {"a", "b"}
+    with pytest.raises(LookupError, match=r"got 'nope'; there run: 'training'"):
+        room.inspect("nope")
+    assert {node for node, _ in room.asked} == {"a", "b"}
+
+
+def test_a_difference_that_cannot_be_measured_is_none():
+    """Two clocks of one machine are the same clock."""
+    assert clock_offset(100, 1150, 1250, 400) == (-950, 100)
+    assert clock_offset(100, 220, 260, 400) == (0, 130)

@@ -1,0 +1,111 @@
+"""What is found out about processes that run, hang, are stopped, or have ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import zlib
+
+import pytest
+
+from disco_client.wire.flight import read_flight
+from disco_client.wire.inspection import RankState
+from disco_server.observe.inspect import Subject, inspect_ranks
+from disco_server.observe.stacks import MEMORY_VARIABLE, RankMemory
+
+PROGRAM = """
+import itertools, os, sys
+from disco_server.observe.stacks import open_flight
+flight = open_flight(os.environ)
+flight.begin(1)
+flight.whats[1] = flight.label_of(3, "load_batch")
+print(flush=True)
+def load_batch():
+    sum(itertools.repeat(0))
+load_batch()
+"""
+DEAF = (
+    "import signal; signal.signal(signal.SIGURG, signal.SIG_IGN); print(flush=True); signal.pause()"
+)
+
+
+@pytest.fixture
+def start():
+    """Starts a program with memory of its own; what to look at."""
+    processes = []
+
+    def start_one(program, worker=0):
+        memory = RankMemory()
+        environ = {**os.environ, MEMORY_VARIABLE: str(memory.fd)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=environ,
+            pass_fds=(memory.fd,),
+            stdout=subprocess.PIPE,
+        )
+        process.stdout.readline()
+        processes.append((process, memory))
+        return Subject(worker, "here", process.pid, memory)
+
+    yield start_one
+    for process, memory in processes:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+        memory.close()
+
+
+def test_a_busy_process_is_reported_with_its_command_and_stack(start):
+    """For how long, and where it is."""
+    (report,) = inspect_ranks([start(PROGRAM, 3)], stacks=True, flights=True)
+    assert (report.worker, report.node, report.state) == (3, "here", RankState.RUNNING)
+    assert (report.current.seq, report.current.what) == (1, "load_batch")
+    assert report.current.seconds > 0
+    assert "in load_batch" in report.stack
+    assert report.note == ""
+    record = read_flight(zlib.decompress(report.flight), report.emptied)
+    assert record.current.name == "load_batch"
+
+
+def test_what_was_not_asked_for_is_not_fetched(start):
+    """Neither the stack nor the memory."""
+    (report,) = inspect_ranks([start(PROGRAM)], stacks=False, flights=False)
+    assert (report.stack, report.note, report.flight) == ("", "", b"")
+    assert report.current.name == "load_batch"
+
+
+def test_a_stopped_process_is_not_waited_for(start, eventually):
+    """One that runs beside it is reported as ever."""
+    stopped, busy = start(PROGRAM, 0), start(PROGRAM, 1)
+    os.kill(stopped.pid, signal.SIGSTOP)
+
+    def reports():
+        found = inspect_ranks([stopped, busy], stacks=True, flights=False)
+        return found if found[0].state is RankState.STOPPED else None
+
+    first, second = eventually(reports, what="the stop")
+    assert first.note == f"the process is stopped; kill -CONT {stopped.pid} lets it go on"
+    assert first.current.name == "load_batch"
+    assert "in load_batch" in second.stack
+
+
+def test_a_process_that_does_not_answer_says_so(start):
+    """After a second, and with what is known otherwise."""
+    (report,) = inspect_ranks([start(DEAF)], stacks=True, flights=False)
+    assert (report.stack, report.current) == ("", None)
+    assert "did not write its stack" in report.note
+
+
+def test_what_has_ended_is_read_and_not_signalled(start):
+    """Its number may be another process's by now."""
+    subject = start(PROGRAM)
+    os.kill(subject.pid, signal.SIGKILL)
+    os.waitpid(subject.pid, 0)
+    for known in (False, True):
+        subject.ended = known
+        (report,) = inspect_ranks([subject], stacks=True, flights=False)
+        assert report.state is RankState.ENDED
+        assert report.note == "the process has ended"
+        assert report.current.name == "load_batch"

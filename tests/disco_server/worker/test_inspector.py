@@ -1,0 +1,96 @@
+"""What a node says of sessions that run and of those that have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+
+import grpc
+import pytest
+
+from disco_client import connect, errors
+from disco_client.flight import Flight
+from disco_client.pb import envelope_pb2, node_pb2
+from disco_client.transport.inspecting import ask_for_inspection
+from disco_client.transport.options import CHANNEL_OPTIONS, target
+from disco_client.wire.inspection import RankState
+from disco_server.observe.logs import bind
+from disco_server.worker import inspector
+from disco_server.worker.node_session import NodeSession
+
+
+@pytest.fixture
+def ask(cluster):
+    """Asks the cluster's controller about a session."""
+    with grpc.insecure_channel(target(cluster.address), options=CHANNEL_OPTIONS) as channel:
+        yield lambda name, **options: ask_for_inspection(
+            channel, name, **({"stacks": False, "flights": True} | options)
+        )
+
+
+def test_a_session_that_ended_is_remembered(cluster, ask, eventually):
+    """By name and id, on both of its nodes, with what it did last and that it has ended."""
+    with connect(cluster.address, num_workers=4, name="remembered") as session:
+        session.get_global_func("time.time")()
+        session_id = session.session_id
+        first = ask("remembered")
+        assert {report.state for report in first.ranks} == {RankState.RUNNING}
+
+    def over():
+        found = ask("remembered")
+        return found if {r.state for r in found.ranks} == {RankState.ENDED} else None
+
+    found = eventually(over, what="the end of every rank")
+    assert ask(session_id).ranks == found.ranks
+    for rank in Flight.of(found).ranks:
+        assert "time.time" in [command.name for command in rank.commands]
+
+
+def test_a_session_whose_rank_was_killed_can_be_asked_itself(cluster, eventually):
+    """The client's session is over, and its records are at the nodes."""
+    with connect(cluster.address, num_workers=2, name="killed") as session:
+        session.sync_all()
+        os.kill(session.workers[1].pid, signal.SIGKILL)
+        with pytest.raises(errors.WorkerLost):
+            session.sync_all()
+        eventually(
+            lambda: {r.state for r in session.diagnose().ranks} == {RankState.ENDED},
+            what="the end of every rank",
+        )
+        assert session.flight().ranks[1].commands
+        session.shutdown()
+        with pytest.raises(errors.SessionError, match="shut down here"):
+            session.diagnose()
+
+
+def remembered(ended, monkeypatch, **limits):
+    """Lets sessions end that had no ranks here; the names that a node still knows."""
+    for name, value in limits.items():
+        monkeypatch.setattr(inspector, name, value)
+    posted = []
+    node = inspector.NodeInspector("a", {}, posted.append)
+
+    async def run():
+        for number in range(1, ended + 1):
+            start = node_pb2.StartRanks(session_name=f"s{number}", num_workers=2)
+            await node.keep(NodeSession(number, start, bind(logging.getLogger("test"))))
+        for number in range(1, ended + 1):
+            asked = node_pb2.InspectNode(request=number, name=f"s{number}")
+            await node.answer(asked.SerializeToString())
+
+    asyncio.run(run())
+    found = [
+        node_pb2.NodeInspected.FromString(envelope_pb2.Envelope.FromString(raw).payload)
+        for raw in posted
+    ]
+    return [each.session_name for each in found if each.known]
+
+
+def test_only_so_many_sessions_are_remembered_and_for_so_long(monkeypatch):
+    """The oldest is forgotten when one more than that has ended."""
+    most = inspector.KEPT_SESSIONS
+    assert remembered(most + 2, monkeypatch) == [f"s{n}" for n in range(3, most + 3)]
+    assert remembered(3, monkeypatch, KEPT_S=-1.0) == []
+    assert remembered(3, monkeypatch, KEPT_S=60.0, KEPT_BYTES=-1) == []
