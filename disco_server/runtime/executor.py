@@ -174,7 +174,7 @@ class Executor:
             head = at + 1 + released
             func, reg, first_arg = calls[head], calls[head + 1], head + 3
             after = first_arg + calls[head + 2]
-            if not first_arg <= after <= end:
+            if after > end or after < first_arg:
                 msg = f"the column of calls breaks off at {head}"
                 raise ValueError(msg)
             if seq > done:
@@ -190,9 +190,11 @@ class Executor:
                 try:
                     whats[seq & mask] = labels[func]
                     function = slots[func]
-                    args: list[Any] = []
-                    for arg in calls[first_arg:after]:
-                        args.append(slots[arg >> 1] if arg & 1 else arg >> 1)  # noqa: PERF401  (faster)
+                    args: list[Any] = calls[first_arg:after]
+                    place = 0
+                    for arg in args:
+                        args[place] = slots[arg >> 1] if arg & 1 else arg >> 1
+                        place += 1  # noqa: SIM113  (faster)
                     if registers.poisoned or not callable(function):
                         self._check_call(func, function, args)
                     slots[reg] = function(*args)

@@ -39,8 +39,10 @@ def waiting(worker, **changes):
     return idle(worker, current=REDUCE, collective=reduction(), **changes)
 
 
+REDUCTION = "allreduce(sum) #1043 float32[1024] of command #10"
+STOPPED = "is stopped (by SIGSTOP, or a debugger)"
 WAIT = "ranks 0 and 1 wait there since 12 s"
-NEVER = "rank 2 never entered allreduce(sum) #1043 float32[1024] of command #10: "
+NEVER = f"rank 2 never entered {REDUCTION}: "
 
 CASES = {
     "idle": ([idle(0), idle(1)], "all ranks are idle: nothing is under way"),
@@ -73,15 +75,14 @@ CASES = {
         (
             f"{NEVER}it is in broadcast #3 float32[1024] of command #11 since 12 s; {WAIT}; "
             "rank 1 never entered broadcast #3 float32[1024] of command #11: it is in "
-            "allreduce(sum) #1043 float32[1024] of command #10 since 12 s; rank 2 waits there since "
-            "12 s"
+            f"{REDUCTION} since 12 s; rank 2 waits there since 12 s"
         ),
     ),
     "stopped": (
         [waiting(0), waiting(1), idle(2, state=RankState.STOPPED)],
         (
-            "rank 2's process 102 is stopped (by SIGSTOP, or a debugger); kill -CONT 102 lets it go "
-            f"on; {NEVER}its process is stopped (by SIGSTOP, or a debugger); {WAIT}"
+            f"rank 2's process 102 {STOPPED}; kill -CONT 102 lets it go on; "
+            f"{NEVER}its process {STOPPED}; {WAIT}"
         ),
     ),
     "killed": (
@@ -98,20 +99,14 @@ CASES = {
     ),
     "all have come": (
         [waiting(0), waiting(1), waiting(2)],
-        (
-            "ranks 0-2 have all entered allreduce(sum) #1043 float32[1024] of command #10, the first "
-            "12 s ago"
-        ),
+        (f"ranks 0-2 have all entered {REDUCTION}, the first 12 s ago"),
     ),
     "moving": (
         [
             idle(w, current=REDUCE, collective=reduction(met=True, seconds=float(w)))
             for w in range(3)
         ],
-        (
-            "ranks 0-2 have been in allreduce(sum) #1043 float32[1024] of command #10 for 2 s, where "
-            "all have come and data moves"
-        ),
+        (f"ranks 0-2 have been in {REDUCTION} for 2 s, where all have come and data moves"),
     ),
     "busy": (
         [idle(0), idle(1), idle(2, current=LOAD)],
