@@ -31,6 +31,7 @@ __all__ = [
     "COLLECTIVES_AT",
     "COMMANDS",
     "ENDS_AT",
+    "KINDS_AT",
     "LABEL_MASK",
     "MAGIC",
     "MAX_DIMS",
@@ -40,7 +41,6 @@ __all__ = [
     "SLOTS",
     "STARTS_AT",
     "STEP",
-    "WHATS_AT",
     "CollectiveRecord",
     "CommandRecord",
     "Flag",
@@ -82,8 +82,8 @@ class Header:
 _HEADER = struct.Struct(f"<{Header.COUNT}Q")
 STARTS_AT = 128
 ENDS_AT = STARTS_AT + 8 * SLOTS
-WHATS_AT = ENDS_AT + 8 * SLOTS
-COLLECTIVES_AT = WHATS_AT + 4 * SLOTS
+KINDS_AT = ENDS_AT + 8 * SLOTS
+COLLECTIVES_AT = KINDS_AT + 4 * SLOTS
 NAMES_AT = COLLECTIVES_AT + COLLECTIVES * COLLECTIVE.size
 NAMES_BYTES = 64 << 10
 RING_BYTES = NAMES_AT + NAMES_BYTES
@@ -240,10 +240,10 @@ def _read_commands(
 ) -> tuple[CommandRecord, ...]:
     view = memoryview(raw)
     starts = view[STARTS_AT:ENDS_AT].cast("Q")
-    ends = view[ENDS_AT:WHATS_AT].cast("Q")
-    whats = view[WHATS_AT:COLLECTIVES_AT].cast("I")
+    ends = view[ENDS_AT:KINDS_AT].cast("Q")
+    kinds = view[KINDS_AT:COLLECTIVES_AT].cast("I")
     last = emptied - 1
-    while last >= first and not whats[last % SLOTS]:
+    while last >= first and not kinds[last % SLOTS]:
         last -= 1
     found: list[CommandRecord] = []
     group: list[int] = []
@@ -252,28 +252,28 @@ def _read_commands(
         slot = seq % SLOTS
         if starts[slot]:
             # What came before, if its end was not taken, was broken off.
-            found += _group_of(whats, group, since, starts[slot], names)
+            found += _group_of(kinds, group, since, starts[slot], names)
             group, since = [], starts[slot]
-        if not whats[slot]:
+        if not kinds[slot]:
             continue
         group.append(seq)
         if ends[slot]:
             if since:  # otherwise it began before the oldest slot
-                found += _group_of(whats, group, since, ends[slot], names)
+                found += _group_of(kinds, group, since, ends[slot], names)
             group, since = [], ends[slot]
     if group and since:
         *before, running = group
-        found += _group_of(whats, before, since, since, names)
-        found += _group_of(whats, [running], since, 0, names)
+        found += _group_of(kinds, before, since, since, names)
+        found += _group_of(kinds, [running], since, 0, names)
     return tuple(found[-COMMANDS:])
 
 
 def _group_of(
-    whats: memoryview[int], group: list[int], start: int, end: int, names: list[str]
+    kinds: memoryview[int], group: list[int], start: int, end: int, names: list[str]
 ) -> list[CommandRecord]:
     found: list[CommandRecord] = []
     for seq in group:
-        what = whats[seq % SLOTS]
+        what = kinds[seq % SLOTS]
         label = what & LABEL_MASK
         found.append(
             CommandRecord(

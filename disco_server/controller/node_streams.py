@@ -122,10 +122,9 @@ class NodeStreams:
                 outbox = clients.get(received.session)
                 if outbox is not None and hub.on_node(received.session, name):
                     outbox.post(raw, droppable=kind == Kind.LOG)
-            elif kind == Kind.OPEN_CCL:
-                if hub.on_node(received.session, name):
-                    for route in hub.routes.get(received.session, ()):
-                        route.post(raw)
+            elif kind == Kind.OPEN_CCL and hub.on_node(received.session, name):
+                for route in hub.routes.get(received.session, ()):
+                    route.post(raw)
             elif kind == Kind.RANKS_READY:
                 ready = node_pb2.RanksReady.FromString(received.payload)
                 ranks = [(r.worker, name, r.pid, r.device) for r in ready.ranks]

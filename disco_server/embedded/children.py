@@ -450,7 +450,7 @@ class Children:
 
     def _close_descriptors(self) -> None:
         for child in self.ranks:
-            child.close()
+            child.close(keep_memory=self._failed)
         self._replies.close()
         self._house.close()
         os.close(self._wake)

@@ -233,12 +233,16 @@ class RankChild:
         self._group_lives = False  # the number may be another group's from now on
         return self.process.wait()
 
-    def close(self) -> None:
-        """Lets go of sockets and pipes."""
+    def close(self, *, keep_memory: bool = False) -> None:
+        """Lets go of sockets and pipes.
+
+        Args:
+            keep_memory: Keep a copy of what the rank has written down.
+        """
         with self._lock:
             self._drop_unsent()
         self.reader.close()
-        self.memory.close(keep=True)
+        self.memory.close(keep=keep_memory)
         if self._page is not None:
             self._page.close()
             self._page = None

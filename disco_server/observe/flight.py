@@ -27,7 +27,7 @@ _CALM = 64
 """As many commands in a row must take less than 10 µs for times to be taken in strides."""
 
 _MAX_NAME = 200
-_EMPTY_WHATS = memoryview(bytes(4 * layout.STEP)).cast("I")
+_EMPTY_KINDS = memoryview(bytes(4 * layout.STEP)).cast("I")
 _EMPTY_TIMES = memoryview(bytes(8 * layout.STEP)).cast("Q")
 _PADS = [(0,) * (layout.MAX_DIMS - dims) for dims in range(layout.MAX_DIMS + 1)]
 
@@ -49,7 +49,7 @@ class FlightRecorder:
             process's own, for whoever calls :meth:`copy`.
 
     Attributes:
-        whats: For the executor's loop, which writes there itself, at ``seq &
+        kinds: For the executor's loop, which writes there itself, at ``seq &
             SLOT_MASK``, what each command is when it begins.
     """
 
@@ -59,8 +59,8 @@ class FlightRecorder:
         whole = memoryview(self._memory)
         self._header = whole[: layout.STARTS_AT].cast("Q")
         self._starts = whole[layout.STARTS_AT : layout.ENDS_AT].cast("Q")
-        self._ends = whole[layout.ENDS_AT : layout.WHATS_AT].cast("Q")
-        self.whats = whole[layout.WHATS_AT : layout.COLLECTIVES_AT].cast("I")
+        self._ends = whole[layout.ENDS_AT : layout.KINDS_AT].cast("Q")
+        self.kinds = whole[layout.KINDS_AT : layout.COLLECTIVES_AT].cast("I")
         self._collectives = whole[layout.COLLECTIVES_AT : layout.NAMES_AT]
         self._times = self._collectives.cast("Q")
         self._labels: dict[str, int] = {}
@@ -129,7 +129,7 @@ class FlightRecorder:
 
     def mark(self, seq: int, flag: Flag) -> None:
         """Says more of a command that runs."""
-        self.whats[seq & SLOT_MASK] |= flag
+        self.kinds[seq & SLOT_MASK] |= flag
 
     def _make_room(self, seq: int) -> None:
         """Empties slots for the commands to come."""
@@ -138,7 +138,7 @@ class FlightRecorder:
             self._emptied = seq - seq % step  # commands were left out
         while seq + 2 * _STRIDE >= self._emptied:
             at = self._emptied & SLOT_MASK
-            self.whats[at : at + step] = _EMPTY_WHATS
+            self.kinds[at : at + step] = _EMPTY_KINDS
             self._starts[at : at + step] = _EMPTY_TIMES
             self._ends[at : at + step] = _EMPTY_TIMES
             # Last, so that nobody takes what was there for a newer command.

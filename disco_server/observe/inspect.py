@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import zlib
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ __all__ = ["Subject", "inspect_ranks", "report_memory"]
 STACK_S = 1.0
 """How long a rank's stack is waited for; one that can write it does so at once."""
 
+_asking = threading.Lock()
 _LOOK_S = 0.005
 _SETTLED = 8
 """After so many looks at which a stack has not grown it is all there."""
@@ -68,16 +70,18 @@ def inspect_ranks(subjects: Sequence[Subject], *, stacks: bool, flights: bool) -
         _why_no_stack(s, state) if stacks else "" for s, state in zip(subjects, states, strict=True)
     ]
     if stacks:
-        waiting = [i for i, note in enumerate(notes) if not note]
-        for i in list(waiting):
-            try:
-                subjects[i].memory.ask_for_stack(subjects[i].pid)
-            except OSError:
-                states[i], notes[i] = RankState.ENDED, "the process has ended"
-                waiting.remove(i)
-        for i in _await_stacks(subjects, waiting):
-            states[i] = process_state(subjects[i].pid)
-            notes[i] = notes[i] or _why_silent(subjects[i], states[i])
+        # There is room for one stack of each rank, so whoever asks too waits.
+        with _asking:
+            waiting = [i for i, note in enumerate(notes) if not note]
+            for i in list(waiting):
+                try:
+                    subjects[i].memory.ask_for_stack(subjects[i].pid)
+                except OSError:
+                    states[i], notes[i] = RankState.ENDED, "the process has ended"
+                    waiting.remove(i)
+            for i in _await_stacks(subjects, waiting):
+                states[i] = process_state(subjects[i].pid)
+                notes[i] = notes[i] or _why_silent(subjects[i], states[i])
     return [
         replace(
             report_memory(s.worker, s.node, s.pid, *s.memory.read(), flights=flights),

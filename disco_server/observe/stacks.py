@@ -8,7 +8,6 @@ for 64 KiB of it.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import signal
@@ -77,16 +76,16 @@ class RankMemory:
 
     def __init__(self) -> None:
         self.fd = make_memory()
-        self._kept: tuple[bytes, int] | None = None
+        self._kept = b"", 0
 
     def read(self) -> tuple[bytes, int]:
         """Copies the records; what ``read_flight`` takes. Also after the rank has ended."""
-        if self.fd < 0:
-            return self._kept or (b"", 0)
-        # Read, not mapped: nobody who has the descriptor can make this fail.
-        raw = os.pread(self.fd, RING_BYTES, 0)
-        emptied = int.from_bytes(os.pread(self.fd, 8, 8), "little")
-        return raw, emptied
+        try:
+            # Read, not mapped: nobody who has the descriptor can make this crash.
+            raw = os.pread(self.fd, RING_BYTES, 0)
+            return raw, int.from_bytes(os.pread(self.fd, 8, 8), "little")
+        except OSError:  # closed, perhaps at this moment by another thread
+            return self._kept
 
     def ask_for_stack(self, pid: int) -> None:
         """Asks a process for its stacks; forgets earlier ones.
@@ -101,9 +100,10 @@ class RankMemory:
 
     def read_stack(self) -> tuple[str, bool]:
         """What has been written of the stacks, and whether that is surely all."""
-        if self.fd < 0:
+        try:
+            raw = os.pread(self.fd, STACK_BYTES, RING_BYTES).rstrip(b"\0")
+        except OSError:
             return "", True
-        raw = os.pread(self.fd, STACK_BYTES, RING_BYTES).rstrip(b"\0")
         text = raw.decode("utf-8", "replace")
         return text, text.endswith(_LAST_LINES)
 
@@ -115,7 +115,6 @@ class RankMemory:
         """
         if self.fd >= 0:
             if keep:
-                with contextlib.suppress(OSError):
-                    self._kept = self.read()
-            os.close(self.fd)
-            self.fd = -1
+                self._kept = self.read()
+            fd, self.fd = self.fd, -1
+            os.close(fd)

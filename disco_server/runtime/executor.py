@@ -132,7 +132,7 @@ class Executor:
         self.registers.reserve(command.reg)
         target = command.worker_plus_one
         here = not target or target == self._worker.worker_id + 1
-        self._flight.whats[seq & SLOT_MASK] = self._what(command, here=here)
+        self._flight.kinds[seq & SLOT_MASK] = self._what(command, here=here)
         if here:
             handler = self._handlers.get(command.action)
             if handler is None:
@@ -158,7 +158,7 @@ class Executor:
         """
         worker, registers, flight = self._worker, self.registers, self._flight
         slots, labels, unnamed = registers.slots, registers.labels, registers.unnamed
-        whats = flight.whats
+        kinds = flight.kinds
         mask, done, size = SLOT_MASK, self.seq, len(slots)
         at, end, seq = 0, len(calls), first_seq - 1
         while at < end:
@@ -188,7 +188,7 @@ class Executor:
                             slots[dead] = None
                             labels[dead] = unnamed
                 try:
-                    whats[seq & mask] = labels[func]
+                    kinds[seq & mask] = labels[func]
                     function = slots[func]
                     args: list[Any] = calls[first_arg:after]
                     place = 0
@@ -245,7 +245,7 @@ class Executor:
         try:
             name = self._args(command)[0]
             what = self._flight.label_of(command.action, str(name))
-            self._flight.whats[seq & SLOT_MASK] = what
+            self._flight.kinds[seq & SLOT_MASK] = what
             func = resolve(str(name), self._worker.allow_modules)
         except Exception as error:  # noqa: BLE001  (a module may raise anything when imported)
             self._fail(seq, command, error)

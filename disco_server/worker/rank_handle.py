@@ -72,9 +72,9 @@ class RankHandle:
     @classmethod
     async def spawn(cls, environ: Mapping[str, str]) -> RankHandle:
         """Starts an interpreter that will be a rank once it is told which."""
+        memory = RankMemory()
         ours, theirs = socket.socketpair()
         pmi_ours, pmi_theirs = socket.socketpair()
-        memory = RankMemory()
         output: list[_Pipe] = []
         # With pipes of its own, asyncio tells of an exit only when they are closed,
         # and what the rank started may keep them open long after its death.

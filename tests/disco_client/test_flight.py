@@ -21,14 +21,14 @@ def recorded(worker, node, offset=0):
     recorder = FlightRecorder()
     call = recorder.label_of(Action.CALL_PACKED, "step")
     recorder.begin(1)
-    recorder.whats[1] = call
+    recorder.kinds[1] = call
     recorder.enter((recorder.label("barrier"), 0, 0), recorder.label("0,1"), 1, 1, 0, ())
     recorder.meet()
     recorder.leave()
     recorder.stamp(1)
-    recorder.whats[2] = call | Flag.FAILED
+    recorder.kinds[2] = call | Flag.FAILED
     recorder.stamp(2)
-    recorder.whats[3] = call
+    recorder.kinds[3] = call
     raw, emptied = recorder.copy()
     return RankReport(
         worker,
@@ -84,7 +84,7 @@ def test_commands_that_were_timed_together_share_their_time():
     recorder = FlightRecorder()
     recorder.begin(1)
     for seq in (1, 2, 3, 4):
-        recorder.whats[seq] = recorder.label_of(Action.CALL_PACKED, "f")
+        recorder.kinds[seq] = recorder.label_of(Action.CALL_PACKED, "f")
     recorder.stamp(4)
     raw, emptied = recorder.copy()
     report = RankReport(0, "a", 7, flight=zlib.compress(raw), emptied=emptied)

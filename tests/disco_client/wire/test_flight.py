@@ -20,7 +20,7 @@ def run(recorder, first, last, *, finish=True):
     due = recorder.begin(first)
     what = recorder.label_of(CALL, "f")
     for seq in range(first, last + 1):
-        recorder.whats[seq & SLOT_MASK] = what
+        recorder.kinds[seq & SLOT_MASK] = what
         if seq >= due and (finish or seq < last):
             due = recorder.stamp(seq)
     if finish:
@@ -78,7 +78,7 @@ def test_a_collective_is_current_until_it_is_left_or_its_command_ends():
     recorder = FlightRecorder()
     circle, labels = recorder.label("0,1"), (recorder.label("allreduce(sum)"), 0, 0)
     recorder.begin(1)
-    recorder.whats[1] = recorder.label_of(CALL, "f")
+    recorder.kinds[1] = recorder.label_of(CALL, "f")
     recorder.enter(labels, circle, 1, 1, 0, ())
     current = read_flight(*recorder.copy()).collective
     assert (current.name, current.members, current.met_ns) == ("allreduce(sum)", (0, 1), 0)

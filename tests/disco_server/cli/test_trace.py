@@ -51,9 +51,9 @@ def test_it_goes_to_standard_output_or_to_a_file_named_for_the_session(
 
 def test_what_cannot_be_done_is_said_in_one_line(cluster, training, tmp_path):
     """The exit code is 2: no such session, no such folder, nobody who answers."""
-    unknown = disco("trace", "trainin", "--address", cluster.address)
+    unknown = disco("trace", "trainings", "--address", cluster.address)
     assert unknown.exit_code == 2
-    assert "got 'trainin'; there run: " in unknown.output
+    assert "got 'trainings'; there run: " in unknown.output
     assert "'training'" in unknown.output
     nowhere = disco("trace", "training", "-o", tmp_path / "a" / "b", "--address", cluster.address)
     assert (nowhere.exit_code, nowhere.output.count("\n")) == (2, 1)

@@ -30,7 +30,7 @@ def pair():
         def run(worker):
             comm, flight = comms[worker], flights[worker]
             flight.begin(seq)
-            flight.whats[seq] = flight.label_of(Action.CALL_PACKED, "test")
+            flight.kinds[seq] = flight.label_of(Action.CALL_PACKED, "test")
             comm.position = seq
             try:
                 act(comm)

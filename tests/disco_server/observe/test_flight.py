@@ -34,7 +34,7 @@ def recorder():
 def execute(recorder, seq, name, seconds=0.0):
     """Records one command that takes a while."""
     recorder.begin(seq)
-    recorder.whats[seq & SLOT_MASK] = recorder.label_of(CALL, name)
+    recorder.kinds[seq & SLOT_MASK] = recorder.label_of(CALL, name)
     time.sleep(seconds)
     recorder.finish(seq)
 
@@ -55,11 +55,11 @@ def test_a_slow_command_ends_the_timing_in_groups(recorder):
     while due <= seq + 1:  # as long as each is timed by itself
         seq += 1
         assert seq < SLOTS, "commands without content take microseconds"
-        recorder.whats[seq & SLOT_MASK] = recorder.label_of(CALL, "fast")
+        recorder.kinds[seq & SLOT_MASK] = recorder.label_of(CALL, "fast")
         due = recorder.stamp(seq)
     while seq < due:
         seq += 1
-        recorder.whats[seq & SLOT_MASK] = recorder.label_of(CALL, "last of the group")
+        recorder.kinds[seq & SLOT_MASK] = recorder.label_of(CALL, "last of the group")
     time.sleep(0.02)
     assert recorder.stamp(seq) == seq + 1
     groups = {c.seq: c.group for c in read_flight(*recorder.copy()).commands}
@@ -71,7 +71,7 @@ def test_marks_say_more_of_a_command(recorder):
     """It failed, was skipped, or concerned another worker."""
     recorder.begin(1)
     for seq, flag in enumerate((Flag.FAILED, Flag.SKIPPED, Flag.ELSEWHERE), 1):
-        recorder.whats[seq] = recorder.label_of(CALL, "f")
+        recorder.kinds[seq] = recorder.label_of(CALL, "f")
         recorder.mark(seq, flag)
     recorder.finish(3)
     found = read_flight(*recorder.copy()).commands
@@ -134,9 +134,9 @@ import os, signal
 from disco_server.observe.flight import FlightRecorder, SLOT_MASK
 recorder = FlightRecorder({fd})
 recorder.begin(1)
-recorder.whats[1] = recorder.label_of(3, "first")
+recorder.kinds[1] = recorder.label_of(3, "first")
 recorder.stamp(1)
-recorder.whats[2] = recorder.label_of(3, "second")
+recorder.kinds[2] = recorder.label_of(3, "second")
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", program], pass_fds=(fd,), check=False)

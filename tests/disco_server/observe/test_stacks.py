@@ -54,10 +54,14 @@ def running(program, memory):
 def test_a_process_that_holds_the_interpreter_writes_its_stack(memory, eventually):
     """Again and again; what was written before is gone."""
     with running(STUCK, memory) as process:
-        for _ in range(2):
+
+        def asked():
             memory.ask_for_stack(process.pid)
-            eventually(lambda: "in stuck" in memory.read_stack()[0], what="the stack")
-        assert memory.read_stack()[0].count("in stuck") == 1
+            eventually(lambda: memory.read_stack()[0].endswith("in <module>\n"), what="a stack")
+            return memory.read_stack()[0]
+
+        eventually(lambda: "in stuck" in asked(), what="the stack of the function")
+        assert asked().count("in stuck") == 1
 
 
 def test_a_stack_that_ends_as_that_of_a_rank_is_whole(memory):
