@@ -108,6 +108,7 @@ class Kind(enum.IntEnum):
     ARRAY_MORE = 46
     INSPECT = 60
     INSPECTED = 61
+    CCL_OPENED = 70
 
 
 class FailureKind(enum.IntEnum):

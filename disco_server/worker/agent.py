@@ -36,7 +36,9 @@ from disco_server.worker.supervisor import Supervisor
 __all__ = ["Agent"]
 
 _logger = logging.getLogger("disco.worker")
-_FENCE_TIMEOUT_S = 120.0
+_FENCE_TIMEOUT_S = 0.0
+"""As long as the session lives: ranks come to a fence when their programs do."""
+
 _BACKOFF_S = (0.1, 1.0)
 _SILENCE_S = 30.0
 

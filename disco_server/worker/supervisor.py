@@ -110,6 +110,7 @@ class Supervisor:
                 _hand_on(session, raw)
         elif kind == Kind.OPEN_CCL:
             _hand_on(session, raw)
+            self._watch_opening(session, received.worker_plus_one - 1)
         elif kind in (Kind.RESUME, Kind.RECEIVED):
             self._received(session, kind, received.payload)
         elif kind == Kind.FETCH:
@@ -317,6 +318,8 @@ class Supervisor:
         kind = received.kind
         if kind in FROM_RANKS:
             self.arrays.receive(session, worker, received, reader)
+        elif kind == Kind.CCL_OPENED:
+            session.opening.ends(worker)
         elif kind == Kind.ASSIGNED:
             session.assigned[worker].set_result(None)
         elif received.session != session.session:
@@ -342,6 +345,21 @@ class Supervisor:
     def _tell(self, session: NodeSession, kind: Kind, payload: bytes = b"") -> None:
         self._post(envelope(kind, payload, session=session.session))
 
+    def _watch_opening(self, session: NodeSession, worker: int) -> None:
+        """Notes that a rank opens its communicator; once all do, they have so much time."""
+        opening = session.opening
+        attempt = opening.begins(worker)
+
+        async def watch(attempt: int) -> None:
+            await asyncio.sleep(opening.limit_s)
+            blamed, why = opening.blame(attempt, session.ranks)
+            for late in blamed:
+                session.log.warning("worker %d %s", late, why)
+                session.ranks[late].end_because(why)
+
+        if attempt is not None:
+            self._spawn(watch(attempt), session)
+
     # Ending -------------------------------------------------------------------------------
 
     async def _watch(self, session: NodeSession, worker: int, handle: RankHandle) -> None:
@@ -353,7 +371,14 @@ class Supervisor:
         if at_start:
             session.assigned[worker].set_exception(ConnectionError("the rank ended"))
             session.assigned[worker].exception()
-        self._tell_exit(session, worker, status, handle.last_lines, at_start=at_start)
+        self._tell_exit(
+            session,
+            worker,
+            status,
+            handle.last_lines,
+            at_start=at_start,
+            cause=handle.why_ended(),
+        )
 
     def _tell_exit(
         self,
@@ -363,11 +388,13 @@ class Supervisor:
         output: Iterable[str],
         *,
         at_start: bool,
+        cause: str = "",
     ) -> None:
         exited = node_pb2.RankExited(
-            worker=worker, exit_status=status, output=output, at_start=at_start
+            worker=worker, exit_status=status, output=output, at_start=at_start, cause=cause
         )
-        session.log.warning("rank %d on %s ended with status %d", worker, self._node, status)
+        how = cause or f"ended with status {status}"
+        session.log.warning("rank %d on %s %s", worker, self._node, how)
         session.exits.append(exited.SerializeToString())
         self._tell(session, Kind.RANK_EXITED, session.exits[-1])
 

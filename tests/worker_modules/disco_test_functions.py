@@ -128,6 +128,32 @@ def crash_on(worker_id):
         ctypes.string_at(0)
 
 
+@disco_server.register_func("tests.crash_deep")
+def crash_deep(depth):
+    """The same, under many frames of its own."""
+    if depth:
+        crash_deep(depth - 1)
+    else:
+        ctypes.string_at(0)
+
+
+@disco_server.register_func("tests.hog_on")
+def hog_on(worker_id):
+    """Takes memory on one worker, until there is no more."""
+    kept = []
+    while disco_server.current_worker().worker_id == worker_id:
+        kept.append(np.ones(1 << 20))
+
+
+@disco_server.register_func("tests.stop_when_pmi_begins")
+def stop_when_pmi_begins(worker_id, number=int(signal.SIGSTOP)):
+    """Lets one worker be stopped, or whatever the signal does, when MPI's start begins."""
+    if disco_server.current_worker().worker_id == worker_id:
+        from disco_server.collectives import select
+
+        select.open_communicator = lambda *_args, **_named: os.kill(os.getpid(), number)
+
+
 @disco_server.register_func("tests.leave_child")
 def leave_child():
     """Starts a process that would outlive its worker, and says which."""
