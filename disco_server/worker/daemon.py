@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from disco_client.transport import faults
 from disco_server.config import WorkerConfig
+from disco_server.settings import flag_in
 from disco_server.worker.agent import Agent
 from disco_server.worker.doors import make_door
 from disco_server.worker.opening import init_seconds
@@ -36,6 +37,7 @@ def run(config: WorkerConfig) -> int:
     """
     faults.check()
     init_seconds()
+    flag_in(os.environ, "DISCO_DEBUG")
     return asyncio.run(_run(config))
 
 

@@ -217,3 +217,73 @@ def test_a_worker_with_a_tenth_of_a_core_is_slow_and_not_lost(limit, daemons):
         for number in range(2000):
             result = add(number, 1)
         assert result.debug_get_from_remote(0) == 2000
+
+
+@pytest.mark.parametrize(
+    ("call", "brought"),
+    [
+        ("tests.sum_shape", "allreduce(sum) of float32[3]"),
+        ("tests.sum_dtype", "allreduce(sum) of float64[2]"),
+        ("tests.sum_op", "allreduce(max) of float32[2]"),
+        ("tests.gather_instead", "allgather of float32[2]"),
+    ],
+)
+def test_a_mismatched_collective_is_refused_before_anybody_enters(open_kind, call, brought):
+    """Row 25: another shape, dtype, reduction or operation is named with its rank, always."""
+    session = open_kind(3)
+    session.get_global_func("tests.mismatch_on")(1, call)
+    with pytest.raises(errors.CollectiveMismatch) as raised:
+        session.sync_all()
+    text = str(raised.value)
+    assert f"worker 1 brought {brought}" in text
+    assert "workers 0 and 2 brought allreduce(sum) of float32[2], destination float32[2]" in text
+    # Nobody entered, so the session works on.
+    total = session.empty((2,), "float64")
+    session.allreduce(session.get_global_func("tests.rank_array")([2], "float64"), total)
+    np.testing.assert_array_equal(total.numpy(), [6, 6])
+
+
+def test_in_debug_mode_shapes_of_equal_size_are_compared_too(open_kind, monkeypatch):
+    """Row 25: DISCO_DEBUG=1, or compare_shapes(), refuses [2, 3] beside [3, 2]; else it runs."""
+    monkeypatch.delenv("DISCO_DEBUG", raising=False)
+    session = open_kind(2)
+    differ = session.get_global_func("tests.shape_for")(1, [3, 2], [2, 3])
+    session.allreduce(differ, differ)
+    session.sync_all()
+    session.compare_shapes()
+    session.allreduce(differ, differ)
+    with pytest.raises(errors.CollectiveMismatch) as raised:
+        session.sync_all()
+    assert "worker 1 brought allreduce(sum) of float32[3, 2]" in str(raised.value)
+    session.compare_shapes(False)
+    session.allreduce(differ, differ)
+    session.sync_all()
+
+
+def test_the_environment_switches_debug_mode_on(open_kind):
+    """Row 25: of the worker daemon, or of the program whose children the ranks are."""
+    session = open_kind(2, DISCO_DEBUG="1")
+    differ = session.get_global_func("tests.shape_for")(1, [3, 2], [2, 3])
+    session.allreduce(differ, differ)
+    with pytest.raises(errors.CollectiveMismatch):
+        session.sync_all()
+
+
+def test_a_rank_that_skips_a_collective_is_named_while_others_wait(node, capfd, eventually):
+    """Row 25: the ranks that wait say for whom after DISCO_SLOW_S, and nobody is killed."""
+    controller, _ = node(2, DISCO_SLOW_S="0.5")
+    with connect(controller.address, num_workers=2) as session:
+        session.import_python_module("disco_test_functions")
+        total = session.empty((2,), "float64")
+        session.allreduce(total, total)
+        session.get_global_func("tests.wait_alone")()
+        printed = ""
+
+        def said():
+            nonlocal printed
+            printed += capfd.readouterr().err
+            return "worker 1 has waited 0.5 s in barrier of command #" in printed
+
+        eventually(said, what="a word of who waits")
+        assert "for worker 0, which did not enter it yet" in printed
+        session.shutdown()  # nobody would ever come; a sync would wait for ever

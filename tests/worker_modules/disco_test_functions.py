@@ -154,6 +154,25 @@ def stop_when_pmi_begins(worker_id, number=int(signal.SIGSTOP)):
         select.open_communicator = lambda *_args, **_named: os.kill(os.getpid(), number)
 
 
+@disco_server.register_func("tests.mismatch_on")
+def mismatch_on(worker_id, call):
+    """All workers reduce two ones, but one does something else."""
+    worker = disco_server.current_worker()
+    ones = np.ones(2, "float32")
+    if worker.worker_id != worker_id:
+        worker.allreduce(ones, np.empty(2, "float32"))
+    elif call == "tests.gather_instead":
+        worker.allgather(ones)
+    else:
+        odd = {
+            "tests.sum_shape": (np.ones(3, "float32"), "sum"),
+            "tests.sum_dtype": (np.ones(2), "sum"),
+            "tests.sum_op": (ones, "max"),
+        }
+        array, op = odd[call]
+        worker.allreduce(array, op=op)
+
+
 @disco_server.register_func("tests.leave_child")
 def leave_child():
     """Starts a process that would outlive its worker, and says which."""
