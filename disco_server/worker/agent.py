@@ -36,9 +36,6 @@ from disco_server.worker.supervisor import Supervisor
 __all__ = ["Agent"]
 
 _logger = logging.getLogger("disco.worker")
-_FENCE_TIMEOUT_S = 0.0
-"""As long as the session lives: ranks come to a fence when their programs do."""
-
 _BACKOFF_S = (0.1, 1.0)
 _SILENCE_S = 30.0
 
@@ -99,22 +96,17 @@ class Agent:
             participant=index,
             participants=count,
             items=items,
-            timeout_s=_FENCE_TIMEOUT_S,
+            timeout_s=0.0,  # as long as the session lives: programs come to it when they do
         )
-        try:
-            async with asyncio.timeout(_FENCE_TIMEOUT_S):
-                while True:
-                    await self.registered.wait()
-                    request.node_key = self._node_key
-                    try:
-                        return (await self._fences(request)).items
-                    except grpc.RpcError as error:
-                        if not _is_broken(error) and request.node_key == self._node_key:
-                            raise ConnectionError(_reason(error)) from None
-                        await asyncio.sleep(_AGAIN_S)
-        except TimeoutError:
-            msg = f"no controller answered within {_FENCE_TIMEOUT_S:g} s"
-            raise ConnectionError(msg) from None
+        while True:
+            await self.registered.wait()
+            request.node_key = self._node_key
+            try:
+                return (await self._fences(request)).items
+            except grpc.RpcError as error:
+                if not _is_broken(error) and request.node_key == self._node_key:
+                    raise ConnectionError(_reason(error)) from None
+                await asyncio.sleep(_AGAIN_S)
 
     async def run(self) -> None:
         """Connects again and again, with growing pauses; ends only when cancelled."""
