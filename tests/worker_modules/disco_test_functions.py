@@ -226,6 +226,7 @@ def shy(raises):
 def raise_text(kind):
     """Raises an error whose text is hard to send."""
     texts = {"surrogate": "snow\udce9", "long": "x" * 100_000 + "end", "empty": ""}
+    texts["huge"] = "x" * 1_000_000
     raise ValueError(texts[kind])
 
 
