@@ -81,10 +81,10 @@ class Agent:
         """The arrays of the sessions here."""
         return self._supervisor.arrays
 
-    def _post(self, raw: bytes) -> None:
+    def _post(self, raw: bytes, *, droppable: bool = False) -> None:
         # What is lost with a connection is sent again over the next one.
         if self.registered.is_set():
-            self._outbox.post(raw)
+            self._outbox.post(raw, droppable=droppable)
 
     async def _fence(
         self, session: int, name: str, index: int, count: int, items: Mapping[str, bytes]

@@ -44,7 +44,8 @@ class Supervisor:
         allow_save: Where sessions may save.
         loading: What modules sessions may load.
         spares: Where interpreters come from.
-        post: Sends an encoded envelope to the controller.
+        post: Sends an encoded envelope to the controller; with ``droppable`` only if it
+            is not too slow.
         fence: Exchanges keys among a session's nodes.
         carrier: Moves host arrays.
 
@@ -61,7 +62,7 @@ class Supervisor:
         allow_save: tuple[str, ...],
         loading: LoadRules,
         spares: Spares,
-        post: Callable[[bytes], object],
+        post: Callable[..., object],
         fence: Fence,
         carrier: ArrayCarrier,
     ) -> None:
@@ -340,7 +341,9 @@ class Supervisor:
         message = controller_pb2.LogLines(
             worker=worker, node=self._node, stderr=is_error, lines=lines
         )
-        self._tell(session, Kind.LOG, message.SerializeToString())
+        raw = envelope(Kind.LOG, message.SerializeToString(), session=session.session)
+        # Ranks may print faster than the controller takes it, or while there is none.
+        self._post(raw, droppable=True)
 
     def _tell(self, session: NodeSession, kind: Kind, payload: bytes = b"") -> None:
         self._post(envelope(kind, payload, session=session.session))

@@ -173,6 +173,22 @@ def mismatch_on(worker_id, call):
         worker.allreduce(array, op=op)
 
 
+@disco_server.register_func("tests.flood")
+def flood(seconds, mib):
+    """Prints so much, in lines of 16 KiB, after a while."""
+    time.sleep(seconds)
+    line = "flooding" + "." * (16 * 1024 - 9)
+    for _ in range(64 * mib):
+        print(line)
+
+
+@disco_server.register_func("tests.slow_sum")
+def slow_sum(seconds, array):
+    """The sum of an array, after a while."""
+    time.sleep(seconds)
+    return float(array.sum())
+
+
 @disco_server.register_func("tests.leave_child")
 def leave_child():
     """Starts a process that would outlive its worker, and says which."""
