@@ -167,6 +167,8 @@ class Agent:
         stream = cast("Any", channel).stream_stream("/disco.v1.NodeService/Register")()
         await stream.write(self._introduction())
         writing = asyncio.ensure_future(outbox.run(leaving("node.send", stream.write)))
+        # Who cannot speak any more need not listen: the next connection can do both.
+        writing.add_done_callback(lambda _: stream.cancel())
         beating = asyncio.ensure_future(self._beat(outbox, stream))
         read = reading("node.receive", stream.read)
         try:
@@ -188,6 +190,8 @@ class Agent:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
+            if writing.done():
+                return "nothing can be sent to it any more"
             return f"it said nothing for {_SILENCE_S:g} s"  # see _beat
         finally:
             for task in (writing, beating):

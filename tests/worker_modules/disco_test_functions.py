@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -187,6 +188,15 @@ def slow_sum(seconds, array):
     """The sum of an array, after a while."""
     time.sleep(seconds)
     return float(array.sum())
+
+
+_calls = itertools.count(1)
+
+
+@disco_server.register_func("tests.count")
+def count():
+    """How often this worker was called."""
+    return next(_calls)
 
 
 @disco_server.register_func("tests.leave_child")
