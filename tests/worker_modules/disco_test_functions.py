@@ -199,6 +199,12 @@ def count():
     return next(_calls)
 
 
+@disco_server.register_func("tests.now")
+def now():
+    """What time it is, as this worker's wall clock says."""
+    return time.time()
+
+
 @disco_server.register_func("tests.leave_child")
 def leave_child():
     """Starts a process that would outlive its worker, and says which."""
