@@ -55,8 +55,8 @@ def nothing_is_left(
 def node(daemons: Any) -> Callable[..., tuple[Any, Any]]:
     """Starts a controller and one worker daemon; options and variables are the daemon's."""
 
-    def start(slots: int = 2, *options: object, **env: str) -> tuple[Any, Any]:
-        controller = daemons.controller()
+    def start(slots: int = 2, *options: object, lease: float = 2, **env: str) -> tuple[Any, Any]:
+        controller = daemons.controller("--session-lease", lease)
         common = ("--slots", slots, "--warm", "0", "--name", "here")
         return controller, daemons.worker(controller.address, *common, *options, **env)
 

@@ -15,7 +15,8 @@ ROWS = range(1, 29)
 ELSEWHERE = {
     1: "tests/cluster/test_failures.py::test_a_killed_worker_daemon_leaves_no_process",
     4: "tests/cluster/test_failures.py::test_a_stopped_worker_daemon_is_lost_after_the_lease",
-    7: "tests/disco_server/controller/test_daemon.py::test_an_address_in_use_is_refused_with_advice",
+    7: "tests/disco_server/controller/test_daemon.py"
+    "::test_an_address_in_use_is_refused_with_advice",
 }
 
 # Rows without a test, and why. An entry must go when its test comes.
@@ -26,7 +27,7 @@ WITHOUT = {
 }
 
 
-def tests_by_row() -> dict[int, list[str]]:
+def rows_held() -> dict[int, list[str]]:
     """The tests of the suite under the rows that their first lines name."""
     found: dict[int, list[str]] = {}
     for file in sorted(FAULTS.glob("test_*.py")):
@@ -40,7 +41,7 @@ def tests_by_row() -> dict[int, list[str]]:
 
 def test_each_row_has_a_test_or_a_reason():
     """No row of the matrix is forgotten, and none is in two lists."""
-    held = tests_by_row()
+    held = rows_held()
     assert set(held) | set(ELSEWHERE) | set(WITHOUT) == set(ROWS)
     assert not set(WITHOUT) & (set(held) | set(ELSEWHERE))
 
@@ -59,7 +60,7 @@ def test_the_document_names_a_test_for_each_row():
         for row in re.finditer(r"^\| (\d+) \|.*$", DOCUMENT.read_text(), re.MULTILINE)
     }
     assert set(told) == set(ROWS)
-    held = tests_by_row()
+    held = rows_held()
     for row, line in told.items():
         files = {name.partition("::")[0] for name in held.get(row, [])}
         if row in ELSEWHERE:

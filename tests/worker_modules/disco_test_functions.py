@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -175,9 +175,11 @@ def mismatch_on(worker_id, call):
 
 
 @disco_server.register_func("tests.flood")
-def flood(seconds, mib):
-    """Prints so much, in lines of 16 KiB, after a while."""
-    time.sleep(seconds)
+def flood(gate, mib):
+    """Prints so much, in lines of 16 KiB, once there is a file of that name."""
+    print("about to print much")
+    while not Path(gate).exists():
+        time.sleep(0.01)
     line = "flooding" + "." * (16 * 1024 - 9)
     for _ in range(64 * mib):
         print(line)
@@ -188,15 +190,6 @@ def slow_sum(seconds, array):
     """The sum of an array, after a while."""
     time.sleep(seconds)
     return float(array.sum())
-
-
-_calls = itertools.count(1)
-
-
-@disco_server.register_func("tests.count")
-def count():
-    """How often this worker was called."""
-    return next(_calls)
 
 
 @disco_server.register_func("tests.now")
