@@ -64,7 +64,7 @@ def test_a_slow_worker_slows_the_client_at_the_window_of_commands(
     node, monkeypatch, eventually, long_seconds
 ):
     """Row 27: no more commands are under way than the window; nobody's memory grows."""
-    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 4096)
+    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 2048)
     controller, daemon = node(1)
     with connect(controller.address, num_workers=1, logs=False) as session:
         session.import_python_module("disco_test_functions")
@@ -75,16 +75,16 @@ def test_a_slow_worker_slows_the_client_at_the_window_of_commands(
             counts = session.statistics()
             return counts["issued"] - counts["acked"]
 
-        with Sender(lambda: nap(0.0005)):
-            eventually(lambda: under_way() >= 4096, what="a full window")
+        with Sender(lambda: nap(0.0003)):
+            eventually(lambda: under_way() >= 2048, what="a full window")
             pids = [os.getpid(), controller.process.pid, daemon.process.pid]
             before, most = all_memory(*pids), 0
-            end = time.monotonic() + max(2.0, long_seconds)
+            end = time.monotonic() + max(1.5, long_seconds)
             while time.monotonic() < end:
                 most = max(most, under_way())
                 time.sleep(0.01)
             after = all_memory(*pids)
-        assert most <= 4096 + command_log.MAX_BATCH_COMMANDS
+        assert most <= 2048 + command_log.MAX_BATCH_COMMANDS
         assert all(now - then < SLACK for then, now in zip(before, after, strict=True))
         session.sync_all()
 
@@ -102,7 +102,7 @@ def test_a_slow_worker_slows_the_client_at_the_window_of_bytes(
     session.sync_all()
     array = np.ones(size, "u1")
     name = "bytes_under_way" if size < command_log.MAX_BATCH_BYTES else "array_bytes_under_way"
-    with Sender(lambda: slow(0.02, array)):
+    with Sender(lambda: slow(0.005, array)):
         eventually(lambda: session.statistics()[name] > window, what="a full window")
         end = time.monotonic() + max(1.0, long_seconds)
         most = 0

