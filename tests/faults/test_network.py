@@ -19,6 +19,8 @@ from fault_tools.processes import frozen
 from fault_tools.proxy import Proxy
 
 CALLS = 40
+PATIENT = ("--session-lease", "60")
+"""However long a loaded machine takes to start a daemon again."""
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def once_each(answers, calls=CALLS):
 
 def test_a_controller_that_is_killed_and_started_again_loses_no_session(daemons):
     """Row 6: on the same port; the session goes on where it was, each call runs once."""
-    first = daemons.controller()
+    first = daemons.controller(*PATIENT)
     daemons.worker(first.address, "--slots", "2", "--warm", "0")
     with connect(first.address, num_workers=2, logs=False) as session:
         count = counter(session)
@@ -64,7 +66,7 @@ def test_a_controller_that_is_killed_and_started_again_loses_no_session(daemons)
             if number == CALLS // 2:
                 first.send(signal.SIGKILL)
                 first.wait()
-                daemons.controller("--listen", first.address)
+                daemons.controller(*PATIENT, "--listen", first.address)
 
         assert once_each(call_all(count, [0, 1], between=kill))
 
@@ -75,7 +77,7 @@ def test_a_controller_that_is_killed_and_started_again_loses_no_session(daemons)
 @pytest.mark.parametrize("where", ["client", "node"])
 def test_a_link_that_is_cut_and_healed_loses_nothing(daemons, path_to, where):
     """Row 8: between client and controller, and controller and node; each call runs once."""
-    controller = daemons.controller()
+    controller = daemons.controller(*PATIENT)
     proxy = path_to(controller)
     clients_way = proxy.address if where == "client" else controller.address
     nodes_way = proxy.address if where == "node" else controller.address
@@ -131,7 +133,7 @@ def test_one_way_loss_is_a_loss_for_both_sides(daemons, path_to):
 
 def test_a_slow_and_lossy_network_is_slow_and_nothing_else(daemons, path_to):
     """Row 11: 200 ms there and back, 1 Mbit/s, stalls as lost packets make; default figures."""
-    controller = daemons.controller()
+    controller = daemons.controller(*PATIENT)
     proxy = path_to(controller)
     for way in proxy.ways:
         way.delay, way.rate, way.stalls = 0.1, 125_000.0, (0.3, 60_000)
@@ -157,7 +159,7 @@ def test_a_slow_and_lossy_network_is_slow_and_nothing_else(daemons, path_to):
 def test_a_reply_lost_after_its_command_ran_is_sent_again(daemons, daemon, faults):
     """Row 12: the command ran once, though its answer was lost with the connection."""
     env = {"DISCO_TEST_FAULTS": faults}
-    controller = daemons.controller(**(env if daemon == "controller" else {}))
+    controller = daemons.controller(*PATIENT, **(env if daemon == "controller" else {}))
     options = ("--slots", "1", "--warm", "0")
     worker = daemons.worker(controller.address, *options, **(env if daemon == "worker" else {}))
     with connect(controller.address, num_workers=1, logs=False) as session:
@@ -179,7 +181,7 @@ def test_a_reply_lost_after_its_command_ran_is_sent_again(daemons, daemon, fault
 )
 def test_commands_that_come_twice_or_not_in_order_run_once_and_in_order(daemons, faults):
     """Row 13: what is doubled is dropped, what is missing is asked for again."""
-    controller = daemons.controller(DISCO_TEST_FAULTS=faults)
+    controller = daemons.controller(*PATIENT, DISCO_TEST_FAULTS=faults)
     daemons.worker(controller.address, "--slots", "1", "--warm", "0")
     with connect(controller.address, num_workers=1, logs=False) as session:
         count = counter(session)
