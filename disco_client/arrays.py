@@ -29,6 +29,10 @@ class Uploads(ArrayPorter):
         self._take_ticket = take_ticket
         self.offered: list[tuple[int, Array]] = []
 
+    def nbytes(self) -> int:
+        """How many bytes they have together."""
+        return sum(array.nbytes for _, array in self.offered)
+
     def offer(self, array: Array) -> int:
         """Notes an array and returns the ticket under which it will leave."""
         ticket = self._take_ticket()

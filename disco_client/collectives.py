@@ -235,6 +235,19 @@ class Collectives(ABC):
         self._call_builtin("runtime.disco.reduce_scatter", src, _op_code(op), bool(in_group), dst)
         return dst
 
+    def compare_shapes(self, enabled: bool = True) -> None:
+        """Makes collectives stricter, to find a mistake: shapes must be equal, too.
+
+        Always refused is another operation, reduction, dtype or number of elements, and
+        a collective of another command. With this, arrays of as many elements but
+        another shape are refused as well. ``DISCO_DEBUG=1`` in the environment of
+        :func:`connect`, or of a worker daemon, switches it on from the start.
+
+        Args:
+            enabled: Whether shapes are compared from here on.
+        """
+        self._call_builtin("runtime.disco._compare_shapes", bool(enabled))
+
     def all_to_all(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
         """Sends one equal chunk of each worker's array to each worker.
 

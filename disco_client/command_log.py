@@ -43,6 +43,9 @@ WINDOW_BYTES = 32 << 20
 """How much may be under way before the slowest worker has executed it; a call
 beyond that waits. This bounds the memory of every relay on the way."""
 
+WINDOW_ARRAY_BYTES = 256 << 20
+"""The same for arrays that travel beside the log, and wait where the workers are."""
+
 _LOOKS, _LOOK_S = 20, 0.001
 """How often, and how far apart, a sending thread looks for commands before it sleeps."""
 
@@ -59,7 +62,7 @@ Fill: TypeAlias = Callable[[EncodedCommand], int]
 class _Batch:
     """Commands that leave together, each with the line that issued it."""
 
-    __slots__ = ("entries", "first_seq", "nbytes", "sites")
+    __slots__ = ("beside", "entries", "first_seq", "nbytes", "sites")
 
     def __init__(self, first_seq: int) -> None:
         self.first_seq = first_seq
@@ -68,6 +71,7 @@ class _Batch:
         self.entries: list[tuple[Site, _Record | EncodedCommand]] = []
         self.sites: list[Site] = []
         self.nbytes = 0
+        self.beside = 0
 
     @property
     def next_seq(self) -> int:
@@ -156,6 +160,8 @@ class CommandLog:
         self._sealed: deque[_Batch] = deque()
         self._under_way: deque[_Batch] = deque()
         self._bytes_under_way = 0
+        self._beside_under_way = 0
+        self._beside_unmarked = 0
         self._acks = [first_seq - 1] * num_workers
         self._acked = first_seq - 1
         self._wake: SimpleQueue[None] = SimpleQueue()
@@ -176,6 +182,7 @@ class CommandLog:
         reg: int | None = None,
         worker: int | None = None,
         answers: int = 0,
+        beside: Callable[[], int] | None = None,
     ) -> tuple[int, int]:
         """Appends one command.
 
@@ -186,6 +193,8 @@ class CommandLog:
             reg: The register it is about; None takes a new one for its result.
             worker: The one worker that acts; None means all.
             answers: How many workers will answer it.
+            beside: Says, once the arguments are written, how many bytes of arrays
+                travel beside it to a worker.
 
         Returns:
             Its sequence number and its register.
@@ -217,6 +226,8 @@ class CommandLog:
                 self.on_expect(seq, answers)
             batch.nbytes += nbytes
             self._append(batch, site, command)
+            if beside is not None and (nbytes := beside()):
+                self._note_beside(batch, site, nbytes)
         if not (answers and self.direct):
             self._wake_sender()
         return seq, reg
@@ -255,6 +266,17 @@ class CommandLog:
         self._seq = batch.first_seq + len(entries) - 1
         if len(entries) >= MAX_BATCH_COMMANDS or batch.nbytes >= MAX_BATCH_BYTES:
             self._seal()
+
+    def _note_beside(self, batch: _Batch, site: Site, nbytes: int) -> None:
+        """Counts arrays that travel beside a command."""
+        batch.beside += nbytes
+        self._beside_under_way += nbytes
+        self._beside_unmarked += nbytes
+        if self._beside_unmarked >= WINDOW_ARRAY_BYTES // 4:
+            # Workers answer this one, which tells whoever waits for room how far they are.
+            self._beside_unmarked = 0
+            mark = EncodedCommand(action=Action.SYNC_WORKER)  # type: ignore[arg-type]  (as above)
+            self._append(self._filling, site, mark)
 
     def _wake_sender(self) -> None:
         if not self._awake:
@@ -309,7 +331,9 @@ class CommandLog:
     def _await_room(self) -> None:
         since = None
         while self._closed is None and (
-            self._seq - self._acked >= WINDOW_COMMANDS or self._bytes_under_way > WINDOW_BYTES
+            self._seq - self._acked >= WINDOW_COMMANDS
+            or self._bytes_under_way > WINDOW_BYTES
+            or self._beside_under_way > WINDOW_ARRAY_BYTES
         ):
             # The transport calls close() when the session is lost, so this ends.
             if not self._room.wait(1.0):
@@ -412,7 +436,9 @@ class CommandLog:
             self._acked = acked
             under_way = self._under_way
             while under_way and under_way[0].next_seq - 1 <= acked:
-                self._bytes_under_way -= under_way.popleft().nbytes
+                done = under_way.popleft()
+                self._bytes_under_way -= done.nbytes
+                self._beside_under_way -= done.beside
             self._room.notify_all()
 
     def close(self, why: SessionError, *, drop: bool) -> None:
@@ -445,5 +471,6 @@ class CommandLog:
                 "acked": self._acked,
                 "acks": list(self._acks),
                 "bytes_under_way": self._bytes_under_way,
+                "array_bytes_under_way": self._beside_under_way,
                 "registers": self._ids.high_water,
             }

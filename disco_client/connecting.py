@@ -74,9 +74,12 @@ def connect(
         where, wish, connect_timeout=min(timeout, _REACH_S), on_queued=_Progress(num_workers)
     )
     sink: LogSink | None = print_logs if logs else None
-    return Session(
+    session = Session(
         transport, num_groups=num_groups, ccl=ccl, log_sink=sink, hang_report=hang_report
     )
+    if os.environ.get("DISCO_DEBUG") == "1":
+        session.compare_shapes()
+    return session
 
 
 def attach(

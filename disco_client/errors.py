@@ -299,10 +299,10 @@ def describe_exit(status: int) -> str:
     if status >= 0:
         return f"exited with status {status}"
     try:
-        name = signal.Signals(-status).name
+        number = signal.Signals(-status)
     except ValueError:
-        name = "unknown"
-    return f"was killed by signal {-status} ({name})"
+        return f"died of signal {-status}"
+    return f"died of {number.name} (signal {-status}, {signal.strsignal(number)})"
 
 
 def _ranks(failures: Sequence[RemoteFailure]) -> str:

@@ -172,7 +172,7 @@ class Session(
                 encode_value(add(), arg, uploads, self._register_of)
             return command.ByteSize()
 
-        _, reg = self._log.issue(Action.CALL_PACKED, fill, func=function)
+        _, reg = self._log.issue(Action.CALL_PACKED, fill, func=function, beside=uploads.nbytes)
         out = DRef(reg, self)
         self._send_uploads(uploads)
         return out
@@ -339,7 +339,9 @@ class Session(
             return value.ByteSize()
 
         reg = None if ref is None else self._check_ref(ref)
-        seq, reg = self._log.issue(action, fill, reg=reg, worker=worker, answers=answers)
+        seq, reg = self._log.issue(
+            action, fill, reg=reg, worker=worker, answers=answers, beside=uploads.nbytes
+        )
         self._send_uploads(uploads, worker)
         if answers:
             self._inbox.wait(seq, self._transport.check_alive)

@@ -210,6 +210,18 @@ def seconds_in(environ: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
+def flag_in(environ: Mapping[str, str], name: str) -> bool:
+    """Reads a switch from the environment: 1 is on, 0 and empty are off.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    text = environ.get(name, "")
+    if text not in ("", "0", "1"):
+        raise refuse(name, "0 or 1", text)
+    return text == "1"
+
+
 class NoVisibleGpu(ConfigError):
     """All GPUs of a kind were asked for, and this machine shows none.
 

@@ -110,6 +110,10 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """
     KIND_INSPECTED: _Kind.ValueType  # 61
     """NodeInspected"""
+    KIND_CCL_OPENED: _Kind.ValueType  # 70
+    """A rank is done with opening its communicator, whether or not it has one.
+    empty
+    """
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
     """What an envelope's payload holds."""
@@ -201,6 +205,10 @@ InspectNode
 """
 KIND_INSPECTED: Kind.ValueType  # 61
 """NodeInspected"""
+KIND_CCL_OPENED: Kind.ValueType  # 70
+"""A rank is done with opening its communicator, whether or not it has one.
+empty
+"""
 global___Kind = Kind
 
 @typing.final

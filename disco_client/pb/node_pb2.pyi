@@ -239,11 +239,14 @@ class RankExited(google.protobuf.message.Message):
     EXIT_STATUS_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
     AT_START_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
     worker: builtins.int
     exit_status: builtins.int
     """An exit code, or the negative of a signal's number."""
     at_start: builtins.bool
     """The process never became a rank."""
+    cause: builtins.str
+    """Why, in words that follow "worker 3 on node 'a'"; empty where only the status tells."""
     @property
     def output(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -253,8 +256,9 @@ class RankExited(google.protobuf.message.Message):
         exit_status: builtins.int = ...,
         output: collections.abc.Iterable[builtins.str] | None = ...,
         at_start: builtins.bool = ...,
+        cause: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at_start", b"at_start", "exit_status", b"exit_status", "output", b"output", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_start", b"at_start", "cause", b"cause", "exit_status", b"exit_status", "output", b"output", "worker", b"worker"]) -> None: ...
 
 global___RankExited = RankExited
 
@@ -459,6 +463,7 @@ class FenceRequest(google.protobuf.message.Message):
     participant: builtins.int
     participants: builtins.int
     timeout_s: builtins.float
+    """0 waits as long as the session lives."""
     @property
     def items(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.bytes]: ...
     def __init__(

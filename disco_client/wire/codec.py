@@ -108,6 +108,7 @@ class Kind(enum.IntEnum):
     ARRAY_MORE = 46
     INSPECT = 60
     INSPECTED = 61
+    CCL_OPENED = 70
 
 
 class FailureKind(enum.IntEnum):
@@ -442,8 +443,13 @@ def _decode_array(encoded: values_pb2.Array, porter: ArrayPorter) -> Any:
     if expected != len(encoded.inline):
         msg = f"expected {expected} bytes for {dtype}{list(shape)}, got {len(encoded.inline)}"
         raise EncodingError(msg)
+    try:
+        held = np.frombuffer(encoded.inline, dtype).reshape(shape)
+    except ValueError as error:  # nothing in it, and yet dimensions beyond all numbers
+        msg = f"no array can be {dtype}{list(shape)}: {error}"
+        raise EncodingError(msg) from None
     # A copy, because what frombuffer returns is read-only.
-    return porter.arrived(np.frombuffer(encoded.inline, dtype).reshape(shape).copy())
+    return porter.arrived(held.copy())
 
 
 # Failures -----------------------------------------------------------------

@@ -22,6 +22,7 @@ __all__ = [
     "log_level_option",
     "quieten_grpc",
     "report_errors",
+    "spare_grpc_forks",
 ]
 
 EXIT_REFUSED: Final = 2
@@ -72,6 +73,15 @@ def quieten_grpc() -> None:
     What they say is reported by this program too. To see them, set GRPC_VERBOSITY.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def spare_grpc_forks() -> None:
+    """Tells gRPC that this process starts others by exec alone; to be called before it is loaded.
+
+    Otherwise it ends its threads and starts them anew around a fork, and where the
+    system has no more threads to give, the daemon stood still for good.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def fail(error: DiscoError) -> NoReturn:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from disco_client.version import __version__
-from disco_server.cli.options import daemon_options, quieten_grpc, report_errors
+from disco_server.cli.options import daemon_options, quieten_grpc, report_errors, spare_grpc_forks
 from disco_server.config import ON_OFF, WorkerConfig
 from disco_server.devices.require import explain, require_devices
 from disco_server.observe import logs
@@ -113,6 +113,7 @@ def main(config: Path | None, **flags: object) -> None:
         require_devices(settings.devices, where="--devices" if flags["devices"] else "devices")
     logs.setup(settings.log_level, settings.log_format)
     quieten_grpc()
+    spare_grpc_forks()
     from disco_server.worker.daemon import run  # loads gRPC, which --help need not
 
     sys.exit(run(settings))

@@ -41,6 +41,7 @@ class Agreement:
         xp: The module of the arrays that may be on GPUs: numpy where none may.
         no_device: Why arrays of GPUs cannot take part; empty if they can.
         notes: What of all this is written down.
+        with_shapes: Whether shapes must be equal too, and not only their elements' number.
     """
 
     def __init__(self, worker_id: int) -> None:
@@ -49,6 +50,7 @@ class Agreement:
         self.xp: Any = np
         self.no_device = _NO_DEVICE
         self.notes = Notes()
+        self.with_shapes = False
         self._exchanges: list[RowExchange] = []
         self._waiting: Waiting | None = None
         self._watch = MeetingWatch(worker_id, lambda: self._waiting, slow_seconds())
@@ -124,6 +126,8 @@ class Agreement:
             rider: Stands behind the row with which data rides.
             first: Whether the collective begins with this round.
         """
+        if self.with_shapes:
+            offer = checks.add_shapes(offer, src, dst)
         preflight = self.preflight
         row = preflight.next_row(lane, offer)
         if first:

@@ -400,6 +400,13 @@ class Communicator(ABC):
         """
 
     @abstractmethod
+    def compare_shapes(self, enabled: bool) -> None:
+        """Lets ranks compare the shapes that they bring too, not only how many elements.
+
+        All workers of the session must call it in the same command.
+        """
+
+    @abstractmethod
     def cannot_enter(self, seq: int) -> None:
         """Says that this rank is done with command `seq` and all before it.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from typing import Any, NamedTuple, cast
+from zlib import crc32
 
 import numpy as np
 
@@ -22,6 +23,7 @@ __all__ = [
     "Kind",
     "Offer",
     "Op",
+    "add_shapes",
     "check_equal",
     "check_parts",
     "check_point",
@@ -270,6 +272,24 @@ def check_point(buf: object, peer: int, me: int, workers: int, *, receives: bool
         problem = _check_writeable(array)
     offer = _check(code, array, array, array.size, None, problem)
     return offer._replace(extra=peer if receives else me)
+
+
+def add_shapes(offer: Offer, src: object, dst: object) -> Offer:
+    """Adds to an offer a checksum of the shapes that all ranks must have in common.
+
+    Not of an array that only the root has, nor of parts that may differ.
+    """
+    op = Op(offer.op & 15)
+    if op in (Op.BARRIER, Op.MAKE_TEAMS) or (offer.note and op is not Op.BROADCAST):
+        return offer
+    if op in (Op.BROADCAST, Op.SCATTER):
+        arrays = [dst]
+    elif op is Op.GATHER:
+        arrays = [src]
+    else:
+        arrays = [each for each in (src, dst) if each is not None]
+    shapes = [array.shape for each in arrays if (array := _as_array(each)) is not None]
+    return offer._replace(extra=offer.extra ^ crc32(repr(shapes).encode()))
 
 
 def op_name(op: int) -> str:

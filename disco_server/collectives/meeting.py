@@ -178,6 +178,10 @@ class MeetingCommunicator(Communicator):
         """See `Communicator.received_bytes`."""
         return self._teams.received_bytes
 
+    def compare_shapes(self, enabled: bool) -> None:
+        """See `Communicator.compare_shapes`."""
+        self._agreement.with_shapes = enabled
+
     def cannot_enter(self, seq: int) -> None:
         """See `Communicator.cannot_enter`."""
         self._preflight.cannot_enter(seq)

@@ -84,7 +84,8 @@ class Exchanges:
                     waiter,
                 )
             )
-            wake = await asyncio.wait_for(waiter, min(request.timeout_s, _MAX_WAIT_S))
+            limit = min(request.timeout_s, _MAX_WAIT_S) or None
+            wake = await asyncio.wait_for(waiter, limit)
         except RendezvousError as error:
             raise ConnectionError(str(error)) from None
         except TimeoutError:

@@ -30,6 +30,7 @@ from disco_server.core.session_state import SessionState, SessionTable
 __all__ = ["NodeStreams"]
 
 _logger = logging.getLogger("disco.controller")
+_MAX_CAUSE = 1000
 
 
 class NodeStreams:
@@ -150,6 +151,7 @@ class NodeStreams:
                 left.exit_status,
                 tuple(left.output),
                 at_start=left.at_start,
+                cause=left.cause[:_MAX_CAUSE],
             )
         )
 

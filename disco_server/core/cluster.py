@@ -258,12 +258,13 @@ class Cluster:
         output: tuple[str, ...],
         *,
         at_start: bool,
+        cause: str = "",
     ) -> list[Effect]:
-        """A rank process of a live session ended by itself."""
+        """A rank process of a live session ended by itself; the cause says why, if known."""
         session = self.sessions.get(session_id)
         if session is None or not session.alive:
             return []
-        how = describe_exit(status)
+        how = cause or describe_exit(status)
         if at_start:
             message = f"worker {worker} could not be started on node {node!r}: it {how}"
             reason = EndReason.START_FAILED

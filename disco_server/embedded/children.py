@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import threading
@@ -29,6 +30,7 @@ from disco_client.errors import SessionError, SessionLost, describe_exit, worker
 from disco_server.embedded.interrupts import HeldInterrupts
 from disco_server.embedded.rank_child import RankChild
 from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
+from disco_server.worker.opening import Opening, init_seconds
 from disco_server.worker.pmi_exchange import MAX_LINE, PmiExchange
 
 __all__ = ["Children", "Watcher"]
@@ -116,12 +118,19 @@ class Children:
         self._failed = False
         self._closed = False
         self._pmi_rests: dict[int, bytes] = {}
+        self._openings: dict[int, float] = {}
         self._pmi = PmiExchange(
             ranks=range(count),
             nodes=[range(count)],
             kvsname=self._kvsname,
             send=self._answer_pmi,
             on_abort=lambda _rank, _why: None,  # the rank's end says more
+        )
+        self.opening = Opening(
+            count,
+            init_seconds(),
+            waiting=lambda: self._pmi.waiting,
+            pid=lambda worker: self.ranks[worker].pid,
         )
         self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
 
@@ -198,8 +207,27 @@ class Children:
 
     # The keeper's turns ---------------------------------------------------------------------
 
+    def opens(self, worker: int) -> None:
+        """Notes that a rank opens its communicator; once all do, they have so much time."""
+        attempt = self.opening.begins(worker)
+        if attempt is not None:
+            self._openings[attempt] = time.monotonic() + self.opening.limit_s
+            os.eventfd_write(self._wake, 1)  # the keeper looks after the time
+
+    def _check_openings(self) -> float:
+        """Ends ranks that hang in opening their communicator; when to look again, in seconds."""
+        now = time.monotonic()
+        for attempt in [number for number, end in list(self._openings.items()) if end <= now]:
+            del self._openings[attempt]
+            blamed, why = self.opening.blame(attempt, self._alive)
+            for worker in blamed:
+                self.ranks[worker].end_because(why)
+        return min(self._openings.values(), default=math.inf) - now
+
     def _turn(self) -> None:
         timeout = _IDLE_S if self._lent else -1.0
+        if self._openings and (left := self._check_openings()) < math.inf:
+            timeout = min(timeout, left) if timeout >= 0 else left
         if self._deadline is not None:
             timeout = self._deadline - time.monotonic()
             if timeout <= 0:
@@ -288,7 +316,7 @@ class Children:
         self._alive.discard(child.worker)
         self._say_last_words(child)
         if self._goodbye is None and not self._failed:
-            how = describe_exit(status)
+            how = child.why_ended() or describe_exit(status)
             if child.assigned:
                 text = f"worker {child.worker} on node {self._node!r} {how}; "
                 text += f"session {self._name!r} is over"

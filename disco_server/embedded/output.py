@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from disco_server.observe.last_lines import KEPT_LINES
+
 __all__ = ["RankOutput", "ThreadStream", "redirect", "restore"]
 
-KEPT_LINES = 20
 _MAX_LINE = 16 * 1024
 _here = threading.local()
 

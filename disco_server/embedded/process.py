@@ -290,7 +290,10 @@ class ProcessTransport(Bound):
                 events.reply(child.worker, received.payload)
             elif kind in FROM_RANKS:
                 self._arrays.receive(child, received)
+            elif kind == Kind.CCL_OPENED:
+                self._children.opening.ends(child.worker)
             elif kind == Kind.OPEN_CCL:
+                self._children.opens(child.worker)
                 for other in self._children.ranks:
                     if other is not child:
                         other.send(frame(raw))

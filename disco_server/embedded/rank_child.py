@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping
 
 from disco_server.channels.frames import HOW_FAR, FrameReader, receive
 from disco_server.channels.progress import ProgressPage
+from disco_server.observe.last_lines import LastLines
+from disco_server.observe.memory_limit import MemoryWatch
 from disco_server.observe.stacks import MEMORY_VARIABLE, RankMemory
 
-__all__ = ["KEPT_LINES", "RankChild"]
-
-KEPT_LINES = 20
-"""How many last lines of output are kept for the report of a death."""
+__all__ = ["RankChild"]
 
 _MAX_LINE = 16 * 1024
 _HELD_BYTES = 4 * 1024
@@ -57,8 +56,9 @@ class RankChild:
     def __init__(self, worker: int, entrypoint: str, environ: Mapping[str, str]) -> None:
         self.worker = worker
         self.assigned = False
+        self._cause = ""
         self.reader = FrameReader()
-        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.last_lines = LastLines()
         self._rests = [b"", b""]
         self._lock = threading.Lock()
         self._unsent: deque[tuple[memoryview, int | None]] = deque()
@@ -91,6 +91,7 @@ class RankChild:
                 },
             )
             self.pid = self.process.pid
+            self._limits = MemoryWatch(self.pid)
             self.pidfd = os.pidfd_open(self.pid)
             undo.pop_all()
         for end in (theirs, pmi_theirs):
@@ -227,11 +228,22 @@ class RankChild:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
+    def end_because(self, why: str) -> None:
+        """Kills the process, and says so where its end is reported."""
+        self._cause = why
+        self.kill()
+
     def reap(self) -> int:
         """Returns the exit status, a code or a negative signal number; it has ended."""
         self.kill()  # what it left behind in its group
         self._group_lives = False  # the number may be another group's from now on
         return self.process.wait()
+
+    def why_ended(self) -> str:
+        """Says why it ended, where more than its status is known; asked once, after its end."""
+        if not self._cause and self.process.returncode == -signal.SIGKILL:
+            self._cause = self._limits.explain()
+        return self._cause
 
     def close(self, *, keep_memory: bool = False) -> None:
         """Lets go of sockets and pipes.

@@ -191,6 +191,12 @@ def barrier(in_group: Any = False) -> None:
     current_worker().comm.barrier(in_group=bool(in_group))
 
 
+@register_func("runtime.disco._compare_shapes")
+def compare_shapes(enabled: bool) -> None:
+    """Lets collectives refuse arrays whose shapes differ, or no longer."""
+    current_worker().compare_shapes(bool(enabled))
+
+
 @register_func("runtime.disco._make_teams")
 def make_teams(lines: Sequence[Sequence[int]]) -> Team | None:
     """Makes teams of workers; this rank's stays in a register, None where it is in none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from disco_server.devices.base import Arrays, DeviceUnavailable, on_device
 from disco_server.modules.base import LoadRules
 from disco_server.observe.flight import FlightRecorder
 from disco_server.runtime.worker_device import WorkerDevice
-from disco_server.settings import GPU_LIBRARIES
+from disco_server.settings import GPU_LIBRARIES, flag_in
 
 __all__ = ["Worker", "current_worker", "set_current_worker"]
 
@@ -81,6 +82,7 @@ class Worker:
         self.position = 0
         self.published: dict[str, tuple[Any, Mapping[str, Any]]] = {}
         self._passed = 0
+        self._with_shapes = flag_in(os.environ, "DISCO_DEBUG")
 
     @property
     def group_size(self) -> int:
@@ -138,6 +140,7 @@ class Worker:
             self._comm.record(self.flight)
             if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
                 self._start_first(self._comm)
+            self._comm.compare_shapes(self._with_shapes)
             if self._passed:
                 self._comm.cannot_enter(self._passed)
         self._comm.position = self.position
@@ -310,6 +313,16 @@ class Worker:
         comm = self.comm
         comm.follow(lambda: self.position)
         return comm.make_teams(lines)
+
+    def compare_shapes(self, enabled: bool) -> None:
+        """Lets collectives refuse arrays whose shapes differ, though they have as many elements.
+
+        For debugging, and on from the start where ``DISCO_DEBUG`` is 1. All workers
+        must call it in the same command.
+        """
+        self._with_shapes = enabled
+        if self._comm is not None:
+            self._comm.compare_shapes(enabled)
 
     @property
     def received_bytes(self) -> int:

@@ -36,7 +36,6 @@ from disco_server.worker.supervisor import Supervisor
 __all__ = ["Agent"]
 
 _logger = logging.getLogger("disco.worker")
-_FENCE_TIMEOUT_S = 120.0
 _BACKOFF_S = (0.1, 1.0)
 _SILENCE_S = 30.0
 
@@ -82,10 +81,10 @@ class Agent:
         """The arrays of the sessions here."""
         return self._supervisor.arrays
 
-    def _post(self, raw: bytes) -> None:
+    def _post(self, raw: bytes, *, droppable: bool = False) -> None:
         # What is lost with a connection is sent again over the next one.
         if self.registered.is_set():
-            self._outbox.post(raw)
+            self._outbox.post(raw, droppable=droppable)
 
     async def _fence(
         self, session: int, name: str, index: int, count: int, items: Mapping[str, bytes]
@@ -97,22 +96,17 @@ class Agent:
             participant=index,
             participants=count,
             items=items,
-            timeout_s=_FENCE_TIMEOUT_S,
+            timeout_s=0.0,  # as long as the session lives: programs come to it when they do
         )
-        try:
-            async with asyncio.timeout(_FENCE_TIMEOUT_S):
-                while True:
-                    await self.registered.wait()
-                    request.node_key = self._node_key
-                    try:
-                        return (await self._fences(request)).items
-                    except grpc.RpcError as error:
-                        if not _is_broken(error) and request.node_key == self._node_key:
-                            raise ConnectionError(_reason(error)) from None
-                        await asyncio.sleep(_AGAIN_S)
-        except TimeoutError:
-            msg = f"no controller answered within {_FENCE_TIMEOUT_S:g} s"
-            raise ConnectionError(msg) from None
+        while True:
+            await self.registered.wait()
+            request.node_key = self._node_key
+            try:
+                return (await self._fences(request)).items
+            except grpc.RpcError as error:
+                if not _is_broken(error) and request.node_key == self._node_key:
+                    raise ConnectionError(_reason(error)) from None
+                await asyncio.sleep(_AGAIN_S)
 
     async def run(self) -> None:
         """Connects again and again, with growing pauses; ends only when cancelled."""
@@ -173,6 +167,8 @@ class Agent:
         stream = cast("Any", channel).stream_stream("/disco.v1.NodeService/Register")()
         await stream.write(self._introduction())
         writing = asyncio.ensure_future(outbox.run(leaving("node.send", stream.write)))
+        # Who cannot speak any more need not listen: the next connection can do both.
+        writing.add_done_callback(lambda _: stream.cancel())
         beating = asyncio.ensure_future(self._beat(outbox, stream))
         read = reading("node.receive", stream.read)
         try:
@@ -194,6 +190,8 @@ class Agent:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
+            if writing.done():
+                return "nothing can be sent to it any more"
             return f"it said nothing for {_SILENCE_S:g} s"  # see _beat
         finally:
             for task in (writing, beating):

@@ -11,8 +11,10 @@ from typing import Any, Self
 
 from disco_client.transport import faults
 from disco_server.config import WorkerConfig
+from disco_server.settings import flag_in
 from disco_server.worker.agent import Agent
 from disco_server.worker.doors import make_door
+from disco_server.worker.opening import init_seconds
 from disco_server.worker.spares import Spares
 
 __all__ = ["WorkerNode", "rank_environment", "run"]
@@ -31,9 +33,11 @@ def run(config: WorkerConfig) -> int:
     """Runs a worker daemon until it is told to stop; returns the exit code.
 
     Raises:
-        ConfigError: It cannot listen where it was told to, or ``DISCO_TEST_FAULTS`` is malformed.
+        ConfigError: It cannot listen where it was told to, or a variable is malformed.
     """
     faults.check()
+    init_seconds()
+    flag_in(os.environ, "DISCO_DEBUG")
     return asyncio.run(_run(config))
 
 

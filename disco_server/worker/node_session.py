@@ -11,6 +11,7 @@ from disco_client.transport.shared import SharedPool
 from disco_server.channels.growing import Offers
 from disco_server.observe.logs import BoundLogger
 from disco_server.worker.kept_replies import KeptReplies
+from disco_server.worker.opening import Opening, init_seconds
 from disco_server.worker.pmi import PmiNode
 from disco_server.worker.rank_handle import RankHandle
 
@@ -37,6 +38,7 @@ class NodeSession:
         asked_ccl: An envelope by which a rank opened the communicator.
         orphan: Ends the session when no controller comes back for it.
         pmi: Where its ranks meet for MPI.
+        opening: How far its ranks are with opening their communicator.
         ending: Whether it is over.
         tasks: What is done on its behalf, and ends with it.
     """
@@ -58,8 +60,17 @@ class NodeSession:
     asked_ccl: bytes = b""
     orphan: asyncio.TimerHandle | None = None
     pmi: PmiNode | None = None
+    opening: Opening = field(init=False)
     ending: bool = False
     tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])
+
+    def __post_init__(self) -> None:
+        self.opening = Opening(
+            self.start.num_workers,
+            init_seconds(),
+            waiting=lambda: self.pmi.waiting if self.pmi is not None else (),
+            pid=lambda worker: self.ranks[worker].pid,
+        )
 
     @property
     def share(self) -> node_pb2.NodeRanks:

@@ -61,6 +61,11 @@ class PmiNode:
         )
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The ranks that wait for others, here or on other nodes."""
+        return self._exchange.waiting
+
     async def serve(self) -> None:
         """Answers until every rank has finalized or gone, or `close` is called."""
         async with asyncio.TaskGroup() as group:

@@ -127,6 +127,11 @@ class PmiExchange:
                 self._done.add(rank)
         return None
 
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The ranks that wait in a barrier, for others here or on other nodes."""
+        return frozenset(self._waiting)
+
     def is_done(self, rank: int) -> bool:
         """Whether nothing more is expected of a rank: its line may be closed."""
         return rank in self._done

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from disco_client.wire.codec import EncodedEnvelope
 from disco_server.channels.frames import FrameReader, frame, receive
+from disco_server.observe.last_lines import LastLines
+from disco_server.observe.memory_limit import MemoryWatch
 from disco_server.observe.stacks import MEMORY_VARIABLE, RankMemory
 
 __all__ = ["RankHandle"]
-
-KEPT_LINES = 20
-"""How many last lines of output are kept for the report of a death."""
 
 _LAST_WORDS_S = 0.3
 _MAX_LINE = 16 * 1024
@@ -58,7 +57,9 @@ class RankHandle:
         self.pid = process.pid
         self.pmi = pmi
         self.memory = memory
-        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.last_lines = LastLines()
+        self._cause = ""
+        self._limits = MemoryWatch(process.pid)
         self.on_envelope: Callable[[bytes, EncodedEnvelope, FrameReader], None] | None = None
         self.on_output: Callable[[bool, list[str]], None] | None = None
         self._pipes = [transport for _, transport in output]
@@ -230,6 +231,17 @@ class RankHandle:
         """Ends the process and every process it started that stayed in its group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+
+    def why_ended(self) -> str:
+        """Says why it ended, where more than its status is known; asked once, after its end."""
+        if not self._cause and self._process.returncode == -signal.SIGKILL:
+            self._cause = self._limits.explain()
+        return self._cause
+
+    def end_because(self, why: str) -> None:
+        """Kills the process, and says so where its end is reported."""
+        self._cause = why
+        self.kill()
 
     async def end(self, envelope_: bytes, grace: float) -> int:
         """Asks the rank to leave, kills it after a grace, and returns its exit status.

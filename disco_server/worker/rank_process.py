@@ -63,8 +63,11 @@ def _assigned(
     def open_communicator(worker: Worker, ccl: str) -> Communicator:
         # A rank that failed before its first collective would not come by itself.
         port.send(Kind.OPEN_CCL)
-        with nameless_memory(kvsname(session), first=worker.worker_id == 0):
-            return _open_communicator(worker, ccl, assign.local_workers)
+        try:
+            with nameless_memory(kvsname(session), first=worker.worker_id == 0):
+                return _open_communicator(worker, ccl, assign.local_workers)
+        finally:
+            port.send(Kind.CCL_OPENED)
 
     place = WorkerDevice(
         Device.parse(assign.device),

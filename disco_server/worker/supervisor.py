@@ -44,7 +44,8 @@ class Supervisor:
         allow_save: Where sessions may save.
         loading: What modules sessions may load.
         spares: Where interpreters come from.
-        post: Sends an encoded envelope to the controller.
+        post: Sends an encoded envelope to the controller; with ``droppable`` only if it
+            is not too slow.
         fence: Exchanges keys among a session's nodes.
         carrier: Moves host arrays.
 
@@ -61,7 +62,7 @@ class Supervisor:
         allow_save: tuple[str, ...],
         loading: LoadRules,
         spares: Spares,
-        post: Callable[[bytes], object],
+        post: Callable[..., object],
         fence: Fence,
         carrier: ArrayCarrier,
     ) -> None:
@@ -110,6 +111,7 @@ class Supervisor:
                 _hand_on(session, raw)
         elif kind == Kind.OPEN_CCL:
             _hand_on(session, raw)
+            self._watch_opening(session, received.worker_plus_one - 1)
         elif kind in (Kind.RESUME, Kind.RECEIVED):
             self._received(session, kind, received.payload)
         elif kind == Kind.FETCH:
@@ -317,6 +319,8 @@ class Supervisor:
         kind = received.kind
         if kind in FROM_RANKS:
             self.arrays.receive(session, worker, received, reader)
+        elif kind == Kind.CCL_OPENED:
+            session.opening.ends(worker)
         elif kind == Kind.ASSIGNED:
             session.assigned[worker].set_result(None)
         elif received.session != session.session:
@@ -337,10 +341,27 @@ class Supervisor:
         message = controller_pb2.LogLines(
             worker=worker, node=self._node, stderr=is_error, lines=lines
         )
-        self._tell(session, Kind.LOG, message.SerializeToString())
+        raw = envelope(Kind.LOG, message.SerializeToString(), session=session.session)
+        # Ranks may print faster than the controller takes it, or while there is none.
+        self._post(raw, droppable=True)
 
     def _tell(self, session: NodeSession, kind: Kind, payload: bytes = b"") -> None:
         self._post(envelope(kind, payload, session=session.session))
+
+    def _watch_opening(self, session: NodeSession, worker: int) -> None:
+        """Notes that a rank opens its communicator; once all do, they have so much time."""
+        opening = session.opening
+        attempt = opening.begins(worker)
+
+        async def watch(attempt: int) -> None:
+            await asyncio.sleep(opening.limit_s)
+            blamed, why = opening.blame(attempt, session.ranks)
+            for late in blamed:
+                session.log.warning("worker %d %s", late, why)
+                session.ranks[late].end_because(why)
+
+        if attempt is not None:
+            self._spawn(watch(attempt), session)
 
     # Ending -------------------------------------------------------------------------------
 
@@ -353,7 +374,14 @@ class Supervisor:
         if at_start:
             session.assigned[worker].set_exception(ConnectionError("the rank ended"))
             session.assigned[worker].exception()
-        self._tell_exit(session, worker, status, handle.last_lines, at_start=at_start)
+        self._tell_exit(
+            session,
+            worker,
+            status,
+            handle.last_lines,
+            at_start=at_start,
+            cause=handle.why_ended(),
+        )
 
     def _tell_exit(
         self,
@@ -363,11 +391,13 @@ class Supervisor:
         output: Iterable[str],
         *,
         at_start: bool,
+        cause: str = "",
     ) -> None:
         exited = node_pb2.RankExited(
-            worker=worker, exit_status=status, output=output, at_start=at_start
+            worker=worker, exit_status=status, output=output, at_start=at_start, cause=cause
         )
-        session.log.warning("rank %d on %s ended with status %d", worker, self._node, status)
+        how = cause or f"ended with status {status}"
+        session.log.warning("rank %d on %s %s", worker, self._node, how)
         session.exits.append(exited.SerializeToString())
         self._tell(session, Kind.RANK_EXITED, session.exits[-1])
 

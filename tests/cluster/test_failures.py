@@ -34,11 +34,6 @@ def files_of_mpi(session):
     return list(Path("/dev/shm").glob(f"mpich_*_{mark:x}_*"))
 
 
-def shares_memory_of_mpi(pid):
-    """Whether a process maps what MPI's ranks share, which has lost its name by then."""
-    return "/dev/shm/mpich_" in Path(f"/proc/{pid}/maps").read_text()
-
-
 def use_until_lost(session):
     """Uses a session until a call says that it is lost."""
     deadline = time.monotonic() + 20
@@ -67,62 +62,6 @@ def test_a_function_that_raises_on_one_rank_is_reported_and_the_session_works_on
     total = session.empty((3,), "float64")
     session.allreduce(session.broadcast(np.ones(3)), total)
     np.testing.assert_array_equal(total.numpy(1), [4, 4, 4])
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "status", "last_words"),
-    [
-        ("tests.kill_on", (1,), -signal.SIGKILL, ""),
-        ("tests.exit_on", (1, 3), 3, "these are my last words"),
-        ("tests.crash_on", (1,), -signal.SIGSEGV, "Segmentation fault"),
-    ],
-)
-def test_a_lost_worker_ends_its_session_at_once(
-    session, open_session, capfd, function, arguments, status, last_words, all_end
-):
-    """WorkerLost names rank, node, status and last output, and the slots are free again."""
-    doomed = session.get_global_func(function)
-    session.sync_all()
-    began = time.monotonic()
-    doomed(*arguments)
-    with pytest.raises(errors.WorkerLost) as raised:
-        session.sync_all()
-    assert time.monotonic() - began < QUICK_S
-    error = raised.value
-    assert (error.worker, error.node) == (1, session.workers[1].node)
-    assert error.exit_status == status
-    assert last_words in "\n".join(error.output)
-    assert last_words in str(error)
-    # Every later call says the same.
-    with pytest.raises(errors.WorkerLost):
-        session.get_global_func("tests.echo")
-    successor = open_session(4)
-    successor.sync_all()
-    assert not {rank.pid for rank in successor.workers} & {rank.pid for rank in session.workers}
-    all_end(rank.pid for rank in session.workers)
-
-
-def test_a_lost_worker_releases_its_peers_from_a_collective(session, open_session, all_end):
-    """Ranks that spin inside MPI for a peer that was killed end with the session."""
-    total = session.empty((1 << 20,), "float64")
-    session.allreduce(session.broadcast(np.ones(1 << 20)), total)
-    session.sync_all()
-    assert all(shares_memory_of_mpi(rank.pid) for rank in session.workers)
-    began = time.monotonic()
-    session.get_global_func("tests.kill_on")(3)
-    for _ in range(3):
-        session.allreduce(total, total)
-    with pytest.raises(errors.WorkerLost) as raised:
-        session.sync_all()
-    assert time.monotonic() - began < QUICK_S
-    assert raised.value.worker == 3
-    successor = open_session(4)
-    result = successor.empty((4,), "int32")
-    successor.allreduce(successor.broadcast(np.arange(4, dtype="int32")), result)
-    np.testing.assert_array_equal(result.numpy(), [0, 4, 8, 12])
-    successor.shutdown()
-    all_end(rank.pid for rank in session.workers)
-    assert not files_of_mpi(session)
 
 
 def test_what_a_worker_started_ends_with_its_session(session, all_end):

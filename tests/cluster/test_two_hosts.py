@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from fault_tools.namespaces import NoNamespaces, cut, joined_hosts
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -48,74 +49,15 @@ with disco_client.connect(num_workers=4, timeout=20) as session:
 """
 
 
-def ip(*arguments, check=True):
-    """Runs iproute2; its complaint is the error."""
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-    if check and done.returncode:
-        raise OSError(done.stderr.strip() or f"ip ended with {done.returncode}")
-    return done.stdout
-
-
-@dataclass
-class Host:
-    """One namespace and its end of the cable."""
-
-    name: str
-    cable: str
-    address: str
-
-    @property
-    def within(self):
-        return ("ip", "netns", "exec", self.name)
-
-    def sent(self):
-        """Bytes that went into the cable so far."""
-        (link,) = json.loads(ip("-n", self.name, "-s", "-j", "link", "show", "dev", self.cable))
-        return link["stats64"]["tx"]["bytes"]
-
-    def popen(self, *command, **env):
-        return subprocess.Popen(
-            [*self.within, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **env},
-        )
-
-
 @pytest.fixture(scope="module")
 def hosts():
     """Two joined hosts; they are gone after the file's tests."""
-    if shutil.which("ip") is None:
-        pytest.skip("this machine has no iproute2 to make network namespaces with")
-    unique = os.getpid() % 100_000
-    net = f"10.77.{unique % 250}"
-    pair = [
-        Host(f"disco-{unique}-{side}", f"dv{unique}{side}", f"{net}.{number}")
-        for number, side in ((1, "a"), (2, "b"))
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            for host in pair:
-                ip("netns", "add", host.name)
-            first, second = pair
-            ip(
-                *("link", "add", first.cable, "netns", first.name, "type", "veth"),
-                *("peer", "name", second.cable, "netns", second.name),
-            )
-            for host in pair:
-                ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.cable)
-                for device in (host.cable, "lo"):
-                    ip("-n", host.name, "link", "set", device, "up")
-            subprocess.run([*first.within, "true"], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"this machine does not permit network namespaces: {error}")
+            pair = stack.enter_context(joined_hosts(os.getpid() % 100_000))
+        except NoNamespaces as error:
+            pytest.skip(str(error))
         yield pair
-    finally:
-        for host in pair:  # the cable goes with its ends
-            ip("netns", "del", host.name, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -224,14 +166,11 @@ def test_a_cut_cable_ends_the_session_and_a_mended_one_brings_the_node_back(
     first, second = hosts
     with first.popen(sys.executable, "-c", program, DISCO_ADDRESS=address) as client:
         assert client.stdout.readline() == "open\n", client.stderr.read()
-        ip("-n", second.name, "link", "set", second.cable, "down")
-        try:
+        with cut(second):
             client.stdin.write("\n")
             client.stdin.flush()
             assert client.stdout.readline() == "lost far\n", client.stderr.read()
-        finally:
-            ip("-n", second.name, "link", "set", second.cable, "up")
-            client.stdin.close()
+        client.stdin.close()
         assert client.wait(30) == 0
     again = "import disco_client\ndisco_client.connect(num_workers=4, timeout=50).shutdown()\n"
     client = first.popen(sys.executable, "-c", again, DISCO_ADDRESS=address)

@@ -291,6 +291,31 @@ def test_many_threads_keep_one_order(log):
     assert sorted(got) == [(n, n) for n in range(1, 2001)]
 
 
+def test_arrays_beside_the_log_are_bounded_too(log, monkeypatch):
+    """Their bytes count until their command is executed, and a mark asks how far workers are."""
+    monkeypatch.setattr(command_log, "WINDOW_ARRAY_BYTES", 100)
+    for _ in range(3):
+        log.issue(Action.CALL_PACKED, beside=lambda: 40)
+    assert log.statistics()["array_bytes_under_way"] == 120
+    _, commands = read(take(log))
+    marks = [each for each in commands if each.action == Action.SYNC_WORKER]
+    assert len(marks) == 3
+    done = threading.Event()
+
+    def issue():
+        call(log)
+        done.set()
+
+    waiting = threading.Thread(target=issue)
+    waiting.start()
+    assert not done.wait(0.05)
+    for worker in range(len(log.statistics()["acks"])):
+        log.acknowledge(worker, log.last_seq)
+    assert done.wait(20)
+    waiting.join()
+    assert log.statistics()["array_bytes_under_way"] == 0
+
+
 def test_releases_alone_need_not_leave(log):
     """Who waits for an answer may leave them to the next command, which takes them along."""
     _, register = call(log)

@@ -118,8 +118,8 @@ def test_several_workers_are_named_and_only_differences_repeated():
     [
         (0, "exited with status 0"),
         (3, "exited with status 3"),
-        (-signal.SIGKILL, "was killed by signal 9 (SIGKILL)"),
-        (-250, "was killed by signal 250 (unknown)"),
+        (-signal.SIGKILL, "died of SIGKILL (signal 9, Killed)"),
+        (-250, "died of signal 250"),
     ],
 )
 def test_an_exit_status_is_told_in_words(status, text):

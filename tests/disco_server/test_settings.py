@@ -11,6 +11,7 @@ from disco_server.settings import (
     Address,
     did_you_mean,
     file_allowed,
+    flag_in,
     keeps_order,
     module_allowed,
     visible_gpus,
@@ -171,3 +172,13 @@ def test_only_x86_is_trusted_with_the_order_of_stores(monkeypatch, machine, keep
     """However the system spells it; an unknown one is not trusted."""
     monkeypatch.setattr("platform.machine", lambda: machine)
     assert keeps_order() is keeps
+
+
+def test_a_switch_of_the_environment_is_on_off_or_refused():
+    """1 and 0, and nothing else, so that nobody debugs in vain."""
+    assert flag_in({"DISCO_DEBUG": "1"}, "DISCO_DEBUG")
+    assert not flag_in({"DISCO_DEBUG": "0"}, "DISCO_DEBUG")
+    assert not flag_in({"DISCO_DEBUG": ""}, "DISCO_DEBUG")
+    assert not flag_in({}, "DISCO_DEBUG")
+    with pytest.raises(ConfigError, match="DISCO_DEBUG: expected 0 or 1, got 'yes'"):
+        flag_in({"DISCO_DEBUG": "yes"}, "DISCO_DEBUG")

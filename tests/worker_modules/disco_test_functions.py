@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -128,6 +129,75 @@ def crash_on(worker_id):
         ctypes.string_at(0)
 
 
+@disco_server.register_func("tests.crash_deep")
+def crash_deep(depth):
+    """The same, under many frames of its own."""
+    if depth:
+        crash_deep(depth - 1)
+    else:
+        ctypes.string_at(0)
+
+
+@disco_server.register_func("tests.hog_on")
+def hog_on(worker_id):
+    """Takes memory on one worker, until there is no more."""
+    kept = []
+    while disco_server.current_worker().worker_id == worker_id:
+        kept.append(np.ones(1 << 20))
+
+
+@disco_server.register_func("tests.stop_when_pmi_begins")
+def stop_when_pmi_begins(worker_id, number=int(signal.SIGSTOP)):
+    """Lets one worker be stopped, or whatever the signal does, when MPI's start begins."""
+    if disco_server.current_worker().worker_id == worker_id:
+        from disco_server.collectives import select
+
+        select.open_communicator = lambda *_args, **_named: os.kill(os.getpid(), number)
+
+
+@disco_server.register_func("tests.mismatch_on")
+def mismatch_on(worker_id, call):
+    """All workers reduce two ones, but one does something else."""
+    worker = disco_server.current_worker()
+    ones = np.ones(2, "float32")
+    if worker.worker_id != worker_id:
+        worker.allreduce(ones, np.empty(2, "float32"))
+    elif call == "tests.gather_instead":
+        worker.allgather(ones)
+    else:
+        odd = {
+            "tests.sum_shape": (np.ones(3, "float32"), "sum"),
+            "tests.sum_dtype": (np.ones(2), "sum"),
+            "tests.sum_op": (ones, "max"),
+        }
+        array, op = odd[call]
+        worker.allreduce(array, op=op)
+
+
+@disco_server.register_func("tests.flood")
+def flood(gate, mib):
+    """Prints so much, in lines of 16 KiB, once there is a file of that name."""
+    print("about to print much")
+    while not Path(gate).exists():
+        time.sleep(0.01)
+    line = "flooding" + "." * (16 * 1024 - 9)
+    for _ in range(64 * mib):
+        print(line)
+
+
+@disco_server.register_func("tests.slow_sum")
+def slow_sum(seconds, array):
+    """The sum of an array, after a while."""
+    time.sleep(seconds)
+    return float(array.sum())
+
+
+@disco_server.register_func("tests.now")
+def now():
+    """What time it is, as this worker's wall clock says."""
+    return time.time()
+
+
 @disco_server.register_func("tests.leave_child")
 def leave_child():
     """Starts a process that would outlive its worker, and says which."""
@@ -181,6 +251,7 @@ def shy(raises):
 def raise_text(kind):
     """Raises an error whose text is hard to send."""
     texts = {"surrogate": "snow\udce9", "long": "x" * 100_000 + "end", "empty": ""}
+    texts["huge"] = "x" * 1_000_000
     raise ValueError(texts[kind])
 
 

@@ -9,7 +9,9 @@ import pytest
 from disco_server.collectives.base import ReduceOp
 from disco_server.collectives.checks import (
     Family,
+    Offer,
     Op,
+    add_shapes,
     check_equal,
     check_parts,
     check_point,
@@ -135,3 +137,25 @@ def test_offers_are_described():
     assert describe(offer, THREE, THREE) == text
     gather = check_parts(Op.GATHER, THREE.reshape(3, 1), None, 2, root=False)
     assert describe(gather, THREE.reshape(3, 1), None) == "gather of float32[3, 1]"
+
+
+def test_shapes_are_added_to_what_ranks_compare():
+    """Of the arrays that all of them have; roots, uneven parts and barriers are left alone."""
+    wide, high, whole = np.zeros((2, 3)), np.zeros((3, 2)), np.zeros(12)
+
+    def extra(offer, src, dst):
+        return add_shapes(offer, src, dst).extra
+
+    both = check_equal(Op.ALLREDUCE, wide, wide, ReduceOp.SUM)
+    assert extra(both, wide, wide) == extra(both, wide.copy(), wide)
+    assert extra(both, wide, wide) != extra(both, high, high)
+    scatter = check_parts(Op.SCATTER, whole, wide, 2, root=True)
+    assert extra(scatter, whole, wide) == extra(scatter, None, wide)
+    gather = check_parts(Op.GATHER, wide, whole, 2, root=True)
+    assert extra(gather, wide, whole) == extra(gather, wide, None)
+    transfer = check_point(wide, 1, 0, 2, receives=False)
+    assert extra(transfer, wide, None) == extra(transfer, None, wide)
+    uneven = both._replace(op=int(Op.ALLGATHER), extra=7, note=", counts [1, 2]")
+    assert extra(uneven, wide, high) == 7
+    barrier = Offer(int(Op.BARRIER), 0, 0)
+    assert extra(barrier, None, None) == 0

@@ -107,7 +107,7 @@ def test_a_lost_rank_ends_its_session_with_all_that_is_known(cluster):
     assert told.end.reason is EndReason.RANK_LOST
     assert (told.end.worker, told.end.node, told.end.exit_status) == (1, "a", -9)
     assert told.end.output == ("last words",)
-    assert "worker 1 on node 'a' was killed by signal 9 (SIGKILL)" in told.end.message
+    assert "worker 1 on node 'a' died of SIGKILL (signal 9, Killed)" in told.end.message
     assert cluster.rank_exited(1, "a", 0, -9, (), at_start=False) == []
     assert asked.end is told.end
     cluster.requested(session(2))

@@ -12,7 +12,8 @@ import pytest
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import Action, EncodedBatch, EncodedReply, Kind, encode_value, envelope
 from disco_server.channels.frames import frame
-from disco_server.worker.rank_handle import KEPT_LINES, RankHandle
+from disco_server.observe.last_lines import KEPT_LINES
+from disco_server.worker.rank_handle import RankHandle
 
 ENVIRON = dict(os.environ)
 START_CHILD = "print(__import__('subprocess').Popen(['sleep', '600']).pid)"
@@ -120,7 +121,7 @@ def test_output_is_cut_into_lines_and_the_last_ones_are_kept():
         assert heard.lines[:30] == [(False, f"line {n}") for n in range(30)]
         assert heard.lines[30:] == [(True, "no end")]
         assert list(handle.last_lines)[-1] == "no end"
-        assert len(handle.last_lines) == KEPT_LINES
+        assert len(list(handle.last_lines)) == KEPT_LINES
 
     on_a_rank(use, "builtins", "os")
 

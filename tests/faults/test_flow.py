@@ -1,0 +1,187 @@
+"""Who sends faster than others take: memory stays flat. Rows 14 and 27 of the matrix."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from disco_client import command_log, connect
+from fault_tools.processes import frozen, memory
+
+MIB = 1 << 20
+SLACK = 48 * MIB
+"""What gRPC's own buffers and the allocator may add; what is sent is many times that."""
+
+FLOODED = """
+import sys, time, disco_client
+session = disco_client.connect(sys.argv[1], num_workers=1, logs=True)
+session.import_python_module("disco_test_functions")
+flood = session.get_global_func("tests.flood")
+session.sync_all()
+print("ready", flush=True)
+sys.stdin.readline()
+flood(sys.argv[2], int(sys.argv[3]))
+session.sync_all()
+print("done", flush=True)
+"""
+
+
+class Sender:
+    """A thread that issues as fast as it is let, until it is told to stop."""
+
+    def __init__(self, issue):
+        self._issue = issue
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        while not self._over.is_set():
+            self._issue()
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+
+def all_memory(*pids):
+    """What each process uses alone."""
+    return [memory(pid) for pid in pids]
+
+
+def test_a_slow_worker_slows_the_client_at_the_window_of_commands(
+    node, monkeypatch, eventually, long_seconds
+):
+    """Row 27: no more commands are under way than the window; nobody's memory grows."""
+    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 2048)
+    controller, daemon = node(1)
+    with connect(controller.address, num_workers=1, logs=False) as session:
+        session.import_python_module("disco_test_functions")
+        nap = session.get_global_func("tests.sleep")
+        session.sync_all()
+
+        def under_way():
+            counts = session.statistics()
+            return counts["issued"] - counts["acked"]
+
+        with Sender(lambda: nap(0.0003)):
+            eventually(lambda: under_way() >= 2048, what="a full window")
+            pids = [os.getpid(), controller.process.pid, daemon.process.pid]
+            before, most = all_memory(*pids), 0
+            end = time.monotonic() + max(1.5, long_seconds)
+            while time.monotonic() < end:
+                most = max(most, under_way())
+                time.sleep(0.01)
+            after = all_memory(*pids)
+        assert most <= 2048 + command_log.MAX_BATCH_COMMANDS
+        assert all(now - then < SLACK for then, now in zip(before, after, strict=True))
+        session.sync_all()
+
+
+@pytest.mark.parametrize("size", [48 << 10, 2 << 20], ids=["inline", "beside"])
+def test_a_slow_worker_slows_the_client_at_the_window_of_bytes(
+    open_kind, monkeypatch, eventually, size, long_seconds
+):
+    """Row 27: arrays inside commands and beside them; what waits for the worker is bounded."""
+    window = 8 * MIB
+    monkeypatch.setattr(command_log, "WINDOW_BYTES", window)
+    monkeypatch.setattr(command_log, "WINDOW_ARRAY_BYTES", window)
+    session = open_kind(1)
+    slow = session.get_global_func("tests.slow_sum")
+    session.sync_all()
+    array = np.ones(size, "u1")
+    name = "bytes_under_way" if size < command_log.MAX_BATCH_BYTES else "array_bytes_under_way"
+    with Sender(lambda: slow(0.005, array)):
+        eventually(lambda: session.statistics()[name] > window, what="a full window")
+        end = time.monotonic() + max(1.0, long_seconds)
+        most = 0
+        while time.monotonic() < end:
+            most = max(most, session.statistics()[name])
+            time.sleep(0.01)
+    assert most <= window + 2 * MIB + command_log.MAX_BATCH_BYTES
+    assert memory(session.workers[0].pid) < 200 * MIB
+    session.sync_all()
+
+
+def shared_bytes(pid):
+    """How much memory for arrays a process holds open."""
+    sizes = {}
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if "disco-array" in str(fd.readlink()):
+                stat = fd.stat()
+                sizes[stat.st_ino] = stat.st_blocks * 512
+    return sum(sizes.values())
+
+
+def test_arrays_for_a_busy_worker_do_not_fill_its_machine(node, monkeypatch):
+    """Row 27: uploads beyond the window wait at the client, not in the node's memory."""
+    window = 16 * MIB
+    monkeypatch.setattr(command_log, "WINDOW_ARRAY_BYTES", window)
+    controller, daemon = node(1)
+    with connect(controller.address, num_workers=1, logs=False) as session:
+        session.import_python_module("disco_test_functions")
+        session.get_global_func("tests.sleep")(2.0)
+        array = np.ones(4 * MIB, "u1")
+        total = session.get_global_func("tests.slow_sum")
+        with Sender(lambda: total(0.0, array)):
+            end = time.monotonic() + 1.5
+            most = 0
+            while time.monotonic() < end:
+                rank = shared_bytes(session.workers[0].pid)
+                most = max(most, rank, shared_bytes(daemon.process.pid))
+                time.sleep(0.02)
+        assert most <= window + 3 * array.nbytes
+        session.sync_all()
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """A file for which the worker waits before it prints."""
+    return tmp_path / "gate"
+
+
+def flood(controller, gate, errors):
+    """A program whose worker prints 96 MiB once the gate is there."""
+    command = [sys.executable, "-c", FLOODED, controller.address, str(gate), "96"]
+    pipe = subprocess.PIPE
+    with errors.open("wb") as said:
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, text=True)
+
+
+def printed(daemon):
+    """How much of its workers' output a daemon has in its log, in bytes."""
+    return (daemon.folder / "stderr").stat().st_size
+
+
+@pytest.mark.parametrize("who", ["client", "controller"])
+def test_who_stands_still_does_not_fill_the_others(node, gate, eventually, tmp_path, who):
+    """Row 14: what the worker prints meanwhile is dropped; then all goes on, answers included."""
+    controller, daemon = node(1, lease=60)
+    errors = tmp_path / "errors"
+    with flood(controller, gate, errors) as client:
+        assert client.stdout.readline() == "ready\n"
+        client.stdin.write("\n")
+        client.stdin.flush()
+        eventually(lambda: "about to print much" in daemon.stderr, what="the worker's beginning")
+        running = [daemon.process.pid]
+        if who == "client":
+            running.append(controller.process.pid)
+        before = all_memory(*running)
+        with frozen(client.pid if who == "client" else controller.process.pid):
+            gate.touch()
+            eventually(lambda: printed(daemon) >= 96 * MIB, 50, what="all that the worker prints")
+            after = all_memory(*running)
+        assert client.stdout.readline() == "done\n", errors.read_text()[-3000:]
+    assert all(now - then < SLACK for then, now in zip(before, after, strict=True))

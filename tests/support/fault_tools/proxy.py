@@ -1,0 +1,173 @@
+"""A TCP proxy that is a bad network: slow, silent in one direction or both, or cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Self, TypeVar
+
+__all__ = ["Proxy"]
+
+_Result = TypeVar("_Result")
+_CHUNK = 16 * 1024
+
+
+class _Way:
+    """One direction of all connections.
+
+    Attributes:
+        delay: Seconds that each byte is on its way.
+        rate: Bytes a second that pass; 0 for as many as come.
+        stalls: Seconds for which nothing passes, each time this many bytes have:
+            what lost packets look like to those who use TCP.
+        dropped: Nothing passes, and nobody is told.
+    """
+
+    def __init__(self) -> None:
+        self.delay = 0.0
+        self.rate = 0.0
+        self.stalls = (0.0, 0)
+        self.dropped = False
+        self.passed = 0
+
+
+class Proxy:
+    """Leads connections at a port of its own to another address; a context manager.
+
+    It runs in a thread. Its attributes may be changed while connections live.
+
+    Args:
+        address: Where it leads, ``HOST:PORT``.
+
+    Attributes:
+        there: The direction to that address.
+        back: The direction from it.
+        address: Where it listens.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._target = host, int(port)
+        self.there, self.back = _Way(), _Way()
+        self.address = ""
+        self._loop = asyncio.new_event_loop()
+        self._open = True
+        self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._do(self._listen)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _do(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        async def run() -> _Result:
+            return await work()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+
+    # Faults ---------------------------------------------------------------------------
+
+    @property
+    def ways(self) -> tuple[_Way, _Way]:
+        """Both directions."""
+        return self.there, self.back
+
+    @contextlib.contextmanager
+    def black_hole(self, *ways: _Way) -> Iterator[None]:
+        """Swallows what comes, in both directions unless some are named; nobody is told."""
+        ways = ways or self.ways
+        for way in ways:
+            way.dropped = True
+        try:
+            yield
+        finally:
+            for way in ways:
+                way.dropped = False
+
+    def cut(self) -> None:
+        """Breaks every connection, and takes no new ones until :meth:`heal`."""
+        self._open = False
+        self._do(self._break)
+
+    def heal(self) -> None:
+        """Takes connections again."""
+        self._open = True
+
+    # Connections ----------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._break()
+
+    async def _break(self) -> None:
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or not self._open:
+            writer.transport.abort()
+            return
+        self._connections.add(task)
+        far: asyncio.StreamWriter | None = None
+        try:
+            far_reader, far = await asyncio.open_connection(*self._target)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(reader, far, self.there))
+                group.create_task(self._pump(far_reader, writer, self.back))
+        except* (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._connections.discard(task)
+            for end in (writer, far):
+                if end is not None:
+                    end.transport.abort()
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: _Way
+    ) -> None:
+        """Passes bytes on; reading goes on while earlier ones are still delayed."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(1024)
+
+        async def deliver() -> None:
+            since = 0
+            while True:
+                due, data = await under_way.get()
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                if way.rate:
+                    await asyncio.sleep(len(data) / way.rate)
+                since += len(data)
+                if way.stalls[1] and since >= way.stalls[1]:
+                    since = 0
+                    await asyncio.sleep(way.stalls[0])
+                if not data:
+                    raise ConnectionResetError
+                if not way.dropped:
+                    way.passed += len(data)
+                    writer.write(data)
+                    await writer.drain()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(deliver())
+            while True:
+                data = await reader.read(_CHUNK)
+                await under_way.put((time.monotonic() + way.delay, data))
+                if not data:
+                    return
