@@ -106,6 +106,10 @@ pictures: $(VENV)/.stamp ## draw the pictures of docs/ again
 bench: $(VENV)/.stamp-bench ## measure side by side with the yardsticks
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+.PHONY: soak
+soak: $(VENV)/.stamp ## run random programs under random faults, ARGS='--minutes 20'
+	$(ONE_THREAD) $(BIN)/python benchmarks/soak.py $(ARGS)
+
 .PHONY: bench-torch
 bench-torch: $(TORCH_VENV)/.stamp ## install torch beside, for `make bench` to measure too
 

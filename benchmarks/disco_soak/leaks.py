@@ -1,0 +1,56 @@
+"""What processes hold when nothing is under way: memory, descriptors, processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import psutil
+
+__all__ = ["Holdings"]
+
+_MEMORY_GROWTH_MIB = 48
+"""What a process may hold more after an hour than after a minute: caches, and Python's arenas."""
+
+_DESCRIPTOR_GROWTH = 8
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What some processes hold.
+
+    Attributes:
+        memory: MiB of each that it holds alone.
+        descriptors: How many each has open.
+        children: How many processes hang below them.
+    """
+
+    memory: Sequence[float]
+    descriptors: Sequence[int]
+    children: int
+
+    @classmethod
+    def of(cls, processes: Iterable[psutil.Process]) -> Self:
+        """Looks now."""
+        each = list(processes)
+        family: set[int] = set()
+        for process in each:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family |= {child.pid for child in process.children(recursive=True)}
+        return cls(
+            [process.memory_info().rss / (1 << 20) for process in each],
+            [process.num_fds() for process in each],
+            len(family - {process.pid for process in each}),
+        )
+
+    def leaks(self, later: Holdings) -> dict[str, int]:
+        """What is held later beyond what varies, by kind: 0 where nothing leaked."""
+        memory = max(b - a for a, b in zip(self.memory, later.memory, strict=True))
+        descriptors = max(b - a for a, b in zip(self.descriptors, later.descriptors, strict=True))
+        return {
+            "memory": round(memory) if memory > _MEMORY_GROWTH_MIB else 0,
+            "descriptors": descriptors if descriptors > _DESCRIPTOR_GROWTH else 0,
+            "processes": max(0, later.children - self.children),
+        }

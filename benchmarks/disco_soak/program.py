@@ -1,0 +1,154 @@
+"""A random program: what a session computes, and what numpy does."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from disco_client import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from disco_client import DPackedFunc, Session
+
+__all__ = ["Program", "WrongResult"]
+
+FUNCTIONS = "disco_soak.worker_functions"
+_SIZES = (1, 7, 1000, 40_000, 300_000)
+_BURST = 400
+
+
+class WrongResult(Exception):
+    """What the workers computed is not what numpy does."""
+
+
+class Program:
+    """The steps that one session takes.
+
+    Args:
+        session: A session whose workers may import this package and numpy.
+        seed: Decides what the steps are.
+
+    Attributes:
+        session: The session; another one where the program has left it and come back.
+        steps: How many were taken.
+        issued: How many numbers the workers were told to note.
+    """
+
+    def __init__(self, session: Session, seed: int) -> None:
+        self.session = session
+        self.steps = self.issued = 0
+        self._random = random.Random(seed)  # noqa: S311  (no secret)
+        self._numbers = np.random.default_rng(seed)
+        self._note: DPackedFunc
+        self._steps: list[Callable[[], None]] = [
+            self._burst,
+            self._arithmetic,
+            self._collective,
+            self._there_and_back,
+            self._distributed,
+            self._failure,
+        ]
+        self.begin(session)
+        self._burst()
+
+    def begin(self, session: Session) -> None:
+        """Uses a session from now on, which may be the same one attached to anew."""
+        self.session = session
+        session.import_python_module(FUNCTIONS)
+        self._note = session.get_global_func("soak.note")
+
+    def step(self) -> None:
+        """Takes one step and checks what it gave.
+
+        Raises:
+            WrongResult: It gave something else than numpy.
+            errors.SessionError: The session is lost.
+        """
+        self._random.choice(self._steps)()
+        self.steps += 1
+
+    def check(self) -> tuple[int, int]:
+        """Asks every worker what it noted; returns how many were lost and came twice."""
+        session = self.session
+        noted = session.get_global_func("soak.noted")()
+        lost = twice = 0
+        for worker in range(session.num_workers):
+            last, left_out, again = noted.debug_get_from_remote(worker)
+            lost += left_out + self.issued - last
+            twice += again
+        return lost, twice
+
+    # The steps ---------------------------------------------------------------------
+
+    def _burst(self) -> None:
+        for _ in range(self._random.randint(1, _BURST)):
+            self.issued += 1
+            self._note(self.issued)
+        if self._random.random() < 0.3:  # noqa: PLR2004  (now and then)
+            self.session.sync_all()
+
+    def _array(self) -> Any:
+        size = self._random.choice(_SIZES)
+        return self._numbers.integers(-99, 99, size).astype(self._random.choice(("f8", "i4")))
+
+    def _arithmetic(self) -> None:
+        array = self._array()
+        session = self.session
+        there = session.broadcast(array)
+        for name, function in (("add", np.add), ("multiply", np.multiply)):
+            there = session.get_global_func(f"numpy.{name}")(there, there)
+            array = function(array, array)
+        worker = self._random.randrange(session.num_workers)
+        _same(there.debug_get_from_remote(worker), array)
+
+    def _collective(self) -> None:
+        session, workers = self.session, self.session.num_workers
+        rows = self._numbers.integers(-99, 99, (workers, self._random.choice(_SIZES)))
+        mine = session.empty(rows.shape[1:], rows.dtype)
+        session.scatter_from_worker0(session.copy_to_worker_0(rows), mine)
+        total = session.empty(rows.shape[1:], rows.dtype)
+        session.allreduce(mine, total)
+        whole = session.empty(rows.shape, rows.dtype, worker0_only=True, in_group=False)
+        session.gather_to_worker0(mine, whole, in_group=False)
+        worker = self._random.randrange(workers)
+        _same(total.debug_get_from_remote(worker), rows.sum(axis=0))
+        _same(whole.numpy(), rows)
+
+    def _there_and_back(self) -> None:
+        array = self._array()
+        there = self.session.copy_to_worker_0(array)
+        out = np.empty_like(array)
+        self.session.copy_from_worker_0(out, there)
+        _same(out, array)
+
+    def _distributed(self) -> None:
+        session = self.session
+        rows = self._random.choice((3, 8, 50))
+        left = self._numbers.integers(-9, 9, (rows, 20)).astype("f8")
+        right = self._numbers.integers(-9, 9, (20, rows)).astype("f8")
+        placement = self._random.choice(("S[0]", "S[1]", "R"))
+        product = session.distribute(left, None, placement) @ session.distribute(right)
+        _same((product.redistribute("S[0]") + 1).numpy(), left @ right + 1)
+
+    def _failure(self) -> None:
+        worker = self._random.randrange(self.session.num_workers)
+        self.session.get_global_func("soak.fail_on")(worker)
+        try:
+            self.session.sync_all()
+        except errors.RemoteException as error:
+            if [failure.worker for failure in error.failures] != [worker]:
+                msg = f"worker {worker} was told to fail, the error names others: {error}"
+                raise WrongResult(msg) from error
+        else:
+            msg = f"worker {worker} was told to fail, and no error came"
+            raise WrongResult(msg)
+
+
+def _same(got: Any, expected: Any) -> None:
+    if got.dtype != expected.dtype or not np.array_equal(got, expected):
+        msg = f"expected {expected.dtype}{list(expected.shape)} as numpy has it, got {got!r}"
+        raise WrongResult(msg)

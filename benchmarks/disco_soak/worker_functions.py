@@ -1,0 +1,39 @@
+"""What workers count for the soak: each of them imports this."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import disco_server
+from disco_server.runtime.context import Worker
+
+__all__ = ["note", "noted"]
+
+_notes: WeakKeyDictionary[Worker, list[int]] = WeakKeyDictionary()
+
+
+@disco_server.register_func("soak.note")
+def note(number: int) -> None:
+    """Notes a number of a sequence that goes 1, 2, 3 and so on."""
+    notes = _notes.setdefault(disco_server.current_worker(), [0, 0, 0])
+    last, lost, twice = notes
+    if number <= last:
+        twice += 1
+    else:
+        lost += number - last - 1
+        last = number
+    notes[:] = last, lost, twice
+
+
+@disco_server.register_func("soak.noted")
+def noted() -> list[int]:
+    """The last number, how many were left out, and how many came again."""
+    return _notes.get(disco_server.current_worker(), [0, 0, 0])
+
+
+@disco_server.register_func("soak.fail_on")
+def fail_on(worker: int) -> None:
+    """Fails on one worker."""
+    if disco_server.current_worker().worker_id == worker:
+        msg = "told to fail"
+        raise ValueError(msg)

@@ -1,0 +1,178 @@
+"""Runs random programs under random faults for some minutes, and counts what was lost.
+
+Sessions of all kinds take turns. Through a cluster they run on while connections are
+cut, daemons are frozen, and the controller is killed and started again; where a worker
+or its daemon is killed the session must say so, and the next one begins. Every result
+is compared with numpy's, and every worker counts the commands that it was given. Exit
+code 0 when nothing was lost, nothing executed twice, nothing wrong and nothing leaked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from disco_soak.cluster import FATAL, Breakable
+from disco_soak.leaks import Holdings
+from disco_soak.program import Program, WrongResult
+
+from disco_client import ProcessSession, Session, SocketSession, ThreadedSession, errors
+from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
+
+__all__ = ["Soak", "main"]
+
+_WARM_S = 5.0
+_SETTLE_S = 6.0
+"""So long after the last session what it held must be free again."""
+
+_STEPS_A_FAULT = 12
+_LOST = (errors.WorkerLost, errors.NodeLost)
+
+
+class Soak:
+    """One run.
+
+    Args:
+        seconds: How long.
+        seed: Decides programs and faults.
+        turn: How many seconds a session on the cluster lives; the others a quarter of it.
+    """
+
+    def __init__(self, seconds: float, seed: int, turn: float = 20.0) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._seconds, self._seed, self._turn_s = seconds, seed, turn
+        self.faults: Counter[str] = Counter()
+        self.steps: Counter[str] = Counter()
+        self.commands = self.lost = self.twice = self.wrong = self.untyped = 0
+        self.leaks: Counter[str] = Counter()
+        self._sessions: set[int] = set()
+
+    def run(self) -> None:
+        """Runs until the time is over."""
+        kinds: dict[str, Callable[[], Session]] = {
+            "ThreadedSession": lambda: ThreadedSession(3),
+            "ProcessSession": lambda: ProcessSession(3),
+            "SocketSession": lambda: SocketSession(1, 3, 1, "localhost", 0, logs=False),
+        }
+        turn = 0
+        with (
+            Breakable(self._seed) as cluster,
+            tqdm(total=round(self._seconds), unit="s", disable=None) as bar,
+        ):
+            self._turn("connect", cluster.connect, turn, _WARM_S, None)  # what is loaded once
+            watched = lambda: [psutil.Process(), *cluster.daemons]  # noqa: E731
+            before = self._settled(watched)
+            while time.monotonic() < self._deadline:
+                turn += 1
+                self._turn("connect", cluster.connect, turn, self._turn_s, cluster)
+                name = list(kinds)[turn % len(kinds)]
+                self._turn(name, kinds[name], turn, self._turn_s / 4, None)
+                left = max(0.0, self._deadline - time.monotonic())
+                bar.n = round(self._seconds - left)
+                bar.set_postfix_str(f"{self.faults.total()} faults, {self.commands} commands")
+            self.leaks.update(before.leaks(self._settled(watched)))
+        left = [sweep_shared_memory(kvsname(session)) for session in self._sessions]
+        self.leaks["shared memory"] = sum(map(len, left))
+
+    def _settled(self, watched: Callable[[], Sequence[psutil.Process]]) -> Holdings:
+        time.sleep(_SETTLE_S)
+        return Holdings.of(watched())
+
+    def _turn(
+        self,
+        kind: str,
+        open_session: Callable[[], Session],
+        turn: int,
+        seconds: float,
+        cluster: Breakable | None,
+    ) -> None:
+        """One session, from its beginning to its end; faults, at least one, in a cluster."""
+        program: Program | None = None
+        ends = min(time.monotonic() + seconds, self._deadline)
+        fatal, whole = False, cluster is None
+        try:
+            with open_session() as session:
+                self._sessions.add(int(session.session_id, 16))
+                program = Program(session, self._seed + turn)
+                while (time.monotonic() < ends or not whole) and not fatal:
+                    program.step()
+                    if cluster is not None and program.steps % _STEPS_A_FAULT == 0:
+                        fault = cluster.break_something(session)
+                        self.faults[fault] += 1
+                        whole = True
+                        fatal = fatal or fault in FATAL
+                lost, twice = program.check()
+                self.lost += lost
+                self.twice += twice
+        except _LOST:
+            if not fatal:
+                self._untyped(kind, turn)
+        except WrongResult:
+            self.wrong += 1
+            traceback.print_exc()
+        except Exception:  # noqa: BLE001  (whatever comes is a finding)
+            self._untyped(kind, turn)
+        if program is not None:
+            self.steps[kind] += program.steps
+            self.commands += program.issued
+
+    def _untyped(self, kind: str, turn: int) -> None:
+        """Counts an error that nothing explains."""
+        self.untyped += 1
+        print(f"turn {turn}, {kind}, seed {self._seed}:", file=sys.stderr)
+        traceback.print_exc()
+
+    def report(self) -> dict[str, object]:
+        """The figures."""
+        return {
+            "minutes": round(self._seconds / 60, 1),
+            "seed": self._seed,
+            "steps": dict(self.steps),
+            "commands counted on each worker": self.commands,
+            "faults survived": dict(sorted(self.faults.items())),
+            "commands lost": self.lost,
+            "commands executed twice": self.twice,
+            "wrong results": self.wrong,
+            "errors without a cause": self.untyped,
+            **{f"leaks of {kind}": count for kind, count in self.leaks.items()},
+        }
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was lost, nothing wrong and nothing leaked."""
+        return not (self.lost or self.twice or self.wrong or self.untyped or self.leaks.total())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--turn", type=float, default=20.0, help="seconds that a session on the cluster lives"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
+    options = parser.parse_args(arguments)
+    soak = Soak(options.minutes * 60, options.seed, options.turn)
+    soak.run()
+    report = soak.report()
+    for name, value in report.items():
+        print(f"{name:34} {value}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0 if soak.clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

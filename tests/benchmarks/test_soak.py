@@ -1,0 +1,87 @@
+"""The soak: it runs through, and it would see what it looks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import soak
+from disco_soak import program
+from disco_soak.leaks import Holdings
+from disco_soak.program import Program, WrongResult
+
+from disco_client import ThreadedSession
+
+
+def test_a_short_run_loses_nothing(monkeypatch, tmp_path, capsys):
+    """All kinds of sessions take their turns, faults happen, and the figures say so."""
+    monkeypatch.setattr(soak, "_WARM_S", 1.0)
+    monkeypatch.setattr(soak, "_SETTLE_S", 2.0)
+    monkeypatch.setattr(soak, "_STEPS_A_FAULT", 2)
+    figures = tmp_path / "figures.json"
+    code = soak.main(["--minutes", "0.2", "--seed", "5", "--turn", "5", "--json", str(figures)])
+    said = json.loads(figures.read_text())
+    assert code == 0, (said, capsys.readouterr().err)
+    assert said["faults survived"]
+    assert said["commands counted on each worker"] > 0
+    assert "connect" in said["steps"]
+    assert len(said["steps"]) >= 2
+    for what in ("lost", "executed twice"):
+        assert said[f"commands {what}"] == 0
+    assert "commands lost" in capsys.readouterr().out
+
+
+def test_a_lost_command_and_one_that_came_twice_are_counted():
+    """On each worker, whatever comes after them."""
+    with ThreadedSession(2) as session:
+        running = Program(session, 1)
+        note = session.get_global_func("soak.note")
+        for number in (1, 2, 2, 4):
+            note(running.issued + number)
+        running.issued += 4
+        assert running.check() == (2, 2)
+        running.issued += 1  # the last one never came
+        assert running.check() == (4, 2)
+
+
+def test_each_step_is_compared_with_numpy():
+    """A result that differs ends the program."""
+    with ThreadedSession(2) as session:
+        running = Program(session, 1)
+        for step in running._steps:
+            step()
+        assert running.check() == (0, 0)
+
+    for wrong in (np.ones(2), np.zeros(2, "f4"), np.zeros(3)):
+        with pytest.raises(WrongResult, match="as numpy has it"):
+            program._same(wrong, np.zeros(2))
+
+
+def test_what_leaks_is_seen(tmp_path):
+    """Descriptors, processes and memory that grow beyond what varies."""
+    here = [psutil.Process()]
+    before = Holdings.of(here)
+    assert not any(before.leaks(Holdings.of(here)).values())
+    files = [(tmp_path / str(number)).open("w") for number in range(20)]
+    child = os.posix_spawn(sys.executable, [sys.executable, "-c", "input()"], os.environ)
+    held = np.ones(20 << 20)  # 160 MiB
+    try:
+        leaks = before.leaks(Holdings.of(here))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for file in files:
+            file.close()
+    assert held.size
+    assert leaks["descriptors"] >= 20
+    assert leaks["processes"] >= 1
+    assert leaks["memory"] >= 100
