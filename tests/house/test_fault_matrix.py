@@ -17,13 +17,13 @@ ELSEWHERE = {
     4: "tests/cluster/test_failures.py::test_a_stopped_worker_daemon_is_lost_after_the_lease",
     7: "tests/disco_server/controller/test_daemon.py"
     "::test_an_address_in_use_is_refused_with_advice",
+    28: "tests/benchmarks/test_soak.py::test_a_short_run_loses_nothing",
 }
 
 # Rows without a test, and why. An entry must go when its test comes.
 WITHOUT = {
     20: "connections are neither encrypted nor authenticated yet",
     21: "connections are neither encrypted nor authenticated yet",
-    28: "programs of random faults run outside of the suite, for minutes",
 }
 
 
