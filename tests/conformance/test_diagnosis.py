@@ -44,11 +44,16 @@ def in_background(call):
 
 
 @FOUR
-def test_an_idle_session_says_so(session):
+def test_an_idle_session_says_so(session, eventually):
     """With every rank's place, process and last command; no rank is in anything."""
     session.sync_all()
-    found = session.diagnose()
-    assert "all ranks are idle: nothing is under way" in str(found)
+
+    def idle():
+        # What was released since the last command may be on its way.
+        found = session.diagnose()
+        return found if "all ranks are idle: nothing is under way" in str(found) else None
+
+    found = eventually(idle, what="an idle session")
     assert found.session == session.name
     assert [(r.worker, r.node, r.pid) for r in found.ranks] == [
         (place.worker, place.node, place.pid) for place in session.workers
