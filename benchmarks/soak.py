@@ -56,6 +56,7 @@ class Soak:
         self.steps: Counter[str] = Counter()
         self.commands = self.lost = self.twice = self.wrong = self.untyped = 0
         self.leaks: Counter[str] = Counter()
+        self.growth: list[int] = []
         self._sessions: set[int] = set()
 
     def run(self) -> None:
@@ -81,7 +82,9 @@ class Soak:
                 left = max(0.0, self._deadline - time.monotonic())
                 bar.n = round(self._seconds - left)
                 bar.set_postfix_str(f"{self.faults.total()} faults, {self.commands} commands")
-            self.leaks.update(before.leaks(self._settled(watched)))
+            after = self._settled(watched)
+            self.leaks.update(before.leaks(after))
+            self.growth = before.growth(after)
         left = [sweep_shared_memory(kvsname(session)) for session in self._sessions]
         self.leaks["shared memory"] = sum(map(len, left))
 
@@ -145,6 +148,7 @@ class Soak:
             "commands executed twice": self.twice,
             "wrong results": self.wrong,
             "errors without a cause": self.untyped,
+            "MiB more in program, controller, nodes": self.growth,
             **{f"leaks of {kind}": count for kind, count in self.leaks.items()},
         }
 
@@ -168,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     soak.run()
     report = soak.report()
     for name, value in report.items():
-        print(f"{name:34} {value}")
+        print(f"{name:40} {value}")
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     return 0 if soak.clean else 1

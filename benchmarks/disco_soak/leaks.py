@@ -45,12 +45,16 @@ class Holdings:
             len(family - {process.pid for process in each}),
         )
 
+    def growth(self, later: Holdings) -> list[int]:
+        """By how many MiB each process has grown."""
+        return [round(b - a) for a, b in zip(self.memory, later.memory, strict=True)]
+
     def leaks(self, later: Holdings) -> dict[str, int]:
         """What is held later beyond what varies, by kind: 0 where nothing leaked."""
-        memory = max(b - a for a, b in zip(self.memory, later.memory, strict=True))
+        memory = max(self.growth(later))
         descriptors = max(b - a for a, b in zip(self.descriptors, later.descriptors, strict=True))
         return {
-            "memory": round(memory) if memory > _MEMORY_GROWTH_MIB else 0,
+            "memory": memory if memory > _MEMORY_GROWTH_MIB else 0,
             "descriptors": descriptors if descriptors > _DESCRIPTOR_GROWTH else 0,
             "processes": max(0, later.children - self.children),
         }
