@@ -219,9 +219,13 @@ class Bound:
         )
         raise ConfigError(msg)
 
-    def detach(self, lease: float) -> None:
-        """Never called."""
-        raise NotImplementedError
+    def detach(self, lease: float) -> None:  # noqa: ARG002  (no lease would do)
+        """Refuses to leave the session.
+
+        Raises:
+            ConfigError: Always.
+        """
+        self.check_detachable()
 
 
 class Transport(Protocol):

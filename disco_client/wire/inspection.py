@@ -12,6 +12,7 @@ from disco_client.wire.codec import Action
 from disco_client.wire.flight import CollectiveRecord, CommandRecord, FlightRecord
 
 __all__ = [
+    "ACTION_NAMES",
     "CollectiveReport",
     "CommandReport",
     "EncodedRankReport",
@@ -29,11 +30,8 @@ __all__ = [
 EncodedRankReport: TypeAlias = controller_pb2.RankReport
 
 _NS = 1e9
-_PLAIN = {
-    Action.SHUT_DOWN: "shutdown",
-    Action.KILL_REG: "release of references",
+ACTION_NAMES: dict[int, str] = {
     Action.GET_GLOBAL_FUNC: "get_global_func",
-    Action.CALL_PACKED: "call",
     Action.SYNC_WORKER: "sync_worker",
     Action.COPY_FROM_WORKER0: "copy_from_worker_0",
     Action.COPY_TO_WORKER0: "copy_to_worker_0",
@@ -41,6 +39,14 @@ _PLAIN = {
     Action.DEBUG_SET_REGISTER: "debug_copy_from",
     Action.DEFINE_PROGRAM: "capture",
     Action.RUN_PROGRAM: "run_program",
+}
+"""What the client's methods are called by which a person asks for an action."""
+
+_PLAIN = {
+    **ACTION_NAMES,
+    Action.SHUT_DOWN: "shutdown",
+    Action.KILL_REG: "release of references",
+    Action.CALL_PACKED: "call",
 }
 _NAMED: dict[int, str] = {
     Action.CALL_PACKED: "{}",

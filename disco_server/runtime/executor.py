@@ -27,6 +27,7 @@ from disco_client.wire.codec import (
     type_name,
 )
 from disco_client.wire.flight import Flag, what_of
+from disco_client.wire.inspection import ACTION_NAMES
 from disco_client.wire.values import Opaque, dtype_from_name, is_array
 from disco_server.observe.flight import SLOT_MASK
 from disco_server.runtime.context import Worker
@@ -274,7 +275,7 @@ class Executor:
         try:
             self._worker.settle()
         except Exception as error:  # noqa: BLE001  (whatever the device says)
-            self._report(self.seq, error, _ACTION_NAMES[Action.SYNC_WORKER], answers=0)
+            self._report(self.seq, error, ACTION_NAMES[Action.SYNC_WORKER], answers=0)
 
     def _get(self, seq: int, command: EncodedCommand) -> None:
         try:
@@ -364,7 +365,7 @@ class Executor:
             self._flight.mark(seq, Flag.SKIPPED)
             self._worker.cannot_enter(seq)
         except Exception as error:  # noqa: BLE001  (whatever came is reported)
-            poison = self._report(seq, error, _ACTION_NAMES[command.action])
+            poison = self._report(seq, error, ACTION_NAMES[command.action])
         for register, result in zip(command.results, results, strict=True):
             self.registers.write(register, poison if result is UNWRITTEN else result)
 
@@ -434,7 +435,7 @@ class Executor:
     def _fail(
         self, seq: int, command: EncodedCommand, error: Exception, *, poison: bool = True
     ) -> None:
-        name = self._name_in(command.func) or _ACTION_NAMES.get(command.action, "")
+        name = self._name_in(command.func) or ACTION_NAMES.get(command.action, "")
         cause = self._report(seq, error, name)
         if poison and command.action in _WRITES and command.reg:
             self.registers.write(command.reg, cause)
@@ -486,14 +487,3 @@ _WRITES = (
     Action.DEFINE_PROGRAM,
 )
 """Actions whose result is the content of their register."""
-
-_ACTION_NAMES: dict[int, str] = {
-    Action.SYNC_WORKER: "sync_worker",
-    Action.GET_GLOBAL_FUNC: "get_global_func",
-    Action.COPY_FROM_WORKER0: "copy_from_worker_0",
-    Action.COPY_TO_WORKER0: "copy_to_worker_0",
-    Action.DEBUG_GET_FROM_REMOTE: "debug_get_from_remote",
-    Action.DEBUG_SET_REGISTER: "debug_copy_from",
-    Action.DEFINE_PROGRAM: "capture",
-    Action.RUN_PROGRAM: "run_program",
-}
