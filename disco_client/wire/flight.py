@@ -1,16 +1,19 @@
 """The flight recorder's memory: where everything is in it, and how to read it.
 
 Each rank writes what it executes into memory of this layout, and whoever holds the
-memory reads it at any moment, without a lock, also after the rank has died. There are
-three parts: a slot for each of the last commands, records of the last collectives, and
-the names of functions, operations, dtypes and circles of ranks, which the other two
-refer to by number.
+memory reads it at any moment, without a lock, also after the rank has died. It has
+a slot for each of the last commands, records of the last collectives, and the names of
+functions, operations, dtypes and circles of ranks, to which all else refers by number.
 
 Command ``seq`` has slot ``seq % SLOTS``: what it is, when it began, and when it ended.
 The writer empties slots ahead of the command that it executes, so the last one that is
 not empty is the last that began. A time of 0 says that it was not taken: commands that
 follow each other without a pause begin when the one before ends, and those that take
 microseconds are timed in groups of a few.
+
+A collective's record refers by number to its form, which says what is the same each time:
+the operation, the dtype, the circle and the shape. Forms have a ring of their own; a
+writer refers only to those that are still in it.
 
 A reader copies the memory first. What was overwritten meanwhile is known from a counter
 that the writer moves before it empties slots, and is left out. This relies on a
@@ -31,6 +34,9 @@ __all__ = [
     "COLLECTIVES_AT",
     "COMMANDS",
     "ENDS_AT",
+    "FORM",
+    "FORMS",
+    "FORMS_AT",
     "KINDS_AT",
     "LABEL_MASK",
     "MAGIC",
@@ -58,12 +64,16 @@ STEP = 1 << 10
 """How many slots are emptied at once."""
 
 COLLECTIVES = 1 << 12
-COLLECTIVE = struct.Struct("<5Q6I5Q")
-"""Number, command, entered, met, left; operation, dtype, circle, which of the command,
-number of dimensions, bytes of an element; the first extents."""
+COLLECTIVE = struct.Struct("<8Q")
+"""Number, command, which of the command, form; entered, met, left; nothing."""
+
+FORMS = 1 << 9
+FORM = struct.Struct("<6I5Q")
+"""Its own number, operation, dtype, circle, number of dimensions, bytes of an element;
+the first extents."""
 
 MAX_DIMS = 5
-MAGIC = int.from_bytes(b"DISCOFR1", "little")
+MAGIC = int.from_bytes(b"DISCOFR2", "little")
 
 
 class Header:
@@ -84,7 +94,8 @@ STARTS_AT = 128
 ENDS_AT = STARTS_AT + 8 * SLOTS
 KINDS_AT = ENDS_AT + 8 * SLOTS
 COLLECTIVES_AT = KINDS_AT + 4 * SLOTS
-NAMES_AT = COLLECTIVES_AT + COLLECTIVES * COLLECTIVE.size
+FORMS_AT = COLLECTIVES_AT + COLLECTIVES * COLLECTIVE.size
+NAMES_AT = FORMS_AT + FORMS * FORM.size
 NAMES_BYTES = 64 << 10
 RING_BYTES = NAMES_AT + NAMES_BYTES
 
@@ -292,24 +303,32 @@ def _group_of(
 
 
 def _read_collectives(raw: bytes, count: int, names: list[str]) -> tuple[CollectiveRecord, ...]:
-    def name(label: int) -> str:
-        return names[label] if label < len(names) else ""
-
     found: list[CollectiveRecord] = []
     # The oldest slot may be in the middle of being used again.
     for index in range(max(0, count - COLLECTIVES + 1), count):
         at = COLLECTIVES_AT + index % COLLECTIVES * COLLECTIVE.size
-        number, seq, entered, met, left, op, dtype, circle, nth, ndim, itemsize, *dims = (
-            COLLECTIVE.unpack_from(raw, at)
-        )
-        shape = tuple(dims[: min(ndim, MAX_DIMS)])
-        nbytes = itemsize
-        for extent in shape:
-            nbytes *= extent
-        members = tuple(int(part) for part in name(circle).split(",") if part.isdigit())
+        number, seq, nth, form, entered, met, left, _ = COLLECTIVE.unpack_from(raw, at)
         found.append(
-            CollectiveRecord(
-                number, seq, nth, name(op), name(dtype), shape, nbytes, members, entered, met, left
-            )
+            CollectiveRecord(number, seq, nth, *_read_form(raw, form, names), entered, met, left)
         )
     return tuple(found)
+
+
+def _read_form(
+    raw: bytes, form: int, names: list[str]
+) -> tuple[str, str, tuple[int, ...], int, tuple[int, ...]]:
+    """Reads name, dtype, shape, bytes and members; all empty if others took its place."""
+
+    def name(label: int) -> str:
+        return names[label] if label < len(names) else ""
+
+    its_own, op, dtype, circle, ndim, nbytes, *dims = FORM.unpack_from(
+        raw, FORMS_AT + form % FORMS * FORM.size
+    )
+    if its_own != form:
+        return "", "", (), 0, ()
+    shape = tuple(dims[: min(ndim, MAX_DIMS)])
+    for extent in shape:
+        nbytes *= extent
+    members = tuple(int(part) for part in name(circle).split(",") if part.isdigit())
+    return name(op), name(dtype), shape, nbytes, members

@@ -121,7 +121,7 @@ class MeetingCommunicator(Communicator):
 
     def record(self, flight: FlightRecorder) -> None:
         """See `Communicator.record`."""
-        self._agreement.notes.flight = flight
+        self._agreement.notes.begin(flight)
 
     def _arrive(self) -> None:
         if self._look_up is not None:

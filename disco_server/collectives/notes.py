@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from disco_client.wire import flight as layout
 from disco_server.collectives import checks
 from disco_server.collectives.checks import Offer
 from disco_server.collectives.preflight import Lane
@@ -9,29 +12,36 @@ from disco_server.observe.flight import FlightRecorder
 
 __all__ = ["Notes"]
 
-_MOST_KNOWN = 1024
+
+def _nothing() -> None:
+    """What is done where nobody writes anything down."""
 
 
 class Notes:
     """Writes down which collectives a rank enters; for its one thread.
 
+    It stands in the way of each small collective, whose ranks may share processors:
+    everything here is done once for each of them.
+
     Attributes:
-        flight: Where to, once there is something; until then nothing is written.
+        meet: All have come to the collective that was entered last, and begin.
+        leave: The rank goes on.
     """
 
     def __init__(self) -> None:
+        self.meet: Callable[[], None] = _nothing
+        self.leave: Callable[[], None] = _nothing
         self._flight: FlightRecorder | None = None
-        self._labels: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._forms: dict[tuple[Lane, int, int, tuple[int, ...]], int] = {}
 
-    @property
-    def flight(self) -> FlightRecorder | None:
-        """Where to."""
-        return self._flight
+    def begin(self, flight: FlightRecorder) -> None:
+        """Writes from now on; nothing is written before.
 
-    @flight.setter
-    def flight(self, flight: FlightRecorder) -> None:
-        self._flight = flight
-        self._labels.clear()
+        Args:
+            flight: Where to.
+        """
+        self._flight, self.meet, self.leave = flight, flight.meet, flight.leave
+        self._forms.clear()
 
     def enter(self, lane: Lane, offer: Offer, src: object, dst: object) -> None:
         """The rank is about to wait for its peers in a lane.
@@ -45,31 +55,22 @@ class Notes:
         flight = self._flight
         if flight is None:
             return
-        labels = self._labels.get((offer.op, offer.dtype)) or self._label(flight, offer)
-        lane.entered += 1
-        circle = lane.label or self._label_lane(flight, lane)
-        array = dst if src is None else src
-        shape = getattr(array, "shape", ()) if offer.dtype else ()
+        dtype = offer.dtype
+        shape = getattr(dst if src is None else src, "shape", ()) if dtype else ()
+        form = self._forms.get((lane, offer.op, dtype, shape))
+        if form is None:
+            form = self._describe(flight, lane, offer, shape)
+        lane.entered = number = lane.entered + 1
         # While a library starts no command has been named yet: -1.
-        flight.enter(labels, circle, lane.entered, max(lane.seq, 0), lane.nth - 1, shape)
+        seq = lane.seq
+        flight.enter(form, number, max(0, seq), lane.nth - 1)
 
-    def meet(self) -> None:
-        """All have come, and begin."""
-        if self._flight is not None:
-            self._flight.meet()
-
-    def leave(self) -> None:
-        """The rank goes on."""
-        if self._flight is not None:
-            self._flight.leave()
-
-    def _label(self, flight: FlightRecorder, offer: Offer) -> tuple[int, int, int]:
+    def _describe(
+        self, flight: FlightRecorder, lane: Lane, offer: Offer, shape: tuple[int, ...]
+    ) -> int:
+        if len(self._forms) == layout.FORMS:
+            self._forms.clear()  # the oldest is about to lose its place
         name, itemsize = checks.dtype_of(offer)
-        labels = flight.label(checks.op_name(offer.op)), flight.label(name), itemsize
-        if len(self._labels) < _MOST_KNOWN:
-            self._labels[offer.op, offer.dtype] = labels
-        return labels
-
-    def _label_lane(self, flight: FlightRecorder, lane: Lane) -> int:
-        lane.label = flight.label(",".join(map(str, lane.members)))
-        return lane.label
+        form = flight.describe(checks.op_name(offer.op), name, itemsize, lane.members, shape)
+        self._forms[lane, offer.op, offer.dtype, shape] = form
+        return form

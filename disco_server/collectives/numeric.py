@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextvars
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,12 +41,42 @@ def combine(parts: Sequence[Array], dst: Array, op: ReduceOp, family: Family) ->
         narrow(ufunc.reduce(wide, axis=0), dst, divisor)
         return
     # What does not fit becomes infinite without a word, as it does in every other library.
-    with np.errstate(all="ignore"):
-        ufunc(parts[0], parts[1], out=dst)
-        for part in parts[2:]:
-            ufunc(dst, part, out=dst)
+    _quiet.run(_reduce, ufunc, parts, dst)
     if divisor > 1:
         divide(dst, divisor)
+
+
+def _reduce(ufunc: np.ufunc, parts: Sequence[Array], dst: Array) -> None:
+    ufunc(parts[0], parts[1], out=dst)
+    for part in parts[2:]:
+        ufunc(dst, part, out=dst)
+
+
+class _Quiet(threading.local):
+    """Calls functions with numpy's floating-point errors ignored, whatever the user has set.
+
+    To enter ``np.errstate`` costs a small allreduce as much as all its arithmetic. Since
+    numpy 2 what is ignored belongs to a context, so a thread makes one and comes back to it.
+
+    Attributes:
+        run: Calls a function with arguments.
+    """
+
+    def __init__(self) -> None:
+        self.run: Callable[..., object] = _run_ignoring
+        if int(np.__version__.partition(".")[0]) >= _CONTEXTS_SINCE:
+            context = contextvars.Context()
+            context.run(np.seterr, all="ignore")
+            self.run = context.run
+
+
+def _run_ignoring(function: Callable[..., None], *arguments: object) -> None:
+    with np.errstate(all="ignore"):
+        function(*arguments)
+
+
+_CONTEXTS_SINCE = 2
+_quiet = _Quiet()
 
 
 def divide(array: Array, divisor: int) -> None:

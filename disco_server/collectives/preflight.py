@@ -233,7 +233,6 @@ class Lane:
         seq: The command `nth` counts in.
         nth: How many collectives of that command were entered here.
         entered: How many collectives of all commands were.
-        label: How the flight recorder calls the members; 0 before it was asked.
     """
 
     members: tuple[int, ...]
@@ -243,7 +242,6 @@ class Lane:
     seq: int = -1
     nth: int = 0
     entered: int = 0
-    label: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -8,8 +8,10 @@ time is taken for several of them.
 
 from __future__ import annotations
 
+import math
 import mmap
 import time
+from collections.abc import Iterable
 
 from disco_client.transport.shared import allocate
 from disco_client.wire import flight as layout
@@ -29,7 +31,9 @@ _CALM = 64
 _MAX_NAME = 200
 _EMPTY_KINDS = memoryview(bytes(4 * layout.STEP)).cast("I")
 _EMPTY_TIMES = memoryview(bytes(8 * layout.STEP)).cast("Q")
-_PADS = [(0,) * (layout.MAX_DIMS - dims) for dims in range(layout.MAX_DIMS + 1)]
+_COLLECTIVES, _COLLECTIVE_BYTES = layout.COLLECTIVES, layout.COLLECTIVE.size
+_pack, _now = layout.COLLECTIVE.pack_into, time.monotonic_ns
+_MOST_FORMS = (1 << 32) - 1
 
 
 def make_memory() -> int:
@@ -61,11 +65,12 @@ class FlightRecorder:
         self._starts = whole[layout.STARTS_AT : layout.ENDS_AT].cast("Q")
         self._ends = whole[layout.ENDS_AT : layout.KINDS_AT].cast("Q")
         self.kinds = whole[layout.KINDS_AT : layout.COLLECTIVES_AT].cast("I")
-        self._collectives = whole[layout.COLLECTIVES_AT : layout.NAMES_AT]
+        self._collectives = whole[layout.COLLECTIVES_AT : layout.FORMS_AT]
         self._times = self._collectives.cast("Q")
         self._labels: dict[str, int] = {}
         self._names = 0
         self._emptied = 0
+        self._forms = 0
         self._entered = 0
         self._open = -1
         self._last = 0
@@ -146,65 +151,60 @@ class FlightRecorder:
 
     # Collectives --------------------------------------------------------------------------
 
-    def enter(
-        self,
-        labels: tuple[int, int, int],
-        circle: int,
-        number: int,
-        seq: int,
-        nth: int,
-        shape: tuple[int, ...],
-    ) -> None:
+    def describe(
+        self, op: str, dtype: str, itemsize: int, members: Iterable[int], shape: tuple[int, ...]
+    ) -> int:
+        """Writes down what collectives have in common; returns the number of that form.
+
+        The last ``FORMS`` of them may be entered.
+
+        Args:
+            op: The operation.
+            dtype: The name of the dtype; empty for none.
+            itemsize: Bytes of an element.
+            members: The workers that take part.
+            shape: Of the array.
+        """
+        if len(shape) > layout.MAX_DIMS:
+            kept = layout.MAX_DIMS - 1
+            shape = (*shape[:kept], math.prod(shape[kept:]))
+        # Never 0, which memory holds that nobody has written into.
+        self._forms = form = self._forms % _MOST_FORMS + 1
+        layout.FORM.pack_into(
+            self._memory,
+            layout.FORMS_AT + form % layout.FORMS * layout.FORM.size,
+            form,
+            self.label(op),
+            self.label(dtype),
+            self.label(",".join(map(str, members))),
+            len(shape),
+            itemsize,
+            *shape,
+            *(0,) * (layout.MAX_DIMS - len(shape)),
+        )
+        return form
+
+    def enter(self, form: int, number: int, seq: int, nth: int) -> None:
         """The rank enters a collective.
 
         Args:
-            labels: Of the operation and of the dtype, and the bytes of an element.
-            circle: The label of its members: their numbers with commas between.
+            form: What :meth:`describe` returned for it.
             number: Which of this circle it is on this rank, from 1.
             seq: The command.
             nth: Which of this circle in the command, from 0.
-            shape: Of the array.
         """
-        dims = len(shape)
-        if dims > layout.MAX_DIMS:
-            shape = (*shape[: layout.MAX_DIMS - 1], _product(shape[layout.MAX_DIMS - 1 :]))
-            dims = layout.MAX_DIMS
-        op, dtype, itemsize = labels
-        at = self._entered % layout.COLLECTIVES * layout.COLLECTIVE.size
-        layout.COLLECTIVE.pack_into(
-            self._collectives,
-            at,
-            number,
-            seq,
-            time.monotonic_ns(),
-            0,
-            0,
-            op,
-            dtype,
-            circle,
-            nth,
-            dims,
-            itemsize,
-            *shape,
-            *_PADS[dims],
-        )
+        entered = self._entered
+        at = entered % _COLLECTIVES * _COLLECTIVE_BYTES
+        _pack(self._collectives, at, number, seq, nth, form, _now(), 0, 0, 0)
         self._open = at >> 3
-        self._entered += 1
-        self._header[Header.COLLECTIVES] = self._entered
+        self._header[Header.COLLECTIVES] = self._entered = entered + 1
 
     def meet(self) -> None:
         """All have come to the collective that was entered last, and begin."""
-        self._times[self._open + 3] = time.monotonic_ns()
+        self._times[self._open + 5] = _now()
 
     def leave(self) -> None:
         """The rank goes on after the collective that it entered last, if it is in one."""
         if self._open >= 0:
-            self._times[self._open + 4] = time.monotonic_ns()
+            self._times[self._open + 6] = _now()
             self._open = -1
-
-
-def _product(extents: tuple[int, ...]) -> int:
-    product = 1
-    for extent in extents:
-        product *= extent
-    return product

@@ -149,9 +149,8 @@ class Worker:
     def _open_recorded(self, ccl: str) -> Communicator:
         """Opens the communicator, which waits for every worker as a collective does."""
         flight = self.flight
-        everybody = flight.label(",".join(map(str, range(self.num_workers))))
-        what = flight.label(f"start of {ccl or self._ordinary_ccl}")
-        flight.enter((what, 0, 0), everybody, 1, self.position, 0, ())
+        what = f"start of {ccl or self._ordinary_ccl}"
+        flight.enter(flight.describe(what, "", 0, range(self.num_workers), ()), 1, self.position, 0)
         try:
             return self._open(self, ccl)
         finally:

@@ -22,7 +22,7 @@ def recorded(worker, node, offset=0):
     call = recorder.label_of(Action.CALL_PACKED, "step")
     recorder.begin(1)
     recorder.kinds[1] = call
-    recorder.enter((recorder.label("barrier"), 0, 0), recorder.label("0,1"), 1, 1, 0, ())
+    recorder.enter(recorder.describe("barrier", "", 0, (0, 1), ()), 1, 1, 0)
     recorder.meet()
     recorder.leave()
     recorder.stamp(1)

@@ -76,10 +76,10 @@ def test_what_is_overwritten_while_it_is_copied_is_left_out():
 def test_a_collective_is_current_until_it_is_left_or_its_command_ends():
     """One that raised was not left, and is over with its command."""
     recorder = FlightRecorder()
-    circle, labels = recorder.label("0,1"), (recorder.label("allreduce(sum)"), 0, 0)
+    form = recorder.describe("allreduce(sum)", "", 0, (0, 1), ())
     recorder.begin(1)
     recorder.kinds[1] = recorder.label_of(CALL, "f")
-    recorder.enter(labels, circle, 1, 1, 0, ())
+    recorder.enter(form, 1, 1, 0)
     current = read_flight(*recorder.copy()).collective
     assert (current.name, current.members, current.met_ns) == ("allreduce(sum)", (0, 1), 0)
     recorder.meet()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from disco_client.wire.codec import Action
-from disco_client.wire.flight import read_flight
+from disco_client.wire.flight import FORMS, read_flight
 from disco_server.collectives.base import MismatchError, ReduceOp
 from disco_server.collectives.local import LocalCommunicator, LocalWorld
 from disco_server.observe.flight import FlightRecorder
@@ -112,3 +112,24 @@ def test_what_is_refused_was_entered_and_left(pair):
         (record,) = collectives(flight)
         assert record.left_ns
         assert record.met_ns == 0
+
+
+def test_more_shapes_than_are_remembered_are_recorded_all_the_same(pair):
+    """A program whose arrays grow by one each time."""
+    both, flights = pair
+    sizes = range(1, FORMS + 40)
+
+    def grow(comm):
+        for size in sizes:
+            comm.allgather(np.ones(size, "int8"), np.empty(2 * size, "int8"))
+        comm.allgather(np.ones(1, "int8"), np.empty(2, "int8"))
+
+    assert both(1, grow) == [None, None]
+    for flight in flights:
+        found = collectives(flight)
+        # What is older than as many other shapes has lost its own.
+        assert [record.shape for record in found[-FORMS + 1 :]] == [
+            *((size,) for size in sizes[-FORMS + 2 :]),
+            (1,),
+        ]
+        assert {record.nbytes for record in found[: 40 - 1]} == {0}

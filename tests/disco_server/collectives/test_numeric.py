@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -83,3 +85,22 @@ def test_narrowing_overflows_to_infinity():
     dst = np.empty(2, np.float16)
     narrow(np.array([1e6, 3.0], np.float32), dst, 2)
     assert dst.tolist() == [np.inf, 1.5]
+
+
+def test_combining_overflows_without_a_word_and_leaves_the_users_settings_alone():
+    """Even where the user wants errors to be raised, and in several threads at once."""
+
+    def overflow():
+        dst = np.empty(2, np.float32)
+        with np.errstate(all="raise"):
+            for _ in range(50):
+                combine([np.full(2, 3e38, np.float32)] * 3, dst, ReduceOp.SUM, Family.FLOAT)
+            with pytest.raises(FloatingPointError):
+                np.add(np.float32(3e38), np.float32(3e38))
+        return dst.tolist()
+
+    before = np.geterr()
+    with ThreadPoolExecutor(4) as pool:
+        results = [each.result() for each in [pool.submit(overflow) for _ in range(8)]]
+    assert results == [[np.inf, np.inf]] * 8
+    assert np.geterr() == before

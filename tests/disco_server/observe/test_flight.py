@@ -13,6 +13,7 @@ import pytest
 from disco_client.wire.codec import Action
 from disco_client.wire.flight import (
     COLLECTIVES,
+    FORMS,
     LABEL_MASK,
     NAMES_BYTES,
     RING_BYTES,
@@ -109,7 +110,7 @@ def test_commands_that_were_left_out_leave_a_gap(recorder):
 def test_shapes_of_many_dimensions_keep_their_size(recorder):
     """The last extents are multiplied into one."""
     shape = (2, 3, 4, 5, 6, 7, 8)
-    recorder.enter((recorder.label("gather"), recorder.label("int16"), 2), 0, 1, 1, 0, shape)
+    recorder.enter(recorder.describe("gather", "int16", 2, (0, 1), shape), 1, 1, 0)
     (found,) = read_flight(*recorder.copy()).collectives
     assert found.shape == (2, 3, 4, 5, 6 * 7 * 8)
     assert found.nbytes == 2 * 2 * 3 * 4 * 5 * 6 * 7 * 8
@@ -117,13 +118,26 @@ def test_shapes_of_many_dimensions_keep_their_size(recorder):
 
 def test_the_last_collectives_are_kept(recorder):
     """Thousands of them, in order."""
-    labels = (recorder.label("barrier"), 0, 0)
+    barrier = recorder.describe("barrier", "", 0, (0, 1), ())
     for number in range(1, COLLECTIVES + 101):
-        recorder.enter(labels, 0, number, number, 0, ())
+        recorder.enter(barrier, number, number, 0)
         recorder.leave()
     recorder.leave()  # in none
     numbers = [each.number for each in read_flight(*recorder.copy()).collectives]
     assert numbers == list(range(102, COLLECTIVES + 101))
+
+
+def test_a_form_is_known_until_as_many_others_came(recorder):
+    """What a record says of itself stays; what was overwritten is empty, never another's."""
+    first = recorder.describe("broadcast", "int8", 1, (0, 3), (7,))
+    recorder.enter(first, 1, 1, 0)
+    for extent in range(FORMS):
+        record = read_flight(*recorder.copy()).collectives[0]
+        assert (record.name, record.shape, record.members) == ("broadcast", (7,), (0, 3))
+        recorder.enter(recorder.describe("reduce", "int8", 1, (0, 1), (extent,)), 1, 1, 0)
+    found = read_flight(*recorder.copy()).collectives
+    assert (found[0].number, found[0].name, found[0].nbytes) == (1, "", 0)
+    assert [record.shape for record in found[1:]] == [(extent,) for extent in range(FORMS)]
 
 
 def test_the_records_outlive_a_killed_writer():
