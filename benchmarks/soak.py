@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 import traceback
@@ -24,7 +25,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from disco_soak.cluster import FATAL, Breakable
-from disco_soak.leaks import Holdings
+from disco_soak.leaks import Holdings, hold_little
 from disco_soak.program import Program, WrongResult
 
 from disco_client import ProcessSession, Session, SocketSession, ThreadedSession, errors
@@ -50,7 +51,7 @@ class Soak:
     """
 
     def __init__(self, seconds: float, seed: int, turn: float = 20.0) -> None:
-        self._deadline = time.monotonic() + seconds
+        self._deadline = math.inf
         self._seconds, self._seed, self._turn_s = seconds, seed, turn
         self.faults: Counter[str] = Counter()
         self.steps: Counter[str] = Counter()
@@ -71,9 +72,11 @@ class Soak:
             Breakable(self._seed) as cluster,
             tqdm(total=round(self._seconds), unit="s", disable=None) as bar,
         ):
-            self._turn("connect", cluster.connect, turn, _WARM_S, None)  # what is loaded once
+            for name, open_session in (("connect", cluster.connect), *kinds.items()):
+                self._turn(name, open_session, turn, _WARM_S, None)  # what is loaded once
             watched = lambda: [psutil.Process(), *cluster.daemons]  # noqa: E731
             before = self._settled(watched)
+            self._deadline = time.monotonic() + self._seconds
             while time.monotonic() < self._deadline:
                 turn += 1
                 self._turn("connect", cluster.connect, turn, self._turn_s, cluster)
@@ -168,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
     options = parser.parse_args(arguments)
+    hold_little()
     soak = Soak(options.minutes * 60, options.seed, options.turn)
     soak.run()
     report = soak.report()
