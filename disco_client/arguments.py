@@ -8,9 +8,18 @@ from typing import Any, SupportsIndex
 from disco_client.collectives import CCL_NAMES
 from disco_client.errors import ConfigError
 
-__all__ = ["MAX_WORKERS", "check_session", "check_worker", "dims_of"]
+__all__ = [
+    "MAX_WORKERS",
+    "RECOVER_LIMIT_BYTES",
+    "check_recover",
+    "check_session",
+    "check_worker",
+    "dims_of",
+]
 
 MAX_WORKERS = 4096
+RECOVER_LIMIT_BYTES = 1 << 30
+"""How much a session keeps of itself, by default, to do it again on other workers."""
 
 
 def check_session(num_workers: object, num_groups: object, ccl: str | None, timeout: float) -> None:
@@ -33,6 +42,20 @@ def check_session(num_workers: object, num_groups: object, ccl: str | None, time
         raise ConfigError(msg)
     if not timeout > 0:
         msg = f"expected a timeout above 0 seconds, got {timeout!r}"
+        raise ConfigError(msg)
+
+
+def check_recover(recover: object, limit: object) -> None:
+    """Refuses ways to recover that there are not.
+
+    Raises:
+        ConfigError: It is neither None nor "replay", or the limit is no number of bytes.
+    """
+    if recover is not None and recover != "replay":
+        msg = f"expected recover to be None or 'replay', got {recover!r}"
+        raise ConfigError(msg)
+    if _integer("recover_limit_bytes", limit) < 1:
+        msg = f"expected recover_limit_bytes above 0, got {limit!r}"
         raise ConfigError(msg)
 
 

@@ -275,8 +275,18 @@ class CommandLog:
         if self._beside_unmarked >= WINDOW_ARRAY_BYTES // 4:
             # Workers answer this one, which tells whoever waits for room how far they are.
             self._beside_unmarked = 0
-            mark = EncodedCommand(action=Action.SYNC_WORKER)  # type: ignore[arg-type]  (as above)
-            self._append(self._filling, site, mark)
+            self._append_mark(site)
+
+    def _append_mark(self, site: Site) -> None:
+        mark = EncodedCommand(action=Action.SYNC_WORKER)  # type: ignore[arg-type]  (as above)
+        self._append(self._filling, site, mark)
+
+    def mark(self) -> None:
+        """Lets every worker say how far it is; never waits."""
+        with self._lock:
+            if self._closed is None:
+                self._append_mark(call_site())
+        self._wake_sender()
 
     def _wake_sender(self) -> None:
         if not self._awake:

@@ -6,20 +6,35 @@ import getpass
 import os
 import socket
 import sys
+import threading
 import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from disco_client.arguments import check_session
-from disco_client.errors import ConfigError
+from disco_client.arguments import RECOVER_LIMIT_BYTES, check_recover, check_session
+from disco_client.errors import (
+    ConfigError,
+    ConnectionFailed,
+    ControllerLost,
+    NodeLost,
+    WorkerLost,
+)
 from disco_client.output import LogSink, print_logs
 from disco_client.session import Session
-from disco_client.transport.base import Waiting, Wish
+from disco_client.transport.base import Transport, Waiting, Wish
 from disco_client.waiting import AUTO, read_hang_report
+
+if TYPE_CHECKING:
+    from disco_client.transport.grpc import GrpcTransport
 
 __all__ = ["DEFAULT_ADDRESS", "attach", "connect", "owner"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7600"
 _REACH_S = 30.0
 """How long a controller is waited for that does not answer; slots may take longer."""
+
+_PAUSE_S = 0.5
+"""Between attempts to open a session in the place of one that was lost."""
 
 _QUIET_S = 0.5
 """A wait for slots shorter than this is not worth a message."""
@@ -35,6 +50,8 @@ def connect(
     timeout: float = 90.0,
     logs: bool = True,
     hang_report: float | None = AUTO,
+    recover: str | None = None,
+    recover_limit_bytes: int = RECOVER_LIMIT_BYTES,
 ) -> Session:
     """Opens a session on a cluster; waits until its workers are ready.
 
@@ -52,6 +69,15 @@ def connect(
         hang_report: After how many seconds a call that waits prints what the ranks do
             to standard error, once; 0 or None for never. The default is what
             ``DISCO_HANG_REPORT_S`` says, else 30.
+        recover: What happens when workers or nodes are lost, or the controller with all
+            that it knew. None ends the session with an error. ``"replay"`` asks for
+            other workers, waits for slots up to ``timeout``, and lets them execute
+            everything that was issued since the start, or since the last
+            :meth:`Session.checkpoint`; the program only sees a pause. What its functions
+            do beside their results happens again, too. Sessions of other kinds do not
+            offer it.
+        recover_limit_bytes: How much of the program's commands and arrays is kept for
+            that, in the memory of this process.
 
     Returns:
         The session; a context manager.
@@ -63,6 +89,7 @@ def connect(
         WorkerLost: A worker process could not be started.
     """
     check_session(num_workers, num_groups, ccl, timeout)
+    check_recover(recover, recover_limit_bytes)
     # gRPC takes longer to import than all the rest of the client but numpy, and
     # sessions on threads and child processes do without it.
     from disco_client.transport.grpc import GrpcTransport
@@ -70,9 +97,14 @@ def connect(
     read_hang_report(hang_report)  # before anything is opened
     where = _address(address)
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
-    transport = GrpcTransport.create(
+    transport: Transport = GrpcTransport.create(
         where, wish, connect_timeout=min(timeout, _REACH_S), on_queued=_Progress(num_workers)
     )
+    if recover is not None:
+        from disco_client.transport.replaying import Replaying
+
+        again = _Reopening(where, replace(wish, name=transport.welcome.name))
+        transport = Replaying(transport, again, recover_limit_bytes)
     sink: LogSink | None = print_logs if logs else None
     session = Session(
         transport, num_groups=num_groups, ccl=ccl, log_sink=sink, hang_report=hang_report
@@ -127,6 +159,51 @@ def attach(
     )
     session.release_all()
     return session
+
+
+class _Reopening:
+    """Opens sessions like one that was lost; a ``Successor``."""
+
+    def __init__(self, address: str, wish: Wish) -> None:
+        self._address = address
+        self._wish = wish
+        self._opening: GrpcTransport | None = None
+        self._abandoned = threading.Event()
+
+    def open(self) -> Transport:
+        """Asks for another session, and waits until its workers are ready.
+
+        A controller that is started anew, and nodes that are lost just then, are
+        waited for as long as slots are.
+        """
+        from disco_client.transport.grpc import GrpcTransport
+
+        deadline = time.monotonic() + self._wish.timeout
+        progress = _Progress(self._wish.num_workers)
+        while True:
+            left = max(_PAUSE_S, deadline - time.monotonic())
+            try:
+                return GrpcTransport.create(
+                    self._address,
+                    replace(self._wish, timeout=left),
+                    connect_timeout=min(left, _REACH_S),
+                    on_queued=progress,
+                    on_made=self._note,
+                )
+            except (ConnectionFailed, WorkerLost, NodeLost, ControllerLost):
+                if time.monotonic() > deadline or self._abandoned.wait(_PAUSE_S):
+                    raise
+
+    def _note(self, opening: GrpcTransport) -> None:
+        self._opening = opening
+        if self._abandoned.is_set():
+            opening.abandon()
+
+    def abandon(self) -> None:
+        """Ends a wait in :meth:`open`, from another thread."""
+        self._abandoned.set()
+        if self._opening is not None:
+            self._opening.abandon()
 
 
 def _address(given: str | None) -> str:

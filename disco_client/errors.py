@@ -16,7 +16,8 @@ The tree::
     │   └── SessionLost           it ended by itself; nothing more can be done with it
     │       ├── WorkerLost        a worker process ended
     │       ├── NodeLost          a worker daemon went away
-    │       └── ControllerLost    the controller went away or is leaving
+    │       ├── ControllerLost    the controller went away or is leaving
+    │       └── PoisonCommand     the same command ended workers again and again
     └── RemoteError               a worker could not execute a command; the session goes on
         ├── RemoteException       a called function raised
         ├── FunctionNotFound      no function or module of that name on the worker
@@ -53,6 +54,7 @@ __all__ = [
     "NoSlots",
     "NodeLost",
     "NotAllowed",
+    "PoisonCommand",
     "RemoteError",
     "RemoteException",
     "RemoteFailure",
@@ -189,6 +191,24 @@ class NodeLost(SessionLost):
 
 class ControllerLost(SessionLost, ConnectionError):
     """The controller went away or is leaving."""
+
+
+class PoisonCommand(SessionLost):
+    """A session that recovers lost its workers at the same command each time.
+
+    Attributes:
+        seq: The number of the command.
+        function: The name of the function that it called, or what it did; may be empty.
+        deaths: The errors of the losses, in order.
+    """
+
+    def __init__(
+        self, message: str, *, seq: int, function: str = "", deaths: Sequence[SessionLost] = ()
+    ) -> None:
+        super().__init__(message)
+        self.seq = seq
+        self.function = function
+        self.deaths = tuple(deaths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_client.transport.base import RankPlace, Welcome
+from disco_client.transport.base import RankPlace, Transport, Welcome
 
 __all__ = ["Identity"]
 
@@ -10,8 +10,13 @@ __all__ = ["Identity"]
 class Identity:
     """The part of a session that says what it is; no round trip."""
 
-    _welcome: Welcome
+    _transport: Transport
     _num_groups: int
+
+    @property
+    def _welcome(self) -> Welcome:
+        # A session that recovers has other workers, and another id, afterwards.
+        return self._transport.welcome
 
     @property
     def num_workers(self) -> int:

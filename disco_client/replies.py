@@ -38,10 +38,10 @@ _ERRORS: dict[FailureKind, type[RemoteError]] = {
 class Answer:
     """The replies to one command; complete when every asked worker replied."""
 
-    __slots__ = ("error", "failures", "gate", "missing", "values")
+    __slots__ = ("asked", "error", "failures", "gate", "missing", "values")
 
     def __init__(self, answers: int) -> None:
-        self.missing = answers
+        self.asked = self.missing = answers
         self.values: dict[int, Any] = {}
         self.failures: list[tuple[RemoteFailure, FailureKind]] = []
         self.error: SessionError | None = None
@@ -174,8 +174,36 @@ class Inbox:
                     answer.open()
             self._arrived.notify_all()
 
+    def reopen(self) -> None:
+        """Other workers will answer everything once more that is still waited for."""
+        with self._lock:
+            for seq, answer in self._answers.items():
+                if answer.missing == 0 and answer.error is None:
+                    # Whoever has it may still find that it cannot be read any more.
+                    self._answers[seq] = Answer(answer.asked)
+                elif answer.missing:
+                    answer.missing = answer.asked
+                    answer.values.clear()
+                    answer.failures.clear()
+
+    def is_open(self, seq: int) -> bool:
+        """Whether the answer to a command is waited for, or being read."""
+        return seq in self._answers
+
     def wait(self, seq: int, alive: Callable[[], None]) -> Answer:
-        """Waits for the replies to a command.
+        """Waits for the replies to a command, and forgets them; see :meth:`look`."""
+        try:
+            return self.look(seq, alive)
+        finally:
+            self.forget(seq)
+
+    def forget(self, seq: int) -> None:
+        """Expects no more replies to a command."""
+        with self._lock:
+            self._answers.pop(seq, None)
+
+    def look(self, seq: int, alive: Callable[[], None]) -> Answer:
+        """Waits for the replies to a command, which may be asked for once more.
 
         Args:
             seq: A command announced by :meth:`expect`.
@@ -186,13 +214,9 @@ class Inbox:
             RemoteError: The command failed.
         """
         answer, since = self._answers[seq], None
-        try:
-            while not answer.wait(1.0, self.pump):
-                alive()
-                since = self.long_waits.look(since)
-        finally:
-            with self._lock:
-                del self._answers[seq]
+        while not answer.wait(1.0, self.pump):
+            alive()
+            since = self.long_waits.look(since)
         if answer.error is not None:
             self.told = True
             raise answer.error.with_traceback(None)

@@ -26,7 +26,7 @@ from disco_client.lasting import Lasting
 from disco_client.modules import Modules
 from disco_client.output import LogSink, drop_logs, print_logs
 from disco_client.starting import close, start
-from disco_client.transport.base import Live, Transport
+from disco_client.transport.base import Interrupted, Live, Transport
 from disco_client.waiting import AUTO
 from disco_client.weights.loading import WeightLoading
 from disco_client.wire.arrays import byte_view
@@ -70,7 +70,6 @@ class Session(
     ) -> None:
         welcome = transport.welcome
         self._transport = transport
-        self._welcome = welcome
         self._num_groups = num_groups
         self._ccl = ccl
         self._log_sink = log_sink
@@ -316,15 +315,25 @@ class Session(
     def _answered(
         self, seq: int, worker: int, into: Array | None = None, *, own: bool = False
     ) -> Any:
-        answer = self._inbox.wait(seq, self._transport.check_alive)
-        got: EncodedValue | Live = answer.values[worker]
-        if isinstance(got, Live):
-            value = got.value.copy() if own else got.value
-        else:
-            # Decoded in any case: an array that is offered must be fetched.
-            value = decode_value(got, Downloads(self._transport, worker, into))
+        try:
+            value = self._read_answer(seq, worker, into, own=own)
+            while isinstance(value, Interrupted):
+                value = self._read_answer(seq, worker, into, own=own)
+        finally:
+            self._inbox.forget(seq)
         self._inbox.raise_pending()
         return value
+
+    def _read_answer(self, seq: int, worker: int, into: Array | None, *, own: bool) -> Any:
+        answer = self._inbox.look(seq, self._transport.check_alive)
+        got: EncodedValue | Live = answer.values[worker]
+        if isinstance(got, Live):
+            return got.value.copy() if own else got.value
+        try:
+            # Decoded in any case: an array that is offered must be fetched.
+            return decode_value(got, Downloads(self._transport, worker, into))
+        except Interrupted as lost:
+            return lost
 
     def _send_array(
         self, action: Action, ref: DRef | None, worker: int, array: Array, *, answers: int

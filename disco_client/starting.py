@@ -61,6 +61,9 @@ def start(
             log=sink,
             lost=lost,
             disown=log.disown,
+            reopen=inbox.reopen,
+            is_open=inbox.is_open,
+            mark=log.mark,
         )
     )
     return log, inbox

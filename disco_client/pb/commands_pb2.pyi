@@ -216,6 +216,11 @@ class Batch(google.protobuf.message.Message):
 
     COMMANDS_FIELD_NUMBER: builtins.int
     CALLS_FIELD_NUMBER: builtins.int
+    SKIPPED_FIELD_NUMBER: builtins.int
+    skipped: builtins.int
+    """How many numbers before the first command stand for commands that are left out,
+    because what they did is brought back in another way.
+    """
     @property
     def commands(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Command]: ...
     @property
@@ -234,8 +239,9 @@ class Batch(google.protobuf.message.Message):
         *,
         commands: collections.abc.Iterable[global___Command] | None = ...,
         calls: collections.abc.Iterable[builtins.int] | None = ...,
+        skipped: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["calls", b"calls", "commands", b"commands"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "commands", b"commands", "skipped", b"skipped"]) -> None: ...
 
 global___Batch = Batch
 

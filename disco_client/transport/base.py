@@ -14,6 +14,7 @@ from disco_client.wire.inspection import Inspection
 __all__ = [
     "Bound",
     "Events",
+    "Interrupted",
     "Live",
     "OutgoingBatch",
     "Pump",
@@ -134,6 +135,10 @@ class OutgoingBatch:
         )
 
 
+class Interrupted(SessionError):
+    """The worker that offered an array is gone; its answer comes again from another one."""
+
+
 class Live:
     """An answer that needed no encoding, because worker and client share memory."""
 
@@ -162,6 +167,9 @@ class Events:
         lost: Gets the error that ended the session, once.
         disown: Ends the session in a forked child, with this error; takes no lock
             that a thread of the parent may hold.
+        reopen: Everything that is still waited for will be answered once more.
+        is_open: Whether the answer to a command is still waited for.
+        mark: Issues a command that says how far workers are.
     """
 
     await_commands: Callable[[], bool]
@@ -174,6 +182,9 @@ class Events:
     log: Callable[[int, str, bool, list[str]], None]
     lost: Callable[[SessionError], None]
     disown: Callable[[SessionError], None]
+    reopen: Callable[[], None] = lambda: None
+    is_open: Callable[[int], bool] = lambda _seq: False
+    mark: Callable[[], object] = lambda: None
 
 
 class Pump(Protocol):

@@ -62,6 +62,7 @@ class GrpcTransport:
         *,
         connect_timeout: float,
         on_queued: Callable[[Waiting], None],
+        on_made: Callable[[GrpcTransport], object] = lambda _made: None,
     ) -> Self:
         """Asks for a session and waits until its ranks run.
 
@@ -70,6 +71,7 @@ class GrpcTransport:
             wish: What to ask for.
             connect_timeout: Seconds to wait for the controller to answer at all.
             on_queued: Told whenever the session's place in the queue changes.
+            on_made: Gets it before it waits; :meth:`abandon` ends the wait.
 
         Raises:
             ConnectionFailed: Nobody answers there, or speaks another protocol.
@@ -78,6 +80,7 @@ class GrpcTransport:
             SessionLost: A worker process could not be started.
         """
         made = cls(address, connect_timeout)
+        on_made(made)
         made._begin(lambda: (made._stream.create(wish, on_queued), 0))
         return made
 
@@ -115,6 +118,10 @@ class GrpcTransport:
         self._welcome = Welcome(
             ready.session, ready.name, ranks, newest + 1, ready.num_groups, ready.ccl
         )
+
+    def abandon(self) -> None:
+        """Breaks off a wait for the session to begin, from another thread."""
+        self._stream.cancel()
 
     @property
     def welcome(self) -> Welcome:

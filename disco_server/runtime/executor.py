@@ -92,6 +92,9 @@ class Executor:
             msg = f"expected command #{self.seq + 1} next, got #{first_seq}"
             raise EncodingError(msg)
         batch = EncodedBatch.FromString(payload)
+        if batch.skipped:
+            first_seq += batch.skipped
+            self.seq = max(self.seq, first_seq - 1)
         try:
             self.run(first_seq, list(batch.calls), batch.commands)
         except (IndexError, StopIteration, ValueError) as error:

@@ -1,0 +1,251 @@
+"""What a session keeps of itself so that other workers can do it again.
+
+Its commands as they were encoded, and the arrays that went to workers beside them. The
+numbers of commands hold: where some are left out, the batch behind them says how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from disco_client.transport.base import OutgoingBatch
+from disco_client.wire.codec import Action, EncodedBatch, EncodedCommand, EncodedValue
+
+__all__ = ["Journal", "KeptBatch", "Segment", "Upload", "blank_questions", "tickets_in", "walk"]
+
+_SEGMENT_COMMANDS = 2048
+_SEGMENT_BYTES = 1 << 20
+_SEGMENT_COST = 300
+"""What a segment takes besides its bytes."""
+
+_QUESTIONS = frozenset((Action.DEBUG_GET_FROM_REMOTE, Action.COPY_FROM_WORKER0))
+"""What is not asked again. A sync is: workers that answer it say how far they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBatch(OutgoingBatch):
+    """Commands that leave together, encoded already."""
+
+    encoded: bytes = b""
+
+    def payload(self) -> bytes:
+        """Returns them as they were encoded."""
+        return self.encoded
+
+
+@dataclass(slots=True)
+class Segment:
+    """Commands that follow each other.
+
+    Attributes:
+        first, last: The numbers of the first and the last of them.
+        payload: They themselves, as one batch.
+        in_column: Whether that has a column of plain calls.
+    """
+
+    first: int
+    last: int
+    payload: bytearray
+    in_column: bool
+
+
+@dataclass(slots=True)
+class Upload:
+    """An array that went to a worker.
+
+    Attributes:
+        ticket: Names it in its command.
+        worker: To whom it went.
+        data: Its bytes; uploads of one ticket share them.
+        life: The number of the workers that have it, or are about to get it.
+    """
+
+    ticket: int
+    worker: int
+    data: bytes = field(repr=False)
+    life: int = 0
+
+
+class Journal:
+    """The commands and arrays of a session since its start, or since its last checkpoint.
+
+    Its owner's lock guards it.
+
+    Args:
+        limit: How many bytes it may keep. An array that would be too much is not kept,
+            nor any later one, and those that are there are let go; commands that would
+            be too much end it altogether.
+
+    Attributes:
+        nbytes: How many bytes it keeps.
+        arrays_dropped, dropped: Whether the arrays, or all, were let go.
+        segments: The commands.
+        uploads: The arrays by their tickets.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.nbytes = 0
+        self.arrays_dropped = self.dropped = False
+        self.segments: list[Segment] = []
+        self.uploads: dict[int, list[Upload]] = {}
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is there."""
+        return not self.arrays_dropped
+
+    @property
+    def commands(self) -> int:
+        """How many commands it has."""
+        return sum(segment.last - segment.first + 1 for segment in self.segments)
+
+    def append(self, batch: OutgoingBatch, session: int) -> OutgoingBatch:
+        """Writes a batch down.
+
+        Args:
+            batch: Commands of the program.
+            session: For which session they leave.
+
+        Returns:
+            The batch as it should leave, so that it is encoded once.
+        """
+        if self.dropped:
+            return replace(batch, session=session)
+        payload = batch.payload()
+        in_column = bool(batch.calls)
+        last = self.segments[-1] if self.segments else None
+        if (
+            last is not None
+            and last.in_column == in_column
+            and last.last + 1 == batch.first_seq
+            and batch.last_seq - last.first < _SEGMENT_COMMANDS
+            and len(last.payload) + len(payload) <= _SEGMENT_BYTES
+        ):
+            last.payload += payload  # batches one behind the other are one batch
+            last.last = batch.last_seq
+        else:
+            self.segments.append(
+                Segment(batch.first_seq, batch.last_seq, bytearray(payload), in_column)
+            )
+            self.nbytes += _SEGMENT_COST
+        self.nbytes += len(payload)
+        self._keep_to_limit()
+        return KeptBatch(
+            session, batch.first_seq, batch.last_seq, [], [], batch.bulk, payload
+        )
+
+    def add_upload(self, ticket: int, worker: int, data: memoryview, life: int) -> Upload | None:
+        """Writes an array down; None where it is not kept."""
+        if self.arrays_dropped:
+            return None
+        known = self.uploads.get(ticket)
+        if known is None:
+            if self.nbytes + len(data) > self.limit:
+                self._drop_arrays()
+                return None
+            self.nbytes += len(data)
+            known = self.uploads[ticket] = []
+        held = known[0].data if known else bytes(data)
+        upload = Upload(ticket, worker, held, life)
+        known.append(upload)
+        return upload
+
+    def _keep_to_limit(self) -> None:
+        if self.nbytes > self.limit:
+            self._drop_arrays()
+        if self.nbytes > self.limit:
+            self.dropped = True
+            self.segments.clear()
+            self.nbytes = 0
+
+    def _drop_arrays(self) -> None:
+        self.arrays_dropped = True
+        self.nbytes -= sum(len(each[0].data) for each in self.uploads.values())
+        self.uploads.clear()
+
+    def begin_again(self, segments: Iterable[Segment], tickets: set[int], after: int) -> None:
+        """Forgets what a checkpoint has made superfluous.
+
+        Args:
+            segments: What brings back all up to a command.
+            tickets: The arrays for that.
+            after: The command.
+        """
+        kept = [segment for segment in self.segments if segment.first > after]
+        self.segments = [*segments, *kept]
+        for segment in kept:
+            tickets |= {ticket for _, command in walk(segment) for ticket in tickets_in(command)}
+        self.uploads = {t: found for t, found in self.uploads.items() if t in tickets}
+        self.arrays_dropped = self.dropped = False
+        self.nbytes = sum(len(segment.payload) + _SEGMENT_COST for segment in self.segments)
+        self.nbytes += sum(len(each[0].data) for each in self.uploads.values())
+
+
+def walk(segment: Segment) -> Iterator[tuple[int, EncodedCommand]]:
+    """The commands of a segment with their numbers, plain calls left out."""
+    return _numbered(segment.first, EncodedBatch.FromString(bytes(segment.payload)))
+
+
+def _numbered(first: int, batch: EncodedBatch) -> Iterator[tuple[int, EncodedCommand]]:
+    first += batch.skipped
+    if not batch.calls:
+        yield from enumerate(batch.commands, first)
+        return
+    calls, at, seq = list(batch.calls), 0, first
+    commands = iter(batch.commands)
+    while at < len(calls):
+        if calls[at] < 0:
+            yield seq, next(commands)
+            at += 1
+        else:
+            head = at + 1 + calls[at]
+            at = head + 3 + calls[head + 2]
+        seq += 1
+
+
+def blank_questions(
+    segment: Segment, session: int, is_open: Callable[[int], bool]
+) -> tuple[OutgoingBatch, Sequence[tuple[int, int]]]:
+    """Makes what leaves of a segment when it is done again.
+
+    Args:
+        segment: The commands.
+        session: The session they leave for.
+        is_open: Whether somebody still waits for the answer to a command. Questions
+            that were answered become commands that do nothing.
+
+    Returns:
+        The batch, and the arrays in it: the number of the command, and the ticket.
+    """
+    batch = EncodedBatch.FromString(bytes(segment.payload))
+    tickets: list[tuple[int, int]] = []
+    for seq, command in _numbered(segment.first, batch):
+        tickets += [(seq, ticket) for ticket in tickets_in(command)]
+        if command.action in _QUESTIONS and not is_open(seq):
+            released = list(command.released)
+            command.Clear()
+            command.action = Action.KILL_REG  # type: ignore[assignment]  (the numbers are the same)
+            command.released.extend(released)
+    encoded = batch.SerializeToString()
+    return KeptBatch(session, segment.first, segment.last, [], [], encoded=encoded), tickets
+
+
+def tickets_in(command: EncodedCommand) -> Iterator[int]:
+    """The arrays that travel beside a command."""
+    for value in command.args:
+        yield from _tickets(value)
+
+
+def _tickets(value: EncodedValue) -> Iterator[int]:
+    kind = value.WhichOneof("kind")
+    if kind == "array":
+        if value.array.WhichOneof("data") == "ticket":
+            yield value.array.ticket
+    elif kind == "list":
+        for item in value.list.items:
+            yield from _tickets(item)
+    elif kind == "map":
+        for item in value.map.items.values():
+            yield from _tickets(item)

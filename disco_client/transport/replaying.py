@@ -1,0 +1,305 @@
+"""A session that goes on with other workers when its own are lost.
+
+What it sent is kept (:mod:`~disco_client.transport.journal`). When its workers are
+lost, a new session is asked for, and gets all that once more; what the program issues
+meanwhile waits behind it. Answers and failures that the program has had are not told
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from disco_client import errors
+from disco_client.errors import SessionClosed, SessionError, SessionLost
+from disco_client.transport.base import Events, Interrupted, OutgoingBatch, Transport, Welcome
+from disco_client.transport.again import Again
+from disco_client.transport.deaths import Deaths
+from disco_client.transport.journal import Journal
+from disco_client.transport.life import TICKETS, Failures, Life
+from disco_client.wire.inspection import Inspection
+
+__all__ = ["Recovery", "Replaying", "Successor"]
+
+_END_S = 2.0
+"""How long a transfer that failed waits to hear that its session was lost."""
+
+_CLOSE_S = 5.0
+_MASK = (1 << TICKETS) - 1
+_RECOVERABLE = (errors.WorkerLost, errors.NodeLost, errors.ControllerLost)
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One time that a session went on with other workers.
+
+    Attributes:
+        lost: Why the former ones were lost.
+        commands: How many commands the new ones were given again.
+        seconds: How long it took.
+    """
+
+    lost: SessionLost
+    commands: int
+    seconds: float
+
+
+class Successor(Protocol):
+    """Opens sessions like the first one."""
+
+    def open(self) -> Transport:
+        """Asks for another session, and waits until its workers are ready.
+
+        Raises:
+            DiscoError: It cannot be had.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Ends a wait in :meth:`open`, from another thread."""
+        ...
+
+
+class Replaying:
+    """A transport over several others, one after another.
+
+    Args:
+        first: Opened, and not yet started.
+        successor: Opens the others.
+        limit: How many bytes of commands and arrays are kept.
+
+    Attributes:
+        recoveries: What happened so far.
+    """
+
+    pump = None
+
+    def __init__(self, first: Transport, successor: Successor, limit: int) -> None:
+        self._successor = successor
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._journal = Journal(limit)
+        self._failures = Failures()
+        self._transport = first
+        self._deaths = Deaths()
+        self._recovering = False
+        self._leaving = False
+        self._ended: SessionError | None = None
+        self._thread: threading.Thread | None = None
+        self._told_of_limit = False
+        self.recoveries: tuple[Recovery, ...] = ()
+
+    @property
+    def welcome(self) -> Welcome:
+        """Which session this is now, and where its workers run."""
+        return self._transport.welcome
+
+    def start(self, events: Events) -> None:
+        """Begins to send what ``events`` yields and to deliver what comes."""
+        self._events = events
+        self._begin(self._transport)
+
+    def _begin(self, transport: Transport) -> Life:
+        with self._lock:
+            number = 0 if transport is self._transport else self._life.number + 1
+            life = Life(self, number, transport, self._events, self._failures, self._changed)
+            self._life, self._transport = life, transport
+        transport.start(life.events())
+        return life
+
+    # What the program sends -------------------------------------------------------------
+
+    def take(self, life: Life, kills: bool) -> OutgoingBatch | None:
+        """Returns the program's next commands, written down; the lock is held."""
+        if life is not self._life:
+            return None
+        batch = self._events.take_batch(kills)
+        if batch is None:
+            return None
+        kept = self._journal.append(batch, life.transport.welcome.session)
+        self._tell_of_limit()
+        return kept
+
+    def _tell_of_limit(self) -> None:
+        if self._told_of_limit or self._journal.whole:
+            return
+        self._told_of_limit = True
+        _logger.warning(
+            "session %s: its commands and arrays are more than the %s bytes that are kept to do"
+            " them again (recover_limit_bytes), so lost workers end it from now on, until"
+            " session.checkpoint(path) has saved what they hold",
+            self.welcome.name,
+            f"{self._journal.limit:,}",
+        )
+
+    def upload(self, ticket: int, worker: int, data: memoryview) -> None:
+        """Sends an array's bytes to a worker; returns when they may be changed."""
+        with self._lock:
+            life = self._life
+            kept = self._journal.add_upload(ticket, worker, data, life.number)
+            self._tell_of_limit()
+            gone = life.error is not None
+            if kept is not None and self._recovering and (gone or ticket not in life.passed):
+                kept.life = -1  # who does the commands again comes to it
+                return
+        try:
+            life.transport.upload(ticket, worker, data)
+        except SessionError:
+            if kept is None or not self._is_over(life):
+                raise
+            # Other workers get it; this one has been written down.
+
+    def download(self, ticket: int, worker: int, into: memoryview) -> None:
+        """Fills a buffer with the array that a worker offered.
+
+        Raises:
+            Interrupted: Its workers are gone; the answer comes again.
+        """
+        life = self._life
+        if ticket >> TICKETS != life.number or life.error is not None:
+            raise Interrupted
+        try:
+            life.transport.download(ticket & _MASK, worker, into)
+        except SessionError:
+            if not self._is_over(life):
+                raise
+            raise Interrupted from None
+
+    def _is_over(self, life: Life) -> bool:
+        """Whether the workers of a transfer that failed were lost, and others come."""
+        with self._changed:
+            self._changed.wait_for(lambda: life.error is not None, _END_S)
+            return life.error is not None and self._ended is None
+
+    # When workers are lost ------------------------------------------------------------------
+
+    def lost(self, life: Life, error: SessionError) -> None:
+        """Hears that a life is over; others are asked for, or the session is lost."""
+        self._events.reopen()
+        with self._changed:
+            life.error = error
+            self._changed.notify_all()
+            if self._recovering and life is self._life:
+                return  # who recovers sees it
+            if not self._leaving and isinstance(error, _RECOVERABLE):
+                self._recovering = True
+                self._thread = threading.Thread(
+                    target=self._recover, args=(life, error), name="disco-recovery", daemon=True
+                )
+                self._thread.start()
+                return
+        self._finish(error)
+
+    def _finish(self, error: SessionError) -> None:
+        with self._changed:
+            self._recovering = False
+            self._ended = error
+            self._changed.notify_all()
+        self._events.lost(error)
+
+    def _recover(self, life: Life, error: SessionLost) -> None:
+        try:
+            end = self._try_to_recover(life, error)
+        except Exception as broke:
+            _logger.exception("the recovery of session %s failed", self.welcome.name)
+            end = SessionLost(f"{error}\nits recovery failed: {broke!r}")
+        if end is not None:
+            self._finish(end)
+
+    def _try_to_recover(self, life: Life, first: SessionLost) -> SessionError | None:
+        """Asks for workers until some have done everything again; or returns the end."""
+        began = time.monotonic()
+        error: SessionError = first
+        while True:
+            if not isinstance(error, _RECOVERABLE):
+                return error
+            end = self._deaths.judge(life, error) or self._why_not(error)
+            if end is not None:
+                return end
+            count = self._journal.commands
+            _logger.warning(
+                "session %s: %s; replaying %s commands on other workers",
+                self.welcome.name,
+                str(error).partition("\n")[0],
+                f"{count:,}".replace(",", " "),
+            )
+            life.transport.close(_CLOSE_S)
+            try:
+                transport = self._successor.open()
+            except (errors.DiscoError, OSError) as refused:
+                return _because(error, f"it could not go on with other workers: {refused}")
+            if self._leaving:
+                transport.close(_CLOSE_S)
+                return SessionClosed(f"session {self.welcome.name!r} was shut down")
+            life = self._begin(transport)
+            made = Recovery(first, count, time.monotonic() - began)
+            found = Again(
+                life, self._journal, self._events, self._failures, self._changed
+            ).run(lambda: self._go_on(made))
+            if found is None:
+                _logger.warning(
+                    "session %s goes on after %.1f s",
+                    self.welcome.name,
+                    time.monotonic() - began,
+                )
+                return None
+            error = found
+
+    def _go_on(self, made: Recovery) -> None:
+        """The program's commands go to the new workers from now on; the lock is held."""
+        self._recovering = False
+        self.recoveries += (made,)
+
+    def _why_not(self, error: SessionError) -> SessionError | None:
+        if self._journal.whole:
+            return None
+        limit = f"{self._journal.limit:,}"
+        return _because(
+            error,
+            f"it could not go on with other workers, because its commands and arrays are more"
+            f" than the {limit} bytes that are kept (recover_limit_bytes);"
+            " session.checkpoint(path) makes room",
+        )
+
+    # The rest ---------------------------------------------------------------------------
+
+    def check_alive(self) -> None:
+        """Raises the session's error when nothing has been heard for too long."""
+        life = self._life
+        if life.error is None and not life.replaying:
+            life.transport.check_alive()
+
+    def inspect(self, *, stacks: bool, flights: bool) -> Inspection:
+        """Finds out what the ranks do, without asking them; for any thread, at any time."""
+        return self._transport.inspect(stacks=stacks, flights=flights)
+
+    def check_detachable(self) -> None:
+        """Does nothing: a controller daemon keeps the session."""
+
+    def detach(self, lease: float) -> None:
+        """Lets :meth:`close` leave the session as it is, for others to attach."""
+        self._leaving = True
+        self._transport.detach(lease)
+
+    def close(self, timeout: float) -> None:
+        """Waits until what was sent has left, then ends; idempotent."""
+        with self._changed:
+            self._leaving = True
+            thread = self._thread if self._recovering else None
+        if thread is not None:
+            self._successor.abandon()
+        self._transport.close(timeout)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+
+def _because(error: SessionLost, why: str) -> SessionLost:
+    """The error with a sentence that says why the session did not go on."""
+    error.args = (f"{error}\n{why}",)
+    return error
