@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import CodeType
@@ -167,6 +167,7 @@ class CommandLog:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._awake = False
         self._closed: SessionError | None = None
+        self._alone = 0
         self.direct = False
         self.told = False
         self.long_waits = LongWaits()
@@ -298,6 +299,24 @@ class CommandLog:
         self._dead.append(register)
         self._wake_sender()
 
+    @contextlib.contextmanager
+    def alone(self) -> Generator[None]:
+        """Lets no other thread issue commands while a block runs; they wait."""
+        with self._lock:
+            self._await_room()
+            self._alone = threading.get_ident()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._alone = 0
+                self._room.notify_all()
+
+    def live_registers(self) -> set[int]:
+        """The registers that references stand for."""
+        with self._lock:
+            return self._ids.live() - set(self._dead)
+
     @property
     def last_seq(self) -> int:
         """The number of the newest command."""
@@ -344,6 +363,7 @@ class CommandLog:
             self._seq - self._acked >= WINDOW_COMMANDS
             or self._bytes_under_way > WINDOW_BYTES
             or self._beside_under_way > WINDOW_ARRAY_BYTES
+            or (self._alone and self._alone != threading.get_ident())
         ):
             # The transport calls close() when the session is lost, so this ends.
             if not self._room.wait(1.0):

@@ -40,7 +40,7 @@ _QUIET_S = 0.5
 """A wait for slots shorter than this is not worth a message."""
 
 
-def connect(
+def connect(  # noqa: PLR0913  (each of them by name)
     address: str | None = None,
     *,
     num_workers: int,

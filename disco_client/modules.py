@@ -47,8 +47,15 @@ class Modules(ABC):
     def _bring(self, worker: int, array: np.ndarray[Any, Any]) -> DRef: ...
 
     @abstractmethod
+    def _replaying(self) -> object | None: ...
+
+    @abstractmethod
     def sync_worker(self, worker_id: int) -> None:
         """Waits until a worker has executed every command issued before."""
+
+    @abstractmethod
+    def sync_all(self) -> None:
+        """Waits until every worker has executed every command issued before."""
 
     def load_vm_module(
         self, path: str | os.PathLike[str], device: Device | str | None = None
@@ -102,6 +109,9 @@ class Modules(ABC):
     def _provide(self, file: Path, content: BufferedReader, digest: str) -> None:
         """Makes sure that every node has a file of this content."""
         name = str(file)
+        if self._replaying() is not None:
+            self._provide_all(name, content, digest)
+            return
         nodes: dict[str, int] = {}
         for place in self.workers:
             nodes.setdefault(place.node, place.worker)
@@ -118,6 +128,18 @@ class Modules(ABC):
         self._call_builtin("runtime.disco._finish_file", incoming)
         for worker in receivers:
             self.sync_worker(worker)
+
+    def _provide_all(self, name: str, content: BufferedReader, digest: str) -> None:
+        """The same, also for nodes that may take the place of these later on."""
+        size = os.fstat(content.fileno()).st_size
+        content.seek(0)
+        incoming = self._call_builtin("runtime.disco._begin_file", name, digest, size, [])
+        while part := content.read(_PART_BYTES):
+            array = np.frombuffer(part, np.uint8)
+            self._call_builtin("runtime.disco._append_file", incoming, array, -1)
+            self.sync_all()
+        self._call_builtin("runtime.disco._finish_file", incoming)
+        self.sync_all()
 
     def _send_file(self, content: BufferedReader, incoming: DRef, worker: int, bar: Any) -> None:
         """Sends a file to one worker, part by part."""

@@ -65,7 +65,7 @@ class Recorder(Session):
         # No session of its own: it has no transport, and nothing to close.
         self._session = session
         self._program_name = name
-        self._welcome = session._welcome
+        self._transport = session._transport
         self._num_groups = session._num_groups
         self._closed = False
         self._recorders = {}

@@ -31,6 +31,10 @@ class RegisterIds:
         """Gives an id back; the caller has put its release into the log."""
         self._free.append(register)
 
+    def live(self) -> set[int]:
+        """The ids that are handed out at this moment."""
+        return set(range(1, self._next)).difference(self._free)
+
     @property
     def high_water(self) -> int:
         """The largest id ever handed out."""

@@ -10,6 +10,7 @@ from typing import Any, Self, SupportsIndex
 from disco_client.arguments import check_worker, dims_of
 from disco_client.arrays import Array, Downloads, Uploads, as_host_array, kind_of
 from disco_client.capture import Capturing, StepLines
+from disco_client.checkpointing import Checkpointing
 from disco_client.collectives import Collectives
 from disco_client.command_log import Fill
 from disco_client.distributed.sessions import Distribution
@@ -46,7 +47,15 @@ _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
 
 
 class Session(
-    Identity, Collectives, Capturing, Distribution, Inspecting, Modules, WeightLoading, Lasting
+    Identity,
+    Checkpointing,
+    Collectives,
+    Capturing,
+    Distribution,
+    Inspecting,
+    Modules,
+    WeightLoading,
+    Lasting,
 ):
     """One SPMD program: its workers, their registers, and its ordered command log.
 

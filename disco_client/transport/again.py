@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 
 from disco_client.errors import SessionError, SessionLost
 from disco_client.transport.base import Events
-from disco_client.transport.journal import Journal, Segment, Upload, blank_questions
+from disco_client.transport.journal import Journal, Segment, Upload, cut_in_pieces
 from disco_client.transport.life import Failures, Life
 
 __all__ = ["Again"]
 
-_AHEAD_BYTES = 8 << 20
+_AHEAD_BATCHES = 8
 _AHEAD_COMMANDS = 64 * 1024
-_AHEAD_ARRAY_BYTES = 256 << 20
 """How much may be under way before the slowest worker has executed it."""
 
 _LOOK_S = 1.0
@@ -47,8 +45,6 @@ class Again:
         self._changed = changed
         self._session = life.transport.welcome.session
         self._last = 0
-        self._beside: deque[tuple[int, int]] = deque()
-        self._beside_bytes = 0
 
     def run(self, done: Callable[[], None]) -> SessionError | None:
         """Sends everything; returns why it could not, or None.
@@ -75,7 +71,7 @@ class Again:
             if segment is not None:
                 self._send(segment)
                 at += 1
-            self._bring(0, late)
+            self._bring(late)
         self._events.mark()
         self._events.nudge()
         return None
@@ -92,25 +88,32 @@ class Again:
         return None
 
     def _send(self, segment: Segment) -> None:
-        """Sends some commands, when there is room, and the arrays that belong to them."""
+        """Sends some commands, and the arrays that belong to them, as workers take them."""
         life = self._life
-        batch, tickets = blank_questions(segment, self._session, self._events.is_open)
-        with self._changed:
-            life.queue.append(batch)
-            self._last = segment.last
-            self._changed.notify_all()
-        for seq, ticket in tickets:
+        for piece in cut_in_pieces(segment, self._events.is_open):
             with self._changed:
-                life.passed.add(ticket)  # a part that comes later is brought by who has it
-                uploads = self._journal.uploads.get(ticket, ())
-                uploads = [each for each in uploads if each.life != life.number]
-                for each in uploads:
-                    each.life = life.number
-            self._bring(seq, uploads)
-        self._await(
-            lambda: len(life.queue) * len(segment.payload) < _AHEAD_BYTES
-            and segment.last - life.acked < _AHEAD_COMMANDS
-        )
+                life.queue.append(piece.leave(self._session))
+                self._last = piece.last
+                self._changed.notify_all()
+            for ticket in piece.tickets:
+                self._bring(self._take(ticket))
+            if piece.awaited:
+                self._await(lambda ahead=piece: life.has_done(ahead.last, ahead.by))
+            else:
+                self._await(lambda ahead=piece: ahead.last - life.acked < _AHEAD_COMMANDS)
+            if life.error is not None:
+                return
+        self._await(lambda: len(life.queue) < _AHEAD_BATCHES)
+
+    def _take(self, ticket: int) -> list[Upload]:
+        """The parts of an array that these workers do not have; who comes later brings his."""
+        number = self._life.number
+        with self._changed:
+            self._life.passed.add(ticket)
+            found = [each for each in self._journal.uploads.get(ticket, ()) if each.life != number]
+            for each in found:
+                each.life = number
+        return found
 
     def _left_over(self) -> list[Upload]:
         """Arrays of commands that the program has issued, and that have not left."""
@@ -121,27 +124,20 @@ class Again:
             each.life = number
         return left
 
-    def _bring(self, seq: int, uploads: list[Upload]) -> None:
-        """Brings arrays to workers, where there is room."""
+    def _bring(self, uploads: list[Upload]) -> None:
+        """Brings arrays to workers.
+
+        The log has marks among them, which somebody waits for, so not too much is under way.
+        """
         for each in uploads:
-            self._await(lambda: self._count_beside() <= _AHEAD_ARRAY_BYTES)
             if self._life.error is not None:
                 return
-            self._beside.append((seq, len(each.data)))
-            self._beside_bytes += len(each.data)
             try:
                 self._life.transport.upload(each.ticket, each.worker, memoryview(each.data))
-            except SessionError as error:
+            except SessionError:
                 self._await(lambda: False, 2 * _LOOK_S)
                 if self._life.error is None:
-                    raise error from None
-                return
-
-    def _count_beside(self) -> int:
-        """How many bytes of arrays may still wait for their commands."""
-        while self._beside and self._beside[0][0] <= self._life.acked:
-            self._beside_bytes -= self._beside.popleft()[1]
-        return self._beside_bytes
+                    raise
 
     def _await(self, ready: Callable[[], bool], limit: float | None = None) -> None:
         """Waits until something is so, or the workers are lost."""
@@ -149,7 +145,7 @@ class Again:
         while limit is None or waited < limit:
             with self._changed:
                 over = self._life.error is not None or bool(self._failures.why_dead)
-                if over or ready() or self._changed.wait(_LOOK_S) and ready():
+                if over or ready() or (self._changed.wait(_LOOK_S) and ready()):
                     return
             waited += _LOOK_S
             self._life.transport.check_alive()

@@ -73,9 +73,11 @@ def _examine(life: Life, error: SessionLost) -> _Death | None:
         except SessionError:
             ranks = ()
         for rank in ranks:
-            if rank.worker == error.worker:
-                now = rank.current
-                return None if now is None else _Death(now.seq, exact=True, what=now.what, error=error)
+            if rank.worker != error.worker:
+                continue
+            if rank.current is None:
+                return None
+            return _Death(rank.current.seq, exact=True, what=rank.current.what, error=error)
     if life.number == 0 or life.complete:
         return None
     return _Death(life.acked, exact=False, what="", error=error)

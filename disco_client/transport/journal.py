@@ -6,13 +6,14 @@ numbers of commands hold: where some are left out, the batch behind them says ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from disco_client.transport.base import OutgoingBatch
 from disco_client.wire.codec import Action, EncodedBatch, EncodedCommand, EncodedValue
 
-__all__ = ["Journal", "KeptBatch", "Segment", "Upload", "blank_questions", "tickets_in", "walk"]
+__all__ = ["Journal", "KeptBatch", "Piece", "Segment", "Upload", "cut_in_pieces", "tickets_in"]
 
 _SEGMENT_COMMANDS = 2048
 _SEGMENT_BYTES = 1 << 20
@@ -20,7 +21,7 @@ _SEGMENT_COST = 300
 """What a segment takes besides its bytes."""
 
 _QUESTIONS = frozenset((Action.DEBUG_GET_FROM_REMOTE, Action.COPY_FROM_WORKER0))
-"""What is not asked again. A sync is: workers that answer it say how far they are."""
+_SYNC: Any = Action.SYNC_WORKER
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,18 @@ class Segment:
         first, last: The numbers of the first and the last of them.
         payload: They themselves, as one batch.
         in_column: Whether that has a column of plain calls.
+        skipped: How many numbers before its commands stand for none.
     """
 
     first: int
     last: int
     payload: bytearray
-    in_column: bool
+    in_column: bool = False
+    skipped: int = 0
+
+    def entries(self) -> Iterator[tuple[int, EncodedCommand | None, list[int]]]:
+        """Its commands; see :func:`entries`."""
+        return entries(self.first, EncodedBatch.FromString(bytes(self.payload)))
 
 
 @dataclass(slots=True)
@@ -99,7 +106,7 @@ class Journal:
     @property
     def commands(self) -> int:
         """How many commands it has."""
-        return sum(segment.last - segment.first + 1 for segment in self.segments)
+        return sum(each.last - each.first + 1 - each.skipped for each in self.segments)
 
     def append(self, batch: OutgoingBatch, session: int) -> OutgoingBatch:
         """Writes a batch down.
@@ -132,9 +139,7 @@ class Journal:
             self.nbytes += _SEGMENT_COST
         self.nbytes += len(payload)
         self._keep_to_limit()
-        return KeptBatch(
-            session, batch.first_seq, batch.last_seq, [], [], batch.bulk, payload
-        )
+        return KeptBatch(session, batch.first_seq, batch.last_seq, [], [], batch.bulk, payload)
 
     def add_upload(self, ticket: int, worker: int, data: memoryview, life: int) -> Upload | None:
         """Writes an array down; None where it is not kept."""
@@ -176,60 +181,103 @@ class Journal:
         kept = [segment for segment in self.segments if segment.first > after]
         self.segments = [*segments, *kept]
         for segment in kept:
-            tickets |= {ticket for _, command in walk(segment) for ticket in tickets_in(command)}
+            for _, command, _ in segment.entries():
+                tickets |= set(tickets_in(command)) if command is not None else set()
         self.uploads = {t: found for t, found in self.uploads.items() if t in tickets}
         self.arrays_dropped = self.dropped = False
         self.nbytes = sum(len(segment.payload) + _SEGMENT_COST for segment in self.segments)
         self.nbytes += sum(len(each[0].data) for each in self.uploads.values())
 
 
-def walk(segment: Segment) -> Iterator[tuple[int, EncodedCommand]]:
-    """The commands of a segment with their numbers, plain calls left out."""
-    return _numbered(segment.first, EncodedBatch.FromString(bytes(segment.payload)))
+@dataclass(slots=True)
+class Piece:
+    """Commands that may be done at once, when all before them are done.
+
+    Attributes:
+        first, last: The numbers of the first and the last of them.
+        batch: They themselves.
+        tickets: The arrays that travel beside them.
+        awaited: Whether somebody waited for the last of them before going on.
+        by: The one worker that was waited for; None for all.
+    """
+
+    first: int
+    last: int
+    batch: EncodedBatch
+    tickets: list[int] = field(default_factory=list[int])
+    awaited: bool = False
+    by: int | None = None
+
+    def leave(self, session: int) -> OutgoingBatch:
+        """Returns it as it leaves for a session."""
+        encoded = self.batch.SerializeToString()
+        return KeptBatch(session, self.first, self.last, [], [], encoded=encoded)
 
 
-def _numbered(first: int, batch: EncodedBatch) -> Iterator[tuple[int, EncodedCommand]]:
-    first += batch.skipped
-    if not batch.calls:
-        yield from enumerate(batch.commands, first)
-        return
-    calls, at, seq = list(batch.calls), 0, first
-    commands = iter(batch.commands)
-    while at < len(calls):
-        if calls[at] < 0:
-            yield seq, next(commands)
-            at += 1
-        else:
-            head = at + 1 + calls[at]
-            at = head + 3 + calls[head + 2]
-        seq += 1
+def cut_in_pieces(segment: Segment, is_open: Callable[[int], bool]) -> Iterator[Piece]:
+    """Cuts commands that are done again where the program had waited.
 
-
-def blank_questions(
-    segment: Segment, session: int, is_open: Callable[[int], bool]
-) -> tuple[OutgoingBatch, Sequence[tuple[int, int]]]:
-    """Makes what leaves of a segment when it is done again.
+    What workers do beside their results may depend on that. Questions that were answered
+    are not asked again; in their place workers say that they are there.
 
     Args:
         segment: The commands.
-        session: The session they leave for.
-        is_open: Whether somebody still waits for the answer to a command. Questions
-            that were answered become commands that do nothing.
-
-    Returns:
-        The batch, and the arrays in it: the number of the command, and the ticket.
+        is_open: Whether somebody still waits for the answer to a command.
     """
-    batch = EncodedBatch.FromString(bytes(segment.payload))
-    tickets: list[tuple[int, int]] = []
-    for seq, command in _numbered(segment.first, batch):
-        tickets += [(seq, ticket) for ticket in tickets_in(command)]
+    whole = EncodedBatch.FromString(bytes(segment.payload))
+    piece = Piece(segment.first, 0, EncodedBatch(skipped=whole.skipped))
+    for seq, command, record in entries(segment.first, whole):
+        piece.last = seq
+        if command is None:
+            piece.batch.calls.extend(record)
+            continue
+        if whole.calls:
+            piece.batch.calls.append(-1)
+        piece.tickets += tickets_in(command)
         if command.action in _QUESTIONS and not is_open(seq):
-            released = list(command.released)
+            released, by = list(command.released), command.worker_plus_one
             command.Clear()
-            command.action = Action.KILL_REG  # type: ignore[assignment]  (the numbers are the same)
+            command.action = _SYNC
+            command.worker_plus_one = by
             command.released.extend(released)
-    encoded = batch.SerializeToString()
-    return KeptBatch(session, segment.first, segment.last, [], [], encoded=encoded), tickets
+        piece.batch.commands.append(command)
+        if command.action == _SYNC and not is_open(seq):
+            piece.awaited = True
+            piece.by = command.worker_plus_one - 1 if command.worker_plus_one else None
+            yield piece
+            piece = Piece(seq + 1, 0, EncodedBatch())
+    if piece.last:
+        yield piece
+
+
+def entries(
+    first: int, batch: EncodedBatch
+) -> Iterator[tuple[int, EncodedCommand | None, list[int]]]:
+    """The commands of a batch with their numbers.
+
+    Args:
+        first: The number that the batch begins with.
+        batch: The commands.
+
+    Yields:
+        The number, and either the command or its record in the column of calls.
+    """
+    seq = first + batch.skipped
+    if not batch.calls:
+        for number, command in enumerate(batch.commands, seq):
+            yield number, command, []
+        return
+    calls, at, commands = list(batch.calls), 0, iter(batch.commands)
+    while at < len(calls):
+        if calls[at] < 0:
+            yield seq, next(commands), []
+            at += 1
+        else:
+            head = at + 1 + calls[at]
+            after = head + 3 + calls[head + 2]
+            yield seq, None, calls[at:after]
+            at = after
+        seq += 1
 
 
 def tickets_in(command: EncodedCommand) -> Iterator[int]:

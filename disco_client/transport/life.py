@@ -59,7 +59,7 @@ class Life:
         changed: Its lock guards what is here; notified when workers are further.
     """
 
-    def __init__(  # noqa: PLR0913  (what its owner shares with it)
+    def __init__(
         self,
         owner: Owner,
         number: int,
@@ -86,6 +86,10 @@ class Life:
     def complete(self) -> bool:
         """Whether the workers have done all that those before them had been sent."""
         return not self.replaying and self.acked >= self.target
+
+    def has_done(self, seq: int, worker: int | None) -> bool:
+        """Whether a worker, or all of them, have executed everything up to a command."""
+        return (self.acked if worker is None else self.acks[worker]) >= seq
 
     def events(self) -> Events:
         """What its transport is started with."""
@@ -154,11 +158,8 @@ class Life:
 
     def _note(self, worker: int, ack: int) -> None:
         self.acks[worker] = ack
-        acked = min(self.acks)
-        if acked == self.acked:
-            return
-        self.acked = acked
-        if self.number:
+        self.acked = min(self.acks)
+        if self.replaying:
             with self._changed:
                 self._changed.notify_all()
 
@@ -182,8 +183,6 @@ class Life:
                 return False
             value.array.ticket |= self.number << TICKETS
             return True
-        if kind == "list":
-            return any([self._retag(item) for item in value.list.items])
-        if kind == "map":
-            return any([self._retag(item) for item in value.map.items.values()])
-        return False
+        items = {"list": value.list.items, "map": value.map.items.values()}.get(kind or "", ())
+        tagged = [self._retag(item) for item in items]
+        return any(tagged)

@@ -11,16 +11,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 from disco_client import errors
-from disco_client.errors import SessionClosed, SessionError, SessionLost
-from disco_client.transport.base import Events, Interrupted, OutgoingBatch, Transport, Welcome
+from disco_client.errors import EncodingError, SessionClosed, SessionError, SessionLost
 from disco_client.transport.again import Again
+from disco_client.transport.base import Events, Interrupted, OutgoingBatch, Transport, Welcome
 from disco_client.transport.deaths import Deaths
 from disco_client.transport.journal import Journal
 from disco_client.transport.life import TICKETS, Failures, Life
+from disco_client.transport.slicing import Slice, cut
+from disco_client.wire.codec import EncodedCommand
 from disco_client.wire.inspection import Inspection
 
 __all__ = ["Recovery", "Replaying", "Successor"]
@@ -226,7 +229,7 @@ class Replaying:
             _logger.warning(
                 "session %s: %s; replaying %s commands on other workers",
                 self.welcome.name,
-                str(error).partition("\n")[0],
+                str(error).partition("\n")[0].partition("; session ")[0],
                 f"{count:,}".replace(",", " "),
             )
             life.transport.close(_CLOSE_S)
@@ -239,9 +242,8 @@ class Replaying:
                 return SessionClosed(f"session {self.welcome.name!r} was shut down")
             life = self._begin(transport)
             made = Recovery(first, count, time.monotonic() - began)
-            found = Again(
-                life, self._journal, self._events, self._failures, self._changed
-            ).run(lambda: self._go_on(made))
+            again = Again(life, self._journal, self._events, self._failures, self._changed)
+            found = again.run(lambda recovery=made: self._go_on(recovery))
             if found is None:
                 _logger.warning(
                     "session %s goes on after %.1f s",
@@ -256,7 +258,7 @@ class Replaying:
         self._recovering = False
         self.recoveries += (made,)
 
-    def _why_not(self, error: SessionError) -> SessionError | None:
+    def _why_not(self, error: SessionLost) -> SessionError | None:
         if self._journal.whole:
             return None
         limit = f"{self._journal.limit:,}"
@@ -266,6 +268,53 @@ class Replaying:
             f" than the {limit} bytes that are kept (recover_limit_bytes);"
             " session.checkpoint(path) makes room",
         )
+
+    # Checkpoints --------------------------------------------------------------------------
+
+    def check_can_cut(self) -> None:
+        """Makes sure that a checkpoint would make the session recoverable.
+
+        Raises:
+            EncodingError: Too much was issued before.
+        """
+        if self._journal.dropped:
+            raise EncodingError(
+                "cannot save the session: its commands alone are more than the"
+                f" {self._journal.limit:,} bytes that are kept (recover_limit_bytes), so it is not"
+                " known any more how its functions were made; save it earlier"
+            )
+
+    def cut(
+        self,
+        made: Collection[int],
+        published: Collection[str],
+        live: Collection[int],
+        restore: list[tuple[int, EncodedCommand]],
+        last: int,
+    ) -> None:
+        """Forgets everything up to a command, which a checkpoint makes superfluous.
+
+        Args:
+            made: Live registers that the checkpoint does not hold.
+            published: Names of published values that it does not hold.
+            live: All live registers.
+            restore: The commands that read the checkpoint, with their numbers; their
+                last one releases registers.
+            last: The command.
+
+        Raises:
+            EncodingError: How something was made is not known any more.
+            SessionError: The session was lost.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._recovering or self._ended is not None)
+            self.check_can_cut()
+            failed = {seq for seq, _ in self._failures.told}
+            base = cut(self._journal, Slice(made, published, failed, last))
+            restore[-1][1].released.extend(base.written.difference(live))
+            self._journal.begin_again(base.segments(restore), base.tickets, last)
+            self._failures.deadly = restore[1][0]
+            self._told_of_limit = False
 
     # The rest ---------------------------------------------------------------------------
 

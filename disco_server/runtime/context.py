@@ -16,6 +16,7 @@ from disco_server.collectives.team import Team
 from disco_server.devices.base import Arrays, DeviceUnavailable, on_device
 from disco_server.modules.base import LoadRules
 from disco_server.observe.flight import FlightRecorder
+from disco_server.runtime.register_file import RegisterFile
 from disco_server.runtime.worker_device import WorkerDevice
 from disco_server.settings import GPU_LIBRARIES, flag_in
 
@@ -42,6 +43,7 @@ class Worker:
         flight: Where it writes down what it executes.
         position: The number of the command that runs; the executor sets it.
         published: Values that outlive their registers, with what a client notes of each.
+        registers: What its references stand for; the executor sets it.
     """
 
     def __init__(  # noqa: PLR0913  (what a rank is told when it is assigned)
@@ -81,6 +83,7 @@ class Worker:
         self._comm: Communicator | None = None
         self.position = 0
         self.published: dict[str, tuple[Any, Mapping[str, Any]]] = {}
+        self.registers = RegisterFile()
         self._passed = 0
         self._with_shapes = flag_in(os.environ, "DISCO_DEBUG")
 

@@ -61,7 +61,7 @@ class Executor:
         self._porter = DevicePorter(worker, outlet.porter)
         self._live = outlet.live
         self._flight = worker.flight
-        self.registers = RegisterFile(what_of(Action.CALL_PACKED))
+        self.registers = worker.registers = RegisterFile(what_of(Action.CALL_PACKED))
         self._names: dict[int, tuple[object, str]] = {}
         self.seq = 0
         self._acked = 0

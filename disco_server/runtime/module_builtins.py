@@ -127,9 +127,14 @@ def wants_file(path: str, digest: str, asked: Sequence[int]) -> bool:
 
 @register_func("runtime.disco._begin_file")
 def begin_file(path: str, digest: str, size: int, asked: Sequence[int]) -> Incoming | None:
-    """Begins to take a file on the ranks that are asked to."""
+    """Begins to take a file on the ranks that are asked to; without any, on all that lack it."""
     worker = current_worker()
-    if worker.worker_id not in asked:
+    if asked:
+        wanted = worker.worker_id in asked
+    else:
+        loading.refuse_kind(_text(path))
+        wanted = _find(worker, path, _hexadecimal(digest)) is None
+    if not wanted:
         return None
     worker.loading.check_uploads(Path(_text(path)))
     suffix = loading.refuse_kind(path)
@@ -138,8 +143,10 @@ def begin_file(path: str, digest: str, size: int, asked: Sequence[int]) -> Incom
 
 @register_func("runtime.disco._append_file")
 def append_file(incoming: Any, data: Any, receiver: int) -> None:
-    """Writes the next bytes of a file, on one rank."""
-    if current_worker().worker_id == receiver:
+    """Writes the next bytes of a file, on one rank, or with -1 on all that take it."""
+    if receiver < 0 and incoming is None:
+        return
+    if receiver < 0 or current_worker().worker_id == receiver:
         from disco_server.modules.cache import Incoming
 
         if not isinstance(incoming, Incoming) or not is_array(data):

@@ -14,6 +14,7 @@ _MODULES = (
     "dtensor_moves",
     "dtensor_ops",
     "checkpoint_builtins",
+    "snapshot_builtins",
     "file_builtins",
     "published",
 )

@@ -23,7 +23,14 @@ from disco_server.modules.checkpoints.index import GENERATION, INDEX, MAX_INDEX,
 from disco_server.modules.weights.errors import FileError
 from disco_server.modules.weights.files import check_allowed, reason
 
-__all__ = ["CheckpointFolder", "open_folder", "refused_writes", "sync_folder", "write_whole"]
+__all__ = [
+    "CheckpointFolder",
+    "current_generation",
+    "open_folder",
+    "refused_writes",
+    "sync_folder",
+    "write_whole",
+]
 
 _LOCK_WAIT_S = 30.0
 """For so long a save waits for another one: a controller that hears no more of a client
@@ -141,6 +148,13 @@ class CheckpointFolder:
         for name in os.listdir(self._fd):  # noqa: PTH208  (of a descriptor)
             if GENERATION.fullmatch(name) and name != kept:
                 _remove(name, self._fd)
+
+
+def current_generation(path: Path) -> str | None:
+    """The generation that is the checkpoint at a path; None where none can be told."""
+    with contextlib.suppress(OSError, FileError), (path / INDEX).open("rb") as file:
+        return decode_index(path / INDEX, file.read(MAX_INDEX)).generation
+    return None
 
 
 def open_folder(path: str | Path, parent: int | None = None) -> int:

@@ -24,6 +24,7 @@ from pathlib import Path
 from disco_client.wire.layout import Bounds, shape_within
 from disco_server.modules.checkpoints.folder import (
     CheckpointFolder,
+    current_generation,
     open_folder,
     refused_writes,
     write_whole,
@@ -66,6 +67,9 @@ class Save:
     ) -> None:
         where = absolute_path(path)
         check_allowed(where, allowed, write=True)
+        # A session that does its commands again saves what it has saved.
+        self._done = current_generation(where) == generation
+        leads = leads and not self._done
         self._folder = CheckpointFolder(where, allowed, generation) if leads else None
         self._path = Path(os.path.realpath(where)) / generation
         self._generation = generation
@@ -100,7 +104,7 @@ class Save:
         if self._folder is not None:
             self._check_room(self._folder)
         mine = self._parts.get(self._worker)
-        if mine is None:
+        if mine is None or self._done:
             return
         layout = self._lay_out(self._worker)
         file = self._path / file_name(self._worker)
@@ -194,7 +198,7 @@ class Save:
                 self._folder.discard()
             self._folder.close()
             self._folder = None
-        elif not self._committed:
+        elif not (self._committed or self._done):
             with suppress(OSError):
                 self._path.rmdir()  # the leader could not, while a file was in it
 
