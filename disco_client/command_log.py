@@ -15,16 +15,13 @@ waits for wakes nobody.
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import CodeType
 from typing import Any, TypeAlias
 
+from disco_client.call_sites import Site, call_site, locate
 from disco_client.errors import EncodingError, IssuedAt, SessionError
 from disco_client.registers import RegisterIds
 from disco_client.transport.base import OutgoingBatch
@@ -49,9 +46,6 @@ WINDOW_ARRAY_BYTES = 256 << 20
 _LOOKS, _LOOK_S = 20, 0.001
 """How often, and how far apart, a sending thread looks for commands before it sleeps."""
 
-_PACKAGE = str(Path(__file__).parent) + os.sep
-
-Site: TypeAlias = tuple[CodeType, int]
 _Record: TypeAlias = tuple[int, ...]
 """A call as the column of a batch holds it; see commands.proto."""
 
@@ -102,34 +96,6 @@ class _Batch:
         if 0 <= index < len(self.entries):
             return self.entries[index][0]
         return self.sites[index] if 0 <= index < len(self.sites) else None
-
-
-_outside: dict[str, bool] = {}
-"""File names of code met so far: whether they are outside this package."""
-
-
-def call_site() -> Site:
-    """The innermost code position outside this package."""
-    frame = sys._getframe(2)  # noqa: SLF001  (the one way that costs a fraction of a microsecond)
-    while not _is_outside(frame.f_code.co_filename) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code, frame.f_lasti
-
-
-def _is_outside(filename: str) -> bool:
-    known = _outside.get(filename)
-    if known is None:
-        known = _outside[filename] = not filename.startswith(_PACKAGE)
-    return known
-
-
-def _locate(site: Site) -> IssuedAt:
-    code, lasti = site
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= lasti < end and number is not None:
-            line = number
-    return IssuedAt(code.co_filename, line, code.co_name)
 
 
 class CommandLog:
@@ -343,7 +309,7 @@ class CommandLog:
             for batch in (*self._under_way, *self._sealed, self._filling):
                 site = batch.site(seq)
                 if site is not None:
-                    return _locate(site)
+                    return locate(site)
         return None
 
     def check_open(self) -> None:

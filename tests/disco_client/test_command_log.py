@@ -327,3 +327,36 @@ def test_releases_alone_need_not_leave(log):
     assert list(command.released) == [register]
     log.release(register)
     assert log.take_batch(True).commands[0].action == Action.KILL_REG
+
+
+def test_while_one_thread_is_alone_the_others_wait(log):
+    """Registers of references are those that nobody has let go of."""
+    done = threading.Event()
+
+    def issue():
+        call(log)
+        done.set()
+
+    with log.alone():
+        waiting = threading.Thread(target=issue)
+        waiting.start()
+        _, register = call(log)
+        assert log.live_registers() == {register}
+        assert not done.wait(0.05)
+        assert log.last_seq == 1
+    assert done.wait(20)
+    waiting.join()
+    log.release(register)
+    assert register not in log.live_registers()
+
+
+def test_a_mark_waits_for_nobody(log, monkeypatch):
+    """Whoever recovers a session must not wait for room that workers are to make."""
+    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 1)
+    call(log)
+    log.mark()
+    _, commands = read(take(log))
+    assert [each.action for each in commands] == [Action.CALL_PACKED, Action.SYNC_WORKER]
+    log.close(SessionClosed("over"), drop=False)
+    log.mark()
+    assert log.last_seq == 2

@@ -37,4 +37,5 @@ def test_no_two_live_references_share_an_id(steps):
             ids.free(register)
             free.append(register)
         assert ids.high_water == most
+        assert ids.live() == set(live)
         assert 0 not in live

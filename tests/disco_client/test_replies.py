@@ -250,3 +250,22 @@ def test_a_failure_in_a_program_is_explained_when_it_arrives(log):
     with pytest.raises(errors.RemoteException) as caught:
         inbox.raise_pending()
     assert caught.value.failures[0].program_name == "p"
+
+
+def test_what_is_open_is_answered_once_more(inbox):
+    """Other workers answer it: parts that came are void, and what can be read may go stale."""
+    for seq in (3, 4):
+        inbox.expect(seq, 2)
+    inbox.receive(0, value(3, "old"))
+    for worker in (0, 1):
+        inbox.receive(worker, value(4, "old"))
+    before = inbox.look(4, never)
+    inbox.reopen()
+    assert (inbox.is_open(3), inbox.is_open(4), inbox.is_open(5)) == (True, True, False)
+    assert before.values[0].str == "old"
+    for seq in (3, 4):
+        assert not inbox._answers[seq].wait(0)
+        for worker in (0, 1):
+            inbox.receive(worker, value(seq, "new"))
+        assert [got.str for got in inbox.wait(seq, never).values.values()] == ["new", "new"]
+        assert not inbox.is_open(seq)

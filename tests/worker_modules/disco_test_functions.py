@@ -396,3 +396,44 @@ def wait_for_file_on(worker_id, path):
     """Keeps one worker busy until a file is there."""
     while disco_server.current_worker().worker_id == worker_id and not os.path.exists(path):  # noqa: PTH110  (as short as it can be)
         time.sleep(0.005)
+
+
+@disco_server.register_func("tests.kill_once_on")
+def kill_once_on(worker_id, path, number=int(signal.SIGKILL)):
+    """Ends one worker's process by a signal, unless a file says that this has been done."""
+    mark = Path(path)
+    if disco_server.current_worker().worker_id == worker_id and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+
+@disco_server.register_func("tests.fail_once_on")
+def fail_once_on(worker_id, path):
+    """Raises on one worker, unless a file says that this has been done."""
+    mark = Path(path)
+    if disco_server.current_worker().worker_id == worker_id and not mark.exists():
+        mark.touch()
+        msg = "told to fail once"
+        raise ValueError(msg)
+
+
+@disco_server.register_func("tests.note_in")
+def note_in(path, text):
+    """Adds a line to a file, from worker 0."""
+    if disco_server.current_worker().worker_id == 0:
+        with Path(path).open("a") as file:
+            file.write(f"{text}\n")
+
+
+@disco_server.register_func("tests.make_object")
+def make_object():
+    """An object that only the workers know."""
+    return type("Cache", (), {})()
+
+
+@disco_server.register_func("tests.make_adder")
+def make_adder(array):
+    """A function that adds an array, made of it."""
+    held = np.array(array)
+    return lambda other: held + other

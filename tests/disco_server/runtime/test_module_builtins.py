@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -163,6 +164,20 @@ def test_only_the_asked_ranks_take_a_file(at, tmp_path):
     call("runtime.disco._finish_file", None)
     with pytest.raises(ArgumentRefused, match="expected a file under way"):
         call("runtime.disco._append_file", None, None, 1)
+
+
+def test_a_file_for_all_is_taken_where_it_is_missing(at, tmp_path):
+    """Not where it is there already; then nothing need be allowed, and its bytes pass by."""
+    content = b"def two():\n    return 2\n"
+    digest = hashlib.sha256(content).hexdigest()
+    at(1, LoadRules(("*",), tmp_path / "cache", 100))
+    incoming = call("runtime.disco._begin_file", "/nope/a.py", digest, len(content), [])
+    call("runtime.disco._append_file", incoming, np.frombuffer(content, np.uint8), -1)
+    call("runtime.disco._finish_file", incoming)
+    assert call("runtime.disco._begin_file", "/nope/a.py", digest, len(content), []) is None
+    call("runtime.disco._append_file", None, np.frombuffer(content, np.uint8), -1)
+    loaded = call("runtime.disco._load_content", "/nope/a.py", digest, None)
+    assert loaded.functions["two"]() == 2
 
 
 def test_without_a_folder_nothing_is_brought(at):
