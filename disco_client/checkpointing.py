@@ -207,11 +207,11 @@ def _row(worker: int, at: int, fact: list[Any], num_workers: int) -> dict[str, o
 def _restore(
     last: int, high: int, folder: str, fingerprint: str
 ) -> list[tuple[int, EncodedCommand]]:
-    """The commands that read a checkpoint; they end with number ``last``."""
+    """The commands that read a checkpoint, and wait for that; they end with number ``last``."""
     find = EncodedCommand(action=Action.GET_GLOBAL_FUNC, reg=high + 1)  # type: ignore[arg-type]
     find.args.add().str = _RESTORE
     call = EncodedCommand(action=Action.CALL_PACKED, func=high + 1, reg=high + 2)  # type: ignore[arg-type]
     call.args.add().str = folder
     call.args.add().str = fingerprint
-    release = EncodedCommand(action=Action.KILL_REG, released=[high + 1, high + 2])  # type: ignore[arg-type]
+    release = EncodedCommand(action=Action.SYNC_WORKER, released=[high + 1, high + 2])  # type: ignore[arg-type]
     return [(last - 2, find), (last - 1, call), (last, release)]
