@@ -178,7 +178,7 @@ class Journal:
             tickets: The arrays for that.
             after: The command.
         """
-        kept = [segment for segment in self.segments if segment.first > after]
+        kept = [_behind(segment, after) for segment in self.segments if segment.last > after]
         self.segments = [*segments, *kept]
         for segment in kept:
             for _, command, _ in segment.entries():
@@ -187,6 +187,22 @@ class Journal:
         self.arrays_dropped = self.dropped = False
         self.nbytes = sum(len(segment.payload) + _SEGMENT_COST for segment in self.segments)
         self.nbytes += sum(len(each[0].data) for each in self.uploads.values())
+
+
+def _behind(segment: Segment, after: int) -> Segment:
+    """What of a segment comes after a command."""
+    if segment.first > after:
+        return segment
+    batch = EncodedBatch()
+    for seq, command, record in segment.entries():
+        if seq <= after:
+            continue
+        if command is not None:
+            batch.commands.append(command)
+        if segment.in_column:
+            batch.calls.extend(record if command is None else (-1,))
+    payload = bytearray(batch.SerializeToString())
+    return Segment(after + 1, segment.last, payload, segment.in_column)
 
 
 @dataclass(slots=True)

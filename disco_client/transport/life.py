@@ -124,7 +124,9 @@ class Life:
     # What leaves ----------------------------------------------------------------------
 
     def _await_commands(self) -> bool:
-        if self.replaying and self.error is None:
+        if self.error is not None:
+            return False  # nothing leaves any more but the farewell
+        if self.replaying:
             with self._changed:
                 if self.replaying and not self.queue:
                     self._changed.wait(_LOOK_S)

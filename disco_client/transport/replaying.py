@@ -203,8 +203,15 @@ class Replaying:
         with self._changed:
             self._recovering = False
             self._ended = error
-            self._changed.notify_all()
+            self._end_life(error)
         self._events.lost(error)
+        self._events.nudge()
+
+    def _end_life(self, why: SessionError) -> None:
+        """Nothing is done again, nor anew, by the present workers; the lock is held."""
+        if self._life.error is None:
+            self._life.error = why
+        self._changed.notify_all()
 
     def _recover(self, life: Life, error: SessionLost) -> None:
         try:
@@ -237,10 +244,10 @@ class Replaying:
                 transport = self._successor.open()
             except (errors.DiscoError, OSError) as refused:
                 return _because(error, f"it could not go on with other workers: {refused}")
-            if self._leaving:
-                transport.close(_CLOSE_S)
-                return SessionClosed(f"session {self.welcome.name!r} was shut down")
             life = self._begin(transport)
+            with self._changed:
+                if self._leaving:
+                    self._end_life(self._closed())
             made = Recovery(first, count, time.monotonic() - began)
             again = Again(life, self._journal, self._events, self._failures, self._changed)
             found = again.run(lambda recovery=made: self._go_on(recovery))
@@ -252,6 +259,9 @@ class Replaying:
                 )
                 return None
             error = found
+
+    def _closed(self) -> SessionClosed:
+        return SessionClosed(f"session {self.welcome.name!r} was shut down")
 
     def _go_on(self, made: Recovery) -> None:
         """The program's commands go to the new workers from now on; the lock is held."""
@@ -341,11 +351,12 @@ class Replaying:
         with self._changed:
             self._leaving = True
             thread = self._thread if self._recovering else None
+            if thread is not None:
+                self._end_life(self._closed())
         if thread is not None:
             self._successor.abandon()
-        self._transport.close(timeout)
-        if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
+        self._transport.close(timeout)
 
 
 def _because(error: SessionLost, why: str) -> SessionLost:

@@ -153,3 +153,16 @@ def test_a_checkpoint_leaves_what_came_after_it(journal, log):
     assert [(each.first, each.last) for each in journal.segments] == [(5, 5), (6, 6)]
     assert set(journal.uploads) == {1, 3}
     assert 2000 < journal.nbytes < 3000
+
+
+def test_what_came_after_a_checkpoint_may_be_in_one_batch_with_what_came_before(journal, log):
+    """It keeps its numbers."""
+    for _ in range(3):
+        log.issue_call(1, [2])
+    log.issue(Action.CALL_PACKED, func=1)
+    keep(journal, log)
+    journal.begin_again([], set(), 2)
+    (segment,) = journal.segments
+    assert (segment.first, segment.last) == (3, 4)
+    assert list(EncodedBatch.FromString(bytes(segment.payload)).calls) == [0, 1, 3, 1, 2, -1]
+    assert [seq for seq, _, _ in segment.entries()] == [3, 4]
