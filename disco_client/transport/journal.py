@@ -141,7 +141,17 @@ class Journal:
         self._keep_to_limit()
         return KeptBatch(session, batch.first_seq, batch.last_seq, [], [], batch.bulk, payload)
 
-    def add_upload(self, ticket: int, worker: int, data: memoryview, life: int) -> Upload | None:
+    def copy_of(self, ticket: int, data: memoryview) -> bytes | memoryview:
+        """Copies an array that is about to be written down, once; needs no lock."""
+        known = self.uploads.get(ticket)
+        if known:
+            return known[0].data
+        too_much = self.arrays_dropped or self.nbytes + len(data) > self.limit
+        return data if too_much else bytes(data)
+
+    def add_upload(
+        self, ticket: int, worker: int, data: bytes | memoryview, life: int
+    ) -> Upload | None:
         """Writes an array down; None where it is not kept."""
         if self.arrays_dropped:
             return None

@@ -143,9 +143,10 @@ class Replaying:
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
         """Sends an array's bytes to a worker; returns when they may be changed."""
+        copy = self._journal.copy_of(ticket, data)
         with self._lock:
             life = self._life
-            kept = self._journal.add_upload(ticket, worker, data, life.number)
+            kept = self._journal.add_upload(ticket, worker, copy, life.number)
             self._tell_of_limit()
             gone = life.error is not None
             if kept is not None and self._recovering and (gone or ticket not in life.passed):

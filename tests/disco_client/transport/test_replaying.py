@@ -215,6 +215,24 @@ def test_without_slots_the_error_says_why_it_ended(daemons):
             session.get_global_func("tests.add")
 
 
+def test_a_controller_that_comes_too_late_for_the_session_is_in_time_for_another(
+    daemons, eventually
+):
+    """Its nodes have ended what they ran by then."""
+    controller = daemons.controller("--session-lease", "1")
+    daemons.worker(controller.address, "--slots", "1", "--warm", "0")
+    with connect(controller.address, num_workers=1, recover="replay", logs=False) as session:
+        session.import_python_module("disco_test_functions")
+        value = session.get_global_func("tests.add")(20, 22)
+        session.sync_all()
+        controller.send(signal.SIGKILL)
+        controller.wait()
+        eventually(lambda: session._transport._recovering, what="the end of the lease")
+        daemons.controller("--listen", controller.address)
+        assert value.debug_get_from_remote(0) == 42
+        assert isinstance(session.recoveries[0].lost, errors.ControllerLost)
+
+
 def test_beyond_the_limit_the_session_ends_with_its_workers(open_session, caplog):
     """A warning says so before, and the error afterwards."""
     session = open_session(2, recover="replay", recover_limit_bytes=1 << 20, logs=False)
