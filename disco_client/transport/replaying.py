@@ -320,11 +320,12 @@ class Replaying:
         with self._changed:
             self._changed.wait_for(lambda: not self._recovering or self._ended is not None)
             self.check_can_cut()
-            failed = {seq for seq, _ in self._failures.told}
-            base = cut(self._journal, Slice(made, published, failed, last))
+            told = self._failures.told.copy()  # the thread that reads replies adds to it
+            base = cut(self._journal, Slice(made, published, {seq for seq, _ in told}, last))
             restore[-1][1].released.extend(base.written.difference(live))
             self._journal.begin_again(base.segments(restore), base.tickets, last)
             self._failures.deadly = restore[1][0]
+            self._failures.told = {each for each in told if each[0] > last}
             self._told_of_limit = False
 
     # The rest ---------------------------------------------------------------------------
