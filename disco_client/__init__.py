@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from disco_client.connecting import attach, connect
     from disco_client.diagnosis import Diagnosis
     from disco_client.errors import (
+        AccessDenied,
         BadArgument,
         BadFile,
         CaptureError,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "REDUCE_OPS",
+    "AccessDenied",
     "BadArgument",
     "BadFile",
     "CaptureError",

@@ -25,6 +25,7 @@ from disco_client.transport.base import Transport, Waiting, Wish
 from disco_client.waiting import AUTO, read_hang_report
 
 if TYPE_CHECKING:
+    from disco_client.transport.credentials import Credentials
     from disco_client.transport.grpc import GrpcTransport
 
 __all__ = ["DEFAULT_ADDRESS", "attach", "connect", "owner"]
@@ -52,6 +53,11 @@ def connect(  # noqa: PLR0913  (each of them by name)
     hang_report: float | None = AUTO,
     recover: str | None = None,
     recover_limit_bytes: int = RECOVER_LIMIT_BYTES,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
 ) -> Session:
     """Opens a session on a cluster; waits until its workers are ready.
 
@@ -78,11 +84,22 @@ def connect(  # noqa: PLR0913  (each of them by name)
             offer it.
         recover_limit_bytes: How much of the program's commands and arrays is kept for
             that, in the memory of this process.
+        tls_ca: A PEM file with the certificates of who may sign the controller's. None takes
+            the environment's ``DISCO_TLS_CA``; without both the connection is not encrypted.
+        tls_cert: The program's own certificate, for a controller that asks for one; else
+            ``DISCO_TLS_CERT``.
+        tls_key: The key of that; else ``DISCO_TLS_KEY``. All three files are read again for
+            each new connection.
+        token: The program's token, for a controller that asks for one; else ``DISCO_TOKEN``.
+            It is sent over TLS or on this machine only.
+        token_file: A file that holds it instead; else ``DISCO_TOKEN_FILE``.
 
     Returns:
         The session; a context manager.
 
     Raises:
+        AccessDenied: The controller's certificate was refused here, or the program's
+            certificate or token there.
         ConfigError: An argument is wrong.
         ConnectionFailed: No controller answers there, or it speaks another protocol.
         NoSlots: The cluster had no room in time; the message says who has it.
@@ -92,18 +109,26 @@ def connect(  # noqa: PLR0913  (each of them by name)
     check_recover(recover, recover_limit_bytes)
     # gRPC takes longer to import than all the rest of the client but numpy, and
     # sessions on threads and child processes do without it.
+    from disco_client.transport.credentials import Credentials
     from disco_client.transport.grpc import GrpcTransport
 
     read_hang_report(hang_report)  # before anything is opened
+    credentials = Credentials.read(
+        tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
+    )
     where = _address(address)
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
     transport: Transport = GrpcTransport.create(
-        where, wish, connect_timeout=min(timeout, _REACH_S), on_queued=_Progress(num_workers)
+        where,
+        wish,
+        connect_timeout=min(timeout, _REACH_S),
+        on_queued=_Progress(num_workers),
+        credentials=credentials,
     )
     if recover is not None:
         from disco_client.transport.replaying import Replaying
 
-        again = _Reopening(where, replace(wish, name=transport.welcome.name))
+        again = _Reopening(where, replace(wish, name=transport.welcome.name), credentials)
         transport = Replaying(transport, again, recover_limit_bytes)
     sink: LogSink | None = print_logs if logs else None
     session = Session(
@@ -114,13 +139,18 @@ def connect(  # noqa: PLR0913  (each of them by name)
     return session
 
 
-def attach(
+def attach(  # noqa: PLR0913  (the same)
     name: str,
     *,
     address: str | None = None,
     timeout: float = 30.0,
     logs: bool = True,
     hang_report: float | None = AUTO,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
 ) -> Session:
     """Goes on with a session that another program has detached from, or has left by its end.
 
@@ -133,11 +163,17 @@ def attach(
         timeout: Seconds to wait for the controller.
         logs: Whether workers' output is written to this process's standard error.
         hang_report: See :func:`connect`.
+        tls_ca: See :func:`connect`.
+        tls_cert: See :func:`connect`.
+        tls_key: See :func:`connect`.
+        token: See :func:`connect`.
+        token_file: See :func:`connect`.
 
     Returns:
         The session; a context manager.
 
     Raises:
+        AccessDenied: The session is somebody else's, or as for :func:`connect`.
         ConfigError: There is no such session, or a program is connected to it.
         ConnectionFailed: No controller answers there, or it speaks another protocol.
         SessionLost: It has ended, or cannot be gone on with.
@@ -145,10 +181,16 @@ def attach(
     if not isinstance(name, str) or not name:
         msg = f"expected a session's name or id, got {name!r}"
         raise ConfigError(msg)
+    from disco_client.transport.credentials import Credentials
     from disco_client.transport.grpc import GrpcTransport
 
     read_hang_report(hang_report)
-    transport = GrpcTransport.attach(_address(address), name, owner(), connect_timeout=timeout)
+    credentials = Credentials.read(
+        tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
+    )
+    transport = GrpcTransport.attach(
+        _address(address), name, owner(), connect_timeout=timeout, credentials=credentials
+    )
     welcome = transport.welcome
     session = Session(
         transport,
@@ -164,8 +206,9 @@ def attach(
 class _Reopening:
     """Opens sessions like one that was lost; a ``Successor``."""
 
-    def __init__(self, address: str, wish: Wish) -> None:
+    def __init__(self, address: str, wish: Wish, credentials: Credentials) -> None:
         self._address = address
+        self._credentials = credentials
         self._wish = wish
         self._opening: GrpcTransport | None = None
         self._abandoned = threading.Event()
@@ -189,6 +232,7 @@ class _Reopening:
                     connect_timeout=min(left, _REACH_S),
                     on_queued=progress,
                     on_made=self._note,
+                    credentials=self._credentials,
                 )
             except (ConnectionFailed, WorkerLost, NodeLost, ControllerLost):
                 if time.monotonic() > deadline or self._abandoned.wait(_PAUSE_S):

@@ -6,6 +6,7 @@ The tree::
     ├── ConfigError               a setting or argument is wrong (also a ValueError)
     │   └── WeightsMismatch       files and plan of load_weights do not fit
     ├── ConnectionFailed          no controller there, or it speaks another protocol
+    │   └── AccessDenied          its certificate, or what this program showed, was refused
     ├── ExtraMissing              a part that is not installed (also an ImportError)
     ├── EncodingError             a value that cannot travel (also a TypeError)
     ├── SessionError              this session cannot do what was asked
@@ -36,6 +37,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 __all__ = [
+    "AccessDenied",
     "BadArgument",
     "BadFile",
     "CaptureError",
@@ -103,6 +105,10 @@ class WeightsMismatch(ConfigError):
 
 class ConnectionFailed(DiscoError, ConnectionError):
     """The controller cannot be reached or does not speak this protocol."""
+
+
+class AccessDenied(ConnectionFailed, PermissionError):
+    """One side refuses the other: a certificate, a token, or who may do this."""
 
 
 class ExtraMissing(DiscoError, ImportError):

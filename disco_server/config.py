@@ -18,6 +18,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
 
 from disco_client.errors import ConfigError
+from disco_client.transport.credentials import Credentials
+from disco_server.guarding import (
+    CERTIFICATE_PREFIX,
+    GUARD_READERS,
+    Guard,
+    check_dial,
+    read_prefix,
+)
 from disco_server.settings import (
     AUTO,
     UPLOADS,
@@ -160,6 +168,18 @@ class ControllerConfig(_Settings):
             before its sessions end.
         heartbeat_s: Seconds between a node's signs of life.
         drain_s: Seconds running sessions are given when it is told to end.
+        tls_cert: The daemon's certificate, a PEM file; with its key, connections are encrypted.
+            The files are read again when they change.
+        tls_key: The key of that.
+        tls_ca: Who may sign the certificates of clients and worker daemons.
+        require_client_cert: Whether peers must show a certificate of that authority.
+        auth_token_file: The tokens that clients and worker daemons may show, one
+            ``ROLE NAME TOKEN`` a line; read again when it changes.
+        insecure: Whether other machines may be spoken with although connections are not
+            encrypted, or nobody is asked who he is.
+        audit_log: A file for the audit log, one JSON object a line; None for the log.
+        tls_id_prefix: What a URI in a peer's certificate begins with that says its role, as
+            in ``disco://client/alice``.
 
     Raises:
         ConfigError: A setting is not as described.
@@ -174,6 +194,14 @@ class ControllerConfig(_Settings):
     node_return_s: float = 2.0
     heartbeat_s: float = 2.0
     drain_s: float = 30.0
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    require_client_cert: bool = False
+    auth_token_file: Path | None = None
+    insecure: bool = False
+    audit_log: Path | None = None
+    tls_id_prefix: str = CERTIFICATE_PREFIX
 
     _TABLE: ClassVar[str] = "controller"
     _READERS: ClassVar[Mapping[str, Reader]] = {
@@ -186,6 +214,8 @@ class ControllerConfig(_Settings):
         "node_return_s": read_seconds,
         "heartbeat_s": read_seconds,
         "drain_s": read_seconds,
+        **GUARD_READERS,
+        "tls_id_prefix": read_prefix,
     }
 
     def _complete(self) -> None:
@@ -194,6 +224,20 @@ class ControllerConfig(_Settings):
                 f"node_lease_s: expected at least two heartbeats "
                 f"({2 * self.heartbeat_s:g} s), got {self.node_lease_s:g}"
             )
+        self.guard.check_listen(self.listen_address, "listen")
+
+    @property
+    def guard(self) -> Guard:
+        """How its door is guarded."""
+        return Guard(
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            tls_ca=self.tls_ca,
+            require_client_cert=self.require_client_cert,
+            auth_token_file=self.auth_token_file,
+            tls_id_prefix=self.tls_id_prefix,
+            insecure=self.insecure,
+        )
 
     @property
     def listen_address(self) -> Address:
@@ -237,7 +281,18 @@ class WorkerConfig(_Settings):
         array_listen: Where clients may bring and fetch host arrays without the
             detour through the controller, over gRPC: like `ControllerConfig.listen`.
             None: in shared memory where the controller is on this machine, otherwise
-            a free port of the address from which the controller is reached.
+            a free port of the address from which the controller is reached; where
+            `tls_ca` is given without `tls_cert` there is no such port.
+        tls_cert: The daemon's certificate, a PEM file; with its key, connections are encrypted.
+            The files are read again when they change.
+        tls_key: The key of that.
+        tls_ca: Who may sign the certificate of the controller; with it the connection to
+            the controller is encrypted.
+        require_client_cert: Whether peers must show a certificate of that authority.
+        auth_token_file: A file with the daemon's own token.
+        insecure: Whether other machines may be spoken with although connections are not
+            encrypted, or nobody is asked who he is.
+        audit_log: A file for the audit log, one JSON object a line; None for the log.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         log_format: ``text`` or ``json``.
 
@@ -259,6 +314,13 @@ class WorkerConfig(_Settings):
     warm: int = AUTO
     rank_threads: int = AUTO
     array_listen: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    require_client_cert: bool = False
+    auth_token_file: Path | None = None
+    insecure: bool = False
+    audit_log: Path | None = None
     log_level: str = "info"
     log_format: str = "text"
 
@@ -278,6 +340,7 @@ class WorkerConfig(_Settings):
         "warm": whole(0, _MAX_SLOTS, auto=True),
         "rank_threads": whole(1, _MAX_SLOTS, auto=True),
         "array_listen": read_optional_listen,
+        **GUARD_READERS,
         "log_level": one_of(LOG_LEVELS),
         "log_format": one_of(LOG_FORMATS),
     }
@@ -299,6 +362,9 @@ class WorkerConfig(_Settings):
             object.__setattr__(self, "warm", min(slots, _MAX_WARM))
         if self.rank_threads == AUTO:
             object.__setattr__(self, "rank_threads", max(1, cores // slots))
+        check_dial(self.credentials, self.controller_address, insecure=self.insecure)
+        if self.array_address is not None:
+            self.guard.check_door(self.array_address, "array_listen")
 
     @classmethod
     def _combine(cls, name: str, value: object) -> object:
@@ -306,6 +372,28 @@ class WorkerConfig(_Settings):
             return value
         added = cast("tuple[str, ...]", value)
         return tuple(dict.fromkeys((*DEFAULT_MODULES, *added)))
+
+    @property
+    def guard(self) -> Guard:
+        """How its door for arrays is guarded."""
+        return Guard(
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            tls_ca=self.tls_ca,
+            require_client_cert=self.require_client_cert,
+            insecure=self.insecure,
+        )
+
+    @property
+    def credentials(self) -> Credentials:
+        """With what it dials the controller."""
+        return Credentials(
+            ca=self.tls_ca,
+            cert=self.tls_cert,
+            key=self.tls_key,
+            token_file=self.auth_token_file,
+            role="worker",
+        )
 
     @property
     def controller_address(self) -> Address:

@@ -114,6 +114,10 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """A rank is done with opening its communicator, whether or not it has one.
     empty
     """
+    KIND_AUDIT: _Kind.ValueType  # 80
+    """Rank and worker daemon: what the daemon's audit log shall hold.
+    Audited
+    """
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
     """What an envelope's payload holds."""
@@ -208,6 +212,10 @@ KIND_INSPECTED: Kind.ValueType  # 61
 KIND_CCL_OPENED: Kind.ValueType  # 70
 """A rank is done with opening its communicator, whether or not it has one.
 empty
+"""
+KIND_AUDIT: Kind.ValueType  # 80
+"""Rank and worker daemon: what the daemon's audit log shall hold.
+Audited
 """
 global___Kind = Kind
 

@@ -146,6 +146,7 @@ class StartRanks(google.protobuf.message.Message):
     NODE_INDEX_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
     LEASE_S_FIELD_NUMBER: builtins.int
+    PRINCIPAL_FIELD_NUMBER: builtins.int
     session_name: builtins.str
     num_workers: builtins.int
     num_groups: builtins.int
@@ -158,6 +159,10 @@ class StartRanks(google.protobuf.message.Message):
     lease_s: builtins.float
     """How long ranks go on without a controller, in seconds; it is also how long the
     session waits for its client.
+    """
+    principal: builtins.str
+    """Who made the session, as the controller tells those apart who may use it; empty
+    where nobody is asked.
     """
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeRanks]:
@@ -175,8 +180,9 @@ class StartRanks(google.protobuf.message.Message):
         node_index: builtins.int = ...,
         owner: builtins.str = ...,
         lease_s: builtins.float = ...,
+        principal: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "lease_s", b"lease_s", "node_index", b"node_index", "nodes", b"nodes", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "session_name", b"session_name", "transfer_key", b"transfer_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "lease_s", b"lease_s", "node_index", b"node_index", "nodes", b"nodes", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "principal", b"principal", "session_name", b"session_name", "transfer_key", b"transfer_key"]) -> None: ...
 
 global___StartRanks = StartRanks
 
@@ -341,6 +347,35 @@ class AssignRank(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "allow_save", b"allow_save", "ccl", b"ccl", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "with_gpus", b"with_gpus", "worker", b"worker"]) -> None: ...
 
 global___AssignRank = AssignRank
+
+@typing.final
+class Audited(google.protobuf.message.Message):
+    """What a rank did, or refused to do, for its session."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WHAT_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    SEQ_FIELD_NUMBER: builtins.int
+    what: builtins.str
+    """module, weights, file, function and the like."""
+    name: builtins.str
+    """Which one: a name or a path."""
+    refused: builtins.str
+    """Why it was refused; empty where it was not."""
+    seq: builtins.int
+    def __init__(
+        self,
+        *,
+        what: builtins.str = ...,
+        name: builtins.str = ...,
+        refused: builtins.str = ...,
+        seq: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "refused", b"refused", "seq", b"seq", "what", b"what"]) -> None: ...
+
+global___Audited = Audited
 
 @typing.final
 class PutRequest(google.protobuf.message.Message):

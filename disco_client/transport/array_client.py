@@ -16,26 +16,21 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from disco_client.pb import controller_pb2
+from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.transport.doors import Door, DoorShut, TransferFailed
+from disco_client.transport.line import Line, open_channel
 from disco_client.transport.memory_client import MemoryDoor
 from disco_client.transport.memory_frames import MEMORY_SCHEME
-from disco_client.transport.options import CHANNEL_OPTIONS, target
+from disco_client.transport.reaching import details
 from disco_client.wire.arrays import chunk_data, encode_head, encode_stream
 
-__all__ = ["ArrayClient", "GrpcDoor", "details"]
+__all__ = ["ArrayClient", "GrpcDoor"]
 
 _SERVICE = "/disco.v1.ArrayService/"
 _REACH_S = 1.0
 """A daemon that does not answer within this time is reached through the controller."""
 
 _T = TypeVar("_T")
-
-
-def details(error: grpc.RpcError) -> str:
-    """Says in a line what gRPC found."""
-    if isinstance(error, grpc.Call):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or type(error).__name__
 
 
 class GrpcDoor:
@@ -45,7 +40,7 @@ class GrpcDoor:
         channel: Leads to it, and is closed with the door.
     """
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: grpc.Channel | Line) -> None:
         self._channel = channel
         # Bytes cross it as they are, which the types of its methods do not foresee.
         untyped = cast("Any", channel)
@@ -108,12 +103,19 @@ class ArrayClient:
         session: The session's id.
         key: Its secret.
         doors: Each worker's array address; empty where its daemon has none.
+        credentials: How the controller is reached; daemons show certificates of its authority.
     """
 
     def __init__(
-        self, relay: grpc.Channel, session: int, key: bytes, doors: Mapping[int, str]
+        self,
+        relay: grpc.Channel | Line,
+        session: int,
+        key: bytes,
+        doors: Mapping[int, str],
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         self._relay = GrpcDoor(relay)
+        self._credentials = credentials
         self._session = session
         self._key = key
         self._doors = dict(doors)
@@ -154,7 +156,7 @@ class ArrayClient:
         with self._lock:
             self._check_open()
             if address and address not in self._direct:
-                self._direct[address] = _open(address)
+                self._direct[address] = _open(address, self._credentials)
             return self._direct.get(address)
 
     def _give_up(self, address: str, door: Door) -> None:
@@ -182,14 +184,15 @@ class ArrayClient:
             door.close()
 
 
-def _open(address: str) -> Door | None:
+def _open(address: str, credentials: Credentials) -> Door | None:
     """Opens a door; None where nobody answers, or it is of a kind not known here."""
     if address.startswith(MEMORY_SCHEME):
         here = hasattr(socket, "AF_UNIX")
         return MemoryDoor(address.removeprefix(MEMORY_SCHEME)) if here else None
     if not address.startswith("unix:") and not address.rpartition(":")[2].isdigit():
         return None
-    channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
+    # The session's secret is what a daemon asks for; a token is the controller's business.
+    channel = open_channel(address, credentials)
     ready = grpc.channel_ready_future(channel)
     try:
         ready.result(timeout=_REACH_S)

@@ -10,17 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Self, cast
-
-import grpc
+from typing import Self
 
 from disco_client import errors
 from disco_client.pb import controller_pb2
-from disco_client.transport.array_client import ArrayClient, details
+from disco_client.transport.array_client import ArrayClient
 from disco_client.transport.base import Events, RankPlace, Waiting, Welcome, Wish
+from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.transport.doors import TransferFailed
 from disco_client.transport.inspecting import ask_for_inspection
-from disco_client.transport.options import CHANNEL_OPTIONS, target
+from disco_client.transport.line import Line
+from disco_client.transport.reaching import await_controller
 from disco_client.transport.stream import SessionStream
 from disco_client.wire.inspection import Inspection
 
@@ -35,23 +35,25 @@ class GrpcTransport:
     Args:
         address: ``HOST:PORT`` or ``unix:/path``.
         connect_timeout: Seconds to wait for the controller to answer at all.
+        credentials: How to reach it.
 
     Raises:
+        AccessDenied: Somebody answers there, and one of both refuses the other.
+        ConfigError: The credentials do not fit, or cannot be read.
         ConnectionFailed: Nobody answers there.
     """
 
-    def __init__(self, address: str, connect_timeout: float) -> None:
-        self._address = address
-        self._channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
-        # Bytes cross it as they are, which the types of its methods do not foresee.
-        self._untyped: Any = cast("Any", self._channel)
-        self._stream = SessionStream(self._untyped, address)
+    def __init__(
+        self, address: str, connect_timeout: float, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
+        self._line = Line(address, credentials)
+        self._stream = SessionStream(self._line, address)
         self._ended = threading.Event()
         self._reader: threading.Thread | None = None
         try:
-            self._await_controller(connect_timeout)
+            await_controller(self._line, connect_timeout)
         except BaseException:
-            self._channel.close()
+            self._line.close()
             raise
 
     @classmethod
@@ -63,6 +65,7 @@ class GrpcTransport:
         connect_timeout: float,
         on_queued: Callable[[Waiting], None],
         on_made: Callable[[GrpcTransport], object] = lambda _made: None,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> Self:
         """Asks for a session and waits until its ranks run.
 
@@ -72,20 +75,30 @@ class GrpcTransport:
             connect_timeout: Seconds to wait for the controller to answer at all.
             on_queued: Told whenever the session's place in the queue changes.
             on_made: Gets it before it waits; :meth:`abandon` ends the wait.
+            credentials: How to reach it.
 
         Raises:
+            AccessDenied: This program may not, or the controller is not the right one.
             ConnectionFailed: Nobody answers there, or speaks another protocol.
             NoSlots: The cluster had no room in time.
             ConfigError: The controller refused the request as wrong.
             SessionLost: A worker process could not be started.
         """
-        made = cls(address, connect_timeout)
+        made = cls(address, connect_timeout, credentials)
         on_made(made)
         made._begin(lambda: (made._stream.create(wish, on_queued), 0))
         return made
 
     @classmethod
-    def attach(cls, address: str, name: str, owner: str, *, connect_timeout: float) -> Self:
+    def attach(
+        cls,
+        address: str,
+        name: str,
+        owner: str,
+        *,
+        connect_timeout: float,
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> Self:
         """Attaches to a session that another program has left.
 
         Args:
@@ -93,13 +106,15 @@ class GrpcTransport:
             name: The session's name or id.
             owner: Who attaches.
             connect_timeout: Seconds to wait for the controller to answer at all.
+            credentials: How to reach it.
 
         Raises:
+            AccessDenied: The session is somebody else's, or as for :meth:`create`.
             ConnectionFailed: Nobody answers there, or speaks another protocol.
             ConfigError: There is no such session, or somebody uses it.
             SessionLost: The session cannot be gone on with.
         """
-        made = cls(address, connect_timeout)
+        made = cls(address, connect_timeout, credentials)
         made._begin(lambda: made._stream.attach(name, owner))
         return made
 
@@ -108,10 +123,12 @@ class GrpcTransport:
             ready, newest = opened()
         except BaseException:
             self._stream.cancel()
-            self._channel.close()
+            self._line.close()
             raise
         doors = {rank.worker: rank.array_address for rank in ready.ranks}
-        self._arrays = ArrayClient(self._channel, ready.session, ready.transfer_key, doors)
+        self._arrays = ArrayClient(
+            self._line, ready.session, ready.transfer_key, doors, self._line.credentials
+        )
         ranks = tuple(
             RankPlace(rank.worker, rank.node, rank.pid, rank.device) for rank in ready.ranks
         )
@@ -132,20 +149,6 @@ class GrpcTransport:
     def pump(self) -> None:
         """None: gRPC has threads of its own that send and receive."""
         return None
-
-    def _await_controller(self, timeout: float) -> None:
-        # Any call that waits for the connection tells whether somebody answers; a
-        # channel's own ready future would keep a polling thread for a while.
-        probe = self._untyped.unary_unary("/disco.v1.SessionService/List")
-        try:
-            probe(b"", timeout=timeout, wait_for_ready=True)
-        except grpc.RpcError as error:
-            msg = (
-                f"no controller answers at {self._address} (waited up to {timeout:.0f} s, "
-                f"{details(error)}); start one: 'disco-controller --listen {self._address}', "
-                "or correct the address (argument of connect(), or DISCO_ADDRESS)"
-            )
-            raise errors.ConnectionFailed(msg) from None
 
     # The stream --------------------------------------------------------------
 
@@ -184,7 +187,7 @@ class GrpcTransport:
     def inspect(self, *, stacks: bool, flights: bool) -> Inspection:
         """Asks the controller what the ranks do, or did before the session ended."""
         return ask_for_inspection(
-            self._channel, f"{self._welcome.session:016x}", stacks=stacks, flights=flights
+            self._line, f"{self._welcome.session:016x}", stacks=stacks, flights=flights
         )
 
     # Arrays --------------------------------------------------------------------
@@ -223,5 +226,5 @@ class GrpcTransport:
             self._stream.cancel()
             reader.join(timeout)
         self._arrays.close()
-        self._channel.close()
+        self._line.close()
         self._stream.join(timeout)

@@ -18,11 +18,13 @@ import grpc
 
 from disco_client import errors
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
-from disco_client.transport.array_client import details
 from disco_client.transport.base import Events, Waiting, Wish
 from disco_client.transport.endings import error_before, error_of_end
 from disco_client.transport.faults import InjectedCut, through
+from disco_client.transport.handshake import why_refused
+from disco_client.transport.line import Line
 from disco_client.transport.outgoing import Outgoing
+from disco_client.transport.reaching import denied, details
 from disco_client.version import __version__
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_client.wire.protocol import PROTOCOL
@@ -49,12 +51,13 @@ class SessionStream:
     """Opened once, by :meth:`create` or :meth:`attach`, and then read by :meth:`run`.
 
     Args:
-        channel: Leads to the controller.
+        line: Leads to the controller.
         address: Where that is, for messages.
     """
 
-    def __init__(self, channel: Any, address: str) -> None:
-        self._open_stream: Any = channel.stream_stream(_SERVICE + "Open")
+    def __init__(self, line: Line, address: str) -> None:
+        self._line = line
+        self._open_stream: Any = line.stream_stream(_SERVICE + "Open")
         self._address = address
         self._out = Outgoing()
         self._call: Any = None
@@ -158,7 +161,7 @@ class SessionStream:
                     refused = node_pb2.Refused.FromString(received.payload)
                     raise errors.ConnectionFailed(refused.message)
         except _BROKEN as error:
-            raise errors.ConnectionFailed(self._broken(error)) from None
+            raise denied(error) or errors.ConnectionFailed(self._broken(error)) from None
         msg = f"the controller at {self._address} ended the session before it was ready"
         raise errors.ConnectionFailed(msg)
 
@@ -269,10 +272,14 @@ class SessionStream:
         self._call.cancel()
         lease = self._ready.lease_s
         began, said, pause = time.monotonic(), False, _PAUSES_S[0]
+        refused: str | None = None
         while not self._leaving.is_set():
             away = time.monotonic() - began
             if away > lease:
-                return errors.ControllerLost(f"{why}; it did not come back within {lease:g} s")
+                refused = refused or why_refused(self._address, self._line.credentials)
+                last = f": {refused}" if refused else ""
+                msg = f"{why}; it did not come back within {lease:g} s{last}"
+                return errors.ControllerLost(msg)
             if away > _WORTH_SAYING_S and not said:
                 said = True
                 _logger.warning(
@@ -285,6 +292,8 @@ class SessionStream:
                 return None
             if not isinstance(ended, errors.ConnectionFailed):
                 return ended
+            # Certificates and tokens may be replaced on one side before the other.
+            refused = str(ended) if isinstance(ended, errors.AccessDenied) else None
             self._leaving.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311  (no secret)
             pause = min(pause * 2, _PAUSES_S[1])
         return errors.SessionClosed(f"session {self._ready.name!r} was shut down")
@@ -298,8 +307,8 @@ class SessionStream:
             session=ready.session,
             transfer_key=ready.transfer_key,
         )
-        self._open(envelope(Kind.ATTACH, attach.SerializeToString()))
         try:
+            self._open(envelope(Kind.ATTACH, attach.SerializeToString()))
             self._await_ready(ready.name, lambda _waiting: None)
         except (errors.ConnectionFailed, errors.SessionError) as error:
             return error

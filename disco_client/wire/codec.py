@@ -109,6 +109,7 @@ class Kind(enum.IntEnum):
     INSPECT = 60
     INSPECTED = 61
     CCL_OPENED = 70
+    AUDIT = 80
 
 
 class FailureKind(enum.IntEnum):

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from disco_client.version import __version__
-from disco_server.cli.options import daemon_options, quieten_grpc, report_errors
+from disco_server.cli.options import daemon_options, guard_options, quieten_grpc, report_errors
 from disco_server.config import ControllerConfig
 from disco_server.observe import logs
 from disco_server.observe.lifetime import die_with_parent_in
@@ -48,6 +48,12 @@ __all__ = ["main"]
     metavar="SECONDS",
     help="How long a node whose connection broke is waited for.  [default: 2]",
 )
+@click.option(
+    "--tls-id-prefix",
+    metavar="URI",
+    help="What a URI in a certificate begins with that says its role.  [default: disco://]",
+)
+@guard_options
 @daemon_options
 @report_errors
 def main(config: Path | None, **flags: object) -> None:

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from disco_client.version import __version__
 from disco_server.cli.checkup import gpu_kind, sections
-from disco_server.cli.looking import address_option, look_into
-from disco_server.cli.options import report_errors
+from disco_server.cli.looking import look_into
+from disco_server.cli.options import Controller, dial_options, report_errors
 from disco_server.observe.findings import Finding, State
 
 __all__ = ["doctor"]
@@ -57,9 +57,9 @@ class _Checked:
     help="Instead of this machine, look at a session, given by its name or id: what each "
     "rank does, its Python stack, and what the session waits for.",
 )
-@address_option
 @report_errors
-def doctor(gpu: bool, as_json: bool, session: str | None, address: str) -> None:
+@dial_options
+def doctor(gpu: bool, as_json: bool, session: str | None, controller: Controller) -> None:
     """Checks this machine and says what to do about what is missing.
 
     The exit code is 0 where all that sessions on CPUs need is there and nothing is
@@ -67,7 +67,7 @@ def doctor(gpu: bool, as_json: bool, session: str | None, address: str) -> None:
     --session it is 0 where the session was found, whatever it does, else 2.
     """
     if session is not None:
-        _look_at(session, address, as_json=as_json)
+        _look_at(session, controller, as_json=as_json)
         return
     kind = gpu_kind()
     console = Console(
@@ -85,11 +85,11 @@ def doctor(gpu: bool, as_json: bool, session: str | None, address: str) -> None:
     sys.exit(_EXIT_PROBLEM if any(each.is_problem for each in checked) else 0)
 
 
-def _look_at(session: str, address: str, *, as_json: bool) -> None:
+def _look_at(session: str, controller: Controller, *, as_json: bool) -> None:
     # Help loads none of what this needs.
     from disco_client.diagnosis import Diagnosis
 
-    diagnosis = Diagnosis.of(look_into(address, session, stacks=True, flights=False))
+    diagnosis = Diagnosis.of(look_into(controller, session, stacks=True, flights=False))
     click.echo(json.dumps(diagnosis.as_dict()) if as_json else str(diagnosis))
 
 

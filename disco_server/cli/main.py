@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from disco_client.version import __version__
+from disco_server.cli.certs import certs
 from disco_server.cli.doctor import doctor
 from disco_server.cli.local import local
 from disco_server.cli.status import status
@@ -19,6 +20,7 @@ def main() -> None:
     """One program on many devices, driven from one place."""
 
 
+main.add_command(certs)
 main.add_command(doctor)
 main.add_command(local)
 main.add_command(status)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar, cast
 
 import click
 
-from disco_client.errors import DiscoError
-from disco_server.config import LOG_FORMATS, LOG_LEVELS
+from disco_client.errors import AccessDenied, ConnectionFailed, DiscoError
+from disco_server.config import DEFAULT_ADDRESS, LOG_FORMATS, LOG_LEVELS
+
+if TYPE_CHECKING:
+    from disco_client.transport.credentials import Credentials
+    from disco_client.transport.line import Line
 
 __all__ = [
     "EXIT_REFUSED",
+    "Controller",
     "config_option",
     "daemon_options",
+    "dial_options",
     "fail",
+    "guard_options",
     "log_format_option",
     "log_level_option",
     "quieten_grpc",
@@ -27,6 +36,8 @@ __all__ = [
 
 EXIT_REFUSED: Final = 2
 """The exit code of a command that could not do what it was told."""
+
+_REACH_S = 5.0
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -65,6 +76,137 @@ def log_format_option(command: Callable[_P, _R]) -> Callable[_P, _R]:
 def daemon_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
     """Adds all three: ``--config``, ``--log-level`` and ``--log-format``."""
     return config_option(log_level_option(log_format_option(command)))
+
+
+def guard_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Adds how the doors of a daemon are guarded; they arrive under the names of its settings."""
+    file = click.Path(dir_okay=False, path_type=Path)
+    for option in reversed(
+        (
+            click.option(
+                "--tls-cert",
+                type=file,
+                metavar="FILE",
+                help="This daemon's certificate; with --tls-key, connections are encrypted.",
+            ),
+            click.option("--tls-key", type=file, metavar="FILE", help="The key of --tls-cert."),
+            click.option(
+                "--tls-ca",
+                type=file,
+                metavar="FILE",
+                help="The certificate of who signs those of its peers.",
+            ),
+            click.option(
+                "--require-client-cert",
+                is_flag=True,
+                default=None,
+                help="Let in only who shows a certificate that --tls-ca signed.",
+            ),
+            click.option(
+                "--auth-token-file",
+                type=file,
+                metavar="FILE",
+                help="The tokens of those who are let in, ROLE NAME TOKEN a line; of a worker "
+                "daemon, its own token.",
+            ),
+            click.option(
+                "--insecure",
+                is_flag=True,
+                default=None,
+                help="Speak with other machines although anybody there could run code here.",
+            ),
+            click.option(
+                "--audit-log",
+                type=file,
+                metavar="FILE",
+                help="Where to write who did what, a JSON object a line.  [default: the log]",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def dial_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Adds where a controller is and how it is reached; arrives as ``controller: Controller``."""
+    file = click.Path(dir_okay=False, path_type=Path)
+
+    @click.option(
+        "--address",
+        metavar="HOST:PORT",
+        envvar="DISCO_ADDRESS",
+        default=DEFAULT_ADDRESS,
+        show_default=True,
+        help="The controller.",
+    )
+    @click.option(
+        "--tls-ca",
+        type=file,
+        metavar="FILE",
+        help="The certificate of who signed the controller's.  [default: DISCO_TLS_CA]",
+    )
+    @click.option(
+        "--tls-cert",
+        type=file,
+        metavar="FILE",
+        help="Your certificate, where the controller wants one.  [default: DISCO_TLS_CERT]",
+    )
+    @click.option("--tls-key", type=file, metavar="FILE", help="Its key.  [default: DISCO_TLS_KEY]")
+    @click.option(
+        "--token-file",
+        type=file,
+        metavar="FILE",
+        help="A file with your token.  [default: DISCO_TOKEN_FILE, or DISCO_TOKEN itself]",
+    )
+    @functools.wraps(command)
+    def dialling(*args: Any, address: str, **options: Any) -> Any:
+        from disco_client.transport.credentials import Credentials
+
+        names = ("tls_ca", "tls_cert", "tls_key", "token_file")
+        credentials = Credentials.read(**{name: options.pop(name) for name in names})
+        return command(*args, controller=Controller(address, credentials), **options)  # type: ignore[arg-type]
+
+    return cast("Callable[_P, _R]", dialling)
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """Where a controller is, and how it is reached.
+
+    Attributes:
+        address: ``HOST:PORT`` or ``unix:/path``.
+        credentials: How.
+    """
+
+    address: str
+    credentials: Credentials
+
+    @contextlib.contextmanager
+    def dialled(self) -> Generator[Line]:
+        """A line to it, once it answers.
+
+        Raises:
+            AccessDenied: One of both refuses the other.
+            ConnectionFailed: Nobody answers within some seconds.
+        """
+        # `disco doctor` must also run where gRPC is broken, and help need not load it.
+        from disco_client.transport.line import Line
+        from disco_client.transport.reaching import await_controller
+
+        line = Line(self.address, self.credentials)
+        try:
+            try:
+                await_controller(line, _REACH_S)
+            except AccessDenied:
+                raise
+            except ConnectionFailed:
+                msg = (
+                    f"no controller answers at {self.address} within {_REACH_S:g} s; see --address"
+                )
+                raise ConnectionFailed(msg) from None
+            yield line
+        finally:
+            line.close()
 
 
 def quieten_grpc() -> None:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from disco_client.errors import ConnectionFailed
-from disco_server.cli.options import report_errors
-from disco_server.config import DEFAULT_ADDRESS
+from disco_server.cli.options import Controller, dial_options, report_errors
 
 if TYPE_CHECKING:
     from disco_client.pb import controller_pb2
@@ -23,32 +22,28 @@ _TIMEOUT_S = 5.0
 
 
 @click.command()
-@click.option(
-    "--address",
-    metavar="HOST:PORT",
-    envvar="DISCO_ADDRESS",
-    default=DEFAULT_ADDRESS,
-    show_default=True,
-    help="The controller.",
-)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 @report_errors
-def status(address: str, as_json: bool) -> None:
+@dial_options
+def status(controller: Controller, as_json: bool) -> None:
     """Shows nodes, slots and sessions."""
-    # `disco doctor` must also run where gRPC is broken, and help need not load it.
+    # Help loads none of what this needs.
     import grpc
     from google.protobuf.json_format import MessageToDict
 
-    from disco_client.pb import controller_pb2, controller_pb2_grpc
-    from disco_client.transport.options import CHANNEL_OPTIONS, target
+    from disco_client.pb import controller_pb2
+    from disco_client.transport.reaching import details
 
-    with grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS) as channel:
-        stub = controller_pb2_grpc.SessionServiceStub(channel)
+    address = controller.address
+    with controller.dialled() as line:
+        ask = line.unary_unary(
+            "/disco.v1.SessionService/List",
+            response_deserializer=controller_pb2.ListResult.FromString,
+        )
         try:
-            found = stub.List(controller_pb2.ListRequest(), timeout=_TIMEOUT_S)
+            found = ask(b"", timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
-            code = error.code().name
-            msg = f"no controller answers at {address} ({code}); see --address"
+            msg = f"the controller at {address} does not answer ({details(error)})"
             raise ConnectionFailed(msg) from None
     if as_json:
         content = MessageToDict(

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from disco_client.errors import ConfigError, SessionError
-from disco_server.cli.looking import address_option, look_into
-from disco_server.cli.options import report_errors
+from disco_server.cli.looking import look_into
+from disco_server.cli.options import Controller, dial_options, report_errors
 
 __all__ = ["trace"]
 
@@ -22,9 +22,9 @@ __all__ = ["trace"]
     metavar="FILE",
     help="Where to write; - is standard output.  [default: SESSION.trace.json]",
 )
-@address_option
 @report_errors
-def trace(session: str, output: str | None, address: str) -> None:
+@dial_options
+def trace(session: str, output: str | None, controller: Controller) -> None:
     """Writes the last commands and collectives of every rank of SESSION as a trace.
 
     SESSION is a name or an id. It may run, hang, or have ended some minutes ago. The
@@ -32,7 +32,7 @@ def trace(session: str, output: str | None, address: str) -> None:
     """
     from disco_client.flight import Flight  # help loads none of what this needs
 
-    found = look_into(address, session, stacks=False, flights=True)
+    found = look_into(controller, session, stacks=False, flights=True)
     try:
         flight = Flight.of(found)
     except ValueError as error:

@@ -9,7 +9,13 @@ from pathlib import Path
 import click
 
 from disco_client.version import __version__
-from disco_server.cli.options import daemon_options, quieten_grpc, report_errors, spare_grpc_forks
+from disco_server.cli.options import (
+    daemon_options,
+    guard_options,
+    quieten_grpc,
+    report_errors,
+    spare_grpc_forks,
+)
 from disco_server.config import ON_OFF, WorkerConfig
 from disco_server.devices.require import explain, require_devices
 from disco_server.observe import logs
@@ -100,6 +106,7 @@ __all__ = ["main"]
     help="Where clients bring and fetch host arrays.  [default: in shared memory if the "
     "controller is on this machine, otherwise a free port]",
 )
+@guard_options
 @daemon_options
 @report_errors
 def main(config: Path | None, **flags: object) -> None:

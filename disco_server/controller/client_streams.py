@@ -12,16 +12,20 @@ from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.protocol import PROTOCOL, mismatch
 from disco_server.channels.faults import arriving, leaving
 from disco_server.channels.outbox import Outbox
-from disco_server.controller.hub import Hub, ended_message
+from disco_server.controller.gate import caller, peer_of
+from disco_server.controller.hub import Hub, ended_message, signed
 from disco_server.controller.streams import (
     MAX_NAME,
     Context,
     Stream,
     end_stream,
     guarded,
+    not_yours,
     refuse,
+    refuse_call,
 )
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
+from disco_server.observe import audit
 
 __all__ = ["MAX_WORKERS", "ClientStreams"]
 
@@ -77,8 +81,10 @@ class ClientStreams:
             if not writing.done():
                 said = reading.result()  # what went wrong there is raised here
                 if said is _CLOSE and session.alive:
+                    _audit("session closed", session, context)
                     hub.apply(hub.cluster.end(session.session, End(EndReason.CLOSED, "closed")))
                 elif said is not None:
+                    _audit("session detached", session, context)
                     lease = said
             if not session.alive:
                 await writing
@@ -100,22 +106,30 @@ class ClientStreams:
         if problem is not None:
             await context.write(_refused_session(problem))
             return None
-        return self._hub.new_session(create)
+        session = self._hub.new_session(create, caller())
+        _audit("session created", session, context)
+        return session
 
     async def _attach(self, payload: bytes, context: Context) -> SessionTable | None:
         attach = controller_pb2.AttachSession.FromString(payload)
         if not await _same_protocol(attach, context):
             return None
         session = await self._find(attach)
+        if session is not None and not attach.session and not caller().owns(session.principal):
+            await refuse_call(context, "attach refused", session.name, not_yours(session.name))
         problem = _check_attach(attach, session)
         if session is None or problem is not None:
             await context.write(_refused_session(problem or "no such session"))
             return None
+        if not caller().owns(session.principal):
+            await refuse_call(context, "attach refused", session.name, not_yours(session.name))
         if session.end is not None:
             ended = ended_message(session.end).SerializeToString()
             await context.write(envelope(Kind.ENDED, ended, session=session.session))
             return None
-        self._hub.cluster.client_back(session.session, attach.owner[:200])
+        owner = signed(attach.owner, caller()) if attach.owner else ""
+        self._hub.cluster.client_back(session.session, owner)
+        _audit("session attached", session, context)
         return session
 
     async def _find(self, attach: controller_pb2.AttachSession) -> SessionTable | None:
@@ -125,7 +139,7 @@ class ClientStreams:
             if attach.session:
                 found = cluster.sessions.get(attach.session) or cluster.over.get(attach.session)
             else:
-                found = cluster.find(attach.name)
+                found = cluster.find(attach.name, caller())
             if found is not None and found.state is not SessionState.RETURNING:
                 return found
             if time.monotonic() >= hub.settled_at:
@@ -159,6 +173,17 @@ class ClientStreams:
 
 _CLOSE = -1.0
 """Instead of how long a client will be away: it is done with its session."""
+
+
+def _audit(event: str, session: SessionTable, context: Context) -> None:
+    audit.record(
+        event,
+        who=str(caller()),
+        peer=peer_of(context),
+        session=session.name,
+        owner=session.owner,
+        workers=session.num_workers,
+    )
 
 
 async def _same_protocol(

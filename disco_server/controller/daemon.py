@@ -17,15 +17,20 @@ from grpc_reflection.v1alpha import reflection
 from disco_client.errors import ConfigError
 from disco_client.transport import faults
 from disco_client.transport.options import SERVER_OPTIONS
+from disco_server.channels.tls import add_port, warn_of_open_door
 from disco_server.config import Address, ControllerConfig
+from disco_server.controller.gate import Gate
 from disco_server.controller.hub import Hub
 from disco_server.controller.servicer import SERVICE_NAMES, Edge
+from disco_server.guarding import Guard
+from disco_server.observe.audit import setup_audit
 
 __all__ = ["Door", "beat", "run"]
 
 _logger = logging.getLogger("disco.controller")
 _STOP_GRACE_S = 1.0
 _TICK_S = 0.25
+_OPEN = Guard()
 
 
 def run(config: ControllerConfig) -> int:
@@ -35,6 +40,8 @@ def run(config: ControllerConfig) -> int:
         ConfigError: The address cannot be listened on, or ``DISCO_TEST_FAULTS`` is malformed.
     """
     faults.check()
+    setup_audit(config.audit_log)
+    warn_of_open_door(_logger, config.guard)
     return asyncio.run(_run(config))
 
 
@@ -45,7 +52,7 @@ async def _run(config: ControllerConfig) -> int:
         config.heartbeat_s,
         node_return=config.node_return_s,
     )
-    door = Door(hub, config.listen_address)
+    door = Door(hub, config.listen_address, guard=config.guard)
     await door.open()
     if config.port_file:
         _write_port(Path(config.port_file), door.address)
@@ -71,25 +78,32 @@ class Door:
         listen: Where; port 0 lets the system choose.
         services: Which of the controller's services it offers, besides health
             and reflection.
+        guard: Who is let in, and how connections are encrypted.
 
     Attributes:
         address: Where it listens.
 
     Raises:
-        ConfigError: The address cannot be listened on.
+        ConfigError: The address cannot be listened on, or a certificate or the file of the
+            tokens cannot be read.
     """
 
     def __init__(
-        self, hub: Hub, listen: Address, services: tuple[str, ...] = SERVICE_NAMES
+        self,
+        hub: Hub,
+        listen: Address,
+        services: tuple[str, ...] = SERVICE_NAMES,
+        *,
+        guard: Guard = _OPEN,
     ) -> None:
         self._services = services
-        self._server = server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = server = grpc.aio.server(interceptors=(Gate(guard),), options=SERVER_OPTIONS)
         Edge(hub).add_to(server, services)
         self._checks = cast("Any", health).aio.HealthServicer()
         cast("Any", health_pb2_grpc).add_HealthServicer_to_server(self._checks, server)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-        self.address = _bind(server, listen)
+        self.address = _bind(server, listen, guard)
 
     async def open(self) -> None:
         """Begins to take calls; those who came since it was made have waited."""
@@ -106,11 +120,8 @@ class Door:
         await self._server.stop(grace)
 
 
-def _bind(server: grpc.aio.Server, wanted: Address) -> Address:
-    try:
-        port = server.add_insecure_port(str(wanted))
-    except RuntimeError:
-        port = 0
+def _bind(server: grpc.aio.Server, wanted: Address, guard: Guard) -> Address:
+    port = add_port(server, str(wanted), guard)
     if not port:
         msg = (
             f"cannot listen on {wanted}: the address is in use or not of this machine; "

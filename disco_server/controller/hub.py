@@ -20,6 +20,7 @@ from disco_server.channels.outbox import Outbox
 from disco_server.controller.exchange import Exchanges
 from disco_server.controller.inspections import Inspections
 from disco_server.controller.transfers import Transfers
+from disco_server.core.access import EVERYBODY, Identity, Role
 from disco_server.core.cluster import Cluster
 from disco_server.core.effects import (
     DropNode,
@@ -34,9 +35,10 @@ from disco_server.core.effects import (
 )
 from disco_server.core.placement import Placer, place
 from disco_server.core.session_state import End, SessionTable
+from disco_server.observe import audit
 from disco_server.observe.logs import bind
 
-__all__ = ["Hub", "NodeLink", "ended_message", "rank_infos", "session_info"]
+__all__ = ["Hub", "NodeLink", "ended_message", "rank_infos", "session_info", "signed"]
 
 _logger = logging.getLogger("disco.controller")
 
@@ -105,7 +107,7 @@ class Hub:
                 case EndOnNode(node, session_id):
                     self._post(node, envelope(Kind.END_SESSION, session=session_id))
                 case TellQueued(session, ahead):
-                    self._tell(session.session, Kind.QUEUED, self.queued(ahead))
+                    self._tell(session.session, Kind.QUEUED, self.queued(ahead, session))
                 case TellReady(session):
                     self.tell_ready(session)
                     self._log_ready(session)
@@ -153,6 +155,7 @@ class Hub:
             ccl=session.ccl,
             transfer_key=session.transfer_key,
             owner=session.owner,
+            principal=session.principal,
             lease_s=session.lease,
             nodes=[
                 node_pb2.NodeRanks(
@@ -215,11 +218,13 @@ class Hub:
         bind(_logger, session=session.name).info(
             "session ends (%s): %s", end.reason.name.lower(), end.message
         )
+        reason = end.reason.name.lower()
+        audit.record("session ended", session=session.name, owner=session.owner, what=reason)
         outbox = self.clients.pop(session_id, None)
         if outbox is None:
             return
         ended = ended_message(end)
-        ended.slots.CopyFrom(self.queued(0))
+        ended.slots.CopyFrom(self.queued(0, session))
         outbox.post(envelope(Kind.ENDED, ended.SerializeToString(), session=session_id))
         outbox.close()
 
@@ -231,19 +236,21 @@ class Hub:
 
     # What the edge asks -------------------------------------------------------------
 
-    def queued(self, ahead: int) -> controller_pb2.Queued:
-        """The state of the slots."""
+    def queued(self, ahead: int, session: SessionTable) -> controller_pb2.Queued:
+        """The state of the slots, as the client of a session may know it."""
         members = self.cluster.members
         holders = [s for s in self.cluster.sessions.values() if s.shares]
         return controller_pb2.Queued(
             ahead=ahead,
             total_slots=members.total_slots,
             free_slots=members.free_slots,
-            holders=[session_info(s) for s in holders],
+            holders=[session_info(s, s.principal == session.principal) for s in holders],
         )
 
-    def new_session(self, create: controller_pb2.CreateSession) -> SessionTable:
-        """Makes the record of a session that is asked for."""
+    def new_session(
+        self, create: controller_pb2.CreateSession, who: Identity = EVERYBODY
+    ) -> SessionTable:
+        """Makes the record of a session that somebody asks for."""
         now = time.monotonic()
         session_id = 0
         while not session_id or session_id in self.cluster.sessions:
@@ -251,7 +258,8 @@ class Hub:
         return SessionTable(
             session=session_id,
             name=create.name or f"session-{session_id & 0xFFFFFF:06x}",
-            owner=create.owner[:200],
+            owner=signed(create.owner, who),
+            principal=who.principal,
             num_workers=create.num_workers,
             num_groups=create.num_groups,
             ccl=create.ccl,
@@ -260,14 +268,20 @@ class Hub:
             deadline=now + create.timeout_s,
         )
 
-    def session_of(self, transfer: controller_pb2.Transfer) -> SessionTable | None:
-        """The running session that a transfer names, if its key is right."""
+    def session_of(
+        self, transfer: controller_pb2.Transfer, who: Identity = EVERYBODY
+    ) -> SessionTable | None:
+        """The running session that a transfer names, if its key is right and it is his who asks.
+
+        An administrator needs no key.
+        """
         session = self.cluster.sessions.get(transfer.session)
         if session is None or not session.alive:
             return None
-        if not hmac.compare_digest(session.transfer_key, transfer.transfer_key):
-            return None
-        return session
+        known = hmac.compare_digest(session.transfer_key, transfer.transfer_key)
+        if who.role is Role.ADMIN or (known and who.may_carry(session.principal)):
+            return session
+        return None
 
     def node_of_worker(self, session: SessionTable, worker: int) -> str | None:
         """Where a worker of a session runs."""
@@ -340,14 +354,19 @@ def rank_infos(session: SessionTable) -> list[controller_pb2.RankInfo]:
     ]
 
 
-def session_info(session: SessionTable) -> controller_pb2.SessionInfo:
-    """What lists say about a session."""
+def signed(owner: str, who: Identity) -> str:
+    """How lists name the client of a session: as he shows who he is, and as he says it."""
+    return f"{who.name} ({owner[:200]})" if who.name else owner[:200]
+
+
+def session_info(session: SessionTable, places: bool = True) -> controller_pb2.SessionInfo:
+    """What lists say about a session; to some not where its ranks run."""
     return controller_pb2.SessionInfo(
         session=session.session,
         name=session.name,
         owner=session.owner,
         num_workers=session.num_workers,
         state=session.state.value,
-        ranks=rank_infos(session),
+        ranks=rank_infos(session) if places else (),
         age_s=time.monotonic() - session.created,
     )

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.inspection import NodeSilence, encode_silence
+from disco_server.controller.streams import NotYours, not_yours
+from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.cluster import Cluster
 from disco_server.core.session_state import SessionTable
 
@@ -68,20 +70,29 @@ class Inspections:
         if question is not None and question.node == node and not question.answer.done():
             question.answer.set_result((found, now))
 
-    async def inspect(self, request: controller_pb2.InspectRequest) -> controller_pb2.InspectResult:
+    async def inspect(
+        self, request: controller_pb2.InspectRequest, who: Identity = EVERYBODY
+    ) -> controller_pb2.InspectResult:
         """Finds out what the ranks of a session do, or did before it ended.
+
+        Args:
+            request: What is asked.
+            who: Who asks.
 
         Raises:
             LookupError: Nobody knows such a session; the text says which there are.
+            NotYours: It is somebody else's.
         """
         name = request.name
-        session = self._find(name)
+        session = self._find(name, who)
+        if session is None and not who.owns_all:
+            request = self._of_ended(request, who)
         nodes = [s.node for s in session.shares] if session else list(self._cluster.members.nodes)
         timeout = min(request.timeout_s, _LONGEST_S) if request.timeout_s > 0 else _LONGEST_S
         asked = await asyncio.gather(*(self._ask_node(node, request, timeout) for node in nodes))
         answers = [found for found in asked if found is not None and found.known]
         if session is None and not answers:
-            raise LookupError(self._unknown(name))
+            raise LookupError(self._unknown(name, who))
         result = controller_pb2.InspectResult()
         for found in answers:
             result.session, result.name = found.session, found.session_name
@@ -94,10 +105,29 @@ class Inspections:
             result.silent.extend(map(encode_silence, self._silences(session, missing)))
         return result
 
-    def _find(self, name: str) -> SessionTable | None:
-        sessions = self._cluster.sessions.values()
-        found = [s for s in sessions if name in (s.name, f"{s.session:016x}")]
-        return found[-1] if found else None
+    def _find(self, name: str, who: Identity) -> SessionTable | None:
+        found = self._cluster.find(name, who)
+        if found is not None and not who.owns(found.principal):
+            # He may have had one of that name, which has ended.
+            ended = self._cluster.find(name, who, ended=True)
+            if ended is None or not who.owns(ended.principal):
+                raise NotYours(not_yours(name))
+            return None
+        return found
+
+    def _of_ended(
+        self, request: controller_pb2.InspectRequest, who: Identity
+    ) -> controller_pb2.InspectRequest:
+        """Asks for a session that has ended by its id: nodes do not know whose a name is."""
+        ended = self._cluster.find(request.name, who, ended=True)
+        if ended is None:
+            raise LookupError(self._unknown(request.name, who))
+        if not who.owns(ended.principal):
+            raise NotYours(not_yours(request.name))
+        asked = controller_pb2.InspectRequest()
+        asked.CopyFrom(request)
+        asked.name = f"{ended.session:016x}"
+        return asked
 
     def _silences(self, session: SessionTable, nodes: Sequence[str]) -> Iterable[NodeSilence]:
         now, known = time.monotonic(), self._cluster.members.nodes
@@ -106,8 +136,9 @@ class Inspections:
                 heard = known[share.node].heard if share.node in known else now
                 yield NodeSilence(share.node, tuple(share.workers), max(now - heard, 0.0))
 
-    def _unknown(self, name: str) -> str:
-        names = ", ".join(repr(s.name) for s in self._cluster.sessions.values())
+    def _unknown(self, name: str, who: Identity) -> str:
+        sessions = self._cluster.sessions.values()
+        names = ", ".join(repr(s.name) for s in sessions if who.owns(s.principal))
         return (
             f"expected a session that runs, or that ended within the last minutes, got {name!r}; "
             f"there run: {names or 'none'}"

@@ -14,6 +14,7 @@ from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.protocol import PROTOCOL, mismatch
 from disco_server.channels.faults import arriving, leaving
 from disco_server.channels.outbox import Outbox
+from disco_server.controller.gate import caller, peer_of
 from disco_server.controller.hub import Hub, NodeLink
 from disco_server.controller.streams import (
     MAX_NAME,
@@ -26,6 +27,7 @@ from disco_server.controller.streams import (
 from disco_server.core.membership import Node, NodeRefused
 from disco_server.core.placement import NodeShare
 from disco_server.core.session_state import SessionState, SessionTable
+from disco_server.observe import audit
 
 __all__ = ["NodeStreams"]
 
@@ -56,8 +58,16 @@ class NodeStreams:
         outbox = Outbox()
         link = NodeLink(info.name, secrets.token_bytes(16), outbox)
         try:
+            _check_name(info.name)
             effects = self._join(received.kind, info, link)
         except NodeRefused as refused:
+            audit.refusals.record(
+                "node refused",
+                who=str(caller()),
+                peer=peer_of(context),
+                what=info.name[:MAX_NAME],
+                outcome=str(refused),
+            )
             await refuse(context, str(refused))
             return
         welcome = node_pb2.NodeRegistered(
@@ -66,6 +76,7 @@ class NodeStreams:
         outbox.post(envelope(Kind.REGISTERED, welcome.SerializeToString()))
         hub.apply(effects)
         _logger.info("node %s joined with %d slots", info.name, len(info.devices))
+        audit.record("node joined", who=str(caller()), peer=peer_of(context), what=info.name)
         write = leaving("controller.to_node", context.write)
         writing = asyncio.ensure_future(outbox.run(write))
         reading = asyncio.ensure_future(self._read(stream, link))
@@ -156,6 +167,18 @@ class NodeStreams:
         )
 
 
+def _check_name(name: str) -> None:
+    """Lets a daemon whose certificate names a node register as that node alone.
+
+    Raises:
+        NodeRefused: It is another one's.
+    """
+    who = caller()
+    if who.how == "certificate" and who.name and who.name != name:
+        msg = f"the certificate that came is that of node {who.name!r}, and not of {name!r}"
+        raise NodeRefused(msg)
+
+
 def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
     """The record of a session as a node tells it.
 
@@ -180,6 +203,7 @@ def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
         num_groups=start.num_groups,
         ccl=start.ccl,
         transfer_key=start.transfer_key,
+        principal=start.principal,
         created=now,
         deadline=now,
         lease=start.lease_s,

@@ -15,10 +15,19 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
 from disco_server.controller.client_streams import ClientStreams
+from disco_server.controller.gate import caller, peer_of
 from disco_server.controller.hub import Hub, session_info
 from disco_server.controller.node_streams import NodeStreams
-from disco_server.controller.streams import Context, Stream, guarded
+from disco_server.controller.streams import (
+    Context,
+    NotYours,
+    Stream,
+    guarded,
+    not_yours,
+    refuse_call,
+)
 from disco_server.core.session_state import End, EndReason, SessionTable
+from disco_server.observe import audit
 
 __all__ = ["NODE_SERVICES", "SERVICE_NAMES", "Edge"]
 
@@ -124,7 +133,11 @@ class Edge:
             )
             for node in cluster.members.nodes.values()
         ]
-        sessions = [session_info(session) for session in cluster.sessions.values()]
+        who = caller()
+        sessions = [
+            session_info(session, who.sees_places or who.owns(session.principal))
+            for session in cluster.sessions.values()
+        ]
         return controller_pb2.ListResult(nodes=nodes, sessions=sessions, version=__version__)
 
     @guarded
@@ -138,6 +151,9 @@ class Edge:
         session = await self._authorised(transfer, context)
         end = End(EndReason.STOPPED, f"session {session.name!r} was closed on request")
         self._hub.apply(self._hub.cluster.end(session.session, end))
+        audit.record(
+            "session closed", who=str(caller()), peer=peer_of(context), session=session.name
+        )
         return controller_pb2.CloseResult()
 
     @guarded
@@ -146,7 +162,10 @@ class Edge:
     ) -> controller_pb2.InspectResult:
         """Says what the ranks of a session do."""
         try:
-            return await self._hub.inspections.inspect(request)
+            return await self._hub.inspections.inspect(request, caller())
+        except NotYours as error:
+            await refuse_call(context, "inspection refused", request.name, str(error))
+            raise AssertionError from None
         except LookupError as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
             raise AssertionError from None  # abort() raises; this tells the type checker
@@ -200,7 +219,11 @@ class Edge:
         return chunk.transfer
 
     async def _authorised(self, head: controller_pb2.Transfer, context: Context) -> SessionTable:
-        session = self._hub.session_of(head)
+        who = caller()
+        session = self._hub.session_of(head, who)
+        known = self._hub.cluster.sessions.get(head.session)
+        if session is None and known is not None and not who.may_carry(known.principal):
+            await refuse_call(context, "call refused", known.name, not_yours(known.name))
         if session is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no running session of that id and key")
             raise AssertionError  # abort() raises; this tells the type checker

@@ -15,8 +15,20 @@ from google.protobuf.message import DecodeError
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import Kind, envelope
 from disco_server.channels.outbox import Outbox
+from disco_server.controller.gate import caller, peer_of
+from disco_server.observe import audit
 
-__all__ = ["MAX_NAME", "Context", "Stream", "end_stream", "guarded", "refuse"]
+__all__ = [
+    "MAX_NAME",
+    "Context",
+    "NotYours",
+    "Stream",
+    "end_stream",
+    "guarded",
+    "not_yours",
+    "refuse",
+    "refuse_call",
+]
 
 _logger = logging.getLogger("disco.controller")
 
@@ -46,6 +58,27 @@ def guarded(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
             )
 
     return guarded_handler
+
+
+class NotYours(Exception):
+    """A session belongs to somebody else than who asks for it."""
+
+
+def not_yours(name: str) -> str:
+    """What is said to who asks for a session of somebody else."""
+    return f"session {name!r} belongs to somebody else; its owner and administrators may use it"
+
+
+async def refuse_call(context: Context, event: str, name: str, why: str) -> None:
+    """Ends a call that its caller may not make; the audit log has it.
+
+    Raises:
+        grpc.aio.AbortError: Always.
+    """
+    audit.refusals.record(
+        event, who=str(caller()), peer=peer_of(context), session=name, outcome=why
+    )
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
 
 
 async def refuse(context: Context, message: str) -> None:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from disco_client.errors import describe_exit
+from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.effects import (
     DropNode,
     Effect,
@@ -331,10 +332,27 @@ class Cluster:
             session.step(Step.ATTACH)
         session.owner = owner or session.owner
 
-    def find(self, name: str) -> SessionTable | None:
-        """Finds a session by its name or by its id in hexadecimal; of several, the newest."""
-        found = [s for s in self.sessions.values() if name in (s.name, f"{s.session:016x}")]
-        return max(found, key=lambda session: session.created, default=None)
+    def find(
+        self, name: str, who: Identity = EVERYBODY, *, ended: bool = False
+    ) -> SessionTable | None:
+        """Finds a session by its name or by its id in hexadecimal.
+
+        Args:
+            name: Which.
+            who: Who asks: what is his comes before what is not.
+            ended: Whether one that is gone will do where none is there.
+
+        Returns:
+            Of several the newest; whoever asks has to see whether it is his.
+        """
+        tables = [*self.over.values()] if ended else []
+        tables += self.sessions.values()
+        found = [s for s in tables if name in (s.name, f"{s.session:016x}")]
+        return max(
+            found,
+            key=lambda s: (who.owns(s.principal), s.session in self.sessions, s.created),
+            default=None,
+        )
 
     # Time ---------------------------------------------------------------------------
 

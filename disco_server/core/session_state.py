@@ -104,6 +104,7 @@ class SessionTable:
         session: Its id: random, never zero.
         name: What lists call it.
         owner: ``user@host:pid`` of its client.
+        principal: Who made it, as far as anybody was asked; he and administrators may use it.
         num_workers, num_groups, ccl: What was asked for.
         transfer_key: The secret that names its arrays.
         created: When it was asked for.
@@ -125,6 +126,7 @@ class SessionTable:
     transfer_key: bytes
     created: float
     deadline: float
+    principal: str = ""
     lease: float = 0.0
     patience: float = 0.0
     state: SessionState = SessionState.QUEUED

@@ -125,7 +125,9 @@ def import_python_module(name: str) -> None:
     if not isinstance(name, str):
         msg = f"expected a module's name, got {name!r}"
         raise ArgumentRefused(msg)
-    import_allowed(name, current_worker().allow_modules)
+    worker = current_worker()
+    import_allowed(name, worker.allow_modules)
+    worker.audit("module imported", name, "")
 
 
 # Collectives --------------------------------------------------------------------------

@@ -61,7 +61,9 @@ def save_begin(path: str, generation: str) -> Save:
         msg = f"expected the name of a generation, got {generation!r}"
         raise ArgumentRefused(msg)
     worker = current_worker()
-    return Save(path, worker.allow_save, generation, worker.worker_id, leads=worker.worker_id == 0)
+    save = Save(path, worker.allow_save, generation, worker.worker_id, leads=worker.worker_id == 0)
+    worker.audit("checkpoint saved", path, "")
+    return save
 
 
 @register_func("runtime.disco._save_describe")
@@ -148,7 +150,10 @@ def _entry(row: dict[str, Any]) -> Entry:
 @register_func("runtime.disco._load_open")
 def load_open(path: str) -> StoredCheckpoint:
     """Reads the index of a checkpoint."""
-    return StoredCheckpoint(path, current_worker().allow_read)
+    worker = current_worker()
+    stored = StoredCheckpoint(path, worker.allow_read)
+    worker.audit("checkpoint opened", path, "")
+    return stored
 
 
 @register_func("runtime.disco._load_catalog")

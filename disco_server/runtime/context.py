@@ -42,6 +42,8 @@ class Worker:
         loading: What files its session may load modules from.
         flight: Where it writes down what it executes.
         position: The number of the command that runs; the executor sets it.
+        audit: Tells whoever runs it what it loaded or refused: what kind of thing, its name,
+            and why it was refused, if it was; nothing is told where nobody asks for it.
         published: Values that outlive their registers, with what a client notes of each.
         registers: What its references stand for; the executor sets it.
     """
@@ -84,6 +86,7 @@ class Worker:
         self.position = 0
         self.published: dict[str, tuple[Any, Mapping[str, Any]]] = {}
         self.registers = RegisterFile()
+        self.audit: Callable[[str, str, str], object] = lambda _what, _name, _refused: None
         self._passed = 0
         self._with_shapes = flag_in(os.environ, "DISCO_DEBUG")
 

@@ -21,6 +21,7 @@ from disco_client.wire.codec import (
     EncodedCommand,
     EncodedReply,
     EncodedValue,
+    FailureKind,
     decode_args,
     encode_failure,
     encode_value,
@@ -34,7 +35,7 @@ from disco_server.runtime.context import Worker
 from disco_server.runtime.device_porter import DevicePorter
 from disco_server.runtime.errors import ArgumentRefused, describe_failure, repr_of
 from disco_server.runtime.fitting import check_fits, is_any_array
-from disco_server.runtime.functions import NamedCall, resolve
+from disco_server.runtime.functions import NamedCall, registry, resolve
 from disco_server.runtime.outlet import Outlet
 from disco_server.runtime.program import UNWRITTEN, Program, StepFailed, compile_program
 from disco_server.runtime.register_file import Poison, Poisoned, RegisterFile
@@ -251,6 +252,8 @@ class Executor:
             what = self._flight.label_of(command.action, str(name))
             self._flight.kinds[seq & SLOT_MASK] = what
             func = resolve(str(name), self._worker.allow_modules)
+            if str(name) not in registry():
+                self._worker.audit("function imported", str(name), "")
         except Exception as error:  # noqa: BLE001  (a module may raise anything when imported)
             self._fail(seq, command, error)
             return
@@ -462,6 +465,8 @@ class Executor:
         )
         program, step = inside
         failure = replace(failure, program=program, step=step)
+        if kind is FailureKind.NOT_ALLOWED:
+            self._worker.audit("refused", function, failure.message)
         reply = EncodedReply(seq=seq if answers is None else answers, ack=seq)
         encode_failure(reply.failure, failure, kind)
         # Told before peers are released, so that the cause arrives first.

@@ -32,13 +32,16 @@ def file_open(kind: str, path: str, name: str, readers: Sequence[int]) -> Tensor
     """
     if current_worker().worker_id not in readers:
         return None
-    allowed = current_worker().allow_read
+    worker = current_worker()
     if kind == "npy":
-        return open_npy(path, allowed)
-    if kind == "safetensors":
-        return open_safetensors(path, name, allowed)
-    msg = f"expected 'safetensors' or 'npy', got {kind!r}"
-    raise ArgumentRefused(msg)
+        found = open_npy(path, worker.allow_read)
+    elif kind == "safetensors":
+        found = open_safetensors(path, name, worker.allow_read)
+    else:
+        msg = f"expected 'safetensors' or 'npy', got {kind!r}"
+        raise ArgumentRefused(msg)
+    worker.audit("file opened", path, "")
+    return found
 
 
 @register_func("runtime.disco._file_facts")

@@ -47,6 +47,7 @@ def load_vm_module(path: str, where: Any = None) -> LoadedModule:
     loading.refuse_kind(name)
     real = worker.loading.check_file(Path(name))
     loading.digest_of(real)  # says what is missing
+    worker.audit("module loaded", str(real), "")
     return loading.load(real, name, device, registry())
 
 
@@ -64,6 +65,7 @@ def load_content(path: str, digest: str, where: Any = None) -> LoadedModule:
     if found is None:
         msg = f"the upload of {path!r} is not on this worker any more"
         raise FileRefused(msg)
+    worker.audit("module loaded", f"{path} (SHA-256 {digest})", "")
     return loading.load(found, path, device, registry())
 
 

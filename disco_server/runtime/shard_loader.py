@@ -72,6 +72,7 @@ class ShardLoader:
                 raise ArgumentRefused(msg)
         records = read_tensor_cache(Path(path), metadata)
         self._checkpoint = Checkpoint(Path(path), records, worker.allow_read)
+        worker.audit("weights opened", path, "")
         self.index_of = {record.name: index for index, record in enumerate(records)}
         self._module = module
         if not shard_info and module is not None:

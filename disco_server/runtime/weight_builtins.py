@@ -26,7 +26,10 @@ _PAGE = 2048
 @register_func("runtime.disco._weights_open")
 def weights_open(path: str) -> Checkpoint:
     """Reads the headers of a model's files."""
-    return open_checkpoint(path, current_worker().allow_read)
+    worker = current_worker()
+    checkpoint = open_checkpoint(path, worker.allow_read)
+    worker.audit("weights opened", path, "")
+    return checkpoint
 
 
 @register_func("runtime.disco._weights_catalog")

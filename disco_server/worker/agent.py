@@ -12,13 +12,17 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from disco_client.errors import ConfigError
 from disco_client.pb import node_pb2
+from disco_client.transport.credentials import Credentials
+from disco_client.transport.handshake import why_refused
+from disco_client.transport.line import Line
 from disco_client.transport.options import CHANNEL_OPTIONS, target
 from disco_client.version import __version__
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
@@ -55,6 +59,7 @@ class Agent:
     def __init__(self, config: WorkerConfig, spares: Spares) -> None:
         self.array_address = ""
         self._config = config
+        self._credentials = config.credentials
         self._incarnation = secrets.randbits(63)
         self._node_key = b""
         self._outbox = Outbox()
@@ -122,8 +127,8 @@ class Agent:
             try:
                 why = await self._connect_once()
             except grpc.RpcError as error:
-                why = _reason(error)
-            except ConnectionError as error:
+                why = await self._why(error)
+            except (ConnectionError, ConfigError) as error:
                 why = str(error)
             except DecodeError as error:
                 why = f"it does not speak disco.v1 ({error})"
@@ -152,19 +157,25 @@ class Agent:
     async def _connect_once(self) -> str:
         """One connection from its beginning to its end; says why it ended."""
         self._outbox = outbox = Outbox()
-        async with grpc.aio.insecure_channel(
-            target(self._config.controller), options=CHANNEL_OPTIONS
-        ) as channel:
-            self._fences = channel.unary_unary(
+        async with _open_channel(self._config.controller, self._credentials) as channel:
+            line = Line(self._config.controller, self._credentials, _always(channel))
+            self._fences = line.unary_unary(
                 "/disco.v1.RendezvousService/Fence",
                 request_serializer=node_pb2.FenceRequest.SerializeToString,
                 response_deserializer=node_pb2.FenceResult.FromString,
             )
-            self._carrier.connect(channel)
-            return await self._talk(channel, outbox)
+            self._carrier.connect(line)
+            return await self._talk(line, outbox)
 
-    async def _talk(self, channel: grpc.aio.Channel, outbox: Outbox) -> str:
-        stream = cast("Any", channel).stream_stream("/disco.v1.NodeService/Register")()
+    async def _why(self, error: grpc.RpcError) -> str:
+        """Why a connection failed; what gRPC does not tell is looked for."""
+        if not self.registered.is_set() and _is_broken(error):
+            looked = asyncio.to_thread(why_refused, self._config.controller, self._credentials)
+            return await looked or _reason(error)
+        return _reason(error)
+
+    async def _talk(self, line: Line, outbox: Outbox) -> str:
+        stream = line.stream_stream("/disco.v1.NodeService/Register")()
         await stream.write(self._introduction())
         writing = asyncio.ensure_future(outbox.run(leaving("node.send", stream.write)))
         # Who cannot speak any more need not listen: the next connection can do both.
@@ -248,6 +259,18 @@ def _end_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+def _always(channel: grpc.aio.Channel) -> Callable[[str, Credentials], grpc.aio.Channel]:
+    """The line of a connection that is made anew anyway has one channel."""
+    return lambda _address, _credentials: channel
+
+
+def _open_channel(address: str, credentials: Credentials) -> grpc.aio.Channel:
+    secrets = credentials.secrets()
+    if secrets is None:
+        return grpc.aio.insecure_channel(target(address), options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(target(address), secrets, options=CHANNEL_OPTIONS)
 
 
 def _is_broken(error: grpc.RpcError) -> bool:

@@ -15,11 +15,15 @@ from google.protobuf.message import DecodeError
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2
 from disco_client.transport.options import SERVER_OPTIONS
+from disco_server.channels.tls import add_port
 from disco_server.config import Address
+from disco_server.guarding import Guard
 from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit, incoming
 from disco_server.worker.arrays import receive_array, send_array
 
 __all__ = ["ArrayService"]
+
+_OPEN = Guard()
 
 
 class ArrayService:
@@ -28,13 +32,17 @@ class ArrayService:
     Args:
         listen: Where.
         desk: The desk of this moment; None while there is no controller.
+        guard: How its door is guarded.
 
     Attributes:
         address: Where it listens, once started; empty if it cannot.
     """
 
-    def __init__(self, listen: Address, desk: Callable[[], ArrayDesk | None]) -> None:
+    def __init__(
+        self, listen: Address, desk: Callable[[], ArrayDesk | None], guard: Guard = _OPEN
+    ) -> None:
         self._listen = listen
+        self._guard = guard
         self._desk = desk
         self._server: grpc.aio.Server | None = None
         self.address = ""
@@ -43,7 +51,7 @@ class ArrayService:
         """Begins to listen.
 
         Raises:
-            ConfigError: The address cannot be listened on.
+            ConfigError: The address cannot be listened on, or a certificate not be read.
         """
         listen = self._listen
         untyped = cast("Any", grpc)
@@ -58,11 +66,10 @@ class ArrayService:
         service = grpc.method_handlers_generic_handler("disco.v1.ArrayService", handlers)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((service,))
-        try:
-            port = self._server.add_insecure_port(str(listen))
-        except RuntimeError:
+        port = add_port(self._server, str(listen), self._guard)
+        if not port:
             msg = f"cannot listen on {listen} for arrays; choose another with --array-listen"
-            raise ConfigError(msg) from None
+            raise ConfigError(msg)
         await self._server.start()
         self.address = str(listen if listen.path else Address(listen.host, port))
 

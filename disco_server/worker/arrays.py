@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from typing import Any, cast
+from typing import Any
 
-import grpc
 import numpy as np
 
 from disco_client.pb import controller_pb2
+from disco_client.transport.line import Line
 from disco_client.transport.shared import read_shared, write_shared
 from disco_client.wire.arrays import (
     CHUNK_BYTES,
@@ -104,15 +104,13 @@ class ArrayCarrier:
         self._fetch: Any = None
         self._push: Any = None
 
-    def connect(self, channel: grpc.aio.Channel) -> None:
+    def connect(self, line: Line) -> None:
         """Uses a connection from now on."""
-        # Bytes cross it as they are, which the types of its methods do not foresee.
-        untyped = cast("Any", channel)
-        self._fetch = untyped.unary_stream(
+        self._fetch = line.unary_stream(
             _SERVICE + "Fetch",
             request_serializer=controller_pb2.Transfer.SerializeToString,
         )
-        self._push = untyped.stream_unary(
+        self._push = line.stream_unary(
             _SERVICE + "Push",
             response_deserializer=controller_pb2.UploadResult.FromString,
         )

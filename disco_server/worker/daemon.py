@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Mapping
 from typing import Any, Self
 
 from disco_client.transport import faults
+from disco_server.channels.tls import warn_of_open_door
 from disco_server.config import WorkerConfig
+from disco_server.observe.audit import setup_audit
 from disco_server.settings import flag_in
 from disco_server.worker.agent import Agent
 from disco_server.worker.doors import make_door
@@ -18,6 +21,8 @@ from disco_server.worker.opening import init_seconds
 from disco_server.worker.spares import Spares
 
 __all__ = ["WorkerNode", "rank_environment", "run"]
+
+_logger = logging.getLogger("disco.worker")
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -36,6 +41,9 @@ def run(config: WorkerConfig) -> int:
         ConfigError: It cannot listen where it was told to, or a variable is malformed.
     """
     faults.check()
+    setup_audit(config.audit_log)
+    warn_of_open_door(_logger, config.guard)
+    config.credentials.check()
     init_seconds()
     flag_in(os.environ, "DISCO_DEBUG")
     return asyncio.run(_run(config))
@@ -75,7 +83,10 @@ class WorkerNode:
         self._spares = Spares(config.warm, environ)
         self.agent = Agent(config, self._spares)
         self._door = make_door(
-            config.array_address, config.controller_address, lambda: self.agent.arrays
+            config.array_address,
+            config.controller_address,
+            lambda: self.agent.arrays,
+            guard=config.guard,
         )
         self._running: asyncio.Task[None] | None = None
 
@@ -138,7 +149,7 @@ def rank_environment(config: WorkerConfig) -> dict[str, str]:
     environ = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PMI_", "DISCO_AUTH", "DISCO_TLS"))
+        if not name.startswith(("PMI_", "DISCO_AUTH", "DISCO_TLS", "DISCO_TOKEN"))
     }
     for name in _THREAD_VARIABLES:
         environ.setdefault(name, str(config.rank_threads))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import ipaddress
+import logging
 import socket
 from collections.abc import Callable
 from typing import Protocol
 
+from disco_client.errors import ConfigError
+from disco_client.transport.credentials import is_local
+from disco_server.guarding import Guard
 from disco_server.settings import Address
 from disco_server.worker.array_desk import ArrayDesk
 from disco_server.worker.array_service import ArrayService
 from disco_server.worker.memory_service import MemoryService
 
 __all__ = ["ArrayDoor", "choose_address", "make_door"]
+
+_logger = logging.getLogger("disco.worker")
+_OPEN = Guard()
 
 
 class ArrayDoor(Protocol):
@@ -38,7 +44,11 @@ class ArrayDoor(Protocol):
 
 
 def make_door(
-    listen: Address | None, controller: Address, desk: Callable[[], ArrayDesk | None]
+    listen: Address | None,
+    controller: Address,
+    desk: Callable[[], ArrayDesk | None],
+    *,
+    guard: Guard = _OPEN,
 ) -> ArrayDoor:
     """Makes the door that fits, not yet started.
 
@@ -46,9 +56,31 @@ def make_door(
         listen: Where a person wants it; None leaves it to this.
         controller: Where the controller is.
         desk: The desk of any moment; None while there is no controller.
+        guard: How a door is guarded that other machines can reach. Where it cannot be
+            encrypted, and nobody takes the risk, it stays shut, and arrays go through the
+            controller.
     """
     where = listen or choose_address(controller)
-    return MemoryService(desk) if where is None else ArrayService(where, desk)
+    if where is None:
+        return MemoryService(desk)
+    try:
+        guard.check_door(where, "array_listen")
+    except ConfigError as error:
+        _logger.info("clients bring and fetch arrays through the controller: %s", error)
+        return _NoDoor()
+    return ArrayService(where, desk, guard)
+
+
+class _NoDoor:
+    """A door that stays shut."""
+
+    address = ""
+
+    async def start(self) -> None:
+        """Does nothing."""
+
+    async def stop(self) -> None:
+        """Does nothing."""
 
 
 def choose_address(controller: Address) -> Address | None:
@@ -58,7 +90,7 @@ def choose_address(controller: Address) -> Address | None:
     where memory is shared and no address is needed: None. Of another controller,
     this machine's address on the way there is taken.
     """
-    if controller.path or _is_loopback(controller.host):
+    if is_local(str(controller)):
         return None
     try:
         found = socket.getaddrinfo(controller.host, controller.port, type=socket.SOCK_DGRAM)
@@ -68,10 +100,3 @@ def choose_address(controller: Address) -> Address | None:
             return Address(probe.getsockname()[0], 0)
     except OSError:
         return None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,7 @@ class NodeSession:
         pmi: Where its ranks meet for MPI.
         opening: How far its ranks are with opening their communicator.
         ending: Whether it is over.
+        audited: What the audit log has of it lately.
         tasks: What is done on its behalf, and ends with it.
     """
 
@@ -62,6 +64,9 @@ class NodeSession:
     pmi: PmiNode | None = None
     opening: Opening = field(init=False)
     ending: bool = False
+    audited: OrderedDict[tuple[str, str, str], None] = field(
+        default_factory=OrderedDict[tuple[str, str, str], None]
+    )
     tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from disco_client.pb import controller_pb2
+from disco_client.pb import controller_pb2, node_pb2
 from disco_client.transport.shared import SharedPool, read_shared, write_shared
 from disco_client.wire.arrays import CHUNK_BYTES, PIECE_BYTES, byte_view, empty_array, in_pieces
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
@@ -162,6 +162,16 @@ class RankPort(ArrayPorter):
         raw = envelope(kind, payload, session=self._session, worker=self._worker, first_seq=number)
         self._sent += 1
         self._sock.sendall(frame(raw))
+
+    def audit(self, what: str, name: str, refused: str) -> None:
+        """Tells the daemon what its audit log shall hold; a client's child has none."""
+        if self._page is None:
+            said = node_pb2.Audited(
+                what=what[:_MAX_ERROR],
+                name=sendable(name[:_MAX_ERROR]),
+                refused=sendable(refused[:_MAX_ERROR]),
+            )
+            self.send(Kind.AUDIT, said.SerializeToString())
 
     def _send_with(self, fd: int, kind: Kind, payload: bytes = b"") -> None:
         raw = envelope(kind, payload, session=self._session, worker=self._worker)

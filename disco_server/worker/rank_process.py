@@ -108,6 +108,7 @@ def _serve(port: RankPort, flight: FlightRecorder) -> None:
         received = port.next()
     assign = node_pb2.AssignRank.FromString(received.payload)
     worker = _assigned(port, received.session, assign, flight)
+    worker.audit = port.audit
     set_current_worker(worker)
     executor = Executor(worker, port)
     port.send(Kind.ASSIGNED)

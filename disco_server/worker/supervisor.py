@@ -13,6 +13,7 @@ from disco_server.channels.growing import FROM_RANKS
 from disco_server.modules.base import LoadRules
 from disco_server.observe.logs import bind
 from disco_server.worker.arrays import ArrayCarrier
+from disco_server.worker.auditing import audit_rank
 from disco_server.worker.inspector import NodeInspector
 from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.worker.node_arrays import NodeArrays
@@ -325,6 +326,8 @@ class Supervisor:
             session.assigned[worker].set_result(None)
         elif received.session != session.session:
             return
+        elif kind == Kind.AUDIT:
+            audit_rank(session, worker, self._node, received.payload)
         elif kind == Kind.REPLY:
             session.replies.add(worker, received.first_seq, raw)
             self._post(raw)

@@ -177,9 +177,9 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch):
 
 def test_a_file_may_hold_both_tables(toml):
     """One file serves a whole machine: each daemon reads its own table."""
-    file = toml('[controller]\nlisten = "0.0.0.0:1"\nport_file = "p"\n[worker]\nslots = 1\n')
+    file = toml('[controller]\nlisten = "[::1]:1"\nport_file = "p"\n[worker]\nslots = 1\n')
     loaded = ControllerConfig.load({}, {}, file)
-    assert (loaded.listen, loaded.port_file) == ("0.0.0.0:1", Path("p"))
+    assert (loaded.listen, loaded.port_file) == ("[::1]:1", Path("p"))
     assert WorkerConfig.load({}, {}, file).slots == 1
 
 

@@ -110,7 +110,11 @@ def test_every_log_line_is_a_json_object(controller):
         connect(controller.address, num_workers=1, name="logged", timeout=0.2)
     entries = [json.loads(line) for line in controller.stderr.splitlines()]
     assert all({"time", "level", "logger", "message"} <= set(entry) for entry in entries)
-    (ended,) = [entry for entry in entries if entry.get("session") == "logged"]
+    (ended,) = [
+        entry
+        for entry in entries
+        if entry.get("session") == "logged" and entry["logger"] == "disco.controller"
+    ]
     assert "no_slots" in ended["message"]
 
 

@@ -1,0 +1,206 @@
+"""Who may do what at a controller: tokens, certificates, roles and the table of methods.
+
+No I/O: whoever asks has read the file and the certificate. Everything that is not
+allowed here is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from disco_client.errors import ConfigError
+
+__all__ = [
+    "EVERYBODY",
+    "METHODS",
+    "Identity",
+    "Role",
+    "Tokens",
+    "accepted",
+    "certificate_identity",
+    "read_tokens",
+]
+
+_MIN_TOKEN: Final = 16
+_MAX_TOKEN: Final = 1024
+_TOKEN = re.compile(r"[!-~]+")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
+
+
+class Role(enum.Enum):
+    """What a peer is to the cluster."""
+
+    CLIENT = "client"
+    WORKER = "worker"
+    OBSERVER = "observer"
+    ADMIN = "admin"
+    ANYBODY = "anybody"
+    """Where nobody is asked who he is: as on a Unix socket that only one user can enter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who makes a call.
+
+    Attributes:
+        role: What he is.
+        name: Who he is among those; may be empty.
+        how: How he showed it: ``token``, ``certificate`` or nothing.
+    """
+
+    role: Role
+    name: str = ""
+    how: str = ""
+
+    @property
+    def principal(self) -> str:
+        """Who owns what he makes; empty where nobody is asked."""
+        return f"{self.how}:{self.name}" if self.how else ""
+
+    def __str__(self) -> str:
+        """For messages and the audit log."""
+        return f"{self.role.value} {self.name}".rstrip()
+
+    def owns(self, principal: str) -> bool:
+        """Whether he may use what somebody made."""
+        if self.owns_all:
+            return True
+        return self.role is Role.CLIENT and hmac.compare_digest(
+            self.principal.encode(), principal.encode()
+        )
+
+    @property
+    def owns_all(self) -> bool:
+        """Whether he may use whatever anybody made."""
+        return self.role in (Role.ADMIN, Role.ANYBODY)
+
+    def may_carry(self, principal: str) -> bool:
+        """Whether he may bring and fetch the arrays of what somebody made, and knows its key."""
+        return self.role is Role.WORKER or self.owns(principal)
+
+    @property
+    def sees_places(self) -> bool:
+        """Whether lists tell him where the ranks of others run."""
+        return self.owns_all or self.role is Role.OBSERVER
+
+
+EVERYBODY: Final = Identity(Role.ANYBODY)
+
+_USERS = frozenset({Role.CLIENT, Role.ADMIN})
+_WORKERS = frozenset({Role.WORKER})
+_READERS = frozenset({Role.CLIENT, Role.OBSERVER, Role.ADMIN})
+_ALL = frozenset({Role.CLIENT, Role.WORKER, Role.OBSERVER, Role.ADMIN})
+
+METHODS: Final[Mapping[str, frozenset[Role] | None]] = {
+    "/disco.v1.SessionService/Open": _USERS,
+    "/disco.v1.SessionService/List": _READERS,
+    "/disco.v1.SessionService/Close": _USERS,
+    "/disco.v1.SessionService/Inspect": _USERS,
+    "/disco.v1.ArrayService/Upload": _USERS,
+    "/disco.v1.ArrayService/Download": _USERS,
+    "/disco.v1.NodeService/Register": _WORKERS,
+    "/disco.v1.NodeService/Fetch": _WORKERS,
+    "/disco.v1.NodeService/Push": _WORKERS,
+    "/disco.v1.RendezvousService/Put": _WORKERS,
+    "/disco.v1.RendezvousService/Get": _WORKERS,
+    "/disco.v1.RendezvousService/Fence": _WORKERS,
+    # Those who watch over daemons have no token; they learn that it serves.
+    "/grpc.health.v1.Health/Check": None,
+    "/grpc.health.v1.Health/Watch": None,
+    "/grpc.health.v1.Health/List": None,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ALL,
+}
+"""Which roles may call what; None for everybody. What is not here nobody may call."""
+
+
+# Tokens ---------------------------------------------------------------------------
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens that a controller takes; it keeps their digests alone."""
+
+    entries: tuple[tuple[bytes, Identity], ...] = field(default=(), repr=False)
+
+    def find(self, token: str) -> Identity | None:
+        """Who shows a token, in a time that does not depend on which one it is."""
+        given, found = _digest(token), None
+        for digest, identity in self.entries:
+            if hmac.compare_digest(digest, given):
+                found = identity
+        return found
+
+
+def read_tokens(text: str, where: str) -> tuple[tuple[str, Identity], ...]:
+    """Reads the content of a token file: one ``ROLE NAME TOKEN`` a line.
+
+    Args:
+        text: The content; empty lines and those that begin with # do not count.
+        where: What the file is called, for the error, in which no token stands.
+
+    Raises:
+        ConfigError: A line is not of this form, or the same token stands there twice.
+    """
+    roles = [role.value for role in Role if role is not Role.ANYBODY]
+    found: list[tuple[str, Identity]] = []
+    known: dict[str, Role] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        at = f"{where}, line {number}"
+        if len(words) != 3:  # noqa: PLR2004  (those that the message names)
+            raise ConfigError(f"{at}: expected ROLE NAME TOKEN, got {len(words)} words")
+        role, name, token = words
+        if role not in roles:
+            raise ConfigError(f"{at}: expected a role of {', '.join(roles)}, got another word")
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{at}: expected a name of letters, digits and . _ @ -")
+        if not _MIN_TOKEN <= len(token) <= _MAX_TOKEN or not _TOKEN.fullmatch(token):
+            raise ConfigError(
+                f"{at}: expected a token of {_MIN_TOKEN} to {_MAX_TOKEN} ASCII characters,"
+                f" got one of {len(token)}; `openssl rand -hex 32` makes one"
+            )
+        identity = Identity(Role(role), name, "token")
+        if known.setdefault(name, identity.role) is not identity.role:
+            raise ConfigError(f"{at}: {name!r} has another role in a line before")
+        if any(hmac.compare_digest(token, other) for other, _ in found):
+            raise ConfigError(f"{at}: the same token stands in a line before")
+        found.append((token, identity))
+    if not found:
+        raise ConfigError(f"{where}: expected lines of ROLE NAME TOKEN, found none")
+    return tuple(found)
+
+
+def accepted(entries: Iterable[tuple[str, Identity]]) -> Tokens:
+    """What a controller keeps of a token file."""
+    return Tokens(tuple((_digest(token), identity) for token, identity in entries))
+
+
+# Certificates -----------------------------------------------------------------------
+
+
+def certificate_identity(names: Iterable[str], prefix: str) -> Identity | None:
+    """Who shows a certificate, by the first of its URIs that says a role.
+
+    Args:
+        names: The URIs among its alternative names.
+        prefix: What such a URI begins with; it ends with a slash.
+    """
+    for name in names:
+        if not name.startswith(prefix):
+            continue
+        word, _, rest = name.removeprefix(prefix).partition("/")
+        if word in ("client", "worker", "observer", "admin"):
+            return Identity(Role(word), rest, "certificate")
+    return None
