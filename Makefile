@@ -73,6 +73,10 @@ lint: $(VENV)/.stamp ## check style, types, imports and spelling
 	$(BIN)/codespell
 	$(BIN)/pyright
 
+.PHONY: audit
+audit: $(VENV)/.stamp ## look for known vulnerabilities and licences of dependencies
+	$(BIN)/python .ci/audit.py
+
 .PHONY: format
 format: $(VENV)/.stamp ## put the sources into the house's format
 	$(BIN)/ruff check --select I --fix .
