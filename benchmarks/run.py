@@ -29,6 +29,7 @@ from disco_bench.running import (
     measure_section,
     publish,
 )
+from disco_bench.secured import SECURED, measure_secured
 from disco_bench.startup import IMPORTS, SESSIONS, measure_imports, measure_sessions
 from disco_bench.table import Report
 
@@ -39,6 +40,7 @@ SECTIONS = {
     "commands": Section(COMMANDS, measure_commands),
     "programs": Section(PROGRAMS, measure_programs),
     "sync": Section(SYNC, measure_sync),
+    "secured": Section(SECURED, measure_secured),
     "embedded": Section(EMBEDDED, measure_embedded),
     "arrays": Section(ARRAYS, measure_arrays),
     "collectives": Section(COLLECTIVES, measure_collectives),
