@@ -74,7 +74,11 @@ class MpiCommunicator(MeetingCommunicator):
                 session's.
         """
         local = local_workers or int(os.environ.get("MPI_LOCALNRANKS") or num_workers)
-        mpi, known, started = load_mpi(library, oversubscribed=local > len(os.sched_getaffinity(0)))
+        mpi, known, started = load_mpi(
+            library,
+            oversubscribed=local > len(os.sched_getaffinity(0)),
+            one_machine=local_workers == num_workers,
+        )
         rank, size = int(mpi.COMM_WORLD.Get_rank()), int(mpi.COMM_WORLD.Get_size())
         if size != num_workers or rank != worker_id:
             if started and size == 1:

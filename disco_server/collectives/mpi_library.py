@@ -62,9 +62,13 @@ LIBRARIES = (
     MpiLibrary("impi", "Intel(R) MPI Library", "impi-rt", ((3, Pieces(2 << 20, 1 << 20)),)),
 )
 _OTHER = MpiLibrary("other", "", "")
+_INTERFACES = ("UCX_NET_DEVICES", "FI_TCP_IFACE")
+"""Where UCX and libfabric, on which MPI libraries stand, are told their network."""
 
 
-def load_mpi(library: str, *, oversubscribed: bool) -> tuple[Any, MpiLibrary, bool]:
+def load_mpi(
+    library: str, *, oversubscribed: bool, one_machine: bool = False
+) -> tuple[Any, MpiLibrary, bool]:
     """Imports mpi4py with the wanted library and starts MPI if nobody has.
 
     Args:
@@ -72,6 +76,7 @@ def load_mpi(library: str, *, oversubscribed: bool) -> tuple[Any, MpiLibrary, bo
             what is there.
         oversubscribed: This machine has more ranks than processors, so a rank that
             waits must let others run.
+        one_machine: All ranks run on this one, so that nobody elsewhere has to reach them.
 
     Returns:
         The module `mpi4py.MPI`, what is known of the library, and whether this call
@@ -87,6 +92,10 @@ def load_mpi(library: str, *, oversubscribed: bool) -> tuple[Any, MpiLibrary, bo
     if oversubscribed:
         # Intel MPI's ranks spin through their whole time slice otherwise, 8 ms a step.
         os.environ.setdefault("I_MPI_WAIT_MODE", "1")
+    if one_machine and sys.platform == "linux":
+        # A rank listens for its peers, at every address that it may, and asks nobody's name.
+        for variable in _INTERFACES:
+            os.environ.setdefault(variable, "lo")
     try:
         import mpi4py
 
