@@ -7,10 +7,11 @@ he is, or a person says that this is not wanted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self
 
 from disco_client.errors import ConfigError
 from disco_client.transport.credentials import Credentials, is_local
@@ -87,6 +88,26 @@ class Guard:
     auth_token_file: Path | None = None
     tls_id_prefix: str = CERTIFICATE_PREFIX
     insecure: bool = False
+
+    @classmethod
+    def read(cls, given: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> Self:
+        """Takes what was given, and the rest from the environment, as daemons do.
+
+        Args:
+            given: Attributes by name; None for what was not given.
+            environ: The environment, with ``DISCO_`` and the name in capitals.
+
+        Raises:
+            ConfigError: As the class does, or a value is wrong.
+        """
+        chosen: dict[str, Any] = {}
+        for name, value in given.items():
+            variable = f"DISCO_{name.upper()}"
+            if value is not None:
+                chosen[name] = GUARD_READERS[name](value, name)
+            elif environ.get(variable):
+                chosen[name] = GUARD_READERS[name](environ[variable], variable)
+        return cls(**chosen)
 
     def __post_init__(self) -> None:
         check_pair_given(self.tls_cert, self.tls_key)

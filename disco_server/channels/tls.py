@@ -13,10 +13,14 @@ from disco_client.errors import ConfigError
 from disco_client.transport.credentials import check_pair, read_pem, state_of
 from disco_server.guarding import Guard
 
-__all__ = ["CertificateFiles", "add_port", "warn_of_open_door"]
+__all__ = ["CannotListen", "CertificateFiles", "add_port", "warn_of_open_door"]
 
 _logger = logging.getLogger("disco.tls")
 _SOON = timedelta(days=7)
+
+
+class CannotListen(ConfigError):
+    """An address is in use, or not of this machine."""
 
 
 class CertificateFiles:

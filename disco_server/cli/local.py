@@ -49,6 +49,8 @@ class LocalCluster:
         log_level: Of the daemons' logs, which go to standard error.
         import_path: Folders that the workers' Python searches first.
         listen: Listen on this address instead, ``HOST:PORT``.
+        insecure: Whether that may be an address that other machines reach although
+            connections are neither encrypted nor asked who makes them.
         devices: What `WorkerConfig.devices` takes, for all nodes together: GPUs are
             dealt out in their order, as many to each, and are its slots.
 
@@ -72,6 +74,7 @@ class LocalCluster:
         log_level: str = "warning",
         import_path: Sequence[str] = (),
         listen: str | None = None,
+        insecure: bool = False,
         devices: str | Sequence[str] = "cpu",
     ) -> None:
         self._nodes = nodes
@@ -85,6 +88,7 @@ class LocalCluster:
         self._log_level = log_level
         self._folder = Path(tempfile.mkdtemp(prefix="disco-"))
         self._listen = listen or f"unix:{self._folder}/controller"
+        self._insecure = ("--insecure",) if insecure else ()
         self._processes: list[subprocess.Popen[str]] = []
         path = [*import_path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         self._environ = {
@@ -106,10 +110,11 @@ class LocalCluster:
             DiscoError: One of them ended or did not become ready.
         """
         level = ("--log-level", self._log_level)
-        ready = self._run("controller", ["--listen", self._listen, *level])
+        ready = self._run("controller", ["--listen", self._listen, *level, *self._insecure])
         self.address = ready.rsplit(" ", 1)[-1]
         threads = max(1, cpu_cores() // (self._nodes * self._slots))
         options = ["--controller", self.address, "--slots", str(self._slots), *level]
+        options += self._insecure
         options += ["--rank-threads", str(threads)]
         for pattern in self._allow:
             options += ["--allow-module", pattern]
@@ -263,6 +268,11 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     help="Listen there instead of on a private Unix socket.",
 )
 @click.option(
+    "--insecure",
+    is_flag=True,
+    help="Let --listen be an address that other machines reach, and can run code at.",
+)
+@click.option(
     "--allow-module",
     "allow_modules",
     multiple=True,
@@ -296,6 +306,7 @@ def local(
     slots: int | None,
     devices: str,
     listen: str | None,
+    insecure: bool,
     log_level: str | None,
     command: tuple[str, ...],
     **allow: tuple[str, ...],
@@ -326,6 +337,7 @@ def local(
         log_level=log_level or "warning",
         import_path=_script_folder(command),
         listen=listen,
+        insecure=insecure,
         devices=devices,
     )
     signal.signal(signal.SIGTERM, _interrupt)

@@ -14,10 +14,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from disco_client.errors import ConfigError
 from disco_client.transport import faults
 from disco_client.transport.options import SERVER_OPTIONS
-from disco_server.channels.tls import add_port, warn_of_open_door
+from disco_server.channels.tls import CannotListen, add_port, warn_of_open_door
 from disco_server.config import Address, ControllerConfig
 from disco_server.controller.gate import Gate
 from disco_server.controller.hub import Hub
@@ -127,7 +126,7 @@ def _bind(server: grpc.aio.Server, wanted: Address, guard: Guard) -> Address:
             f"cannot listen on {wanted}: the address is in use or not of this machine; "
             "choose another with --listen (port 0 picks a free one)"
         )
-        raise ConfigError(msg)
+        raise CannotListen(msg)
     return wanted if wanted.path else Address(wanted.host, port)
 
 

@@ -28,6 +28,7 @@ from disco_server.controller.daemon import Door, beat
 from disco_server.controller.hub import Hub
 from disco_server.controller.servicer import NODE_SERVICES
 from disco_server.core.placement import EvenLayout
+from disco_server.guarding import Guard
 from disco_server.worker.daemon import WorkerNode, rank_environment
 
 __all__ = ["FIRST_NODE", "EmbeddedNode"]
@@ -39,6 +40,7 @@ _logger = logging.getLogger("disco.embedded")
 # In a program that is not ours, what is logged is for the handlers it has set up.
 logging.getLogger("disco").addHandler(logging.NullHandler())
 
+_OPEN = Guard()
 _START_S = 30.0
 _DRAIN_S = 5.0
 _GOODBYE_S = 1.0
@@ -58,18 +60,20 @@ class EmbeddedNode:
         listen: Where the other nodes find the controller; port 0 picks a free one.
         nodes: How many nodes the session will have, this one included.
         per_node: How many workers run on each.
+        guard: How the door for the other nodes is guarded.
 
     Attributes:
         address: Where the controller listens for nodes.
         private: Where it listens for the session.
 
     Raises:
-        ConfigError: The address cannot be listened on.
+        ConfigError: The address cannot be listened on, or a certificate not be read.
         ConnectionFailed: The node did not come up.
     """
 
-    def __init__(self, listen: Address, nodes: int, per_node: int) -> None:
+    def __init__(self, listen: Address, nodes: int, per_node: int, guard: Guard = _OPEN) -> None:
         self._listen = listen
+        self._guard = guard
         self._layout = EvenLayout(FIRST_NODE, nodes, per_node)
         self._loop = asyncio.SelectorEventLoop()
         self._stop = asyncio.Event()
@@ -107,7 +111,7 @@ class EmbeddedNode:
         doors: list[Door] = []
         beating = asyncio.ensure_future(beat(hub))
         try:
-            doors.append(Door(hub, self._listen, NODE_SERVICES))
+            doors.append(Door(hub, self._listen, NODE_SERVICES, guard=self._guard))
             doors.append(Door(hub, Address(path=str(folder / "controller"))))
             await self._serve_nodes(hub, *doors)
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 import sys
 import threading
@@ -13,12 +15,17 @@ from disco_client.connecting import owner
 from disco_client.errors import ConfigError, NoSlots
 from disco_client.session import Session, print_logs
 from disco_client.transport.base import Bound, Wish
+from disco_client.transport.credentials import is_local
 from disco_client.transport.grpc import GrpcTransport
 from disco_client.waiting import AUTO, read_hang_report
+from disco_server.channels.tls import CannotListen, warn_of_open_door
 from disco_server.config import Address
 from disco_server.embedded.node import EmbeddedNode
+from disco_server.guarding import Guard
 
 __all__ = ["SocketSession"]
+
+_logger = logging.getLogger("disco.embedded")
 
 _QUIET_S = 0.5
 """A wait for nodes shorter than this is not worth a message."""
@@ -41,8 +48,10 @@ class SocketSession(Session):
     until all nodes have joined, and ``shutdown`` says goodbye to them: their daemons
     end what ran there, and wait for the next controller at that address.
 
-    Whoever reaches the address can take the place of a node, so use one of a network
-    that you trust. ``localhost`` is reachable from this machine only.
+    Whoever reaches the address can take the place of a node. So an address that other
+    machines reach needs TLS, and tokens or client certificates, as a controller daemon
+    does; where only trusted machines are on the network, ``insecure=True`` does without.
+    ``localhost`` is reachable from this machine only.
 
     Args:
         num_nodes: How many nodes, this process included.
@@ -58,9 +67,18 @@ class SocketSession(Session):
         hang_report: After how many seconds a call that waits prints what the ranks do
             to standard error, once; 0 or None for never. The default is what
             ``DISCO_HANG_REPORT_S`` says, else 30.
+        tls_cert: This program's certificate, a PEM file, which nodes are shown; else
+            ``DISCO_TLS_CERT``.
+        tls_key: Its key; else ``DISCO_TLS_KEY``.
+        tls_ca: The certificate of who signs those of nodes; else ``DISCO_TLS_CA``.
+        require_client_cert: Whether nodes must show one; else ``DISCO_REQUIRE_CLIENT_CERT``.
+        auth_token_file: The tokens that nodes may show, ``worker NAME TOKEN`` a line; else
+            ``DISCO_AUTH_TOKEN_FILE``.
+        insecure: Whether other machines may join without; else ``DISCO_INSECURE``.
 
     Raises:
-        ConfigError: An argument is wrong, or the address cannot be listened on.
+        ConfigError: An argument is wrong, or the address cannot be listened on, or stands
+            open for other machines.
         NoSlots: Not enough nodes came in time; the message says what to run there.
         WorkerLost: A worker process could not be started.
     """
@@ -78,15 +96,33 @@ class SocketSession(Session):
         name: str | None = None,
         logs: bool = True,
         hang_report: float | None = AUTO,
+        tls_cert: str | os.PathLike[str] | None = None,
+        tls_key: str | os.PathLike[str] | None = None,
+        tls_ca: str | os.PathLike[str] | None = None,
+        require_client_cert: bool | None = None,
+        auth_token_file: str | os.PathLike[str] | None = None,
+        insecure: bool | None = None,
     ) -> None:
         _check_whole(num_nodes=num_nodes, num_workers_per_node=num_workers_per_node)
         num_workers = num_nodes * num_workers_per_node
         check_session(num_workers, num_groups, ccl, timeout)
         read_hang_report(hang_report)
         listen = _where(host, port)
+        guard = Guard.read(
+            {
+                "tls_cert": tls_cert,
+                "tls_key": tls_key,
+                "tls_ca": tls_ca,
+                "require_client_cert": require_client_cert,
+                "auth_token_file": auth_token_file,
+                "insecure": insecure,
+            }
+        )
+        guard.check_listen(listen, "host")
+        warn_of_open_door(_logger, guard)
         try:
-            node = EmbeddedNode(listen, num_nodes, num_workers_per_node)
-        except ConfigError:
+            node = EmbeddedNode(listen, num_nodes, num_workers_per_node, guard)
+        except CannotListen:
             msg = (
                 f"cannot listen on {listen}: the port is in use, or the host is not this "
                 "machine; choose another (port 0 picks a free one)"
@@ -95,7 +131,8 @@ class SocketSession(Session):
         self._address = Address(host, node.address.port)
         wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), _OPEN_S)
         try:
-            _await_nodes(node, self._address, num_nodes, num_workers_per_node, timeout)
+            command = _command(self._address, num_workers_per_node, guard)
+            _await_nodes(node, command, num_nodes, num_workers_per_node, timeout)
             transport = _EmbeddedTransport.create(
                 str(node.private), wish, connect_timeout=_OPEN_S, on_queued=lambda _waiting: None
             )
@@ -157,14 +194,23 @@ def _where(host: object, port: object) -> Address:
     return Address.parse(text, where="host and port", any_port=True)
 
 
+def _command(address: Address, per_node: int, guard: Guard) -> str:
+    """What a person types on the other machines."""
+    reachable = socket.gethostname() if address.host in _EVERYWHERE else address.host
+    where = Address(reachable, address.port)
+    flags = " --tls-ca FILE" * guard.encrypts
+    flags += " --tls-cert FILE --tls-key FILE" * guard.require_client_cert
+    flags += " --auth-token-file FILE" * (guard.auth_token_file is not None)
+    if not guard.encrypts and not is_local(str(where)):
+        flags += " --insecure"
+    return f"disco-worker --controller {where} --slots {per_node}{flags}"
+
+
 def _await_nodes(
-    node: EmbeddedNode, address: Address, num_nodes: int, per_node: int, timeout: float
+    node: EmbeddedNode, command: str, num_nodes: int, per_node: int, timeout: float
 ) -> None:
     """Waits for the other nodes, and says what it waits for."""
     others = num_nodes - 1
-    reachable = socket.gethostname() if address.host in _EVERYWHERE else address.host
-    where = Address(reachable, address.port)
-    command = f"disco-worker --controller {where} --slots {per_node}"
     began, said = time.monotonic(), ""
 
     def tell() -> None:
@@ -178,7 +224,7 @@ def _await_nodes(
         came = node.joined
         names = f" ({', '.join(came)})" if came else ""
         msg = (
-            f"{len(came)} of {others} other nodes{names} joined the controller at {address} "
+            f"{len(came)} of {others} other nodes{names} joined this program's controller "
             f"within {timeout:g} s; on each of the other machines run: {command}"
         )
         total = (1 + len(came)) * per_node

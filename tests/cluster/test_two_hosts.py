@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fault_tools.certificates import Pki
 from fault_tools.namespaces import NoNamespaces, cut, joined_hosts
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -61,26 +62,39 @@ def hosts():
 
 
 @pytest.fixture(scope="module")
-def address(hosts, shared_daemons):
+def pki(hosts, tmp_path_factory):
+    """Both hosts speak with each other as hosts should: everybody shows a certificate."""
+    return Pki.make(tmp_path_factory.mktemp("pki"), tuple(host.address for host in hosts))
+
+
+@pytest.fixture(scope="module")
+def address(hosts, pki, shared_daemons):
     """A controller and a node on the first host, another node on the second."""
     first, second = hosts
     daemons = shared_daemons
     daemons.prefix = [*first.within]
-    listen = ("--listen", f"{first.address}:0")
+    listen = ("--listen", f"{first.address}:0", "--require-client-cert", *pki.flags("controller"))
     controller = daemons.controller(*listen, "--node-lease", "5", DISCO_HEARTBEAT_S="1")
     path = os.pathsep.join([str(ROOT / "tests" / "worker_modules"), str(EXAMPLES)])
     for host, name in ((first, "near"), (second, "far")):
         daemons.prefix = [*host.within]
         options = ("--slots", "2", "--name", name, "--allow-module", "embedding", "--warm", "0")
+        options = (*options, "--require-client-cert", *pki.flags("worker"))
         # Under the namespaces is one machine; UCX would find its memory, and use that.
         daemons.worker(controller.address, *options, PYTHONPATH=path, UCX_TLS="tcp,self")
     return controller.address
 
 
-def test_what_ranks_exchange_goes_through_the_cable(hosts, address):
+@pytest.fixture
+def known(address, pki):
+    """What a client's environment says of the cluster."""
+    return {"DISCO_ADDRESS": address, **pki.variables("client")}
+
+
+def test_what_ranks_exchange_goes_through_the_cable(hosts, known):
     """Each host sends at least its share of a reduction to the other, which counts it."""
     first, second = hosts
-    client = first.popen(sys.executable, "-c", PROGRAM, DISCO_ADDRESS=address)
+    client = first.popen(sys.executable, "-c", PROGRAM, **known)
     with client:
         try:
             line = client.stdout.readline()
@@ -105,7 +119,7 @@ def test_what_ranks_exchange_goes_through_the_cable(hosts, address):
     assert min(crossed) >= 8 << 20
 
 
-def test_a_client_on_either_host_may_drive_it(hosts, address):
+def test_a_client_on_either_host_may_drive_it(hosts, known):
     """Arrays go to and from every rank, also from the host without a controller."""
     program = (
         "import numpy as np, disco_client\n"
@@ -116,16 +130,16 @@ def test_a_client_on_either_host_may_drive_it(hosts, address):
         "    doors = s._transport._arrays._doors\n"
         "    print(*sorted({door.rpartition(':')[0] for door in doors.values()}))\n"
     )
-    client = hosts[1].popen(sys.executable, "-c", program, DISCO_ADDRESS=address)
+    client = hosts[1].popen(sys.executable, "-c", program, **known)
     out, err = client.communicate(timeout=60)
     assert client.returncode == 0, err
     assert out.split() == [host.address for host in hosts]
 
 
-def test_the_embedding_example_gives_the_same_as_on_one_host(hosts, address):
+def test_the_embedding_example_gives_the_same_as_on_one_host(hosts, known):
     """The language model, split over both hosts, says what it says on one."""
     embed = [sys.executable, str(EXAMPLES / "embed.py"), "--workers", "4", "--json"]
-    client = hosts[0].popen(*embed, DISCO_ADDRESS=address)
+    client = hosts[0].popen(*embed, **known)
     out, err = client.communicate(SENTENCES, timeout=60)
     assert client.returncode == 0, err
     local = [sys.executable, "-m", "disco_server.cli.main", "local", "--nodes", "2", "--slots", "2"]
@@ -147,7 +161,7 @@ def test_the_embedding_example_gives_the_same_as_on_one_host(hosts, address):
 
 
 def test_a_cut_cable_ends_the_session_and_a_mended_one_brings_the_node_back(
-    hosts, address, eventually
+    hosts, known, eventually
 ):
     """NodeLost names the node that cannot be reached; joined again, it takes sessions."""
     program = (
@@ -164,7 +178,7 @@ def test_a_cut_cable_ends_the_session_and_a_mended_one_brings_the_node_back(
         "    except errors.NodeLost as lost:\n        print('lost', lost.node, flush=True)\n"
     )
     first, second = hosts
-    with first.popen(sys.executable, "-c", program, DISCO_ADDRESS=address) as client:
+    with first.popen(sys.executable, "-c", program, **known) as client:
         assert client.stdout.readline() == "open\n", client.stderr.read()
         with cut(second):
             client.stdin.write("\n")
@@ -173,6 +187,6 @@ def test_a_cut_cable_ends_the_session_and_a_mended_one_brings_the_node_back(
         client.stdin.close()
         assert client.wait(30) == 0
     again = "import disco_client\ndisco_client.connect(num_workers=4, timeout=50).shutdown()\n"
-    client = first.popen(sys.executable, "-c", again, DISCO_ADDRESS=address)
+    client = first.popen(sys.executable, "-c", again, **known)
     _, err = client.communicate(timeout=70)
     assert client.returncode == 0, err

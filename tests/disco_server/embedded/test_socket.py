@@ -239,13 +239,19 @@ def test_nobody_can_open_a_session_at_the_address(open_socket_session):
         ((1, 1, 1, "localhost", -1), "port"),
         ((1, 1, 1, "localhost", 65536), "port"),
         ((1, 1, 1, "localhost", "7600"), "port"),
-        ((1, 1, 1, "192.0.2.1", 0), "cannot listen on 192.0.2.1:0"),
+        ((1, 1, 1, "192.0.2.1", 0), "host: 192.0.2.1:0 can be reached from other machines"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(args, text):
     """Before anything is started or waited for."""
     with pytest.raises(di.ConfigError, match=text):
         di.SocketSession(*args)
+
+
+def test_an_address_of_another_machine_is_refused():
+    """Also where a person takes the risk of an open door."""
+    with pytest.raises(di.ConfigError, match=r"cannot listen on 203\.0\.113\.1:0"):
+        di.SocketSession(1, 1, 1, "203.0.113.1", 0, insecure=True)
 
 
 def test_a_port_in_use_is_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from disco_server.guarding import Guard
 from disco_server.settings import Address
 from disco_server.worker.array_service import ArrayService
 from disco_server.worker.doors import choose_address, make_door
@@ -32,7 +33,18 @@ def test_where_the_controller_is_far_the_way_there_is_an_address():
         pytest.skip("this machine has no route to elsewhere")
     assert chosen.host not in ("", "203.0.113.7")
     assert chosen.port == 0
-    assert isinstance(make_door(None, far, lambda: None), ArrayService)
+    door = make_door(None, far, lambda: None, guard=Guard(insecure=True))
+    assert isinstance(door, ArrayService)
+
+
+def test_a_door_that_others_could_listen_in_at_stays_shut(caplog):
+    """Unless a person takes the risk; arrays go through the controller then."""
+    caplog.set_level("INFO")
+    far = Address("203.0.113.7", 7600)
+    if choose_address(far) is None:
+        pytest.skip("this machine has no route to elsewhere")
+    assert make_door(None, far, lambda: None).address == ""
+    assert "arrays through the controller" in caplog.text
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "unix:/run/arrays"])
