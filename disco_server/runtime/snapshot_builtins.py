@@ -82,6 +82,7 @@ def snapshot_restore(path: str, fingerprint: str) -> None:
     """
     worker = current_worker()
     stored = StoredCheckpoint(path, worker.allow_read)
+    worker.audit("checkpoint opened", path, "")
     if stored.fingerprint != fingerprint:
         raise FileError(stored.path, "expected the checkpoint of this session, it was replaced")
     mine = f"{worker.worker_id}/"

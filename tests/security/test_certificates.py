@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -131,6 +133,15 @@ def test_a_session_belongs_to_who_made_it(controller, pki, connect):
     looked = cli(controller, "trace", "of-alice", "-o", "-", *pki.flags("client-bob"))
     assert (looked.returncode, looked.stdout) == (2, "")
     assert "belongs to somebody else" in looked.stderr
+
+
+def test_a_session_that_is_replaced_shows_the_same_certificate(controller, pki, connect):
+    """With recover="replay" the next one is opened as the first one was."""
+    session = connect(controller.address, recover="replay", **pki.files("client-alice"))
+    array = session.broadcast(np.arange(4.0))
+    session.sync_all()
+    os.kill(session.workers[0].pid, signal.SIGKILL)
+    assert array.numpy().tolist() == [0, 1, 2, 3]
 
 
 def test_status_works_with_a_certificate_and_says_so_without(controller, pki):
