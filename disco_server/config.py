@@ -18,6 +18,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
 
 from disco_client.errors import ConfigError
+from disco_server.limits import (
+    MAX_REGISTERS,
+    machine_memory,
+    read_environment,
+    read_size,
+    read_user,
+)
 from disco_server.settings import (
     AUTO,
     UPLOADS,
@@ -67,6 +74,8 @@ LOG_FORMATS: Final = ("text", "json")
 _MAX_SLOTS: Final = 4096
 _MAX_WARM: Final = 8
 _MAX_CACHE_MIB: Final = 1 << 30
+_LEAST_REGISTERS: Final = 1 << 10
+_MOST_REGISTERS: Final = 1 << 26
 _TABLES: Final = ("controller", "worker")
 
 
@@ -220,6 +229,9 @@ class WorkerConfig(_Settings):
         allow_modules: Patterns of what sessions may import (see
             `module_allowed`). What a flag, a variable or the file says is
             added to DEFAULT_MODULES; the constructor takes the whole list.
+        allow_functions: Patterns of functions in these modules that sessions may call
+            although they do more than compute, such as ``numpy.load`` (see
+            `disco_server.runtime.dotted`).
         allow_read: Folders and files that sessions may read weights from (see
             `file_allowed`); ``*`` for everything.
         allow_save: Folders in which sessions may save checkpoints (see
@@ -234,6 +246,17 @@ class WorkerConfig(_Settings):
             none. AUTO: as many as slots, at most 8.
         rank_threads: Threads a rank's numerical libraries may use. AUTO: an
             equal share of the cores.
+        env: What ranks get of this process's environment besides what computing needs:
+            names, patterns, or ``NAME=VALUE``.
+        max_memory: How many bytes a rank may allocate; 0 for no limit.
+        core_dumps: Whether ranks that crash may leave their memory in a file, ``on`` or
+            ``off``.
+        user: As whom ranks run, where this process is root; None for its own user.
+        work_dir: Where the working folders of ranks are made; None for the system's
+            folder of temporary files.
+        max_registers: How many registers a session may have.
+        max_array_mib: How many MiB a host array that a client brings may have. AUTO: as
+            many as this machine has of memory.
         array_listen: Where clients may bring and fetch host arrays without the
             detour through the controller, over gRPC: like `ControllerConfig.listen`.
             None: in shared memory where the controller is on this machine, otherwise
@@ -251,6 +274,7 @@ class WorkerConfig(_Settings):
     device_check: str = "on"
     name: str = field(default_factory=socket.gethostname)
     allow_modules: tuple[str, ...] = DEFAULT_MODULES
+    allow_functions: tuple[str, ...] = ()
     allow_read: tuple[str, ...] = ()
     allow_save: tuple[str, ...] = ()
     allow_load: tuple[str, ...] = ()
@@ -258,6 +282,13 @@ class WorkerConfig(_Settings):
     module_cache_mib: int = 10240
     warm: int = AUTO
     rank_threads: int = AUTO
+    env: tuple[str, ...] = ()
+    max_memory: int = 0
+    core_dumps: str = "off"
+    user: str | None = None
+    work_dir: Path | None = None
+    max_registers: int = MAX_REGISTERS
+    max_array_mib: int = AUTO
     array_listen: str | None = None
     log_level: str = "info"
     log_format: str = "text"
@@ -270,6 +301,7 @@ class WorkerConfig(_Settings):
         "device_check": one_of(ON_OFF),
         "name": read_node_name,
         "allow_modules": read_patterns,
+        "allow_functions": read_patterns,
         "allow_read": read_folders,
         "allow_save": read_folders,
         "allow_load": read_loads,
@@ -277,6 +309,13 @@ class WorkerConfig(_Settings):
         "module_cache_mib": whole(1, _MAX_CACHE_MIB),
         "warm": whole(0, _MAX_SLOTS, auto=True),
         "rank_threads": whole(1, _MAX_SLOTS, auto=True),
+        "env": read_environment,
+        "max_memory": read_size,
+        "core_dumps": one_of(ON_OFF),
+        "user": read_user,
+        "work_dir": read_path,
+        "max_registers": whole(_LEAST_REGISTERS, _MOST_REGISTERS),
+        "max_array_mib": whole(1, _MAX_CACHE_MIB, auto=True),
         "array_listen": read_optional_listen,
         "log_level": one_of(LOG_LEVELS),
         "log_format": one_of(LOG_FORMATS),
@@ -299,6 +338,8 @@ class WorkerConfig(_Settings):
             object.__setattr__(self, "warm", min(slots, _MAX_WARM))
         if self.rank_threads == AUTO:
             object.__setattr__(self, "rank_threads", max(1, cores // slots))
+        if self.max_array_mib == AUTO:
+            object.__setattr__(self, "max_array_mib", machine_memory() >> 20)
 
     @classmethod
     def _combine(cls, name: str, value: object) -> object:
@@ -325,7 +366,10 @@ class WorkerConfig(_Settings):
 
 def _flag(name: str) -> str:
     """What a setting is called on the command line, where it is given once a value."""
-    return "--allow-module" if name == "allow_modules" else f"--{name.replace('_', '-')}"
+    return f"--{_SINGULAR.get(name, name).replace('_', '-')}"
+
+
+_SINGULAR: Final = {"allow_modules": "allow_module", "allow_functions": "allow_function"}
 
 
 def _read_table(file: Path, table: str, known: Iterable[str]) -> Mapping[str, object]:

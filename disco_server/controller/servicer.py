@@ -17,7 +17,7 @@ from disco_client.wire.codec import Kind, envelope
 from disco_server.controller.client_streams import ClientStreams
 from disco_server.controller.hub import Hub, session_info
 from disco_server.controller.node_streams import NodeStreams
-from disco_server.controller.streams import Context, Stream, guarded
+from disco_server.controller.streams import Context, Stream, first_message, guarded
 from disco_server.core.session_state import End, EndReason, SessionTable
 
 __all__ = ["NODE_SERVICES", "SERVICE_NAMES", "Edge"]
@@ -191,7 +191,7 @@ class Edge:
     # Checks --------------------------------------------------------------------------------
 
     async def _head(self, stream: Stream, context: Context) -> controller_pb2.Transfer:
-        first = await anext(aiter(stream), None)
+        first = await first_message(aiter(stream))
         chunk = controller_pb2.ArrayChunk.FromString(first or b"")
         if not chunk.HasField("transfer"):
             await context.abort(

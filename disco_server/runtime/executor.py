@@ -61,7 +61,8 @@ class Executor:
         self._porter = DevicePorter(worker, outlet.porter)
         self._live = outlet.live
         self._flight = worker.flight
-        self.registers = worker.registers = RegisterFile(what_of(Action.CALL_PACKED))
+        what, limit = what_of(Action.CALL_PACKED), worker.max_registers
+        self.registers = worker.registers = RegisterFile(what, limit)
         self._names: dict[int, tuple[object, str]] = {}
         self.seq = 0
         self._acked = 0
@@ -133,7 +134,9 @@ class Executor:
         self._worker.position = seq
         if command.released:
             self.registers.release(command.released)
-        self.registers.reserve(command.reg)
+        if not self._reserve(seq, command):
+            self.seq = seq
+            return
         target = command.worker_plus_one
         here = not target or target == self._worker.worker_id + 1
         self._flight.kinds[seq & SLOT_MASK] = self._what(command, here=here)
@@ -144,6 +147,18 @@ class Executor:
             else:
                 handler(seq, command)
         self.seq = seq
+
+    def _reserve(self, seq: int, command: EncodedCommand) -> bool:
+        """Makes sure that there is a command's register; otherwise says why not."""
+        try:
+            self.registers.reserve(command.reg)
+            if command.results:
+                self.registers.reserve(max(command.results))
+        except ArgumentRefused as error:
+            self._flight.kinds[seq & SLOT_MASK] = what_of(command.action & _ACTIONS)
+            self._fail(seq, command, error, poison=False)
+            return False
+        return True
 
     def _what(self, command: EncodedCommand, *, here: bool) -> int:
         """What the flight recorder keeps of a command."""
@@ -184,7 +199,10 @@ class Executor:
             if seq > done:
                 worker.position = seq
                 if reg >= size:
-                    registers.reserve(reg)
+                    if not self._reserve(seq, EncodedCommand(action=_CALL, func=func, reg=reg)):
+                        registers.release(calls[at + 1 : head])
+                        at = after
+                        continue
                     size = len(slots)
                 if released:
                     for dead in (calls[at + 1],) if released == 1 else calls[at + 1 : head]:
@@ -250,7 +268,7 @@ class Executor:
             name = self._args(command)[0]
             what = self._flight.label_of(command.action, str(name))
             self._flight.kinds[seq & SLOT_MASK] = what
-            func = resolve(str(name), self._worker.allow_modules)
+            func = self._resolve(str(name))
         except Exception as error:  # noqa: BLE001  (a module may raise anything when imported)
             self._fail(seq, command, error)
             return
@@ -258,6 +276,9 @@ class Executor:
             self.registers.write(command.reg, func)
             self._names[command.reg] = func, str(name)
             self._name(command.reg, str(name))
+
+    def _resolve(self, name: str) -> Callable[..., Any]:
+        return resolve(name, self._worker.allow_modules, self._worker.allow_functions)
 
     def _kill(self, _seq: int, command: EncodedCommand) -> None:
         if command.args:  # a client that knows of none begins
@@ -335,7 +356,7 @@ class Executor:
         linker = Linker(
             worker.worker_id,
             read,
-            lambda name: resolve(name, worker.allow_modules),
+            self._resolve,
             self._copy_into,
             self._porter.arrived,
         )

@@ -15,11 +15,19 @@ from google.protobuf.message import DecodeError
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2
 from disco_client.transport.options import SERVER_OPTIONS
+from disco_client.wire.arrays import CHUNK_BYTES
 from disco_server.config import Address
 from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit, incoming
 from disco_server.worker.arrays import receive_array, send_array
 
 __all__ = ["ArrayService"]
+
+
+_OPTIONS = {
+    **dict(SERVER_OPTIONS),
+    # Nothing larger than a chunk comes here, and those who bring it are strangers at first.
+    "grpc.max_receive_message_length": 4 * CHUNK_BYTES,
+}
 
 
 class ArrayService:
@@ -56,7 +64,7 @@ class ArrayService:
             ),
         }
         service = grpc.method_handlers_generic_handler("disco.v1.ArrayService", handlers)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=[*_OPTIONS.items()])
         self._server.add_generic_rpc_handlers((service,))
         try:
             port = self._server.add_insecure_port(str(listen))

@@ -418,17 +418,33 @@ def test_any_command_that_parses_is_survived(raw):
         EncodedBatch(calls=[0]),
         EncodedBatch(calls=[0, 1, 2]),
         EncodedBatch(calls=[0, 1, 2, -3]),
-        EncodedBatch(calls=[0, 1, 1 << 30, 0]),
         EncodedBatch(calls=[-1]),
-        EncodedBatch(commands=[command(Action.SYNC_WORKER, reg=1 << 30)]),
     ],
-    ids=["empty", "cut", "fewer than no arguments", "far", "without a command", "a far register"],
+    ids=["empty", "cut", "fewer than no arguments", "without a command"],
 )
 def test_what_no_client_writes_is_refused_as_no_batch(rank, batch):
-    """A column that ends too early and numbers beyond any program, after what went before."""
+    """A column that ends too early, after what went before."""
     rank.run(SYNC)
     with pytest.raises(EncodingError, match="cannot read the batch after command #1"):
         rank.executor.run_batch(2, batch.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        EncodedBatch(calls=[0, 1, 1 << 30, 0, 0, 1, 5, 0]),
+        EncodedBatch(commands=[command(Action.SYNC_WORKER, reg=1 << 30), SYNC]),
+    ],
+    ids=["column", "command"],
+)
+def test_a_register_beyond_the_limit_is_an_error_of_its_command(rank, batch):
+    """It names the setting, nothing grows, and the next command runs."""
+    rank.executor.run_batch(1, batch.SerializeToString())
+    failure, *_ = (reply.failure for reply in rank.out.take())
+    assert (failure.seq, failure.kind) == (1, FailureKind.BAD_ARGUMENT)
+    assert "--max-registers" in failure.message
+    assert rank.executor.seq == 2
+    assert rank.executor.registers.statistics()[0] == 64
 
 
 @settings(deadline=None)
