@@ -10,6 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -33,7 +34,7 @@ from disco_server.observe.flight import SLOT_MASK
 from disco_server.runtime.context import Worker
 from disco_server.runtime.device_porter import DevicePorter
 from disco_server.runtime.errors import ArgumentRefused, describe_failure, repr_of
-from disco_server.runtime.fitting import check_fits, is_any_array
+from disco_server.runtime.fitting import check_call, check_fits, is_any_array
 from disco_server.runtime.functions import NamedCall, resolve
 from disco_server.runtime.outlet import Outlet
 from disco_server.runtime.program import UNWRITTEN, Program, StepFailed, compile_program
@@ -60,6 +61,8 @@ class Executor:
         self._outlet = outlet
         self._porter = DevicePorter(worker, outlet.porter)
         self._live = outlet.live
+        names = {"patterns": worker.allow_modules, "functions": worker.allow_functions}
+        self._resolve = partial(resolve, **names)
         self._flight = worker.flight
         what, limit = what_of(Action.CALL_PACKED), worker.max_registers
         self.registers = worker.registers = RegisterFile(what, limit)
@@ -151,9 +154,7 @@ class Executor:
     def _reserve(self, seq: int, command: EncodedCommand) -> bool:
         """Makes sure that there is a command's register; otherwise says why not."""
         try:
-            self.registers.reserve(command.reg)
-            if command.results:
-                self.registers.reserve(max(command.results))
+            self.registers.reserve(max((command.reg, *command.results)))
         except ArgumentRefused as error:
             self._flight.kinds[seq & SLOT_MASK] = what_of(command.action & _ACTIONS)
             self._fail(seq, command, error, poison=False)
@@ -218,7 +219,7 @@ class Executor:
                         args[place] = slots[arg >> 1] if arg & 1 else arg >> 1
                         place += 1  # noqa: SIM113  (faster)
                     if registers.poisoned or not callable(function):
-                        self._check_call(func, function, args)
+                        check_call(func, function, args)
                     slots[reg] = function(*args)
                 except Poisoned as read:
                     self._skip(seq, reg, read.poison)
@@ -229,14 +230,6 @@ class Executor:
             at = after
         self.seq = max(seq, done)
 
-    def _check_call(self, register: int, function: Any, args: list[Any]) -> None:
-        """Raises why a call cannot be made, if it cannot: the first poison, or no function."""
-        for value in (function, *args):
-            if isinstance(value, Poison):
-                raise Poisoned(value)
-        if not callable(function):
-            self._raise_no_function(register, function)
-
     # The commands -----------------------------------------------------------------
 
     def _call(self, seq: int, command: EncodedCommand) -> None:
@@ -245,7 +238,7 @@ class Executor:
             func = registers.read(command.func)
             args = decode_args(command.args, registers.read, self._porter)
             if not callable(func):
-                self._raise_no_function(command.func, func)
+                check_call(command.func, func)
             result = func(*args)
             registers.write(command.reg, result)
             if isinstance(result, NamedCall):
@@ -258,10 +251,6 @@ class Executor:
     def _name(self, register: int, name: str, action: int = Action.CALL_PACKED) -> None:
         """Tells the flight recorder what is called when this register's content is."""
         self.registers.labels[register] = self._flight.label_of(action, name)
-
-    def _raise_no_function(self, register: int, value: Any) -> None:
-        msg = f"expected a function in register {register}, got {value!r}"
-        raise ArgumentRefused(msg)
 
     def _get_function(self, seq: int, command: EncodedCommand) -> None:
         try:
@@ -276,9 +265,6 @@ class Executor:
             self.registers.write(command.reg, func)
             self._names[command.reg] = func, str(name)
             self._name(command.reg, str(name))
-
-    def _resolve(self, name: str) -> Callable[..., Any]:
-        return resolve(name, self._worker.allow_modules, self._worker.allow_functions)
 
     def _kill(self, _seq: int, command: EncodedCommand) -> None:
         if command.args:  # a client that knows of none begins
@@ -354,11 +340,7 @@ class Executor:
     def _define(self, seq: int, command: EncodedCommand) -> None:
         worker, read = self._worker, self.registers.read
         linker = Linker(
-            worker.worker_id,
-            read,
-            self._resolve,
-            self._copy_into,
-            self._porter.arrived,
+            worker.worker_id, read, self._resolve, self._copy_into, self._porter.arrived
         )
         try:
             program = compile_program(command.program, seq, linker)

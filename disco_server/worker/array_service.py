@@ -16,6 +16,7 @@ from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2
 from disco_client.transport.options import SERVER_OPTIONS
 from disco_client.wire.arrays import CHUNK_BYTES
+from disco_server.channels.calls import parsed
 from disco_server.config import Address
 from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit, incoming
 from disco_server.worker.arrays import receive_array, send_array
@@ -60,7 +61,7 @@ class ArrayService:
                 self._upload, response_serializer=controller_pb2.UploadResult.SerializeToString
             ),
             "Download": untyped.unary_stream_rpc_method_handler(
-                self._download, request_deserializer=controller_pb2.Transfer.FromString
+                parsed(self._download, controller_pb2.Transfer)
             ),
         }
         service = grpc.method_handlers_generic_handler("disco.v1.ArrayService", handlers)

@@ -429,24 +429,6 @@ def test_what_no_client_writes_is_refused_as_no_batch(rank, batch):
         rank.executor.run_batch(2, batch.SerializeToString())
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        EncodedBatch(calls=[0, 1, 1 << 30, 0, 0, 1, 5, 0]),
-        EncodedBatch(commands=[command(Action.SYNC_WORKER, reg=1 << 30), SYNC]),
-    ],
-    ids=["column", "command"],
-)
-def test_a_register_beyond_the_limit_is_an_error_of_its_command(rank, batch):
-    """It names the setting, nothing grows, and the next command runs."""
-    rank.executor.run_batch(1, batch.SerializeToString())
-    failure, *_ = (reply.failure for reply in rank.out.take())
-    assert (failure.seq, failure.kind) == (1, FailureKind.BAD_ARGUMENT)
-    assert "--max-registers" in failure.message
-    assert rank.executor.seq == 2
-    assert rank.executor.registers.statistics()[0] == 64
-
-
 @settings(deadline=None)
 @given(
     st.lists(
