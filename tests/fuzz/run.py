@@ -3,13 +3,14 @@
 With the package `atheris` inputs are chosen by the code that they reach; without it they
 are chosen by chance, from the same corpus. Each decoder runs in a process of its own with
 limited memory, so that one that takes all of it, hangs or crashes is a finding as well.
-What is of interest is kept in ``build/fuzz``; an input that was a finding belongs into
-``tests/fuzz/corpus`` with its repair.
+What is of interest is kept in ``build/fuzz``; with ``--keep`` the smallest input of each
+outcome goes into ``tests/fuzz/corpus``, and a finding belongs there with its repair.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import os
@@ -25,6 +26,8 @@ BUILD = HERE.parents[1] / "build" / "fuzz"
 MEMORY = 4 << 30
 PATIENCE_S = 300.0
 SAVE_EVERY_S = 0.5
+MOST_KEPT = 24
+MOST_KEPT_BYTES = 2048
 sys.path.insert(0, str(HERE.parent / "support"))
 
 
@@ -97,6 +100,27 @@ def fuzz_one(name, seconds, file):
     atheris.Fuzz()
 
 
+def keep(name):
+    """Adds the smallest input of each outcome that the corpus does not have."""
+    from fuzzing import TARGETS, Finding, outcome
+    from fuzzing.target import CORPUS
+
+    target = TARGETS[name]
+    known = {outcome(target, data) for data in target.corpus()}
+    for file in sorted((BUILD / name / "corpus").glob("*"), key=lambda file: file.stat().st_size):
+        data = file.read_bytes()
+        if len(data) > MOST_KEPT_BYTES or len(known) >= MOST_KEPT:
+            return
+        try:
+            came = outcome(target, data)
+        except Finding:
+            continue
+        if came not in known:
+            known.add(came)
+            (CORPUS / name).mkdir(parents=True, exist_ok=True)
+            (CORPUS / name / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
+
+
 def run(names, seconds):
     """Runs decoders one after the other, and prints a line for each; whether all held."""
     guided = importlib.util.find_spec("atheris") is not None
@@ -138,10 +162,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=int, default=60, help="for each decoder")
     parser.add_argument("--only", action="append", choices=list(TARGETS), help="repeatable")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--keep", action="store_true", help="add to the corpus of the tests")
     given = parser.parse_args()
+    names = given.only or list(TARGETS)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    sys.exit(0 if run(given.only or list(TARGETS), given.seconds) else 1)
+    good = run(names, given.seconds)
+    if given.keep:
+        for name in names:
+            keep(name)
+    sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":

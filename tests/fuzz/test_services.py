@@ -15,7 +15,7 @@ import pytest
 from fuzzing.mutating import mutate
 from fuzzing.services import controller_seeds, split
 
-from disco_client import connect, errors
+from disco_client import ProcessSession, connect, errors
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.transport.options import target
 from disco_client.wire.arrays import encode_chunk
@@ -174,7 +174,7 @@ def test_a_rank_that_sends_nonsense_ends_alone(cluster_of_two, data):
     """Its functions may write into its socket; the daemon says what it did, and goes on."""
     with connect(cluster_of_two[0].address, num_workers=1, logs=False) as session:
         pid = session.workers[0].pid
-        fd = int(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-3])
+        fd = int(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[4])
         write = session.get_global_func("os.write")
         write(fd, data)
         with pytest.raises(errors.WorkerLost, match="sent what is no message"):
@@ -206,3 +206,17 @@ def test_a_worker_daemon_survives_its_controller(daemons):
         assert daemon.process.poll() is None
     finally:
         server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xff\xff\xff", frame(b"\xff\xff\xff"), frame(envelope(Kind.ARRAY_OUT, b"\xff"))],
+    ids=["length", "bytes", "array-out"],
+)
+def test_a_child_that_sends_nonsense_ends_its_session_in_words(data, eventually):
+    """As a daemon's rank does; the program that started it goes on."""
+    with ProcessSession(1, logs=False) as session:
+        words = Path(f"/proc/{session.workers[0].pid}/cmdline").read_bytes().split(b"\0")
+        session.get_global_func("os.write")(int(words[3]), data)
+        with pytest.raises(errors.WorkerLost, match="sent what is no message"):
+            eventually(session.sync_all)  # what it writes is read when it has gone on already
