@@ -15,6 +15,9 @@ from disco_client.wire.flight import (
     COLLECTIVES,
     COLLECTIVES_AT,
     COMMANDS,
+    FORM,
+    FORMS,
+    FORMS_AT,
     MAGIC,
     NAMES_AT,
     RING_BYTES,
@@ -110,7 +113,9 @@ def test_a_long_circle_that_every_record_names_costs_its_memory_once():
     ring[NAMES_AT : NAMES_AT + named] = len(circle).to_bytes(2, "little") + circle
     for index in range(COLLECTIVES):
         at = COLLECTIVES_AT + index * COLLECTIVE.size
-        COLLECTIVE.pack_into(ring, at, index, 1, 1, 1, 1, 0, 0, 1, 0, 0, 8, 0, 0, 0, 0, 0)
+        COLLECTIVE.pack_into(ring, at, index, 1, 0, index % FORMS, 1, 1, 1, 0)
+    for form in range(FORMS):
+        FORM.pack_into(ring, FORMS_AT + form * FORM.size, form, 0, 0, 1, 0, 8, 0, 0, 0, 0, 0)
     records = read_flight(bytes(ring)).collectives
     assert len(records) == COLLECTIVES - 1
     assert len(records[0].members) == 16_000
