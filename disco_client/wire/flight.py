@@ -311,9 +311,7 @@ def _read_collectives(raw: bytes, count: int, names: list[str]) -> tuple[Collect
         at = COLLECTIVES_AT + index % COLLECTIVES * COLLECTIVE.size
         number, seq, nth, form, entered, met, left, _ = COLLECTIVE.unpack_from(raw, at)
         what = _read_form(raw, form, names, circles)
-        found.append(
-            CollectiveRecord(number, seq, nth, *what, entered, met, left)
-        )
+        found.append(CollectiveRecord(number, seq, nth, *what, entered, met, left))
     return tuple(found)
 
 
