@@ -114,6 +114,16 @@ bench: $(VENV)/.stamp-bench ## measure side by side with the yardsticks
 soak: $(VENV)/.stamp ## run random programs under random faults, ARGS='--minutes 20'
 	$(ONE_THREAD) $(BIN)/python benchmarks/soak.py $(ARGS)
 
+# How long each decoder is tried.
+SECONDS ?= 60
+
+# Without atheris, which has no wheels for some Pythons, inputs are chosen by chance.
+.PHONY: fuzz
+fuzz: $(VENV)/.stamp ## try every decoder with any input for SECONDS=60 each
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --only-binary :all: --group fuzz || true
+	$(ONE_THREAD) $(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
+
 .PHONY: bench-torch
 bench-torch: $(TORCH_VENV)/.stamp ## install torch beside, for `make bench` to measure too
 

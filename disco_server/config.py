@@ -26,6 +26,13 @@ from disco_server.guarding import (
     check_dial,
     read_prefix,
 )
+from disco_server.limits import (
+    MAX_REGISTERS,
+    machine_memory,
+    read_environment,
+    read_size,
+    read_user,
+)
 from disco_server.settings import (
     AUTO,
     UPLOADS,
@@ -75,6 +82,8 @@ LOG_FORMATS: Final = ("text", "json")
 _MAX_SLOTS: Final = 4096
 _MAX_WARM: Final = 8
 _MAX_CACHE_MIB: Final = 1 << 30
+_LEAST_REGISTERS: Final = 1 << 10
+_MOST_REGISTERS: Final = 1 << 26
 _TABLES: Final = ("controller", "worker")
 
 
@@ -264,6 +273,9 @@ class WorkerConfig(_Settings):
         allow_modules: Patterns of what sessions may import (see
             `module_allowed`). What a flag, a variable or the file says is
             added to DEFAULT_MODULES; the constructor takes the whole list.
+        allow_functions: Patterns of functions in these modules that sessions may call
+            although they do more than compute, such as ``numpy.load`` (see
+            `disco_server.runtime.dotted`).
         allow_read: Folders and files that sessions may read weights from (see
             `file_allowed`); ``*`` for everything.
         allow_save: Folders in which sessions may save checkpoints (see
@@ -278,6 +290,17 @@ class WorkerConfig(_Settings):
             none. AUTO: as many as slots, at most 8.
         rank_threads: Threads a rank's numerical libraries may use. AUTO: an
             equal share of the cores.
+        env: What ranks get of this process's environment besides what computing needs:
+            names, patterns, or ``NAME=VALUE``.
+        max_memory: How many bytes a rank may allocate; 0 for no limit.
+        core_dumps: Whether ranks that crash may leave their memory in a file, ``on`` or
+            ``off``.
+        user: As whom ranks run, where this process is root; None for its own user.
+        work_dir: Where the working folders of ranks are made; None for the system's
+            folder of temporary files.
+        max_registers: How many registers a session may have.
+        max_array_mib: How many MiB a host array that a client brings may have. AUTO: as
+            many as this machine has of memory.
         array_listen: Where clients may bring and fetch host arrays without the
             detour through the controller, over gRPC: like `ControllerConfig.listen`.
             None: in shared memory where the controller is on this machine, otherwise
@@ -306,6 +329,7 @@ class WorkerConfig(_Settings):
     device_check: str = "on"
     name: str = field(default_factory=socket.gethostname)
     allow_modules: tuple[str, ...] = DEFAULT_MODULES
+    allow_functions: tuple[str, ...] = ()
     allow_read: tuple[str, ...] = ()
     allow_save: tuple[str, ...] = ()
     allow_load: tuple[str, ...] = ()
@@ -313,6 +337,13 @@ class WorkerConfig(_Settings):
     module_cache_mib: int = 10240
     warm: int = AUTO
     rank_threads: int = AUTO
+    env: tuple[str, ...] = ()
+    max_memory: int = 0
+    core_dumps: str = "off"
+    user: str | None = None
+    work_dir: Path | None = None
+    max_registers: int = MAX_REGISTERS
+    max_array_mib: int = AUTO
     array_listen: str | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -332,6 +363,7 @@ class WorkerConfig(_Settings):
         "device_check": one_of(ON_OFF),
         "name": read_node_name,
         "allow_modules": read_patterns,
+        "allow_functions": read_patterns,
         "allow_read": read_folders,
         "allow_save": read_folders,
         "allow_load": read_loads,
@@ -339,6 +371,13 @@ class WorkerConfig(_Settings):
         "module_cache_mib": whole(1, _MAX_CACHE_MIB),
         "warm": whole(0, _MAX_SLOTS, auto=True),
         "rank_threads": whole(1, _MAX_SLOTS, auto=True),
+        "env": read_environment,
+        "max_memory": read_size,
+        "core_dumps": one_of(ON_OFF),
+        "user": read_user,
+        "work_dir": read_path,
+        "max_registers": whole(_LEAST_REGISTERS, _MOST_REGISTERS),
+        "max_array_mib": whole(1, _MAX_CACHE_MIB, auto=True),
         "array_listen": read_optional_listen,
         **GUARD_READERS,
         "log_level": one_of(LOG_LEVELS),
@@ -365,6 +404,8 @@ class WorkerConfig(_Settings):
         check_dial(self.credentials, self.controller_address, insecure=self.insecure)
         if self.array_address is not None:
             self.guard.check_door(self.array_address, "array_listen")
+        if self.max_array_mib == AUTO:
+            object.__setattr__(self, "max_array_mib", machine_memory() >> 20)
 
     @classmethod
     def _combine(cls, name: str, value: object) -> object:
@@ -413,7 +454,10 @@ class WorkerConfig(_Settings):
 
 def _flag(name: str) -> str:
     """What a setting is called on the command line, where it is given once a value."""
-    return "--allow-module" if name == "allow_modules" else f"--{name.replace('_', '-')}"
+    return f"--{_SINGULAR.get(name, name).replace('_', '-')}"
+
+
+_SINGULAR: Final = {"allow_modules": "allow_module", "allow_functions": "allow_function"}
 
 
 def _read_table(file: Path, table: str, known: Iterable[str]) -> Mapping[str, object]:

@@ -290,7 +290,9 @@ class Daemons:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("DISCO_")}
         path = os.pathsep.join(filter(None, (str(WORKER_MODULES), os.environ.get("PYTHONPATH"))))
         program = [*self.prefix, sys.executable, "-m", f"disco_server.cli.{what}"]
-        environ = {**inherited, "PYTHONPATH": path, **env}
+        # What libraries and tools need that only tests use.
+        passed = {"DISCO_ENV": "STANDIN_*,CLOCK_OFFSET,FAULT_TEST"}
+        environ = {**inherited, **passed, "PYTHONPATH": path, **env}
         daemon = Daemon([*program, *map(str, options)], folder, environ)
         self.started.append(daemon)
         return daemon

@@ -291,6 +291,9 @@ class AssignRank(google.protobuf.message.Message):
     HOST_ID_FIELD_NUMBER: builtins.int
     WITH_GPUS_FIELD_NUMBER: builtins.int
     ALLOW_SAVE_FIELD_NUMBER: builtins.int
+    ALLOW_FUNCTIONS_FIELD_NUMBER: builtins.int
+    WORK_DIR_FIELD_NUMBER: builtins.int
+    MAX_REGISTERS_FIELD_NUMBER: builtins.int
     worker: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -309,6 +312,10 @@ class AssignRank(google.protobuf.message.Message):
     """What tells this machine from others."""
     with_gpus: builtins.bool
     """Whether some rank of the session has a GPU as its slot."""
+    work_dir: builtins.str
+    """The rank's own folder, which goes with the session; empty for none."""
+    max_registers: builtins.int
+    """How many registers the session may have."""
     @property
     def allow_modules(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -322,6 +329,10 @@ class AssignRank(google.protobuf.message.Message):
     @property
     def allow_save(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Folders in which the session may save."""
+
+    @property
+    def allow_functions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Patterns of functions that the session may call although they do more than compute."""
 
     def __init__(
         self,
@@ -343,8 +354,11 @@ class AssignRank(google.protobuf.message.Message):
         host_id: builtins.str = ...,
         with_gpus: builtins.bool = ...,
         allow_save: collections.abc.Iterable[builtins.str] | None = ...,
+        allow_functions: collections.abc.Iterable[builtins.str] | None = ...,
+        work_dir: builtins.str = ...,
+        max_registers: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "allow_save", b"allow_save", "ccl", b"ccl", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "with_gpus", b"with_gpus", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_functions", b"allow_functions", "allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "allow_save", b"allow_save", "ccl", b"ccl", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "max_registers", b"max_registers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "with_gpus", b"with_gpus", "work_dir", b"work_dir", "worker", b"worker"]) -> None: ...
 
 global___AssignRank = AssignRank
 

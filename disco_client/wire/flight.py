@@ -100,6 +100,7 @@ NAMES_BYTES = 64 << 10
 RING_BYTES = NAMES_AT + NAMES_BYTES
 
 LABEL_MASK = (1 << 20) - 1
+_DIGITS = 10
 _ACTION_SHIFT, _ACTION_MASK = 20, 0xFF
 
 
@@ -303,19 +304,19 @@ def _group_of(
 
 
 def _read_collectives(raw: bytes, count: int, names: list[str]) -> tuple[CollectiveRecord, ...]:
+    circles: dict[int, tuple[int, ...]] = {}
     found: list[CollectiveRecord] = []
     # The oldest slot may be in the middle of being used again.
     for index in range(max(0, count - COLLECTIVES + 1), count):
         at = COLLECTIVES_AT + index % COLLECTIVES * COLLECTIVE.size
         number, seq, nth, form, entered, met, left, _ = COLLECTIVE.unpack_from(raw, at)
-        found.append(
-            CollectiveRecord(number, seq, nth, *_read_form(raw, form, names), entered, met, left)
-        )
+        what = _read_form(raw, form, names, circles)
+        found.append(CollectiveRecord(number, seq, nth, *what, entered, met, left))
     return tuple(found)
 
 
 def _read_form(
-    raw: bytes, form: int, names: list[str]
+    raw: bytes, form: int, names: list[str], circles: dict[int, tuple[int, ...]]
 ) -> tuple[str, str, tuple[int, ...], int, tuple[int, ...]]:
     """Reads name, dtype, shape, bytes and members; all empty if others took its place."""
 
@@ -330,5 +331,7 @@ def _read_form(
     shape = tuple(dims[: min(ndim, MAX_DIMS)])
     for extent in shape:
         nbytes *= extent
-    members = tuple(int(part) for part in name(circle).split(",") if part.isdigit())
-    return name(op), name(dtype), shape, nbytes, members
+    if circle not in circles:  # read once, because every record may name the longest
+        parts = name(circle).split(",")
+        circles[circle] = tuple(int(p) for p in parts if p.isdecimal() and len(p) < _DIGITS)
+    return name(op), name(dtype), shape, nbytes, circles[circle]

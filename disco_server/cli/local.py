@@ -118,6 +118,8 @@ class LocalCluster:
         options += ["--rank-threads", str(threads)]
         for pattern in self._allow:
             options += ["--allow-module", pattern]
+        if self._allow == ("*",):
+            options += ["--env", "*"]
         for path in self._allow_read:
             options += ["--allow-read", path]
         for path in self._allow_save:

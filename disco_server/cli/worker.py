@@ -59,6 +59,14 @@ __all__ = ["main"]
     help="What sessions may import, besides numpy and cupy; repeatable.",
 )
 @click.option(
+    "--allow-function",
+    "allow_functions",
+    multiple=True,
+    metavar="PATTERN",
+    help="What sessions may call of these though it does more than compute, such as numpy.load; "
+    "repeatable.  [default: none]",
+)
+@click.option(
     "--allow-read",
     multiple=True,
     metavar="PATH",
@@ -99,6 +107,44 @@ __all__ = ["main"]
     type=int,
     metavar="N",
     help="Threads of a worker's numerical libraries.  [default: an equal share of the cores]",
+)
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="A variable that workers get besides what computing needs; * and ? match; repeatable.",
+)
+@click.option(
+    "--max-memory",
+    metavar="SIZE",
+    help="How much memory a worker may allocate, such as 4GiB.  [default: no limit]",
+)
+@click.option(
+    "--core-dumps",
+    type=click.Choice(ON_OFF, case_sensitive=False),
+    help="Whether workers that crash may leave a core dump.  [default: off]",
+)
+@click.option(
+    "--user",
+    metavar="NAME",
+    help="The user as whom workers run, where the daemon is root.  [default: the daemon's]",
+)
+@click.option(
+    "--work-dir",
+    metavar="DIR",
+    help="Where workers get folders of their own.  [default: the system's temporary folder]",
+)
+@click.option(
+    "--max-registers",
+    type=int,
+    metavar="N",
+    help="How many references a session may hold.  [default: 1048576]",
+)
+@click.option(
+    "--max-array-mib",
+    type=int,
+    metavar="N",
+    help="How large a host array may be that a client brings.  [default: this machine's memory]",
 )
 @click.option(
     "--array-listen",

@@ -19,6 +19,7 @@ from disco_server.controller.streams import (
     Context,
     Stream,
     end_stream,
+    first_message,
     guarded,
     not_yours,
     refuse,
@@ -50,7 +51,7 @@ class ClientStreams:
     async def open(self, stream: Stream, context: Context) -> None:
         """The life of one connection of a session, from CREATE or ATTACH on."""
         stream = arriving("controller.from_client", aiter(stream))
-        first = await anext(stream, None)
+        first = await first_message(stream)
         if first is None:
             return
         received = envelope_pb2.Envelope.FromString(first)
@@ -199,7 +200,7 @@ async def _same_protocol(
 
 def _check_attach(attach: controller_pb2.AttachSession, session: SessionTable | None) -> str | None:
     """Says why a client may not attach."""
-    what = attach.name or f"{attach.session:016x}"
+    what = attach.name[:MAX_NAME] or f"{attach.session:016x}"
     if session is None or (attach.session and not _knows_key(attach, session)):
         return f"no session {what!r} runs here, or its key is another one; see 'disco status'"
     if attach.session:
@@ -231,6 +232,8 @@ def _check_create(kind: int, create: controller_pb2.CreateSession) -> str | None
         )
     if len(create.name) > MAX_NAME:
         return f"expected a session name of at most {MAX_NAME} characters, got {len(create.name)}"
+    if len(create.ccl) > MAX_NAME:
+        return f"expected the name of a collective library, got {len(create.ccl)} characters"
     if not 0 < create.timeout_s < 1e6:  # noqa: PLR2004  (eleven days; not a limit to tune)
         return f"expected a timeout from 0 to 1000000 seconds, got {create.timeout_s}"
     return None

@@ -20,6 +20,8 @@ __all__ = ["Inspections", "clock_offset"]
 
 _LONGEST_S = 60.0
 _CLOCK_ROUNDS = 3
+_MAX_NAME = 128
+_NAMED = 5
 
 
 def clock_offset(asked_ns: int, received_ns: int, sent_ns: int, heard_ns: int) -> tuple[int, int]:
@@ -138,10 +140,11 @@ class Inspections:
 
     def _unknown(self, name: str, who: Identity) -> str:
         sessions = self._cluster.sessions.values()
-        names = ", ".join(repr(s.name) for s in sessions if who.owns(s.principal))
+        known = [repr(s.name) for s in sessions if who.owns(s.principal)]
+        names = ", ".join(known[:_NAMED]) + ", ..." * (len(known) > _NAMED)
         return (
-            f"expected a session that runs, or that ended within the last minutes, got {name!r}; "
-            f"there run: {names or 'none'}"
+            "expected a session that runs, or that ended within the last minutes, got "
+            f"{name[:_MAX_NAME]!r}; there run: {names or 'none'}"
         )
 
     async def _ask_node(

@@ -21,6 +21,7 @@ from disco_server.controller.streams import (
     Context,
     Stream,
     end_stream,
+    first_message,
     guarded,
     refuse,
 )
@@ -33,6 +34,8 @@ __all__ = ["NodeStreams"]
 
 _logger = logging.getLogger("disco.controller")
 _MAX_CAUSE = 1000
+_MAX_SLOTS = 4096
+_MAX_TEXT = 1024
 
 
 class NodeStreams:
@@ -50,7 +53,7 @@ class NodeStreams:
         """The life of one worker daemon's connection."""
         hub = self._hub
         stream = arriving("controller.from_node", aiter(stream))
-        first = await anext(stream, None)
+        first = await first_message(stream)
         if first is None:
             return
         received = envelope_pb2.Envelope.FromString(first)
@@ -94,6 +97,11 @@ class NodeStreams:
     def _join(self, kind: int, info: node_pb2.RegisterNode, link: NodeLink) -> Any:
         if kind != Kind.REGISTER or not info.name or len(info.name) > MAX_NAME:
             msg = "expected a registration with the node's name first"
+            raise NodeRefused(msg)
+        if len(info.devices) > _MAX_SLOTS or max(map(len, _texts(info))) > _MAX_TEXT:
+            msg = (
+                f"expected at most {_MAX_SLOTS} slots, and texts of at most {_MAX_TEXT} characters"
+            )
             raise NodeRefused(msg)
         problem = mismatch(
             f"controller {__version__}", PROTOCOL, f"worker {info.version}", info.protocol
@@ -177,6 +185,10 @@ def _check_name(name: str) -> None:
     if who.how == "certificate" and who.name and who.name != name:
         msg = f"the certificate that came is that of node {who.name!r}, and not of {name!r}"
         raise NodeRefused(msg)
+
+
+def _texts(info: node_pb2.RegisterNode) -> list[str]:
+    return [info.version, info.host, info.array_address, info.host_id, *info.devices]
 
 
 def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:

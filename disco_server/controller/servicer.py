@@ -14,6 +14,7 @@ import grpc
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
+from disco_server.channels.calls import parsed
 from disco_server.controller.client_streams import ClientStreams
 from disco_server.controller.gate import caller, peer_of
 from disco_server.controller.hub import Hub, session_info
@@ -22,6 +23,7 @@ from disco_server.controller.streams import (
     Context,
     NotYours,
     Stream,
+    first_message,
     guarded,
     not_yours,
     refuse_call,
@@ -52,22 +54,19 @@ class Edge:
     def add_to(self, server: grpc.aio.Server, names: Collection[str] = SERVICE_NAMES) -> None:
         """Registers services, all of them or those that are named."""
         stream = grpc.stream_stream_rpc_method_handler
+        untyped = cast("Any", grpc)
         pb, npb = controller_pb2, node_pb2
 
         def unary(handler: Any, request: Any, result: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(
-                handler,
-                request_deserializer=request.FromString,
-                response_serializer=result.SerializeToString,
+            return untyped.unary_unary_rpc_method_handler(
+                parsed(handler, request), response_serializer=result.SerializeToString
             )
 
         def collect(handler: Any) -> Any:
-            return cast("Any", grpc).unary_stream_rpc_method_handler(
-                handler, request_deserializer=pb.Transfer.FromString
-            )
+            return untyped.unary_stream_rpc_method_handler(parsed(handler, pb.Transfer))
 
         def bring(handler: Any) -> Any:
-            return cast("Any", grpc).stream_unary_rpc_method_handler(
+            return untyped.stream_unary_rpc_method_handler(
                 handler, response_serializer=pb.UploadResult.SerializeToString
             )
 
@@ -210,7 +209,7 @@ class Edge:
     # Checks --------------------------------------------------------------------------------
 
     async def _head(self, stream: Stream, context: Context) -> controller_pb2.Transfer:
-        first = await anext(aiter(stream), None)
+        first = await first_message(aiter(stream))
         chunk = controller_pb2.ArrayChunk.FromString(first or b"")
         if not chunk.HasField("transfer"):
             await context.abort(

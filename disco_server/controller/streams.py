@@ -24,6 +24,7 @@ __all__ = [
     "NotYours",
     "Stream",
     "end_stream",
+    "first_message",
     "guarded",
     "not_yours",
     "refuse",
@@ -85,6 +86,24 @@ async def refuse(context: Context, message: str) -> None:
     """Tells a peer why its stream will not go on."""
     refused = node_pb2.Refused(message=message).SerializeToString()
     await context.write(envelope(Kind.REFUSED, refused))
+
+
+FIRST_MESSAGE_S = 10.0
+"""A peer that has said nothing for this long after it came is sent away."""
+
+
+async def first_message(stream: Stream) -> bytes | None:
+    """Waits for what a peer says first; None if it leaves without a word.
+
+    Raises:
+        ConnectionError: It stays, and says nothing.
+    """
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_S):
+            return await anext(stream, None)
+    except TimeoutError:
+        msg = f"expected a first message within {FIRST_MESSAGE_S:g} s"
+        raise ConnectionError(msg) from None
 
 
 _END_S = 1.0

@@ -29,7 +29,8 @@ from disco_server.controller.hub import Hub
 from disco_server.controller.servicer import NODE_SERVICES
 from disco_server.core.placement import EvenLayout
 from disco_server.guarding import Guard
-from disco_server.worker.daemon import WorkerNode, rank_environment
+from disco_server.worker.daemon import WorkerNode
+from disco_server.worker.environment import rank_environment
 
 __all__ = ["FIRST_NODE", "EmbeddedNode"]
 
@@ -132,6 +133,7 @@ class EmbeddedNode:
             allow_read=("*",),
             allow_save=("*",),
             allow_load=("*",),
+            env=("*",),
             warm=0,
         )
         environ = {**rank_environment(config), "PYTHONPATH": os.pathsep.join(import_path())}

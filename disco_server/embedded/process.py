@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from google.protobuf.message import DecodeError
+
 from disco_client.arguments import check_session
 from disco_client.errors import ConfigError, SessionClosed, SessionError, SessionLost
 from disco_client.output import print_logs
@@ -284,24 +286,30 @@ class ProcessTransport(Bound):
                 child.answered()
                 continue
             child.heard += 1
-            received = EncodedEnvelope.FromString(raw)
-            kind = received.kind
-            if kind == Kind.REPLY and events is not None:
-                events.reply(child.worker, received.payload)
-            elif kind in FROM_RANKS:
-                self._arrays.receive(child, received)
-            elif kind == Kind.CCL_OPENED:
-                self._children.opening.ends(child.worker)
-            elif kind == Kind.OPEN_CCL:
-                self._children.opens(child.worker)
-                for other in self._children.ranks:
-                    if other is not child:
-                        other.send(frame(raw))
-            elif kind == Kind.ASSIGNED and not child.assigned:
-                child.assigned = True
-                self._unready -= 1
-                if not self._unready:
-                    self._ready.release()
+            try:
+                self._receive(child, raw, EncodedEnvelope.FromString(raw))
+            except (DecodeError, IndexError) as error:
+                child.end_because(f"was ended because it sent what is no message ({error})")
+                return
+
+    def _receive(self, child: RankChild, raw: bytes, received: EncodedEnvelope) -> None:
+        kind, events = received.kind, self._events
+        if kind == Kind.REPLY and events is not None:
+            events.reply(child.worker, received.payload)
+        elif kind in FROM_RANKS:
+            self._arrays.receive(child, received)
+        elif kind == Kind.CCL_OPENED:
+            self._children.opening.ends(child.worker)
+        elif kind == Kind.OPEN_CCL:
+            self._children.opens(child.worker)
+            for other in self._children.ranks:
+                if other is not child:
+                    other.send(frame(raw))
+        elif kind == Kind.ASSIGNED and not child.assigned:
+            child.assigned = True
+            self._unready -= 1
+            if not self._unready:
+                self._ready.release()
 
     def output(self, worker: int, is_error: bool, lines: list[str]) -> None:
         """Takes what a rank has printed."""

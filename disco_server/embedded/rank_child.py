@@ -189,8 +189,11 @@ class RankChild:
             return receive(self.sock, self.reader)
         except BlockingIOError:
             return []
-        except (ValueError, OSError):
-            return None  # not our protocol: user code wrote into the socket
+        except OSError:
+            return None
+        except ValueError as error:  # not our protocol: user code wrote into the socket
+            self._cause = f"was ended because it sent what is no message ({error})"
+            return None
 
     # Output and exit ----------------------------------------------------------------------
 

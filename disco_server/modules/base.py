@@ -67,6 +67,13 @@ class LoadRules:
             raise LoadNotAllowed(msg)
         return real
 
+    def allowed(self, path: Path) -> Path | None:
+        """Where a file really lies, or would; None where it may not be loaded."""
+        try:
+            return self.check_file(path)
+        except LoadNotAllowed:
+            return None
+
     def check_uploads(self, path: Path) -> None:
         """Makes sure that files which clients bring may be loaded.
 
@@ -75,8 +82,9 @@ class LoadRules:
         """
         if not {UPLOADS, "*"}.intersection(self.allow):
             msg = (
-                f"{str(path)!r} is not on this worker as the client has it, and loading what "
-                f"clients bring is not allowed; start disco-worker with --allow-load {UPLOADS}"
+                f"{str(path)!r} is not on this worker as the client has it, or may not be loaded "
+                "from there, and loading what clients bring is not allowed; start disco-worker "
+                f"with --allow-load {UPLOADS} or --allow-load {path.absolute().parent}"
             )
             raise LoadNotAllowed(msg)
 

@@ -11,17 +11,26 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import time
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["MemoryWatch"]
+__all__ = ["MemoryWatch", "rank_limit"]
 
 _KERNEL_LOG = Path("/dev/kmsg")
 _NO_LIMIT = 1 << 60
 _claimed: Counter[Path] = Counter()
 """How many kills of each cgroup a death was explained with: each explains one."""
+
+
+def rank_limit() -> str:
+    """Says which limit of ``--max-memory`` this process is under; empty where there is none."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit in (resource.RLIM_INFINITY, -1):
+        return ""
+    return f" (the limit of this worker is {limit / (1 << 20):.0f} MiB: disco-worker --max-memory)"
 
 
 class _Cgroup(NamedTuple):

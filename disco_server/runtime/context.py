@@ -14,6 +14,7 @@ from disco_client.wire.values import Device
 from disco_server.collectives.base import Communicator, ReduceOp, UnavailableError
 from disco_server.collectives.team import Team
 from disco_server.devices.base import Arrays, DeviceUnavailable, on_device
+from disco_server.limits import MAX_REGISTERS
 from disco_server.modules.base import LoadRules
 from disco_server.observe.flight import FlightRecorder
 from disco_server.runtime.register_file import RegisterFile
@@ -37,6 +38,8 @@ class Worker:
         place: The device on which it computes.
         session_name: The name of its session.
         allow_modules: Patterns of the modules that its session may use.
+        allow_functions: Patterns of functions that it may call although they do more
+            than compute.
         allow_read: Folders and files that its session may read.
         allow_save: Folders in which its session may save.
         loading: What files its session may load modules from.
@@ -62,6 +65,8 @@ class Worker:
         with_gpus: bool = False,
         session_name: str = "",
         allow_modules: tuple[str, ...] = (),
+        allow_functions: tuple[str, ...] = (),
+        max_registers: int = MAX_REGISTERS,
         allow_read: tuple[str, ...] = (),
         allow_save: tuple[str, ...] = (),
         loading: LoadRules | None = None,
@@ -75,6 +80,8 @@ class Worker:
         self._with_gpus = with_gpus
         self.session_name = session_name
         self.allow_modules = allow_modules
+        self.allow_functions = allow_functions
+        self.max_registers = max_registers or MAX_REGISTERS
         self.allow_read = allow_read
         self.allow_save = allow_save
         self.loading = loading or LoadRules()

@@ -181,7 +181,7 @@ def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCal
         function = partial(LOCAL[name], xp, **own)
     else:
         # When it is called: what registers it may be imported later than this.
-        find = cache(partial(resolve, name, worker.allow_modules))
+        find = cache(partial(resolve, name, worker.allow_modules, worker.allow_functions))
 
         def function(*operands: Any) -> Any:
             return find()(*operands, **own)

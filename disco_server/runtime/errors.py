@@ -11,6 +11,7 @@ from disco_server.collectives.base import AbortedError, CollectiveError, Mismatc
 from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import FileRefused, LoadNotAllowed
 from disco_server.modules.weights.errors import FileError, FileNotAllowed
+from disco_server.observe.memory_limit import rank_limit
 
 __all__ = [
     "ArgumentRefused",
@@ -89,7 +90,8 @@ def _format(error: Exception, trace: TracebackType | None) -> str:
 
 def _text_of(error: Exception) -> str:
     try:
-        return str(error)
+        # An allocation that failed says how much was asked for, and not why it failed.
+        return str(error) + (rank_limit() if isinstance(error, MemoryError) else "")
     except Exception as another:  # noqa: BLE001  (an exception's own code may raise)
         return f"its text raised {type(another).__name__}"
 

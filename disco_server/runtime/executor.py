@@ -10,6 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -34,7 +35,7 @@ from disco_server.observe.flight import SLOT_MASK
 from disco_server.runtime.context import Worker
 from disco_server.runtime.device_porter import DevicePorter
 from disco_server.runtime.errors import ArgumentRefused, describe_failure, repr_of
-from disco_server.runtime.fitting import check_fits, is_any_array
+from disco_server.runtime.fitting import check_call, check_fits, is_any_array
 from disco_server.runtime.functions import NamedCall, registry, resolve
 from disco_server.runtime.outlet import Outlet
 from disco_server.runtime.program import UNWRITTEN, Program, StepFailed, compile_program
@@ -61,8 +62,11 @@ class Executor:
         self._outlet = outlet
         self._porter = DevicePorter(worker, outlet.porter)
         self._live = outlet.live
+        names = {"patterns": worker.allow_modules, "functions": worker.allow_functions}
+        self._resolve = partial(resolve, **names)
         self._flight = worker.flight
-        self.registers = worker.registers = RegisterFile(what_of(Action.CALL_PACKED))
+        what, limit = what_of(Action.CALL_PACKED), worker.max_registers
+        self.registers = worker.registers = RegisterFile(what, limit)
         self._names: dict[int, tuple[object, str]] = {}
         self.seq = 0
         self._acked = 0
@@ -134,7 +138,9 @@ class Executor:
         self._worker.position = seq
         if command.released:
             self.registers.release(command.released)
-        self.registers.reserve(command.reg)
+        if not self._reserve(seq, command):
+            self.seq = seq
+            return
         target = command.worker_plus_one
         here = not target or target == self._worker.worker_id + 1
         self._flight.kinds[seq & SLOT_MASK] = self._what(command, here=here)
@@ -145,6 +151,16 @@ class Executor:
             else:
                 handler(seq, command)
         self.seq = seq
+
+    def _reserve(self, seq: int, command: EncodedCommand) -> bool:
+        """Makes sure that there is a command's register; otherwise says why not."""
+        try:
+            self.registers.reserve(max((command.reg, *command.results)))
+        except ArgumentRefused as error:
+            self._flight.kinds[seq & SLOT_MASK] = what_of(command.action & _ACTIONS)
+            self._fail(seq, command, error, poison=False)
+            return False
+        return True
 
     def _what(self, command: EncodedCommand, *, here: bool) -> int:
         """What the flight recorder keeps of a command."""
@@ -185,7 +201,10 @@ class Executor:
             if seq > done:
                 worker.position = seq
                 if reg >= size:
-                    registers.reserve(reg)
+                    if not self._reserve(seq, EncodedCommand(action=_CALL, func=func, reg=reg)):
+                        registers.release(calls[at + 1 : head])
+                        at = after
+                        continue
                     size = len(slots)
                 if released:
                     for dead in (calls[at + 1],) if released == 1 else calls[at + 1 : head]:
@@ -201,7 +220,7 @@ class Executor:
                         args[place] = slots[arg >> 1] if arg & 1 else arg >> 1
                         place += 1  # noqa: SIM113  (faster)
                     if registers.poisoned or not callable(function):
-                        self._check_call(func, function, args)
+                        check_call(func, function, args)
                     slots[reg] = function(*args)
                 except Poisoned as read:
                     self._skip(seq, reg, read.poison)
@@ -212,14 +231,6 @@ class Executor:
             at = after
         self.seq = max(seq, done)
 
-    def _check_call(self, register: int, function: Any, args: list[Any]) -> None:
-        """Raises why a call cannot be made, if it cannot: the first poison, or no function."""
-        for value in (function, *args):
-            if isinstance(value, Poison):
-                raise Poisoned(value)
-        if not callable(function):
-            self._raise_no_function(register, function)
-
     # The commands -----------------------------------------------------------------
 
     def _call(self, seq: int, command: EncodedCommand) -> None:
@@ -228,7 +239,7 @@ class Executor:
             func = registers.read(command.func)
             args = decode_args(command.args, registers.read, self._porter)
             if not callable(func):
-                self._raise_no_function(command.func, func)
+                check_call(command.func, func)
             result = func(*args)
             registers.write(command.reg, result)
             if isinstance(result, NamedCall):
@@ -242,16 +253,12 @@ class Executor:
         """Tells the flight recorder what is called when this register's content is."""
         self.registers.labels[register] = self._flight.label_of(action, name)
 
-    def _raise_no_function(self, register: int, value: Any) -> None:
-        msg = f"expected a function in register {register}, got {value!r}"
-        raise ArgumentRefused(msg)
-
     def _get_function(self, seq: int, command: EncodedCommand) -> None:
         try:
             name = self._args(command)[0]
             what = self._flight.label_of(command.action, str(name))
             self._flight.kinds[seq & SLOT_MASK] = what
-            func = resolve(str(name), self._worker.allow_modules)
+            func = self._resolve(str(name))
             if str(name) not in registry():
                 self._worker.audit("function imported", str(name), "")
         except Exception as error:  # noqa: BLE001  (a module may raise anything when imported)
@@ -336,11 +343,7 @@ class Executor:
     def _define(self, seq: int, command: EncodedCommand) -> None:
         worker, read = self._worker, self.registers.read
         linker = Linker(
-            worker.worker_id,
-            read,
-            lambda name: resolve(name, worker.allow_modules),
-            self._copy_into,
-            self._porter.arrived,
+            worker.worker_id, read, self._resolve, self._copy_into, self._porter.arrived
         )
         try:
             program = compile_program(command.program, seq, linker)

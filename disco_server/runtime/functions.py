@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from disco_server.config import module_allowed
 from disco_server.modules.tvm_runtime import find_global
-from disco_server.runtime.errors import FunctionMissing, ModuleNotAllowed
+from disco_server.runtime.dotted import MAX_NAME, find_dotted, import_allowed
+from disco_server.runtime.errors import ArgumentRefused, FunctionMissing
 
 __all__ = ["NamedCall", "import_allowed", "register_func", "registered", "registry", "resolve"]
 
@@ -77,82 +76,48 @@ def registry() -> Mapping[str, Callable[..., Any]]:
     return MappingProxyType(_registry)
 
 
-def import_allowed(name: str, patterns: Sequence[str]) -> ModuleType:
-    """Imports a module that the allow-list covers.
-
-    Raises:
-        ModuleNotAllowed: It does not.
-        FunctionMissing: There is no such module.
-    """
-    if not module_allowed(name, patterns):
-        allowed = ", ".join(patterns) or "nothing"
-        msg = (
-            f"module {name!r} is not on this worker's allow-list ({allowed}); "
-            f"start disco-worker with --allow-module {name.split('.', maxsplit=1)[0]}"
-        )
-        raise ModuleNotAllowed(msg)
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise  # the module is there; something it needs is not
-        msg = f"no module named {error.name!r} on this worker; its path is {sys.path}"
-        raise FunctionMissing(msg) from None
-
-
-def resolve(name: str, patterns: Sequence[str]) -> Callable[..., Any]:
+def resolve(
+    name: str, patterns: Sequence[str], functions: Sequence[str] = ()
+) -> Callable[..., Any]:
     """Finds a function by its registered or dotted name, else in TVM's registry.
 
     TVM's functions may do anything, so they need an allow-list that covers ``tvm``.
 
+    Args:
+        name: The name.
+        patterns: The allow-list of modules.
+        functions: Patterns of what may be called although it does more than compute
+            (see `disco_server.runtime.dotted`).
+
     Raises:
+        ArgumentRefused: The name is longer than any.
         FunctionMissing: Nothing callable has that name.
         ModuleNotAllowed: The name leads through a module that is not allowed.
     """
     func = _registry.get(name)
     if func is not None:
         return func
+    if len(name) > MAX_NAME:
+        msg = f"expected a name of at most {MAX_NAME} characters, got {len(name)}"
+        raise ArgumentRefused(msg)
+    missing = FunctionMissing(_missing(name, patterns))
     try:
-        return _resolve_dotted(name, patterns)
-    except FunctionMissing:
-        func = find_global(name) if module_allowed("tvm", patterns) else None
-        if func is None:
-            raise
-        return func
+        func = find_dotted(name, patterns, functions)
+    except FunctionMissing as error:
+        missing = error
+    if func is None and module_allowed("tvm", patterns):
+        func = find_global(name)
+    if func is None:
+        raise missing
+    return func
 
 
-def _resolve_dotted(name: str, patterns: Sequence[str]) -> Callable[..., Any]:
-    parts = name.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        if module_allowed(".".join(parts[:cut]), patterns):
-            return _walk(name, parts, cut, patterns)
+def _missing(name: str, patterns: Sequence[str]) -> str:
     msg = f"no function named {name!r} on this worker"
-    if len(parts) > 1:
-        msg += f", and module {'.'.join(parts[:-1])!r} is not on its allow-list"
-    raise FunctionMissing(f"{msg}{_near(name)}")
-
-
-def _walk(name: str, parts: list[str], cut: int, patterns: Sequence[str]) -> Callable[..., Any]:
-    found: Any = None
-    while found is None:
-        try:
-            found = import_allowed(".".join(parts[:cut]), patterns)
-        except FunctionMissing:
-            cut -= 1  # the last part was no module but something inside one
-            if not cut:
-                raise
-    for part in parts[cut:]:
-        if part.startswith("_"):
-            msg = f"{name!r} leads through the private name {part!r}"
-            raise ModuleNotAllowed(msg)
-        found = getattr(found, part, None)
-        if isinstance(found, ModuleType) and not module_allowed(found.__name__, patterns):
-            msg = f"{name!r} leads into module {found.__name__!r}, which is not allowed"
-            raise ModuleNotAllowed(msg)
-    if not callable(found):
-        msg = f"no function named {name!r} on this worker"
-        raise FunctionMissing(f"{msg}{_near(name)}")
-    return found
+    module, dot, _ = name.rpartition(".")
+    if dot and not module_allowed(module, patterns):
+        msg += f", and module {module!r} is not on its allow-list (--allow-module)"
+    return f"{msg}{_near(name)}"
 
 
 def _near(name: str) -> str:

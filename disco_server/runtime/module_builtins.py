@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +12,11 @@ import numpy as np
 
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.values import Device, is_array
-from disco_server.config import module_allowed
 from disco_server.modules import loading
 from disco_server.modules.base import FileRefused, LoadedModule
 from disco_server.runtime.context import Worker, current_worker
-from disco_server.runtime.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
+from disco_server.runtime.dotted import function_of
+from disco_server.runtime.errors import ArgumentRefused, FunctionMissing
 from disco_server.runtime.functions import register_func, registry
 
 if TYPE_CHECKING:
@@ -71,9 +70,9 @@ def load_content(path: str, digest: str, where: Any = None) -> LoadedModule:
 
 def _find(worker: Worker, path: str, digest: str) -> Path | None:
     """Where a file of that content is on this node, and may be loaded from."""
-    here = Path(os.path.realpath(path))
-    if here.is_file() and loading.digest_of(here) == digest:
-        return worker.loading.check_file(here)
+    here = worker.loading.allowed(Path(path))
+    if here is not None and here.is_file() and loading.digest_of(here) == digest:
+        return here
     worker.loading.check_uploads(Path(path))
     return _cache(worker).find(digest, loading.refuse_kind(path))
 
@@ -179,11 +178,9 @@ def module_get_function(module: Any, name: str, _query_imports: Any = False) -> 
     if not isinstance(module, ModuleType):
         msg = f"expected a module in the register, got {type(module).__name__}"
         raise ArgumentRefused(msg)
-    if name.startswith("_") or not module_allowed(module.__name__, current_worker().allow_modules):
-        msg = f"function {name!r} of module {module.__name__!r} is not allowed"
-        raise ModuleNotAllowed(msg)
-    func = getattr(module, name, None)
-    if not callable(func):
+    worker = current_worker()
+    func = function_of(module, name, worker.allow_modules, worker.allow_functions)
+    if func is None:
         msg = f"module {module.__name__!r} has no function {name!r}"
         raise FunctionMissing(msg)
     return func

@@ -8,10 +8,10 @@ from typing import Any
 
 from disco_client.errors import RemoteFailure
 from disco_client.wire.codec import FailureKind
+from disco_server.limits import MAX_REGISTERS
+from disco_server.runtime.errors import ArgumentRefused
 
 __all__ = ["Poison", "Poisoned", "RegisterFile"]
-
-_MAX_REGISTERS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,10 @@ class RegisterFile:
         poisoned: Whether there was ever poison in one of them.
     """
 
-    __slots__ = ("labels", "poisoned", "slots", "unnamed")
+    __slots__ = ("_limit", "labels", "poisoned", "slots", "unnamed")
 
-    def __init__(self, unnamed: int = 0) -> None:
+    def __init__(self, unnamed: int = 0, limit: int = MAX_REGISTERS) -> None:
+        self._limit = limit
         self.slots: list[Any] = [None] * 64
         self.unnamed = unnamed
         self.labels = [unnamed] * 64
@@ -71,13 +72,17 @@ class RegisterFile:
         """Makes sure that there is a register of this number.
 
         Raises:
-            IndexError: The number is beyond any reasonable program.
+            ArgumentRefused: The number is beyond what the node's settings allow.
         """
         missing = register + 1 - len(self.slots)
         if missing > 0:
-            if register >= _MAX_REGISTERS:
-                msg = f"expected a register below {_MAX_REGISTERS}, got {register}"
-                raise IndexError(msg)
+            if register >= self._limit:
+                msg = (
+                    f"expected a session with less than {self._limit} references at a time, got "
+                    f"register {register}; drop some, or start disco-worker with a larger "
+                    "--max-registers"
+                )
+                raise ArgumentRefused(msg)
             self.slots.extend([None] * (missing + 63))
             self.labels.extend([self.unnamed] * (missing + 63))
 
@@ -85,7 +90,7 @@ class RegisterFile:
         """Replaces the content.
 
         Raises:
-            IndexError: The number is beyond any reasonable program.
+            ArgumentRefused: The number is beyond what the node's settings allow.
         """
         self.reserve(register)
         self.slots[register] = value

@@ -126,7 +126,8 @@ class ShardLoader:
             raise ArgumentRefused(msg)
         func = self._find_in_module(parts[0]) if self._module is not None else None
         if func is None:
-            func = resolve(parts[0], current_worker().allow_modules)
+            worker = current_worker()
+            func = resolve(parts[0], worker.allow_modules, worker.allow_functions)
         return _Step(parts[0], func, shape, dtype, tuple(numbers))
 
     def _find_in_module(self, name: str) -> Callable[..., Any] | None:

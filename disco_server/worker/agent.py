@@ -30,12 +30,14 @@ from disco_client.wire.protocol import PROTOCOL
 from disco_server.channels.faults import leaving, reading
 from disco_server.channels.outbox import Outbox
 from disco_server.config import WorkerConfig
-from disco_server.modules.base import LoadRules
+from disco_server.limits import Account
+from disco_server.settings import read_cache
 from disco_server.worker.arrays import ArrayCarrier
 from disco_server.worker.host import host_id
 from disco_server.worker.node_arrays import NodeArrays
 from disco_server.worker.spares import Spares
 from disco_server.worker.supervisor import Supervisor
+from disco_server.worker.work_folders import WorkFolders
 
 __all__ = ["Agent"]
 
@@ -50,13 +52,21 @@ class Agent:
     Args:
         config: What the daemon offers.
         spares: Where interpreters come from; they outlive connections.
+        folders: Where sessions get their folders.
+        account: As whom ranks run, if not as this process's user.
 
     Attributes:
         array_address: Where clients can hand in arrays themselves; set before run().
         registered: Set while the controller knows this daemon.
     """
 
-    def __init__(self, config: WorkerConfig, spares: Spares) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        spares: Spares,
+        folders: WorkFolders | None = None,
+        account: Account | None = None,
+    ) -> None:
         self.array_address = ""
         self._config = config
         self._credentials = config.credentials
@@ -69,12 +79,9 @@ class Agent:
         self._carrier = ArrayCarrier()
         self._supervisor = Supervisor(
             node=config.name,
-            allow_modules=config.allow_modules,
-            allow_read=config.allow_read,
-            allow_save=config.allow_save,
-            loading=LoadRules(
-                config.allow_load, config.module_cache, config.module_cache_mib << 20
-            ),
+            rules=_rules_of(config, account),
+            max_array_bytes=config.max_array_mib << 20,
+            folders=folders or WorkFolders(config.work_dir),
             spares=spares,
             post=self._post,
             fence=self._fence,
@@ -242,6 +249,23 @@ class Agent:
         # Clients learn from the controller why their session ended.
         await asyncio.sleep(_LEAVE_S)
         await self._supervisor.end_all()
+
+
+def _rules_of(config: WorkerConfig, account: Account | None) -> node_pb2.AssignRank:
+    """What every rank of the node is told of what its session may do."""
+    cache = config.module_cache
+    if account is not None and cache == read_cache(None, "module_cache"):
+        cache = account.cache  # ranks cannot write where this process's user keeps its own
+    return node_pb2.AssignRank(
+        allow_modules=config.allow_modules,
+        allow_functions=config.allow_functions,
+        allow_read=config.allow_read,
+        allow_save=config.allow_save,
+        allow_load=config.allow_load,
+        module_cache=str(cache or ""),
+        module_cache_bytes=config.module_cache_mib << 20,
+        max_registers=config.max_registers,
+    )
 
 
 _HEARTBEAT_S = 2.0

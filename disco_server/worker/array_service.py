@@ -15,6 +15,8 @@ from google.protobuf.message import DecodeError
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2
 from disco_client.transport.options import SERVER_OPTIONS
+from disco_client.wire.arrays import CHUNK_BYTES
+from disco_server.channels.calls import parsed
 from disco_server.channels.tls import add_port
 from disco_server.config import Address
 from disco_server.guarding import Guard
@@ -24,6 +26,13 @@ from disco_server.worker.arrays import receive_array, send_array
 __all__ = ["ArrayService"]
 
 _OPEN = Guard()
+
+
+_OPTIONS = {
+    **dict(SERVER_OPTIONS),
+    # Nothing larger than a chunk comes here, and those who bring it are strangers at first.
+    "grpc.max_receive_message_length": 4 * CHUNK_BYTES,
+}
 
 
 class ArrayService:
@@ -60,11 +69,11 @@ class ArrayService:
                 self._upload, response_serializer=controller_pb2.UploadResult.SerializeToString
             ),
             "Download": untyped.unary_stream_rpc_method_handler(
-                self._download, request_deserializer=controller_pb2.Transfer.FromString
+                parsed(self._download, controller_pb2.Transfer)
             ),
         }
         service = grpc.method_handlers_generic_handler("disco.v1.ArrayService", handlers)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=[*_OPTIONS.items()])
         self._server.add_generic_rpc_handlers((service,))
         port = add_port(self._server, str(listen), self._guard)
         if not port:

@@ -7,31 +7,29 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from typing import Any, Self
 
+from disco_client.errors import ConfigError
 from disco_client.transport import faults
 from disco_server.channels.tls import warn_of_open_door
 from disco_server.config import WorkerConfig
+from disco_server.limits import Account
 from disco_server.observe.audit import setup_audit
 from disco_server.settings import flag_in
 from disco_server.worker.agent import Agent
+from disco_server.worker.confinement import confinement_of
 from disco_server.worker.doors import make_door
+from disco_server.worker.environment import rank_environment
 from disco_server.worker.opening import init_seconds
+from disco_server.worker.rank_handle import identity
 from disco_server.worker.spares import Spares
+from disco_server.worker.work_folders import WorkFolders
 
-__all__ = ["WorkerNode", "rank_environment", "run"]
+__all__ = ["WorkerNode", "run"]
 
 _logger = logging.getLogger("disco.worker")
-
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
 
 
 def run(config: WorkerConfig) -> int:
@@ -52,7 +50,9 @@ def run(config: WorkerConfig) -> int:
 async def _run(config: WorkerConfig) -> int:
     stop, stop_now = asyncio.Event(), asyncio.Event()
     _on_signals(stop, stop_now)
-    async with WorkerNode(config, rank_environment(config)) as node:
+    account = Account.find(config.user)
+    await _try_account(account)
+    async with WorkerNode(config, rank_environment(config, account=account), account) as node:
         announcing = asyncio.ensure_future(_announce(node.agent, config))
         await stop.wait()
         leaving = asyncio.ensure_future(node.agent.leave())
@@ -60,6 +60,32 @@ async def _run(config: WorkerConfig) -> int:
         await asyncio.wait((leaving, hurried), return_when=asyncio.FIRST_COMPLETED)
         await _cancel(announcing, leaving, hurried)
     return 0
+
+
+async def _try_account(account: Account | None) -> None:
+    """Makes sure that ranks can run as another user.
+
+    Raises:
+        ConfigError: That user may not run or read this Python.
+    """
+    if account is None:
+        return
+    why = ""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-c", "import disco_server.limits"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            cwd="/",
+            **identity(account),
+        )
+        _, said = await process.communicate()
+        if process.returncode:
+            why = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    except OSError as error:
+        why = str(error)
+    if why:
+        raise ConfigError(f"--user: {account.name!r} may not run {sys.executable}: {why}")
 
 
 class WorkerNode:
@@ -71,6 +97,7 @@ class WorkerNode:
     Args:
         config: What it offers, and to whom.
         environ: The environment of its ranks.
+        account: As whom they run, if not as this process's user.
 
     Attributes:
         agent: The line to the controller.
@@ -79,9 +106,12 @@ class WorkerNode:
         ConfigError: It cannot listen where it was told to.
     """
 
-    def __init__(self, config: WorkerConfig, environ: Mapping[str, str]) -> None:
-        self._spares = Spares(config.warm, environ)
-        self.agent = Agent(config, self._spares)
+    def __init__(
+        self, config: WorkerConfig, environ: Mapping[str, str], account: Account | None = None
+    ) -> None:
+        self._folders = WorkFolders(config.work_dir, account)
+        self._spares = Spares(config.warm, {**environ, **confinement_of(config)}, account)
+        self.agent = Agent(config, self._spares, self._folders, account)
         self._door = make_door(
             config.array_address,
             config.controller_address,
@@ -111,6 +141,7 @@ class WorkerNode:
         finally:
             await self._door.stop()
             await self._spares.close()
+            self._folders.close()
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
@@ -138,19 +169,3 @@ def _on_signals(stop: asyncio.Event, stop_now: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked)
-
-
-def rank_environment(config: WorkerConfig) -> dict[str, str]:
-    """The environment of rank processes: this one's, without secrets, with few threads.
-
-    A rank's numerical libraries would each start a thread for every core, which
-    on a node with several ranks is far too many; what the person set stands.
-    """
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PMI_", "DISCO_AUTH", "DISCO_TLS", "DISCO_TOKEN"))
-    }
-    for name in _THREAD_VARIABLES:
-        environ.setdefault(name, str(config.rank_threads))
-    return environ

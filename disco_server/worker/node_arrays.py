@@ -28,10 +28,14 @@ class NodeArrays:
     Args:
         sessions: The sessions that run here at any moment.
         carrier: Moves arrays over the connection to the controller.
+        max_bytes: How large an array may be that a client brings.
     """
 
-    def __init__(self, sessions: Mapping[int, NodeSession], carrier: ArrayCarrier) -> None:
+    def __init__(
+        self, sessions: Mapping[int, NodeSession], carrier: ArrayCarrier, max_bytes: int
+    ) -> None:
         self._sessions = sessions
+        self._max_bytes = max_bytes
         self._carrier = carrier
 
     # What ranks say ----------------------------------------------------------------
@@ -84,7 +88,14 @@ class NodeArrays:
 
         Raises:
             KeyError: There is no such session.
+            OSError: The array is larger than the node's settings allow.
         """
+        if transfer.nbytes > self._max_bytes:
+            msg = (
+                f"expected an array of at most {self._max_bytes} bytes, got one of "
+                f"{transfer.nbytes}; start disco-worker with a larger --max-array-mib"
+            )
+            raise OSError(msg)
         return self._sessions[transfer.session].memory
 
     def hand_in(self, transfer: controller_pb2.Transfer, there: int, fd: int | None = None) -> None:

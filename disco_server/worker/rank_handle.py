@@ -10,14 +10,16 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from disco_client.wire.codec import EncodedEnvelope
 from disco_server.channels.frames import FrameReader, frame, receive
+from disco_server.limits import Account
 from disco_server.observe.last_lines import LastLines
 from disco_server.observe.memory_limit import MemoryWatch
 from disco_server.observe.stacks import MEMORY_VARIABLE, RankMemory
 
-__all__ = ["RankHandle"]
+__all__ = ["RankHandle", "identity"]
 
 _LAST_WORDS_S = 0.3
 _MAX_LINE = 16 * 1024
@@ -71,8 +73,13 @@ class RankHandle:
         self._loop.add_reader(sock, self._readable)
 
     @classmethod
-    async def spawn(cls, environ: Mapping[str, str]) -> RankHandle:
-        """Starts an interpreter that will be a rank once it is told which."""
+    async def spawn(cls, environ: Mapping[str, str], account: Account | None = None) -> RankHandle:
+        """Starts an interpreter that will be a rank once it is told which.
+
+        Args:
+            environ: Its environment.
+            account: As whom it runs, if not as this process's user.
+        """
         memory = RankMemory()
         ours, theirs = socket.socketpair()
         pmi_ours, pmi_theirs = socket.socketpair()
@@ -93,6 +100,7 @@ class RankHandle:
             }
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # whatever lies where it works is not for it to import
                 "-m",
                 "disco_server.worker.rank_process",
                 str(theirs.fileno()),
@@ -103,6 +111,8 @@ class RankHandle:
                 pass_fds=(theirs.fileno(), pmi_theirs.fileno(), memory.fd),
                 start_new_session=True,
                 env=env,
+                cwd="/",
+                **identity(account),
             )
         except BaseException:
             # A process that was started already finds its socket closed, and leaves.
@@ -175,9 +185,9 @@ class RankHandle:
             frames = receive(self._sock, self._reader)
         except BlockingIOError:
             return
-        except ValueError:
+        except ValueError as error:
             frames = None  # not our protocol: user code wrote into the socket
-            self.kill()
+            self.end_because(f"was ended because it sent what is no message ({error})")
         if frames is None:
             self._loop.remove_reader(self._sock)
             self._ended = True
@@ -198,8 +208,13 @@ class RankHandle:
             self._loop.add_reader(self._sock, self._readable)
 
     def _deliver(self, raw: bytes) -> None:
-        if self.on_envelope is not None:
+        if self.on_envelope is None or self._cause:
+            return
+        try:
             self.on_envelope(raw, EncodedEnvelope.FromString(raw), self._reader)
+        except Exception as error:  # noqa: BLE001  (whatever its bytes made of this)
+            # Nobody else shall notice: not the daemon, not the sessions beside it.
+            self.end_because(f"was ended because it sent what is no message ({error!r:.200})")
 
     # Output and exit ------------------------------------------------------------------
 
@@ -277,6 +292,13 @@ class RankHandle:
         self.pmi.close()
         if not keep_memory:
             self.memory.close()
+
+
+def identity(account: Account | None) -> dict[str, Any]:
+    """What makes a process another user's before its program begins."""
+    if account is None:
+        return {}
+    return {"user": account.uid, "group": account.gid, "extra_groups": account.groups}
 
 
 async def _open_pipe(fd: int) -> _Pipe:

@@ -27,17 +27,22 @@ from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import LoadRules
 from disco_server.observe.flight import FlightRecorder
 from disco_server.observe.lifetime import die_with
+from disco_server.observe.memory_limit import rank_limit
 from disco_server.observe.stacks import open_flight
 from disco_server.runtime.context import Worker, set_current_worker
 from disco_server.runtime.executor import Executor
 from disco_server.runtime.worker_device import WorkerDevice
 from disco_server.worker.allocator import keep_freed_memory
+from disco_server.worker.confinement import confine, enter_folder
 from disco_server.worker.mpich_memory import kvsname, nameless_memory
 from disco_server.worker.rank_port import DaemonGone, RankPort
 
 __all__ = ["main"]
 
 _POLL_S = 0.001
+_NO_MEMORY = 71
+"""The exit status where memory ran out between commands: EX_OSERR of sysexits.h."""
+
 _LOST = 74
 """The exit status where a library for GPUs is lost: EX_IOERR of sysexits.h."""
 
@@ -76,6 +81,7 @@ def _assigned(
         end_process=lambda: os._exit(_LOST),
     )
     place.arrays.attach()
+    enter_folder(assign.work_dir)
     os.environ["PMI_RANK"] = str(assign.worker)
     os.environ["PMI_SIZE"] = str(assign.num_workers)
     os.environ["DISCO_WORKER_ID"] = str(assign.worker)
@@ -91,6 +97,8 @@ def _assigned(
         with_gpus=assign.with_gpus,
         session_name=assign.session_name,
         allow_modules=tuple(assign.allow_modules),
+        allow_functions=tuple(assign.allow_functions),
+        max_registers=assign.max_registers,
         allow_read=tuple(assign.allow_read),
         allow_save=tuple(assign.allow_save),
         loading=LoadRules(
@@ -146,6 +154,7 @@ def main() -> None:
     """
     fd, parent, *memory = (int(argument) for argument in sys.argv[1:])
     die_with(parent, signal.SIGKILL)
+    confine(os.environ)
     faulthandler.enable()
     flight = open_flight(os.environ)
     keep_freed_memory()
@@ -156,6 +165,9 @@ def main() -> None:
         _serve(RankPort(sock, _map_page(memory[0]) if memory else None), flight)
     except DaemonGone:
         pass
+    except MemoryError:
+        sys.stderr.write(f"disco: memory ran out{rank_limit()}\n")
+        code = _NO_MEMORY
     except DeviceUnavailable as error:
         sys.stderr.write(f"disco: {error}\n")
         code = 1

@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
+from disco_server.limits import Account
 from disco_server.worker.rank_handle import RankHandle
 
 __all__ = ["Spares"]
@@ -23,11 +24,15 @@ class Spares:
     Args:
         count: How many to keep.
         environ: The environment of every rank process.
+        account: As whom they run, if not as this process's user.
     """
 
-    def __init__(self, count: int, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, count: int, environ: Mapping[str, str], account: Account | None = None
+    ) -> None:
         self._count = count
         self._environ = environ
+        self._account = account
         self._idle: deque[RankHandle] = deque()
         self._refilling: asyncio.Task[None] | None = None
         self._closed = False
@@ -35,7 +40,7 @@ class Spares:
     async def fill(self) -> None:
         """Starts interpreters until enough are idle."""
         while not self._closed and len(self._idle) < self._count:
-            self._idle.append(await RankHandle.spawn(self._environ))
+            self._idle.append(await RankHandle.spawn(self._environ, self._account))
 
     async def take(self) -> RankHandle:
         """Returns an interpreter of its own: an idle one, or one started now."""
@@ -48,7 +53,7 @@ class Spares:
                 " | ".join(handle.last_lines) or "silently",
             )
             handle.close()
-        return await RankHandle.spawn(self._environ)
+        return await RankHandle.spawn(self._environ, self._account)
 
     def refill_later(self) -> None:
         """Makes up for what was taken, in a moment."""

@@ -10,7 +10,6 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame
 from disco_server.channels.growing import FROM_RANKS
-from disco_server.modules.base import LoadRules
 from disco_server.observe.logs import bind
 from disco_server.worker.arrays import ArrayCarrier
 from disco_server.worker.auditing import audit_rank
@@ -21,6 +20,7 @@ from disco_server.worker.node_session import NodeSession
 from disco_server.worker.pmi import PmiNode
 from disco_server.worker.rank_handle import RankHandle
 from disco_server.worker.spares import Spares
+from disco_server.worker.work_folders import WorkFolders
 
 __all__ = ["Fence", "Supervisor"]
 
@@ -40,10 +40,9 @@ class Supervisor:
 
     Args:
         node: This node's name.
-        allow_modules: What sessions may import.
-        allow_read: What files sessions may read.
-        allow_save: Where sessions may save.
-        loading: What modules sessions may load.
+        rules: What sessions may do here: the fields of it that are the same for all ranks.
+        max_array_bytes: How large an array may be that a client brings.
+        folders: Where ranks get their folders.
         spares: Where interpreters come from.
         post: Sends an encoded envelope to the controller; with ``droppable`` only if it
             is not too slow.
@@ -54,29 +53,26 @@ class Supervisor:
         arrays: The arrays of the sessions here.
     """
 
-    def __init__(  # noqa: PLR0913  (what ranks may do, among others)
+    def __init__(
         self,
         *,
         node: str,
-        allow_modules: tuple[str, ...],
-        allow_read: tuple[str, ...],
-        allow_save: tuple[str, ...],
-        loading: LoadRules,
+        rules: node_pb2.AssignRank,
+        max_array_bytes: int,
+        folders: WorkFolders,
         spares: Spares,
         post: Callable[..., object],
         fence: Fence,
         carrier: ArrayCarrier,
     ) -> None:
         self._node = node
-        self._allow_modules = allow_modules
-        self._allow_read = allow_read
-        self._allow_save = allow_save
-        self._loading = loading
+        self._rules = rules
+        self._folders = folders
         self._spares = spares
         self._post = post
         self._fence = fence
         self._sessions: dict[int, NodeSession] = {}
-        self.arrays = NodeArrays(self._sessions, carrier)
+        self.arrays = NodeArrays(self._sessions, carrier, max_array_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._inspector = NodeInspector(node, self._sessions, post)
 
@@ -222,6 +218,7 @@ class Supervisor:
             session.assigned[worker] = loop.create_future()
         for worker, device in zip(share.workers, share.devices, strict=True):
             try:
+                folder = self._folders.make(session.session, worker)
                 handle = await self._spares.take()
             except OSError as error:
                 why = f"no process could be started: {error}"
@@ -232,7 +229,7 @@ class Supervisor:
                 await handle.exited
                 handle.close()
                 return
-            self._adopt(session, worker, device, handle)
+            self._adopt(session, worker, device, handle, folder)
         self._serve_pmi(session)
         try:
             await asyncio.wait_for(asyncio.gather(*session.assigned.values()), _START_TIMEOUT_S)
@@ -258,7 +255,9 @@ class Supervisor:
             )
         ]
 
-    def _adopt(self, session: NodeSession, worker: int, device: str, handle: RankHandle) -> None:
+    def _adopt(
+        self, session: NodeSession, worker: int, device: str, handle: RankHandle, folder: str
+    ) -> None:
         session.ranks[worker] = handle
         handle.on_envelope = lambda raw, received, fds: self._from_rank(
             session, worker, raw, received, fds
@@ -274,17 +273,13 @@ class Supervisor:
             node=self._node,
             device=device,
             session_name=start.session_name,
-            allow_modules=self._allow_modules,
-            allow_read=self._allow_read,
-            allow_save=self._allow_save,
-            allow_load=self._loading.allow,
-            module_cache=str(self._loading.cache or ""),
-            module_cache_bytes=self._loading.cache_bytes,
+            work_dir=folder,
             local_workers=len(here),
             local_rank=here.index(worker),
             host_id=start.nodes[start.node_index].host_id,
             with_gpus=any(name != "cpu" for node in start.nodes for name in node.devices),
         )
+        assign.MergeFrom(self._rules)
         handle.send(
             frame(envelope(Kind.ASSIGN, assign.SerializeToString(), session=session.session))
         )
@@ -422,10 +417,18 @@ class Supervisor:
         session.offers.close()
         session.memory.close()
         sweep_shared_memory(kvsname(session.session))
+        await self._remove_folders(session.session)
         self._sessions.pop(session.session, None)
         self._tell(session, Kind.SESSION_GONE)
         session.log.info("session ended on %s", self._node)
         await self._inspector.keep(session)
+
+    async def _remove_folders(self, session: int) -> None:
+        """Removes what the ranks left, which may be much, beside the loop."""
+        try:
+            await asyncio.to_thread(self._folders.remove, session)
+        except RuntimeError:  # the system has no thread to give
+            self._folders.remove(session)
 
     async def end_all(self) -> None:
         """Ends every session: the controller is gone, or this daemon leaves."""

@@ -107,17 +107,20 @@ def test_a_compiled_module_of_the_client_is_brought(nodes, at_client, tvm_module
 @needs_proc
 def test_the_client_s_content_decides(nodes, at_client):
     """A worker's file of that path is used where it is the same, and not where it differs."""
-    open_one = nodes("--allow-load", "*", *CACHE)
-    (folder,) = open_one.folders
+    open_one = nodes("--allow-load", "*", "--allow-module", "os", *CACHE)
     path = at_client("model.py", "def f(): return __file__\n")
-    shutil.copy("model.py", folder / "model.py")
     session = open_one()
+    where = session.get_global_func("os.getcwd")()
+    folders = [Path(where.debug_get_from_remote(worker)) for worker in range(2)]
+    for folder in folders:
+        shutil.copy("model.py", folder / "model.py")
     found = session.load_vm_module(path)["f"]().debug_get_from_remote(0)
-    assert found == str((folder / "model.py").resolve())
+    assert found == str((folders[0] / "model.py").resolve())
     session.sync_all()  # the node's other worker has loaded it, too
-    (folder / "model.py").write_text("def f(): return 'old'\n")
+    for folder in folders:
+        (folder / "model.py").write_text("def f(): return 'old'\n")
     found = session.load_vm_module(path)["f"]().debug_get_from_remote(0)
-    assert Path(found).parent == (folder / "cache").resolve()
+    assert Path(found).parent == (open_one.folders[0] / "cache").resolve()
 
 
 @needs_proc

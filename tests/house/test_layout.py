@@ -33,7 +33,6 @@ UNMIRRORED = {
     ),
     "disco_server/runtime/snapshot_builtins.py": "met by test_checkpointing",
     "disco_client/identity.py": "met by the tests of every session",
-    "disco_server/controller/streams.py": "met by the tests of both kinds of streams",
     "disco_server/core/effects.py": "records",
     "disco_client/starting.py": "met by the tests of every session",
     **dict.fromkeys(

@@ -85,6 +85,9 @@ class DataFile:
             raise FileError(path, f"cannot be opened: {reason(error)}") from None
         status = os.fstat(self._fd)
         self.size = status.st_size
+        if not _still_allowed(self._fd, allowed):
+            os.close(self._fd)
+            raise FileError(path, "a folder on its way was replaced while it was opened")
         if not stat.S_ISREG(status.st_mode):
             os.close(self._fd)
             raise FileError(path, "expected a file, this is something else")
@@ -123,6 +126,18 @@ class DataFile:
         out = bytearray(count)
         self.read_into(memoryview(out), offset)
         return bytes(out)
+
+
+def _still_allowed(fd: int, allowed: Sequence[str]) -> bool:
+    """Whether what was opened lies where that is allowed, as far as the system tells.
+
+    A folder on its way may have become a link after the path was looked at.
+    """
+    try:
+        where = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  (as text)
+    except OSError:
+        return True
+    return file_allowed(where, allowed) or where.endswith(" (deleted)")
 
 
 def reason(error: Exception) -> str:

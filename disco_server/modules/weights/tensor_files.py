@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -106,13 +107,9 @@ def open_npy(path: str, allowed: Sequence[str]) -> TensorFile:
         stream = io.BytesIO(file.read(min(file.size, _MAX_HEADER)))
         try:
             version = np.lib.format.read_magic(stream)
-            if version not in _READERS:
-                raise FileError(where, f"expected format 1.0 or 2.0 of .npy, got {version}")
-            shape, fortran, stored = _READERS[version](stream)
+            shape, fortran, stored = _reader_of(version)(stream)
             name = dtype_name(stored)
-        except (ValueError, ConfigError) as error:
-            if isinstance(error, FileError):
-                raise
+        except _MALFORMED as error:
             raise FileError(where, f"expected an array of numbers as .npy: {error}") from None
         size = stream.tell() + stored.itemsize * int(np.prod(shape, dtype=object))
         if size != file.size:
@@ -122,6 +119,18 @@ def open_npy(path: str, allowed: Sequence[str]) -> TensorFile:
             raise FileError(where, f"its dtype {stored} has no bytes")
     return TensorFile(where, tuple(shape), name, stored, stream.tell(), bool(fortran))
 
+
+def _reader_of(
+    version: tuple[int, int],
+) -> Callable[[Any], tuple[tuple[int, ...], bool, np.dtype[Any]]]:
+    if version not in _READERS:
+        msg = f"expected format 1.0 or 2.0, got {version}"
+        raise ValueError(msg)
+    return _READERS[version]
+
+
+_MALFORMED = (ConfigError, ValueError, TypeError, SyntaxError, TokenError, RecursionError)
+"""What numpy raises for headers that are none: it reads them as Python's literals."""
 
 _READERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype[Any]]]] = {
     (1, 0): np.lib.format.read_array_header_1_0,

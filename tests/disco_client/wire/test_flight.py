@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_client.wire.codec import Action
-from disco_client.wire.flight import COMMANDS, RING_BYTES, SLOTS, STEP, FlightRecord, read_flight
+from disco_client.wire.flight import (
+    COLLECTIVE,
+    COLLECTIVES,
+    COLLECTIVES_AT,
+    COMMANDS,
+    FORM,
+    FORMS,
+    FORMS_AT,
+    MAGIC,
+    NAMES_AT,
+    RING_BYTES,
+    SLOTS,
+    STEP,
+    FlightRecord,
+    read_flight,
+)
 from disco_server.observe.flight import SLOT_MASK, FlightRecorder
 
 CALL = Action.CALL_PACKED
@@ -86,3 +102,21 @@ def test_a_collective_is_current_until_it_is_left_or_its_command_ends():
     assert read_flight(*recorder.copy()).collective.met_ns >= current.entered_ns
     recorder.finish(1)
     assert read_flight(*recorder.copy()).collective is None
+
+
+def test_a_long_circle_that_every_record_names_costs_its_memory_once():
+    """Whoever can write into the memory cannot make its reader take a thousand times as much."""
+    circle = b"1," * 16_000
+    ring = bytearray(RING_BYTES)
+    named = 2 + len(circle)
+    struct.pack_into("<8Q", ring, 0, MAGIC, SLOTS, COLLECTIVES, named, 0, 0, 0, 0)
+    ring[NAMES_AT : NAMES_AT + named] = len(circle).to_bytes(2, "little") + circle
+    for index in range(COLLECTIVES):
+        at = COLLECTIVES_AT + index * COLLECTIVE.size
+        COLLECTIVE.pack_into(ring, at, index, 1, 0, index % FORMS, 1, 1, 1, 0)
+    for form in range(FORMS):
+        FORM.pack_into(ring, FORMS_AT + form * FORM.size, form, 0, 0, 1, 0, 8, 0, 0, 0, 0, 0)
+    records = read_flight(bytes(ring)).collectives
+    assert len(records) == COLLECTIVES - 1
+    assert len(records[0].members) == 16_000
+    assert len({id(record.members) for record in records}) == 1

@@ -99,7 +99,7 @@ def test_a_registered_name_comes_before_a_module_s():
     [
         ("numpy.ndarray.__subclasses__", "private name '__subclasses__'"),
         ("numpy.linalg.norm.__globals__.get", "private name '__globals__'"),
-        ("numpy.ctypeslib._ctypeslib.os.system", "leads into module 'os'"),
+        ("numpy.ctypeslib._ctypeslib.os.system", "private name '_ctypeslib'"),
         ("disco_trial.deep.os.system", "leads into module 'os'"),
         ("disco_trial.deep.os.path.exists", "leads into module 'os'"),
         ("disco_trial.deep._hidden", "private name '_hidden'"),

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from disco_client.errors import RemoteFailure
 from disco_client.wire.codec import FailureKind
-from disco_server.runtime.register_file import _MAX_REGISTERS, Poison, Poisoned, RegisterFile
+from disco_server.limits import MAX_REGISTERS
+from disco_server.runtime.errors import ArgumentRefused
+from disco_server.runtime.register_file import Poison, Poisoned, RegisterFile
 
 POISON = Poison(RemoteFailure(worker=2, seq=7, message="broken"), FailureKind.EXCEPTION)
 
@@ -48,8 +50,8 @@ def test_a_register_beyond_any_program_is_refused_and_nothing_grows():
     """One wrong number must not cost a rank all of its memory."""
     file = RegisterFile()
     before = file.statistics()
-    with pytest.raises(IndexError, match=f"below {_MAX_REGISTERS}, got {_MAX_REGISTERS}"):
-        file.write(_MAX_REGISTERS, 1)
+    with pytest.raises(ArgumentRefused, match=r"less than 1048576 references .*--max-reg"):
+        file.write(MAX_REGISTERS, 1)
     assert file.read((1 << 32) - 1) is None
     file.release([(1 << 32) - 1])
     assert file.statistics() == before

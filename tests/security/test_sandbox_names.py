@@ -1,0 +1,108 @@
+"""Names of functions: what a session may reach on a real worker with the default settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from disco_client import connect, errors
+
+CANARY = """
+import pathlib
+pathlib.Path(__file__).with_suffix(".sang").touch()
+
+def sing():
+    return "sang"
+"""
+TOOLS = """
+import os
+from os import system
+from subprocess import Popen
+
+def public():
+    return "public"
+"""
+
+
+@pytest.fixture(scope="module")
+def node(shared_daemons, tmp_path_factory):
+    """A worker daemon that allows one module besides numpy, with a canary beside that."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "disco_tools.py").write_text(TOOLS)
+    (folder / "disco_canary.py").write_text(CANARY)
+    package = folder / "disco_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "canary.py").write_text(CANARY)
+    controller = shared_daemons.controller()
+    options = ("--slots", "1", "--warm", "0", "--allow-module", "disco_tools")
+    shared_daemons.worker(controller.address, *options, PYTHONPATH=str(folder))
+    return controller.address, folder
+
+
+@pytest.fixture(scope="module")
+def session(node):
+    """A session that every test uses, because none of them may harm it."""
+    with connect(node[0], num_workers=1, logs=False) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("numpy.os.system", "--allow-module os"),
+        ("numpy.sys.exit", "--allow-module sys"),
+        ("disco_tools.os.system", "--allow-module os"),
+        ("disco_tools.system", "--allow-module posix"),
+        ("disco_tools.Popen", "--allow-module subprocess"),
+        ("numpy.testing.runstring", "--allow-function numpy.testing.runstring"),
+        ("numpy.testing._private.utils.os.system", "no setting allows"),
+        ("numpy.ctypeslib.load_library", "--allow-function numpy.ctypeslib.load_library"),
+        ("numpy.load", "--allow-function numpy.load"),
+        ("numpy.fromfile", "--allow-function numpy.fromfile"),
+        ("numpy.ndarray.tofile", "--allow-function numpy.ndarray.tofile"),
+        ("numpy._core.multiarray.fromfile", "no setting allows"),
+        ("numpy.__builtins__.exec", "no setting allows"),
+        ("disco_tools.__dict__.get", "no setting allows"),
+    ],
+)
+def test_a_name_that_leads_out_is_refused_with_the_setting(session, name, setting):
+    """NotAllowed, which names what would allow it; the session goes on."""
+    with pytest.raises(errors.NotAllowed, match=setting.replace(".", r"\.")):
+        session.get_global_func(name).debug_get_from_remote(0)
+    session.sync_all()
+
+
+def test_what_is_allowed_is_reached(session):
+    """A module's own functions, and what numpy computes."""
+    assert session.get_global_func("disco_tools.public")().debug_get_from_remote(0) == "public"
+    assert session.get_global_func("numpy.add.reduce")([1, 2]).debug_get_from_remote(0) == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["disco_canary", "disco_package.canary", "disco_tools.disco_canary"]
+)
+def test_what_is_not_allowed_is_not_even_imported(session, node, name):
+    """An import is code that runs; the canary writes a file when it is imported."""
+    session.import_python_module(name)
+    with pytest.raises((errors.NotAllowed, errors.FunctionNotFound)):
+        session.sync_all()
+    with pytest.raises((errors.NotAllowed, errors.FunctionNotFound)):
+        session.get_global_func(f"{name}.sing").debug_get_from_remote(0)
+    session.sync_all()
+    assert not list(node[1].rglob("*.sang"))
+
+
+def test_a_captured_program_reaches_no_more(session):
+    """Its names are looked up by the same rules."""
+    with session.capture() as program:
+        program.output(session.get_global_func("numpy.save")("/tmp/disco-canary.npy", 1))
+    with pytest.raises(errors.NotAllowed, match="--allow-function"):
+        program().debug_get_from_remote(0)
+    session.sync_all()
+
+
+def test_a_name_has_a_longest(session):
+    """A megabyte of name is refused in a line."""
+    with pytest.raises(errors.BadArgument, match="at most 1024 characters, got 1000000"):
+        session.get_global_func("x" * 1_000_000).debug_get_from_remote(0)
+    session.sync_all()
