@@ -49,6 +49,7 @@ __all__ = [
     "DEFAULT_MODULES",
     "LOG_FORMATS",
     "LOG_LEVELS",
+    "MAX_CONNECTIONS",
     "ON_OFF",
     "UPLOADS",
     "Address",
@@ -64,6 +65,9 @@ ON_OFF: Final = ("on", "off")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 
+MAX_CONNECTIONS: Final = 4096
+
+_MOST: Final = 1_000_000
 _MAX_SLOTS: Final = 4096
 _MAX_WARM: Final = 8
 _MAX_CACHE_MIB: Final = 1 << 30
@@ -160,6 +164,9 @@ class ControllerConfig(_Settings):
             before its sessions end.
         heartbeat_s: Seconds between a node's signs of life.
         drain_s: Seconds running sessions are given when it is told to end.
+        max_connections: How many connections of clients and nodes it takes at a time;
+            further ones are closed as soon as they are made.
+        max_sessions: How many sessions it takes, those that wait for slots included.
 
     Raises:
         ConfigError: A setting is not as described.
@@ -174,6 +181,8 @@ class ControllerConfig(_Settings):
     node_return_s: float = 2.0
     heartbeat_s: float = 2.0
     drain_s: float = 30.0
+    max_connections: int = MAX_CONNECTIONS
+    max_sessions: int = 1024
 
     _TABLE: ClassVar[str] = "controller"
     _READERS: ClassVar[Mapping[str, Reader]] = {
@@ -186,6 +195,8 @@ class ControllerConfig(_Settings):
         "node_return_s": read_seconds,
         "heartbeat_s": read_seconds,
         "drain_s": read_seconds,
+        "max_connections": whole(1, _MOST),
+        "max_sessions": whole(1, _MOST),
     }
 
     def _complete(self) -> None:

@@ -48,6 +48,16 @@ __all__ = ["main"]
     metavar="SECONDS",
     help="How long a node whose connection broke is waited for.  [default: 2]",
 )
+@click.option(
+    "--max-connections",
+    metavar="COUNT",
+    help="How many connections it takes at a time.  [default: 4096]",
+)
+@click.option(
+    "--max-sessions",
+    metavar="COUNT",
+    help="How many sessions it takes, waiting ones included.  [default: 1024]",
+)
 @daemon_options
 @report_errors
 def main(config: Path | None, **flags: object) -> None:

@@ -16,8 +16,8 @@ from grpc_reflection.v1alpha import reflection
 
 from disco_client.errors import ConfigError
 from disco_client.transport import faults
-from disco_client.transport.options import SERVER_OPTIONS
-from disco_server.config import Address, ControllerConfig
+from disco_client.transport.options import SERVER_OPTIONS, connection_limit
+from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
 from disco_server.controller.hub import Hub
 from disco_server.controller.servicer import SERVICE_NAMES, Edge
 
@@ -44,8 +44,9 @@ async def _run(config: ControllerConfig) -> int:
         config.node_lease_s,
         config.heartbeat_s,
         node_return=config.node_return_s,
+        max_sessions=config.max_sessions,
     )
-    door = Door(hub, config.listen_address)
+    door = Door(hub, config.listen_address, max_connections=config.max_connections)
     await door.open()
     if config.port_file:
         _write_port(Path(config.port_file), door.address)
@@ -71,6 +72,7 @@ class Door:
         listen: Where; port 0 lets the system choose.
         services: Which of the controller's services it offers, besides health
             and reflection.
+        max_connections: How many connections it takes; further ones are closed at once.
 
     Attributes:
         address: Where it listens.
@@ -80,10 +82,16 @@ class Door:
     """
 
     def __init__(
-        self, hub: Hub, listen: Address, services: tuple[str, ...] = SERVICE_NAMES
+        self,
+        hub: Hub,
+        listen: Address,
+        services: tuple[str, ...] = SERVICE_NAMES,
+        *,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._services = services
-        self._server = server = grpc.aio.server(options=SERVER_OPTIONS)
+        options = [*SERVER_OPTIONS, connection_limit(max_connections)]
+        self._server = server = grpc.aio.server(options=options)
         Edge(hub).add_to(server, services)
         self._checks = cast("Any", health).aio.HealthServicer()
         cast("Any", health_pb2_grpc).add_HealthServicer_to_server(self._checks, server)

@@ -138,6 +138,7 @@ class Executor:
         here = not target or target == self._worker.worker_id + 1
         self._flight.kinds[seq & SLOT_MASK] = self._what(command, here=here)
         if here:
+            self._porter.begin()
             handler = self._handlers.get(command.action)
             if handler is None:
                 self._refuse_action(seq, command)
@@ -233,6 +234,7 @@ class Executor:
             if isinstance(result, NamedCall):
                 self._name(command.reg, result.name)
         except Poisoned as read:
+            self._porter.let_go(command.args)
             self._skip(seq, command.reg, read.poison)
         except Exception as error:  # noqa: BLE001  (user code may raise anything)
             self._fail(seq, command, error)
@@ -310,7 +312,7 @@ class Executor:
                 return
             self._copy_into(self.registers.read(command.reg), command.args[0])
         except Poisoned:
-            pass  # the cause is known to the client already
+            self._porter.let_go(command.args)  # the cause is known to the client already
         except Exception as error:  # noqa: BLE001  (whatever came is reported)
             # An array that was there may be overwritten in part; a new one has not come.
             self._fail(seq, command, error, poison=is_new)
@@ -369,6 +371,8 @@ class Executor:
             self._worker.cannot_enter(seq)
         except Exception as error:  # noqa: BLE001  (whatever came is reported)
             poison = self._report(seq, error, ACTION_NAMES[command.action])
+        if poison is not None:
+            self._porter.let_go(command.args)
         for register, result in zip(command.results, results, strict=True):
             self.registers.write(register, poison if result is UNWRITTEN else result)
 
@@ -393,7 +397,7 @@ class Executor:
         if fits and array.WhichOneof("data") == "ticket" and held.flags.c_contiguous:
             self._porter.collect_into(array.ticket, held.reshape(-1))
             return
-        came = decode_args((value,), self.registers.read, self._outlet.porter)[0]
+        came = self._porter.collect_on_host(value, self.registers.read)
         check_fits(held, came.shape, came.dtype)
         if is_array(held):
             held[...] = came.reshape(held.shape)
@@ -438,6 +442,7 @@ class Executor:
     def _fail(
         self, seq: int, command: EncodedCommand, error: Exception, *, poison: bool = True
     ) -> None:
+        self._porter.let_go(command.args)
         name = self._name_in(command.func) or ACTION_NAMES.get(command.action, "")
         cause = self._report(seq, error, name)
         if poison and command.action in _WRITES and command.reg:
