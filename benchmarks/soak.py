@@ -1,8 +1,9 @@
 """Runs random programs under random faults for some minutes, and counts what was lost.
 
 Sessions of all kinds take turns. Through a cluster they run on while connections are
-cut, daemons are frozen, and the controller is killed and started again; where a worker
-or its daemon is killed the session must say so, and the next one begins. Every result
+cut, daemons are frozen, and the controller is killed and started again, each time with a
+large array on its way; where a worker or its daemon is killed the session must say so,
+and the next one begins. Every result
 is compared with numpy's, and every worker counts the commands that it was given. Exit
 code 0 when nothing was lost, nothing executed twice, nothing wrong and nothing leaked.
 """
@@ -13,6 +14,7 @@ import argparse
 import json
 import math
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -55,6 +57,7 @@ class Soak:
         self._seconds, self._seed, self._turn_s = seconds, seed, turn
         self.faults: Counter[str] = Counter()
         self.steps: Counter[str] = Counter()
+        self.transfers = 0
         self.commands = self.lost = self.twice = self.wrong = self.untyped = 0
         self.leaks: Counter[str] = Counter()
         self.growth: list[int] = []
@@ -111,13 +114,14 @@ class Soak:
             with open_session() as session:
                 self._sessions.add(int(session.session_id, 16))
                 program = Program(session, self._seed + turn)
+                program.transfer()
                 while (time.monotonic() < ends or not whole) and not fatal:
                     program.step()
                     if cluster is not None and program.steps % _STEPS_A_FAULT == 0:
-                        fault = cluster.break_something(session)
+                        fault = cluster.choose()
                         self.faults[fault] += 1
-                        whole = True
-                        fatal = fatal or fault in FATAL
+                        whole, fatal = True, fault in FATAL
+                        self._transfer_meanwhile(program, cluster, fault)
                 lost, twice = program.check()
                 self.lost += lost
                 self.twice += twice
@@ -133,6 +137,16 @@ class Soak:
             self.steps[kind] += program.steps
             self.commands += program.issued
 
+    def _transfer_meanwhile(self, program: Program, cluster: Breakable, fault: str) -> None:
+        """Makes a fault while a large array is on its way, which has to come all the same."""
+        breaking = threading.Thread(target=cluster.break_something, args=(fault, program.session))
+        breaking.start()
+        try:
+            program.transfer()
+        finally:
+            breaking.join()
+        self.transfers += 1
+
     def _untyped(self, kind: str, turn: int) -> None:
         """Counts an error that nothing explains."""
         self.untyped += 1
@@ -147,6 +161,7 @@ class Soak:
             "steps": dict(self.steps),
             "commands counted on each worker": self.commands,
             "faults survived": dict(sorted(self.faults.items())),
+            "large transfers during faults": self.transfers,
             "commands lost": self.lost,
             "commands executed twice": self.twice,
             "wrong results": self.wrong,

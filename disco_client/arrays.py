@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from disco_client.errors import EncodingError
+from disco_client.errors import EncodingError, SessionError
 from disco_client.transport.base import Transport
 from disco_client.wire.arrays import byte_view, empty_array
 from disco_client.wire.porter import ArrayPorter
@@ -21,13 +21,60 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 class Uploads(ArrayPorter):
     """Collects the large arrays of one command; they leave after it was issued.
 
+    A context manager around both: where one of them does not leave, because the program
+    was interrupted or an upload failed, no worker waits for it or for those behind it.
+
+    Args:
+        take_ticket: Returns a fresh ticket.
+        transport: What carries them.
+        workers: Who gets them.
+        raise_if_lost: Raises why the session was lost, if it was.
+
     Attributes:
         offered: The arrays with their tickets.
     """
 
-    def __init__(self, take_ticket: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        take_ticket: Callable[[], int],
+        transport: Transport,
+        workers: Sequence[int],
+        raise_if_lost: Callable[[], None],
+    ) -> None:
         self._take_ticket = take_ticket
+        self._transport = transport
+        self._workers = workers
+        self._raise_if_lost = raise_if_lost
+        self._issued = False
+        self._begun = 0
         self.offered: list[tuple[int, Array]] = []
+
+    def send(self) -> None:
+        """Sends them; their command is issued."""
+        self._issued = True
+        for ticket, worker, array in self._pairs():
+            self._begun += 1
+            self._transport.upload(ticket, worker, byte_view(array))
+
+    def _pairs(self) -> list[tuple[int, int, Array]]:
+        return [
+            (ticket, worker, array) for ticket, array in self.offered for worker in self._workers
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or not self.offered:
+            return
+        # Of what an interrupt hits nobody knows whether the command was issued.
+        if self._issued or not isinstance(error, Exception):
+            left = [(ticket, worker) for ticket, worker, _ in self._pairs()[self._begun :]]
+            if left:
+                self._transport.give_up(left)
+        if isinstance(error, SessionError):
+            # Where the session was lost, its own error says why.
+            self._raise_if_lost()
 
     def nbytes(self) -> int:
         """How many bytes they have together."""

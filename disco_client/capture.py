@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
-from disco_client.arrays import Uploads
 from disco_client.errors import CaptureError, IssuedAt, RemoteFailure
 from disco_client.handles import Distributed, DRef
 from disco_client.wire.codec import Action, EncodedCommand, encode_value
@@ -236,7 +235,7 @@ def _run(here: Session, program: DRef, values: list[object], num_outputs: int) -
     log = here._log
     function = here._check_ref(program)
     references = [DRef(register, here) for register in log.allocate(num_outputs)]
-    uploads = Uploads(here._take_ticket)
+    uploads = here._uploads()
 
     def fill(command: EncodedCommand) -> int:
         for value in values:
@@ -244,8 +243,9 @@ def _run(here: Session, program: DRef, values: list[object], num_outputs: int) -
         command.results.extend(reference.reg_id for reference in references)
         return command.ByteSize()
 
-    log.issue(Action.RUN_PROGRAM, fill, func=function, reg=0)
-    here._send_uploads(uploads)
+    with uploads:
+        log.issue(Action.RUN_PROGRAM, fill, func=function, reg=0)
+        uploads.send()
     return references
 
 

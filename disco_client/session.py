@@ -18,7 +18,6 @@ from disco_client.errors import (
     EncodingError,
     ForeignReference,
     SessionClosed,
-    SessionError,
 )
 from disco_client.handles import Distributed, DPackedFunc, DRef
 from disco_client.identity import Identity
@@ -30,7 +29,7 @@ from disco_client.starting import close, start
 from disco_client.transport.base import Interrupted, Live, Transport
 from disco_client.waiting import AUTO
 from disco_client.weights.loading import WeightLoading
-from disco_client.wire.arrays import byte_view
+from disco_client.wire.arrays import TICKETS_SHIFT
 from disco_client.wire.codec import (
     Action,
     EncodedCommand,
@@ -85,7 +84,7 @@ class Session(
         self._builtins: dict[str, DPackedFunc] = {}
         self._builtins_lock = threading.Lock()
         # Not those of a program that has used the session before.
-        self._tickets = (welcome.first_seq - 1) << 20
+        self._tickets = (welcome.first_seq - 1) << TICKETS_SHIFT
         self._closed = False
         self._recorders = {}
         self._step_lines = StepLines()
@@ -172,7 +171,7 @@ class Session(
 
     def _call_with_values(self, function: int, args: tuple[object, ...]) -> DRef:
         """Calls a function with arguments of any kind that may travel."""
-        uploads = Uploads(self._take_ticket)
+        uploads = self._uploads()
 
         def fill(command: EncodedCommand) -> int:
             add = command.args.add
@@ -180,14 +179,16 @@ class Session(
                 encode_value(add(), arg, uploads, self._register_of)
             return command.ByteSize()
 
-        _, reg = self._log.issue(Action.CALL_PACKED, fill, func=function, beside=uploads.nbytes)
-        out = DRef(reg, self)
-        self._send_uploads(uploads)
+        with uploads:
+            _, reg = self._log.issue(Action.CALL_PACKED, fill, func=function, beside=uploads.nbytes)
+            out = DRef(reg, self)
+            uploads.send()
         return out
 
-    def _send_uploads(self, uploads: Uploads, worker: int | None = None) -> None:
-        for ticket, array in uploads.offered:
-            self._upload(ticket, worker, array)
+    def _uploads(self, worker: int | None = None) -> Uploads:
+        """Collects large arrays for a worker, or for all of them."""
+        workers = range(self.num_workers) if worker is None else (worker,)
+        return Uploads(self._take_ticket, self._transport, workers, self._raise_if_lost)
 
     def import_python_module(self, name: str) -> None:
         """Imports a Python module on every worker, so that its functions register.
@@ -348,7 +349,7 @@ class Session(
         self, action: Action, ref: DRef | None, worker: int, array: Array, *, answers: int
     ) -> int:
         """Issues a copy to a worker; returns the register, a new one without ``ref``."""
-        uploads = Uploads(self._take_ticket)
+        uploads = self._uploads(worker)
 
         def fill(command: EncodedCommand) -> int:
             value = command.args.add()
@@ -357,10 +358,11 @@ class Session(
             return value.ByteSize()
 
         reg = None if ref is None else self._check_ref(ref)
-        seq, reg = self._log.issue(
-            action, fill, reg=reg, worker=worker, answers=answers, beside=uploads.nbytes
-        )
-        self._send_uploads(uploads, worker)
+        with uploads:
+            seq, reg = self._log.issue(
+                action, fill, reg=reg, worker=worker, answers=answers, beside=uploads.nbytes
+            )
+            uploads.send()
         if answers:
             self._inbox.wait(seq, self._transport.check_alive)
         return reg
@@ -368,16 +370,6 @@ class Session(
     def _bring(self, worker: int, array: Array) -> DRef:
         reg = self._send_array(Action.COPY_TO_WORKER0, None, worker, array, answers=0)
         return DRef(reg, self)
-
-    def _upload(self, ticket: int, worker: int | None, array: Array) -> None:
-        workers = range(self.num_workers) if worker is None else (worker,)
-        try:
-            for receiver in workers:
-                self._transport.upload(ticket, receiver, byte_view(array))
-        except SessionError:
-            # Where the session was lost, its own error says why.
-            self._raise_if_lost()
-            raise
 
     def _take_ticket(self) -> int:
         self._tickets += 1  # under the log's lock

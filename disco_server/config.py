@@ -64,6 +64,7 @@ __all__ = [
     "DEFAULT_MODULES",
     "LOG_FORMATS",
     "LOG_LEVELS",
+    "MAX_CONNECTIONS",
     "ON_OFF",
     "UPLOADS",
     "Address",
@@ -79,6 +80,9 @@ ON_OFF: Final = ("on", "off")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 
+MAX_CONNECTIONS: Final = 4096
+
+_MOST: Final = 1_000_000
 _MAX_SLOTS: Final = 4096
 _MAX_WARM: Final = 8
 _MAX_CACHE_MIB: Final = 1 << 30
@@ -189,6 +193,9 @@ class ControllerConfig(_Settings):
         audit_log: A file for the audit log, one JSON object a line; None for the log.
         tls_id_prefix: What a URI in a peer's certificate begins with that says its role, as
             in ``disco://client/alice``.
+        max_connections: How many connections of clients and nodes it takes at a time;
+            further ones are closed as soon as they are made.
+        max_sessions: How many sessions it takes, those that wait for slots included.
 
     Raises:
         ConfigError: A setting is not as described.
@@ -211,6 +218,8 @@ class ControllerConfig(_Settings):
     insecure: bool = False
     audit_log: Path | None = None
     tls_id_prefix: str = CERTIFICATE_PREFIX
+    max_connections: int = MAX_CONNECTIONS
+    max_sessions: int = 1024
 
     _TABLE: ClassVar[str] = "controller"
     _READERS: ClassVar[Mapping[str, Reader]] = {
@@ -225,6 +234,8 @@ class ControllerConfig(_Settings):
         "drain_s": read_seconds,
         **GUARD_READERS,
         "tls_id_prefix": read_prefix,
+        "max_connections": whole(1, _MOST),
+        "max_sessions": whole(1, _MOST),
     }
 
     def _complete(self) -> None:

@@ -21,7 +21,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from disco_client import DRef, Session, connect
-from disco_client.arrays import Uploads
 from disco_client.wire.codec import Action, encode_value
 from disco_server.cli.local import LocalCluster
 
@@ -150,7 +149,7 @@ def announce() -> Callable[..., tuple[DRef, int]]:
     """Issues a copy to worker 0 without its upload; returns the reference and the ticket."""
 
     def issue(session: Session, array: object) -> tuple[DRef, int]:
-        uploads = Uploads(session._take_ticket)
+        uploads = session._uploads(0)
 
         def fill(command: Any) -> int:
             value = command.args.add()

@@ -102,9 +102,19 @@ class Breakable:
 
     # Faults --------------------------------------------------------------------------
 
-    def break_something(self, session: Session) -> str:
-        """Makes one fault and heals it where it is of the kind that heals; says which."""
-        faults: dict[str, Callable[[Session], Any]] = {
+    def choose(self) -> str:
+        """Names the next fault."""
+        names = list(self._faults)
+        (name,) = self._random.choices(names, [1 if name in FATAL else 4 for name in names])
+        return name
+
+    def break_something(self, name: str, session: Session) -> None:
+        """Makes a fault, and heals it where it is of the kind that heals."""
+        self._faults[name](session)
+
+    @property
+    def _faults(self) -> dict[str, Callable[[Session], Any]]:
+        return {
             "client cut": lambda _: self._cut(self._client_way),
             "node cut": lambda _: self._cut(self._node_way),
             "client silent": lambda _: self._silence(self._client_way),
@@ -116,10 +126,6 @@ class Breakable:
             "rank killed": self._kill_rank,
             "daemon killed": lambda _: self._restart_node(),
         }
-        weights = [1 if name in FATAL else 4 for name in faults]
-        (name,) = self._random.choices(list(faults), weights)
-        faults[name](session)
-        return name
 
     def _pause(self, longest: float) -> None:
         time.sleep(self._random.uniform(0.05, longest))

@@ -18,6 +18,9 @@ __all__ = ["Program", "WrongResult"]
 
 FUNCTIONS = "disco_soak.worker_functions"
 _SIZES = (1, 7, 1000, 40_000, 300_000)
+_LARGE = 2_000_000
+"""So large, 16 MB, that a fault meets it on its way."""
+
 _BURST = 400
 
 
@@ -70,6 +73,20 @@ class Program:
         """
         self._random.choice(self._steps)()
         self.steps += 1
+
+    def transfer(self) -> None:
+        """Carries a large array there and back, through the controller half of the time.
+
+        Raises:
+            WrongResult: It came back as another one.
+            errors.SessionError: The session is lost.
+        """
+        arrays = getattr(self.session._transport, "_arrays", None)  # noqa: SLF001  (clients elsewhere have no doors)
+        doors = getattr(arrays, "_doors", None)
+        if doors and self._random.random() < 0.5:  # noqa: PLR2004  (half of the time)
+            doors.clear()
+        array = self._numbers.random(_LARGE)
+        _same(self.session.copy_to_worker_0(array).numpy(), array)
 
     def check(self) -> tuple[int, int]:
         """Asks every worker what it noted; returns how many were lost and came twice."""

@@ -392,6 +392,7 @@ class Transfer(google.protobuf.message.Message):
     NBYTES_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     THERE_FIELD_NUMBER: builtins.int
+    AND_BEFORE_FIELD_NUMBER: builtins.int
     session: builtins.int
     transfer_key: builtins.bytes
     ticket: builtins.int
@@ -401,7 +402,12 @@ class Transfer(google.protobuf.message.Message):
     """Why the array, or the rest of it, will not come."""
     there: builtins.int
     """From and towards a rank: how many of its bytes are in the shared memory by
-    now; the others follow.
+    now; the others follow. In a request to download: the client has the array,
+    and it may be let go.
+    """
+    and_before: builtins.bool
+    """Towards a rank, with an error: it is that of all arrays up to this ticket that
+    it does not have.
     """
     def __init__(
         self,
@@ -413,8 +419,9 @@ class Transfer(google.protobuf.message.Message):
         nbytes: builtins.int = ...,
         error: builtins.str = ...,
         there: builtins.int = ...,
+        and_before: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "nbytes", b"nbytes", "session", b"session", "there", b"there", "ticket", b"ticket", "transfer_key", b"transfer_key", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["and_before", b"and_before", "error", b"error", "nbytes", b"nbytes", "session", b"session", "there", b"there", "ticket", b"ticket", "transfer_key", b"transfer_key", "worker", b"worker"]) -> None: ...
 
 global___Transfer = Transfer
 

@@ -267,14 +267,16 @@ class ArrayServiceServicer(object):
     """
 
     def Upload(self, request_iterator, context):
-        """Carries one host array to the worker that waits for its ticket.
+        """Carries one host array to the worker that waits for its ticket. What was cut
+        is sent again from its beginning; a head with an error says that it will not be.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Download(self, request, context):
-        """Carries one array from the worker that offered its ticket.
+        """Carries one array from the worker that offered its ticket, which keeps it until
+        the client says that it has it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

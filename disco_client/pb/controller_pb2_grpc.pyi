@@ -130,13 +130,17 @@ class ArrayServiceStub:
         disco_client.pb.controller_pb2.ArrayChunk,
         disco_client.pb.controller_pb2.UploadResult,
     ]
-    """Carries one host array to the worker that waits for its ticket."""
+    """Carries one host array to the worker that waits for its ticket. What was cut
+    is sent again from its beginning; a head with an error says that it will not be.
+    """
 
     Download: grpc.UnaryStreamMultiCallable[
         disco_client.pb.controller_pb2.Transfer,
         disco_client.pb.controller_pb2.ArrayChunk,
     ]
-    """Carries one array from the worker that offered its ticket."""
+    """Carries one array from the worker that offered its ticket, which keeps it until
+    the client says that it has it.
+    """
 
 class ArrayServiceAsyncStub:
     """Host arrays on their way to and from workers. Every worker daemon serves it
@@ -148,13 +152,17 @@ class ArrayServiceAsyncStub:
         disco_client.pb.controller_pb2.ArrayChunk,
         disco_client.pb.controller_pb2.UploadResult,
     ]
-    """Carries one host array to the worker that waits for its ticket."""
+    """Carries one host array to the worker that waits for its ticket. What was cut
+    is sent again from its beginning; a head with an error says that it will not be.
+    """
 
     Download: grpc.aio.UnaryStreamMultiCallable[
         disco_client.pb.controller_pb2.Transfer,
         disco_client.pb.controller_pb2.ArrayChunk,
     ]
-    """Carries one array from the worker that offered its ticket."""
+    """Carries one array from the worker that offered its ticket, which keeps it until
+    the client says that it has it.
+    """
 
 class ArrayServiceServicer(metaclass=abc.ABCMeta):
     """Host arrays on their way to and from workers. Every worker daemon serves it
@@ -168,7 +176,9 @@ class ArrayServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[disco_client.pb.controller_pb2.ArrayChunk],
         context: _ServicerContext,
     ) -> typing.Union[disco_client.pb.controller_pb2.UploadResult, collections.abc.Awaitable[disco_client.pb.controller_pb2.UploadResult]]:
-        """Carries one host array to the worker that waits for its ticket."""
+        """Carries one host array to the worker that waits for its ticket. What was cut
+        is sent again from its beginning; a head with an error says that it will not be.
+        """
 
     @abc.abstractmethod
     def Download(
@@ -176,6 +186,8 @@ class ArrayServiceServicer(metaclass=abc.ABCMeta):
         request: disco_client.pb.controller_pb2.Transfer,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[disco_client.pb.controller_pb2.ArrayChunk], collections.abc.AsyncIterator[disco_client.pb.controller_pb2.ArrayChunk]]:
-        """Carries one array from the worker that offered its ticket."""
+        """Carries one array from the worker that offered its ticket, which keeps it until
+        the client says that it has it.
+        """
 
 def add_ArrayServiceServicer_to_server(servicer: ArrayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

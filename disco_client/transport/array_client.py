@@ -3,14 +3,20 @@
 A daemon that the client can reach takes arrays at a door of its own, which spares
 them a hop: in shared memory on the same machine, over gRPC from elsewhere. Whether
 it can be reached shows at the first attempt, and is remembered.
+
+A transfer that is cut begins anew, for as long as its session lives: the daemon keeps
+what an upload has brought and what a download has to bring, and knows by the ticket what
+has come already.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import random
 import socket
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -26,7 +32,9 @@ from disco_client.wire.arrays import chunk_data, encode_head, encode_stream
 
 __all__ = ["ArrayClient", "GrpcDoor"]
 
+_logger = logging.getLogger(__name__)
 _SERVICE = "/disco.v1.ArrayService/"
+_PAUSES_S = (0.1, 1.0)
 _REACH_S = 1.0
 """A daemon that does not answer within this time is reached through the controller."""
 
@@ -50,6 +58,7 @@ class GrpcDoor:
         self._download: Any = untyped.unary_stream(
             _SERVICE + "Download", request_serializer=controller_pb2.Transfer.SerializeToString
         )
+        self._confirming: set[Any] = set()
 
     def upload(self, transfer: controller_pb2.Transfer, data: memoryview) -> None:
         """Sends an array's bytes to a worker; returns when they may be changed.
@@ -73,12 +82,33 @@ class GrpcDoor:
                 if at + len(data) <= len(into):
                     into[at : at + len(data)] = data
                 at += len(data)
+            self._confirm(transfer, at)
         return at
+
+    def _confirm(self, transfer: controller_pb2.Transfer, there: int) -> None:
+        """Lets the daemon let go of an array; where that is lost, it does so after a while."""
+        if there:
+            confirmed = controller_pb2.Transfer()
+            confirmed.CopyFrom(transfer)
+            confirmed.there = there
+            with contextlib.suppress(ValueError):  # this door was closed just now
+                call = self._download(confirmed)
+                self._confirming.add(call)  # gRPC cancels a call that nobody holds
+                call.add_done_callback(self._confirming.discard)
 
     def close(self) -> None:
         """Closes the channel; idempotent."""
         with contextlib.suppress(Exception):
             self._channel.close()
+
+
+_CUT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+)
+"""How a call ends whose connection broke, whose other side has to begin anew, or whose
+door another thread has given up."""
 
 
 @contextlib.contextmanager
@@ -88,10 +118,10 @@ def _translated() -> Generator[None]:
         yield
     except grpc.RpcError as error:
         code = error.code() if isinstance(error, grpc.Call) else None
-        shut = code is grpc.StatusCode.UNAVAILABLE
-        raise (DoorShut if shut else TransferFailed)(details(error)) from error
-    # The array does not come, or another thread has closed the channel.
-    except (OSError, ValueError) as error:
+        raise (DoorShut if code in _CUT else TransferFailed)(details(error)) from error
+    except ValueError as error:  # another thread has closed the channel
+        raise DoorShut(str(error)) from error
+    except OSError as error:
         raise TransferFailed(str(error)) from error
 
 
@@ -121,16 +151,40 @@ class ArrayClient:
         self._doors = dict(doors)
         self._lock = threading.Lock()
         self._direct: dict[str, Door | None] = {}
-        self._closed = False
+        self._over = threading.Event()
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
         """Sends an array's bytes to a worker; returns when they may be changed.
 
         Raises:
-            TransferFailed: It cannot be sent either way.
+            TransferFailed: It cannot be sent either way; the worker hears of that.
         """
         head = encode_head(self._session, self._key, ticket, len(data), worker)
-        self._through(worker, lambda door: door.upload(head, data))
+        try:
+            self._through(worker, lambda door: door.upload(head, data))
+        except BaseException:
+            self.give_up([(ticket, worker)])
+            raise
+
+    def give_up(self, uploads: Sequence[tuple[int, int]]) -> None:
+        """Tells workers, in a thread, of arrays that will not come, or not the rest of them.
+
+        Args:
+            uploads: The ticket and the worker of each.
+        """
+        if not self._over.is_set():
+            threading.Thread(
+                target=self._give_up_uploads, args=(uploads,), name="disco-give-up", daemon=True
+            ).start()
+
+    def _give_up_uploads(self, uploads: Sequence[tuple[int, int]]) -> None:
+        nothing = memoryview(b"")
+        for ticket, worker in uploads:
+            head = encode_head(self._session, self._key, ticket, 0, worker)
+            head.error = "the upload was broken off"
+            # Whoever refuses this does not make a worker wait either.
+            with contextlib.suppress(TransferFailed):
+                self._through(worker, lambda door, head=head: door.upload(head, nothing))
 
     def download(self, ticket: int, worker: int, into: memoryview) -> int:
         """Fills a buffer with the array that a worker offered; returns the bytes that came.
@@ -142,14 +196,19 @@ class ArrayClient:
         return self._through(worker, lambda door: door.download(head, into))
 
     def _through(self, worker: int, carry: Callable[[Door], _T]) -> _T:
-        address = self._doors.get(worker, "")
-        door = self._reach(address)
-        if door is not None:
+        """Carries an array, again and again while it is cut, until the session is over."""
+        address, pause = self._doors.get(worker, ""), _PAUSES_S[0]
+        while True:
+            door = self._reach(address)
             try:
-                return carry(door)
-            except DoorShut:
-                self._give_up(address, door)
-        return carry(self._relay)
+                return carry(self._relay if door is None else door)
+            except DoorShut as error:
+                if door is not None:
+                    self._give_up(address, door)
+                    continue
+                _logger.debug("a transfer was cut, and begins anew: %s", error)
+            self._over.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311  (no secret)
+            pause = min(pause * 2, _PAUSES_S[1])
 
     def _reach(self, address: str) -> Door | None:
         """The door at an address, if there is a way to it."""
@@ -167,7 +226,7 @@ class ArrayClient:
             self._direct[address] = None
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._over.is_set():
             msg = "the session is over"
             raise TransferFailed(msg)
 
@@ -177,7 +236,7 @@ class ArrayClient:
         The channel to the controller is its owner's.
         """
         with self._lock:
-            self._closed = True
+            self._over.set()
             doors = [door for door in self._direct.values() if door is not None]
             self._direct.clear()
         for door in doors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -257,7 +257,14 @@ class Transport(Protocol):
         ...
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
-        """Sends an array's bytes to a worker; returns when they may be changed."""
+        """Sends an array's bytes to a worker; returns when they may be changed.
+
+        Where this raises, the worker does not wait for the array.
+        """
+        ...
+
+    def give_up(self, uploads: Sequence[tuple[int, int]]) -> None:
+        """Says of arrays, by ticket and worker, that no upload of them will begin."""
         ...
 
     def download(self, ticket: int, worker: int, into: memoryview) -> None:

@@ -14,7 +14,7 @@ class TransferFailed(Exception):
 
 
 class DoorShut(TransferFailed):
-    """Nobody answers at this door; nothing was carried, and another way may be open."""
+    """Nobody answers at this door, or not any more; the array may be carried anew."""
 
 
 class Door(Protocol):
@@ -22,6 +22,8 @@ class Door(Protocol):
 
     def upload(self, transfer: controller_pb2.Transfer, data: memoryview) -> None:
         """Brings an array's bytes to a worker; returns when they may be changed.
+
+        A transfer with an error says that the array will not come.
 
         Raises:
             TransferFailed: The worker does not get them.

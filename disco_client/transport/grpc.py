@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from disco_client import errors
@@ -49,6 +49,7 @@ class GrpcTransport:
         self._line = Line(address, credentials)
         self._stream = SessionStream(self._line, address)
         self._ended = threading.Event()
+        self._error: errors.SessionError | None = None
         self._reader: threading.Thread | None = None
         try:
             await_controller(self._line, connect_timeout)
@@ -166,6 +167,7 @@ class GrpcTransport:
         except Exception as broke:
             _logger.exception("the reader of session %s failed", self._welcome.name)
             error = errors.ControllerLost(f"the session's reader failed: {broke!r}")
+        self._error = error
         self._ended.set()
         events.lost(error)
         self._stream.cancel()
@@ -199,6 +201,10 @@ class GrpcTransport:
         except TransferFailed as error:
             raise self._transfer_failed("upload", error) from None
 
+    def give_up(self, uploads: Sequence[tuple[int, int]]) -> None:
+        """Says of arrays that no upload of them will begin."""
+        self._arrays.give_up(uploads)
+
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
         """Fills a buffer with the array that a worker offered."""
         try:
@@ -212,7 +218,7 @@ class GrpcTransport:
     def _transfer_failed(self, what: str, error: TransferFailed) -> errors.SessionError:
         # When the session is gone its own error says more; it may be on its way.
         if self._ended.wait(2.0):
-            return errors.SessionLost(f"the {what} ended with its session")
+            return self._error or errors.SessionLost(f"the {what} ended with its session")
         return errors.SessionError(f"the {what} of an array failed: {error}")
 
     # The end ---------------------------------------------------------------------

@@ -46,11 +46,17 @@ class MemoryDoor:
             TransferFailed: The worker does not get them.
         """
         with self._connection() as sock:
-            with _granted(sock, memory_pb2.MemoryRequest(upload=transfer)) as (fd, _):
-                write_shared(fd, data)
-            sock.sendall(pack(memory_pb2.MemoryRequest(done=True)))
+            _send(sock, memory_pb2.MemoryRequest(upload=transfer))
             reply, fds = _receive(sock)
-            _close(fds)
+            try:
+                if reply.WhichOneof("what") == "granted":
+                    write_shared(_memory(reply, fds), data)
+                    _send(sock, memory_pb2.MemoryRequest(done=True))
+                    _close(fds)
+                    reply, fds = _receive(sock)
+            finally:
+                _close(fds)
+            # At once where the array was there already, or will not come.
             if reply.WhichOneof("what") != "taken":
                 raise TransferFailed(reply.refused or "the daemon did not take the array")
 
@@ -63,13 +69,16 @@ class MemoryDoor:
         Raises:
             TransferFailed: It cannot be had.
         """
-        with (
-            self._connection() as sock,
-            _granted(sock, memory_pb2.MemoryRequest(download=transfer)) as (fd, nbytes),
-        ):
-            if nbytes == len(into):
-                read_shared(fd, into)
-            return nbytes
+        with self._connection() as sock:
+            _send(sock, memory_pb2.MemoryRequest(download=transfer))
+            reply, fds = _receive(sock)
+            try:
+                fd = _memory(reply, fds)
+                if reply.granted == len(into):
+                    read_shared(fd, into)
+            finally:
+                _close(fds)
+            return reply.granted
 
     def close(self) -> None:
         """Breaks off what is under way, in whatever threads; idempotent."""
@@ -86,11 +95,14 @@ class MemoryDoor:
             with self._lock:
                 if self._closed:
                     msg = "the session is over"
-                    raise TransferFailed(msg)
+                    raise DoorShut(msg)
                 self._sockets.add(sock)
             try:
                 self._connect(sock)
                 yield sock
+            except ConnectionError as error:
+                # The daemon is gone, or somebody has shut this door: it shows by the other way.
+                raise DoorShut(str(error)) from error
             except OSError as error:
                 raise TransferFailed(str(error)) from error
             finally:
@@ -108,23 +120,22 @@ class MemoryDoor:
         sock.settimeout(None)
 
 
-@contextlib.contextmanager
-def _granted(sock: socket.socket, request: memory_pb2.MemoryRequest) -> Generator[tuple[int, int]]:
-    """Asks for memory; yields its descriptor and the array's size, and closes the first."""
-    try:
-        sock.sendall(pack(request))
-        reply, fds = _receive(sock)
-    except ConnectionError as error:
-        raise DoorShut(str(error)) from error
-    try:
-        if reply.WhichOneof("what") != "granted":
-            raise TransferFailed(reply.refused or "the daemon gave no memory")
-        if not fds:
-            msg = "the daemon's memory did not arrive; are too many files open here?"
-            raise TransferFailed(msg)
-        yield fds[0], reply.granted
-    finally:
-        _close(fds)
+def _send(sock: socket.socket, request: memory_pb2.MemoryRequest) -> None:
+    sock.sendall(pack(request))
+
+
+def _memory(reply: memory_pb2.MemoryReply, fds: list[int]) -> int:
+    """The descriptor of the memory that was asked for.
+
+    Raises:
+        TransferFailed: There is none.
+    """
+    if reply.WhichOneof("what") != "granted":
+        raise TransferFailed(reply.refused or "the daemon gave no memory")
+    if not fds:
+        msg = "the daemon's memory did not arrive; are too many files open here?"
+        raise TransferFailed(msg)
+    return fds[0]
 
 
 def _receive(sock: socket.socket) -> tuple[memory_pb2.MemoryReply, list[int]]:

@@ -9,13 +9,15 @@ unreachable peer in about 15 s, while some of the documented ones detect nothing
   ``grpc.http2.min_ping_interval_without_data_ms`` allows; the name that the C
   macro suggests is ignored.
 * Two servers can share one port unless ``grpc.so_reuseport`` is 0.
+* A peer that connects and says nothing, or slowly, holds a connection for 120 s unless
+  ``grpc.server_handshake_timeout_ms`` is less.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["CHANNEL_OPTIONS", "SERVER_OPTIONS", "target"]
+__all__ = ["CHANNEL_OPTIONS", "SERVER_OPTIONS", "connection_limit", "target"]
 
 _PING_EVERY_MS = 10_000
 _PING_TIMEOUT_MS = 5_000
@@ -52,7 +54,15 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.min_time_between_pings_ms", _PING_EVERY_MS // 2),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Of one connection; calls beyond wait at the client.
+    ("grpc.max_concurrent_streams", 1024),
 ]
+
+
+def connection_limit(count: int) -> tuple[str, Any]:
+    """The option of a server that closes connections beyond so many as soon as they are made."""
+    return "grpc.max_allowed_incoming_connections", count
 
 
 def target(address: str) -> str:

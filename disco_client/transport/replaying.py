@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,6 +89,7 @@ class Replaying:
         self._changed = threading.Condition(self._lock)
         self._journal = Journal(limit)
         self._failures = Failures()
+        self._given_up: set[tuple[int, int]] = set()
         self._transport = first
         self._deaths = Deaths()
         self._recovering = False
@@ -113,7 +114,10 @@ class Replaying:
             number = 0 if transport is self._transport else self._life.number + 1
             life = Life(self, number, transport, self._events, self._failures, self._changed)
             self._life, self._transport = life, transport
+            given_up = sorted(self._given_up)
         transport.start(life.events())
+        if given_up:  # its workers come to the commands of these too
+            transport.give_up(given_up)
         return life
 
     # What the program sends -------------------------------------------------------------
@@ -158,6 +162,13 @@ class Replaying:
             if kept is None or not self._is_over(life):
                 raise
             # Other workers get it; this one has been written down.
+
+    def give_up(self, uploads: Sequence[tuple[int, int]]) -> None:
+        """Says of arrays, by ticket and worker, that no upload of them will begin."""
+        with self._lock:
+            self._given_up.update(uploads)
+            transport = self._transport
+        transport.give_up(uploads)
 
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
         """Fills a buffer with the array that a worker offered.

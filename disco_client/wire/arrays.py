@@ -21,6 +21,7 @@ __all__ = [
     "ALIGNMENT",
     "CHUNK_BYTES",
     "PIECE_BYTES",
+    "TICKETS_SHIFT",
     "byte_view",
     "chunk_data",
     "empty_array",
@@ -36,6 +37,10 @@ CHUNK_BYTES = 1 << 20
 
 PIECE_BYTES = 4 << 20
 """How much of an array one process copies before it lets the next one begin with that."""
+
+TICKETS_SHIFT = 20
+"""A program's tickets begin behind the number of the command before its first one, shifted
+so far to the left: those of programs that used a session one after the other differ."""
 
 ALIGNMENT = 64
 """Where a worker's own arrays begin: at a multiple of this many bytes, as compilers want it."""

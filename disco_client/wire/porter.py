@@ -56,6 +56,9 @@ class ArrayPorter:
         """Fills an array with the one of its dtype and size under this ticket."""
         out[...] = self.collect(ticket, out.dtype, out.shape)
 
+    def discard(self, ticket: int) -> None:
+        """Lets go of the array under this ticket, now or when it comes."""
+
     @contextlib.contextmanager
     def lend(
         self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]

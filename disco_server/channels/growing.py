@@ -116,6 +116,11 @@ class Offers:
             if array.settled:
                 self._growing.pop((worker, ticket), None)
 
+    @property
+    def untaken(self) -> list[tuple[int, int]]:
+        """The workers and tickets of what nobody has asked for yet."""
+        return list(self._untaken)
+
     def take(self, worker: int, ticket: int) -> GrowingArray:
         """Returns an array, whose descriptor is the caller's; each is taken once.
 

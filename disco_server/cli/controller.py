@@ -53,6 +53,16 @@ __all__ = ["main"]
     metavar="URI",
     help="What a URI in a certificate begins with that says its role.  [default: disco://]",
 )
+@click.option(
+    "--max-connections",
+    metavar="COUNT",
+    help="How many connections it takes at a time.  [default: 4096]",
+)
+@click.option(
+    "--max-sessions",
+    metavar="COUNT",
+    help="How many sessions it takes, waiting ones included.  [default: 1024]",
+)
 @guard_options
 @daemon_options
 @report_errors

@@ -15,9 +15,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from disco_client.transport import faults
-from disco_client.transport.options import SERVER_OPTIONS
+from disco_client.transport.options import SERVER_OPTIONS, connection_limit
 from disco_server.channels.tls import CannotListen, add_port, warn_of_open_door
-from disco_server.config import Address, ControllerConfig
+from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
 from disco_server.controller.gate import Gate
 from disco_server.controller.hub import Hub
 from disco_server.controller.servicer import SERVICE_NAMES, Edge
@@ -50,8 +50,14 @@ async def _run(config: ControllerConfig) -> int:
         config.node_lease_s,
         config.heartbeat_s,
         node_return=config.node_return_s,
+        max_sessions=config.max_sessions,
     )
-    door = Door(hub, config.listen_address, guard=config.guard)
+    door = Door(
+        hub,
+        config.listen_address,
+        guard=config.guard,
+        max_connections=config.max_connections,
+    )
     await door.open()
     if config.port_file:
         _write_port(Path(config.port_file), door.address)
@@ -78,6 +84,7 @@ class Door:
         services: Which of the controller's services it offers, besides health
             and reflection.
         guard: Who is let in, and how connections are encrypted.
+        max_connections: How many connections it takes; further ones are closed at once.
 
     Attributes:
         address: Where it listens.
@@ -94,9 +101,11 @@ class Door:
         services: tuple[str, ...] = SERVICE_NAMES,
         *,
         guard: Guard = _OPEN,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._services = services
-        self._server = server = grpc.aio.server(interceptors=(Gate(guard),), options=SERVER_OPTIONS)
+        options = [*SERVER_OPTIONS, connection_limit(max_connections)]
+        self._server = server = grpc.aio.server(interceptors=(Gate(guard),), options=options)
         Edge(hub).add_to(server, services)
         self._checks = cast("Any", health).aio.HealthServicer()
         cast("Any", health_pb2_grpc).add_HealthServicer_to_server(self._checks, server)

@@ -62,6 +62,7 @@ class Hub:
         placer: Decides which ranks go where.
         min_slots: How many slots a node must offer to be let in.
         node_return: Seconds in which a node whose connection broke may come back.
+        max_sessions: How many sessions there may be.
 
     Attributes:
         settled_at: From then on nobody tells any more of sessions of an earlier controller.
@@ -76,6 +77,7 @@ class Hub:
         placer: Placer = place,
         min_slots: int = 1,
         node_return: float = 2.0,
+        max_sessions: int = 1024,
     ) -> None:
         self.cluster = Cluster(
             session_lease,
@@ -83,6 +85,7 @@ class Hub:
             placer=placer,
             min_slots=min_slots,
             node_return=node_return,
+            max_sessions=max_sessions,
         )
         self.settled_at = time.monotonic() + node_lease
         self.heartbeat = heartbeat
@@ -232,6 +235,7 @@ class Hub:
         link = self.links.pop(node, None)
         if link is not None:
             _dismiss(link, message)
+            self.transfers.break_off(node)
             bind(_logger, node=node).warning("node dropped: %s", message)
 
     # What the edge asks -------------------------------------------------------------

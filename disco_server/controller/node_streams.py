@@ -8,7 +8,7 @@ import secrets
 import time
 from typing import Any
 
-from disco_client.pb import envelope_pb2, node_pb2
+from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.protocol import PROTOCOL, mismatch
@@ -90,6 +90,7 @@ class NodeStreams:
         finally:
             if hub.links.get(info.name) is link:
                 del hub.links[info.name]
+                hub.transfers.break_off(info.name)
                 hub.apply(hub.cluster.node_away(info.name, time.monotonic()))
                 _logger.info("node %s left", info.name)
             await end_stream(outbox, writing, reading)
@@ -127,6 +128,7 @@ class NodeStreams:
         self._hub.links[info.name] = link
         if former is not None:  # of the same daemon, which noticed first that it broke
             former.outbox.close()
+            self._hub.transfers.break_off(info.name)
         return effects
 
     async def _read(self, stream: Stream, link: NodeLink) -> None:
@@ -155,8 +157,18 @@ class NodeStreams:
                 hub.apply(cluster.gone_on_node(received.session, name))
             elif kind == Kind.DRAIN:
                 hub.apply(cluster.node_draining(name))
-            elif kind == Kind.INSPECTED:
-                hub.inspections.receive(name, received.payload)
+            else:
+                self._answered(kind, received, name)
+
+    def _answered(self, kind: int, received: envelope_pb2.Envelope, name: str) -> None:
+        """Acts on what a node answers to a question of this controller."""
+        hub = self._hub
+        if kind == Kind.INSPECTED:
+            hub.inspections.receive(name, received.payload)
+        elif kind == Kind.FETCH and hub.on_node(received.session, name):
+            told = controller_pb2.Transfer.FromString(received.payload)
+            key = (received.session, "up", told.worker, told.ticket)
+            hub.transfers.answer(key, told.error)
 
     def _rank_exited(self, session_id: int, name: str, payload: bytes) -> None:
         if not self._hub.on_node(session_id, name):

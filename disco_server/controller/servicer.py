@@ -6,6 +6,7 @@ they came; only the calls that are answered once use generated messages.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from disco_client.wire.codec import Kind, envelope
 from disco_server.channels.calls import parsed
 from disco_server.controller.client_streams import ClientStreams
 from disco_server.controller.gate import caller, peer_of
-from disco_server.controller.hub import Hub, session_info
+from disco_server.controller.hub import Hub, NodeLink, session_info
 from disco_server.controller.node_streams import NodeStreams
 from disco_server.controller.streams import (
     Context,
@@ -28,6 +29,7 @@ from disco_server.controller.streams import (
     not_yours,
     refuse_call,
 )
+from disco_server.controller.transfers import TransferRefused
 from disco_server.core.session_state import End, EndReason, SessionTable
 from disco_server.observe import audit
 
@@ -101,20 +103,33 @@ class Edge:
 
     @guarded
     async def upload(self, stream: Stream, context: Context) -> controller_pb2.UploadResult:
-        """Takes an array from a client and passes it on to a node."""
+        """Takes an array from a client and passes it on to a node, until that has it."""
         head = await self._head(stream, context)
-        session = await self._authorised(head, context)
-        await self._ask_node(Kind.FETCH, session, head, context)
+        session = await self._of_client(head, context)
+        link = await self._link(session, head, context)
         key = (session.session, "up", head.worker, head.ticket)
-        await self._hub.transfers.bring(key, stream)
+        with self._hub.transfers.opened(key, link.name, head.nbytes) as meeting:
+            meeting.source.set_result(aiter(stream))
+            _ask(link, Kind.FETCH, session, head)
+            try:
+                await meeting.done
+            except TransferRefused as error:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)[:1000])
         return controller_pb2.UploadResult(nbytes=head.nbytes)
 
     @guarded
     async def download(self, head: controller_pb2.Transfer, context: Context) -> None:
         """Passes an array that a node pushes on to a client."""
-        session = await self._authorised(head, context)
-        await self._ask_node(Kind.PUSH, session, head, context)
-        await self._pass_on((session.session, "down", head.worker, head.ticket), context)
+        session = await self._of_client(head, context)
+        link = await self._link(session, head, context)
+        if head.there:
+            _ask(link, Kind.PUSH, session, head)
+            return
+        key = (session.session, "down", head.worker, head.ticket)
+        with self._hub.transfers.opened(key, link.name) as meeting:
+            _ask(link, Kind.PUSH, session, head)
+            await meeting.carry(context.write)
+            meeting.done.set_result(None)
 
     @guarded
     async def list(
@@ -173,14 +188,20 @@ class Edge:
     async def fetch(self, head: controller_pb2.Transfer, context: Context) -> None:
         """Passes an upload on to the node that asks for it."""
         session = await self._authorised(head, context)
-        await self._pass_on((session.session, "up", head.worker, head.ticket), context)
+        meeting = self._hub.transfers.join((session.session, "up", head.worker, head.ticket))
+        try:
+            await meeting.carry(context.write)
+        except BaseException:
+            meeting.fail("the node went away")
+            raise
 
     @guarded
     async def push(self, stream: Stream, context: Context) -> controller_pb2.UploadResult:
         """Takes an array from a node and passes it on to the client."""
         head = await self._head(stream, context)
         session = await self._authorised(head, context)
-        await self._hub.transfers.bring((session.session, "down", head.worker, head.ticket), stream)
+        key = (session.session, "down", head.worker, head.ticket)
+        await self._hub.transfers.bring(key, aiter(stream), head.nbytes)
         return controller_pb2.UploadResult(nbytes=head.nbytes)
 
     # The rendezvous ---------------------------------------------------------------------
@@ -228,18 +249,29 @@ class Edge:
             raise AssertionError  # abort() raises; this tells the type checker
         return session
 
-    async def _ask_node(
-        self, kind: Kind, session: SessionTable, head: controller_pb2.Transfer, context: Context
-    ) -> None:
-        """Tells the node of a worker to do its part of a transfer."""
-        node = self._hub.node_of_worker(session, head.worker)
-        link = self._hub.links.get(node or "")
-        if link is None:
+    async def _of_client(self, head: controller_pb2.Transfer, context: Context) -> SessionTable:
+        """The session of a client, which may be one that nodes have yet to tell of."""
+        hub = self._hub
+        while head.session not in hub.cluster.sessions and time.monotonic() < hub.settled_at:
+            await hub.change(hub.settled_at - time.monotonic())
+        return await self._authorised(head, context)
+
+    async def _link(
+        self, session: SessionTable, head: controller_pb2.Transfer, context: Context
+    ) -> NodeLink:
+        """The stream of a worker's node, which may be away for a moment."""
+        name = self._hub.node_of_worker(session, head.worker)
+        if name is None:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, f"the session has no worker {head.worker}"
             )
-        else:
-            link.outbox.post(envelope(kind, head.SerializeToString(), session=session.session))
+            raise AssertionError  # abort() raises; this tells the type checker
+        while (link := self._hub.links.get(name)) is None:
+            if not session.alive:
+                msg = "the session ended"
+                raise ConnectionError(msg)
+            await self._hub.change(None)
+        return link
 
     async def _check_node(self, session_id: int, key: bytes, context: Context) -> None:
         name = self._hub.node_of_key(key)
@@ -248,6 +280,7 @@ class Edge:
                 grpc.StatusCode.PERMISSION_DENIED, "expected a node that runs this session"
             )
 
-    async def _pass_on(self, key: tuple[int, str, int, int], context: Context) -> None:
-        async for raw in self._hub.transfers.take(key):
-            await context.write(raw)
+
+def _ask(link: NodeLink, kind: Kind, session: SessionTable, head: controller_pb2.Transfer) -> None:
+    """Tells the node of a worker to do its part of a transfer."""
+    link.outbox.post(envelope(kind, head.SerializeToString(), session=session.session))

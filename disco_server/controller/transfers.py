@@ -1,35 +1,114 @@
 """Host arrays on their way through the controller: two streams meet by ticket.
 
-A client that uploads meets the daemon that fetches, and a daemon that pushes
-meets the client that downloads. The one who writes pulls from the one who reads,
-chunk by chunk, so gRPC's own flow control reaches from end to end and the
-controller holds no more than a chunk or two.
+A client opens the meeting, and the daemon of its worker is asked to come: it fetches
+what the client uploads, or pushes what the client downloads. The one who writes pulls
+from the one who reads, chunk by chunk, so gRPC's own flow control reaches from end to
+end and the controller holds no more than a chunk or two.
+
+Where one of the two goes away the other one hears of it. Nothing is kept here: a client
+that was cut opens another meeting, which takes the place of the one before, and the
+array comes again from its beginning.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import TypeAlias
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from typing import Any, TypeAlias
 
-__all__ = ["Meeting", "TransferKey", "Transfers"]
+from disco_client.wire.arrays import chunk_data
+
+__all__ = ["Meeting", "TransferKey", "TransferRefused", "Transfers"]
 
 TransferKey: TypeAlias = tuple[int, str, int, int]
 """Session, direction ("up" or "down"), worker, ticket."""
 
 
-@dataclass(slots=True)
+class TransferRefused(Exception):
+    """The node cannot take an array; the text says why."""
+
+
 class Meeting:
     """Where two streams of one transfer meet.
 
+    Args:
+        node: The node of its worker.
+        nbytes: How large the array is, where the client knows.
+
     Attributes:
         source: The stream of encoded chunks, once its side has come.
-        done: Set when every chunk was passed on.
+        done: Set when the other end has the array.
     """
 
-    source: asyncio.Future[AsyncIterator[bytes]]
-    done: asyncio.Future[None]
+    def __init__(self, node: str, nbytes: int = 0) -> None:
+        loop = asyncio.get_running_loop()
+        self.node = node
+        self.nbytes = nbytes
+        self.source: asyncio.Future[AsyncIterator[bytes]] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
+        self._reading: asyncio.Task[Any] | None = None
+        self._broken = ""
+        self._carried = False
+
+    def fail(self, why: str) -> None:
+        """Ends it for both sides, unless it is done."""
+        if self.done.done():
+            return
+        self._broken = why
+        _fail(self.source, ConnectionError(why))
+        _fail(self.done, ConnectionError(why))
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def answer(self, error: str) -> None:
+        """Notes what the node says of an upload: it has all of it, or why it cannot."""
+        if error:
+            _fail(self.done, TransferRefused(error))
+        elif not self.done.done():
+            self.done.set_result(None)
+
+    async def carry(self, write: Callable[[bytes], Awaitable[object]]) -> None:
+        """Passes the chunks on, each as soon as it is there.
+
+        Raises:
+            ConnectionError: One of the two sides is gone, or less came than was said; or
+                somebody else passes them on.
+        """
+        source = await self.source
+        if self._carried:
+            self.fail("the node has begun this transfer anew")
+        self._carried = True
+        self._check()
+        count, whole = 0, False
+        while (chunk := await self._next(source)) is not None:
+            try:
+                count += len(chunk_data(chunk))
+            except OSError:
+                whole = True  # it says that no more will come, and why
+            await write(chunk)
+            self._check()
+        if count < self.nbytes and not whole:
+            self.fail(f"expected an array of {self.nbytes} bytes, got {count}")
+            self._check()
+
+    async def _next(self, source: AsyncIterator[bytes]) -> bytes | None:
+        # Only this wait is cancelled from outside: a message that is being written must
+        # leave, or gRPC could send nothing behind it.
+        task = self._reading = asyncio.current_task()
+        try:
+            return await anext(source, None)
+        except asyncio.CancelledError:
+            if self._broken and task is not None:
+                task.uncancel()
+            self._check()
+            raise
+        finally:
+            self._reading = None
+
+    def _check(self) -> None:
+        if self._broken:
+            raise ConnectionError(self._broken)
 
 
 class Transfers:
@@ -38,59 +117,68 @@ class Transfers:
     def __init__(self) -> None:
         self._meetings: dict[TransferKey, Meeting] = {}
 
-    def meet(self, key: TransferKey) -> Meeting:
-        """Returns the meeting of a transfer; whoever comes first opens it."""
+    @contextlib.contextmanager
+    def opened(self, key: TransferKey, node: str, nbytes: int = 0) -> Generator[Meeting]:
+        """Opens the meeting of a transfer for its client, in place of an earlier one."""
+        former = self._meetings.get(key)
+        meeting = self._meetings[key] = Meeting(node, nbytes)
+        if former is not None:
+            former.fail("the client has begun this transfer anew")
+        try:
+            yield meeting
+        finally:
+            if self._meetings.get(key) is meeting:
+                del self._meetings[key]
+            meeting.fail("the client went away")
+
+    def join(self, key: TransferKey) -> Meeting:
+        """Returns the meeting of a transfer for its node.
+
+        Raises:
+            ConnectionError: The client went away.
+        """
         meeting = self._meetings.get(key)
         if meeting is None:
-            loop = asyncio.get_running_loop()
-            meeting = Meeting(loop.create_future(), loop.create_future())
-            self._meetings[key] = meeting
+            msg = f"nobody waits for ticket {key[3]} any more"
+            raise ConnectionError(msg)
         return meeting
 
-    async def bring(self, key: TransferKey, source: AsyncIterator[bytes]) -> None:
-        """Offers a stream, and waits until the other side has taken it all.
+    async def bring(self, key: TransferKey, source: AsyncIterator[bytes], nbytes: int) -> None:
+        """Offers a stream to the client that waits for it, until it has taken it all.
 
         Raises:
-            ConnectionError: The session ended, or the other side went away.
-            ValueError: Somebody brought this transfer already.
+            ConnectionError: The session ended, or the client went away.
         """
-        meeting = self.meet(key)
+        meeting = self.join(key)
         if meeting.source.done():
-            msg = f"expected ticket {key[3]} to be used once, it is under way already"
-            raise ValueError(msg)
-        meeting.source.set_result(source)
-        try:
-            await meeting.done
-        finally:
-            self._meetings.pop(key, None)
+            meeting.fail("the node has begun this transfer anew")
+        else:
+            meeting.nbytes = nbytes
+            meeting.source.set_result(source)
+        await asyncio.shield(meeting.done)
 
-    async def take(self, key: TransferKey) -> AsyncIterator[bytes]:
-        """Waits for the stream of a transfer and yields its chunks.
+    def answer(self, key: TransferKey, error: str) -> None:
+        """Notes what a node says of an upload; nobody may be waiting."""
+        meeting = self._meetings.get(key)
+        if meeting is not None:
+            meeting.answer(error)
 
-        Raises:
-            ConnectionError: The session ended, or the other side went away.
-        """
-        meeting = self.meet(key)
-        try:
-            source = await meeting.source
-            async for chunk in source:
-                yield chunk
-            if not meeting.done.done():
-                meeting.done.set_result(None)
-        finally:
-            self._meetings.pop(key, None)
-            if not meeting.done.done():
-                _fail(meeting.done, "the receiver went away")
+    def break_off(self, node: str) -> None:
+        """Fails every transfer that needs a node whose connection broke."""
+        for meeting in list(self._meetings.values()):
+            if meeting.node == node:
+                meeting.fail("the connection to the worker's node broke")
 
     def end_session(self, session: int) -> None:
         """Fails every transfer of a session."""
-        for key in [key for key in self._meetings if key[0] == session]:
-            meeting = self._meetings.pop(key)
-            _fail(meeting.source, "the session ended")
-            _fail(meeting.done, "the session ended")
+        for key, meeting in list(self._meetings.items()):
+            if key[0] == session:
+                meeting.fail("the session ended")
 
 
-def _fail(future: asyncio.Future[AsyncIterator[bytes]] | asyncio.Future[None], why: str) -> None:
+def _fail(
+    future: asyncio.Future[AsyncIterator[bytes]] | asyncio.Future[None], error: Exception
+) -> None:
     if not future.done():
-        future.set_exception(ConnectionError(why))
+        future.set_exception(error)
         future.exception()  # nobody may be waiting; that is no error of its own

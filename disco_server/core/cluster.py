@@ -48,6 +48,7 @@ class Cluster:
         placer: Decides which ranks go where.
         min_slots: How many slots a node must offer to be let in.
         node_return: Seconds in which a node whose connection broke may come back.
+        max_sessions: How many sessions there may be, those that wait for slots included.
 
     Attributes:
         members: The nodes.
@@ -64,8 +65,10 @@ class Cluster:
         placer: Placer = place,
         min_slots: int = 1,
         node_return: float = 2.0,
+        max_sessions: int = 1024,
     ) -> None:
         self._place = placer
+        self._max_sessions = max_sessions
         self._node_return = node_return
         self._session_lease = session_lease
         self._node_lease = node_lease
@@ -194,6 +197,12 @@ class Cluster:
         if self.draining:
             message = "the controller is shutting down and takes no new sessions"
             return self.end(session.session, End(EndReason.DRAINED, message))
+        if len(self.sessions) > self._max_sessions:
+            message = (
+                f"the controller has {self._max_sessions} sessions, as many as it takes; end one, "
+                "or start it with a greater --max-sessions"
+            )
+            return self.end(session.session, End(EndReason.NO_SLOTS, message))
         self._queue.append(session.session)
         effects = self._place_waiting()
         if session.state is SessionState.QUEUED:

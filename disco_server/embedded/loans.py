@@ -49,6 +49,11 @@ class Loan:
         with self._lock:
             self._lent = None
 
+    def drop(self) -> None:
+        """Gives the client's memory back: no worker wants the bytes."""
+        with self._lock:
+            self._give_back()
+
     def take(self) -> Bytes:
         """Returns an array of its own with the bytes.
 
@@ -96,15 +101,29 @@ class Loans:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._loans: dict[int, Loan] = {}
+        self._unwanted: set[int] = set()
         self._closed = False
 
     def lend(self, ticket: int, data: memoryview) -> Loan:
         """Puts an array under its ticket."""
         loan = Loan(data)
         with self._changed:
-            self._loans[ticket] = loan
-            self._changed.notify_all()
+            if ticket in self._unwanted:
+                self._unwanted.discard(ticket)
+                loan.drop()
+            else:
+                self._loans[ticket] = loan
+                self._changed.notify_all()
         return loan
+
+    def discard(self, ticket: int) -> None:
+        """Lets go of an array that no command will take, now or when it comes."""
+        with self._changed:
+            loan = self._loans.pop(ticket, None)
+            if loan is None:
+                self._unwanted.add(ticket)
+            else:
+                loan.drop()
 
     def get(self, ticket: int) -> Loan:
         """Waits for the array of a ticket.

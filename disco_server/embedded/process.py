@@ -10,7 +10,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -353,6 +353,11 @@ class ProcessTransport(Bound):
         """Gives an array's bytes to a worker; returns when they may be changed."""
         self.check_alive()
         self._arrays.upload(ticket, self._children.ranks[worker], data)
+
+    def give_up(self, uploads: Sequence[tuple[int, int]]) -> None:
+        """Says of arrays, by ticket and worker, that no upload of them will begin."""
+        for ticket, worker in uploads:
+            self._arrays.give_up(ticket, self._children.ranks[worker])
 
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
         """Fills a buffer with the array that a worker offered."""

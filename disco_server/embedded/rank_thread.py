@@ -201,6 +201,10 @@ class RankThread(ArrayPorter):
         """
         self.loans.get(ticket).copy_into(out.reshape(-1).view(np.uint8))
 
+    def discard(self, ticket: int) -> None:
+        """Lets go of an uploaded array that no command will collect."""
+        self.loans.discard(ticket)
+
     # The end ----------------------------------------------------------------------------
 
     def join(self, timeout: float) -> bool:

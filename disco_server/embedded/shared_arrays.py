@@ -67,8 +67,7 @@ class SharedArrays:
             self._await_room(len(data))
             array = self._fill(ticket, child, data)
         except BaseException as error:
-            # The rank waits for the array by now.
-            self._tell(child, Kind.ARRAY_MORE, ticket=ticket, error="the upload was broken off")
+            self.give_up(ticket, child)
             if isinstance(error, OSError):
                 msg = f"no shared memory for an array of {len(data)} bytes: {error}"
                 raise SessionError(msg) from error
@@ -77,6 +76,10 @@ class SharedArrays:
             self._under_way.setdefault(child.worker, []).append(len(data))
         array.grown(len(data))
         os.close(array.fd)
+
+    def give_up(self, ticket: int, child: RankChild) -> None:
+        """Tells a rank, which may wait for it, that an array will not come."""
+        self._tell(child, Kind.ARRAY_MORE, ticket=ticket, error="the upload was broken off")
 
     def _fill(self, ticket: int, child: RankChild, data: memoryview) -> FilledArray:
         """Copies an array into memory; the rank hears of all of it but the end."""

@@ -7,6 +7,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 
 from disco_client.arguments import check_session
 from disco_client.errors import ConfigError, SessionClosed, SessionError, WorkerLost, worker_lost
@@ -209,6 +210,11 @@ class ThreadTransport(Bound):
         except BaseException:
             loan.break_off()
             raise
+
+    def give_up(self, uploads: Sequence[tuple[int, int]]) -> None:
+        """Says of arrays, by ticket and worker, that no upload of them will begin."""
+        for ticket, worker in uploads:
+            self._ranks[worker].loans.lend(ticket, memoryview(b"")).break_off()
 
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
         """Refuses: answers are objects here, so no array is ever offered."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
 
+from disco_client.wire.codec import EncodedValue, decode_args
 from disco_client.wire.porter import ArrayPorter
+from disco_client.wire.tickets import tickets_in
 from disco_client.wire.values import is_array
 from disco_server.devices.base import on_device
 from disco_server.runtime.context import Worker
@@ -29,6 +31,7 @@ class DevicePorter(ArrayPorter):
     def __init__(self, worker: Worker, inner: ArrayPorter) -> None:
         self._worker = worker
         self._inner = inner
+        self._collected: set[int] = set()
 
     def knows(self, value: object) -> bool:
         """Whether it is an array on the worker's GPU."""
@@ -52,6 +55,7 @@ class DevicePorter(ArrayPorter):
     def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
         """Returns the array that was offered under this ticket, on the worker's device."""
         arrays = self._worker.arrays
+        self._collected.add(ticket)
         if arrays.on_host:
             return self._inner.collect(ticket, dtype, shape)
         out = arrays.empty(shape, dtype)
@@ -60,11 +64,28 @@ class DevicePorter(ArrayPorter):
 
     def collect_into(self, ticket: int, out: Any) -> None:
         """Fills an array with the one of its dtype and size under this ticket."""
+        self._collected.add(ticket)
         if is_array(out):
             self._inner.collect_into(ticket, out)
             return
         with contextlib.closing(self._inner.collect_pieces(ticket, out.dtype, out.shape)) as pieces:
             self._worker.arrays.fill_pieces(out, pieces)
+
+    def collect_on_host(self, value: EncodedValue, read: Callable[[int], Any]) -> Any:
+        """Decodes a value whose arrays are to stay in the host's memory."""
+        self._collected.update(tickets_in((value,)))
+        return decode_args((value,), read, self._inner)[0]
+
+    def begin(self) -> None:
+        """A command begins: what it collects is told apart from what it does not."""
+        if self._collected:
+            self._collected.clear()
+
+    def let_go(self, values: Iterable[EncodedValue]) -> None:
+        """Lets go of the arrays of a command that has not collected them, and will not."""
+        for ticket in tickets_in(values):
+            if ticket not in self._collected:
+                self._inner.discard(ticket)
 
     def host_form(self, value: Any) -> Any:
         """A value with numpy's arrays in place of the device's; waits for them."""

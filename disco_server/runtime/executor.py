@@ -10,7 +10,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -36,7 +35,8 @@ from disco_server.runtime.context import Worker
 from disco_server.runtime.device_porter import DevicePorter
 from disco_server.runtime.errors import ArgumentRefused, describe_failure, repr_of
 from disco_server.runtime.fitting import check_call, check_fits, is_any_array
-from disco_server.runtime.functions import NamedCall, registry, resolve
+from disco_server.runtime.function_names import FunctionNames
+from disco_server.runtime.functions import NamedCall
 from disco_server.runtime.outlet import Outlet
 from disco_server.runtime.program import UNWRITTEN, Program, StepFailed, compile_program
 from disco_server.runtime.register_file import Poison, Poisoned, RegisterFile
@@ -62,12 +62,10 @@ class Executor:
         self._outlet = outlet
         self._porter = DevicePorter(worker, outlet.porter)
         self._live = outlet.live
-        names = {"patterns": worker.allow_modules, "functions": worker.allow_functions}
-        self._resolve = partial(resolve, **names)
         self._flight = worker.flight
         what, limit = what_of(Action.CALL_PACKED), worker.max_registers
         self.registers = worker.registers = RegisterFile(what, limit)
-        self._names: dict[int, tuple[object, str]] = {}
+        self._names = FunctionNames(worker, self.registers)
         self.seq = 0
         self._acked = 0
         self._bytes = 0
@@ -145,6 +143,7 @@ class Executor:
         here = not target or target == self._worker.worker_id + 1
         self._flight.kinds[seq & SLOT_MASK] = self._what(command, here=here)
         if here:
+            self._porter.begin()
             handler = self._handlers.get(command.action)
             if handler is None:
                 self._refuse_action(seq, command)
@@ -243,31 +242,24 @@ class Executor:
             result = func(*args)
             registers.write(command.reg, result)
             if isinstance(result, NamedCall):
-                self._name(command.reg, result.name)
+                self._names.label(command.reg, result.name)
         except Poisoned as read:
+            self._porter.let_go(command.args)
             self._skip(seq, command.reg, read.poison)
         except Exception as error:  # noqa: BLE001  (user code may raise anything)
             self._fail(seq, command, error)
-
-    def _name(self, register: int, name: str, action: int = Action.CALL_PACKED) -> None:
-        """Tells the flight recorder what is called when this register's content is."""
-        self.registers.labels[register] = self._flight.label_of(action, name)
 
     def _get_function(self, seq: int, command: EncodedCommand) -> None:
         try:
             name = self._args(command)[0]
             what = self._flight.label_of(command.action, str(name))
             self._flight.kinds[seq & SLOT_MASK] = what
-            func = self._resolve(str(name))
-            if str(name) not in registry():
-                self._worker.audit("function imported", str(name), "")
+            func = self._names.find(str(name))
         except Exception as error:  # noqa: BLE001  (a module may raise anything when imported)
             self._fail(seq, command, error)
             return
         if command.reg:
-            self.registers.write(command.reg, func)
-            self._names[command.reg] = func, str(name)
-            self._name(command.reg, str(name))
+            self._names.put(command.reg, func, str(name))
 
     def _kill(self, _seq: int, command: EncodedCommand) -> None:
         if command.args:  # a client that knows of none begins
@@ -320,7 +312,7 @@ class Executor:
                 return
             self._copy_into(self.registers.read(command.reg), command.args[0])
         except Poisoned:
-            pass  # the cause is known to the client already
+            self._porter.let_go(command.args)  # the cause is known to the client already
         except Exception as error:  # noqa: BLE001  (whatever came is reported)
             # An array that was there may be overwritten in part; a new one has not come.
             self._fail(seq, command, error, poison=is_new)
@@ -353,7 +345,7 @@ class Executor:
             self._fail(seq, command, error)
         else:
             self.registers.write(command.reg, program)
-            self._name(command.reg, command.program.name, Action.RUN_PROGRAM)
+            self._names.label(command.reg, command.program.name, Action.RUN_PROGRAM)
 
     def _run_program(self, seq: int, command: EncodedCommand) -> None:
         results: list[Any] = [UNWRITTEN] * len(command.results)
@@ -366,7 +358,7 @@ class Executor:
             try:
                 program.run(self._args(command), results, self.registers.read)
             except StepFailed as failed:
-                name = failed.function or self._name_in(failed.register)
+                name = failed.function or self._names.of(failed.register)
                 inside = program.defined, failed.step
                 poison = self._report(seq, failed.error, name, inside)
         except Poisoned as found:
@@ -375,6 +367,8 @@ class Executor:
             self._worker.cannot_enter(seq)
         except Exception as error:  # noqa: BLE001  (whatever came is reported)
             poison = self._report(seq, error, ACTION_NAMES[command.action])
+        if poison is not None:
+            self._porter.let_go(command.args)
         for register, result in zip(command.results, results, strict=True):
             self.registers.write(register, poison if result is UNWRITTEN else result)
 
@@ -399,7 +393,7 @@ class Executor:
         if fits and array.WhichOneof("data") == "ticket" and held.flags.c_contiguous:
             self._porter.collect_into(array.ticket, held.reshape(-1))
             return
-        came = decode_args((value,), self.registers.read, self._outlet.porter)[0]
+        came = self._porter.collect_on_host(value, self.registers.read)
         check_fits(held, came.shape, came.dtype)
         if is_array(held):
             held[...] = came.reshape(held.shape)
@@ -444,7 +438,8 @@ class Executor:
     def _fail(
         self, seq: int, command: EncodedCommand, error: Exception, *, poison: bool = True
     ) -> None:
-        name = self._name_in(command.func) or ACTION_NAMES.get(command.action, "")
+        self._porter.let_go(command.args)
+        name = self._names.of(command.func) or ACTION_NAMES.get(command.action, "")
         cause = self._report(seq, error, name)
         if poison and command.action in _WRITES and command.reg:
             self.registers.write(command.reg, cause)
@@ -476,15 +471,6 @@ class Executor:
         self._send(reply, seq)
         self._worker.cannot_enter(seq)
         return Poison(failure, kind)
-
-    def _name_in(self, register: int) -> str:
-        """The name of the function in a register, where it was found by name or has one."""
-        held = self.registers.slots[register] if register < len(self.registers.slots) else None
-        if isinstance(held, NamedCall):
-            return held.name
-        func, name = self._names.get(register, (None, ""))
-        # The register may hold another function by now.
-        return name if register and self.registers.holds(register, func) else ""
 
 
 _CALL: Any = Action.CALL_PACKED

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import Generator
-from functools import partial
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
-from disco_client.pb import controller_pb2
-from disco_client.transport.shared import SharedPool
-from disco_server.channels.growing import FilledArray, GrowingArray
+import grpc
 
-__all__ = ["ArrayDesk", "NotAdmitted", "admit", "incoming"]
+from disco_client.pb import controller_pb2
+from disco_server.channels.growing import FilledArray, GrowingArray
+from disco_server.worker.lent_arrays import LentArrays
+from disco_server.worker.uploads import Uploads
+
+__all__ = ["ArrayDesk", "NotAdmitted", "admit", "incoming", "outgoing"]
 
 
 class NotAdmitted(Exception):
@@ -34,38 +35,28 @@ class ArrayDesk(Protocol):
         """Cancels a task when the transfer's session ends, and waits for it."""
         ...
 
-    def memory(self, transfer: controller_pb2.Transfer) -> SharedPool:
-        """Where memory for an array comes from.
+    def uploads(self, transfer: controller_pb2.Transfer) -> Uploads:
+        """The arrays on their way to the ranks of the transfer's session.
 
         Raises:
             KeyError: There is no such session.
         """
         ...
 
-    def hand_in(self, transfer: controller_pb2.Transfer, there: int, fd: int | None = None) -> None:
-        """Tells a rank how much of an array is in its memory.
-
-        Args:
-            transfer: Which array.
-            there: How many of its bytes.
-            fd: The memory, when the rank is told for the first time; closed here.
-        """
-        ...
-
-    def refuse(self, transfer: controller_pb2.Transfer, why: str) -> None:
-        """Tells a rank that an array, or the rest of it, will not come."""
-        ...
-
-    def hand_out(self, transfer: controller_pb2.Transfer) -> GrowingArray:
-        """Returns an array that a rank offers, and may still be filling.
+    def check_size(self, transfer: controller_pb2.Transfer) -> None:
+        """Refuses an array that is larger than may come here.
 
         Raises:
-            KeyError: There is none under this ticket.
+            OSError: It is.
         """
         ...
 
-    def give_back(self, transfer: controller_pb2.Transfer, array: GrowingArray) -> None:
-        """Returns the memory of an array that was handed out, which nobody uses any more."""
+    def lent(self, transfer: controller_pb2.Transfer) -> LentArrays:
+        """The arrays that the ranks of the transfer's session offer.
+
+        Raises:
+            KeyError: There is no such session.
+        """
         ...
 
 
@@ -85,24 +76,61 @@ def admit(desk: ArrayDesk | None, transfer: controller_pb2.Transfer) -> ArrayDes
     return desk
 
 
-@contextlib.contextmanager
-def incoming(desk: ArrayDesk, transfer: controller_pb2.Transfer) -> Generator[FilledArray]:
+@contextlib.asynccontextmanager
+async def incoming(
+    desk: ArrayDesk, transfer: controller_pb2.Transfer, *, again: bool = True
+) -> AsyncGenerator[FilledArray | None]:
     """Makes room for an array, which the block fills; a rank that waits hears where it fails.
 
-    The memory of one that was broken off is not used again, for its sender may have
-    it still.
+    The block gets None where the array was here already, and drops what comes.
+
+    Args:
+        desk: The desk.
+        transfer: Which array.
+        again: Whether one that breaks off may be sent again. Its memory is then used
+            on; otherwise never, for its sender may have it still.
 
     Raises:
         OSError: There is no room, or what the block raised.
     """
-    fd = -1
+    uploads = desk.uploads(transfer)
     try:
-        fd = desk.memory(transfer).take(transfer.nbytes)
-        yield FilledArray(fd, transfer.nbytes, partial(desk.hand_in, transfer))
-    except BaseException as error:
-        told = isinstance(error, OSError) and not isinstance(error, ConnectionError)
-        desk.refuse(transfer, str(error) if told else "the upload was broken off")
+        desk.check_size(transfer)
+        array = await uploads.begin(transfer)
+        yield array
+    except (asyncio.CancelledError, ConnectionError, grpc.RpcError):
+        if again:
+            uploads.break_off(transfer)
+        else:
+            uploads.fail(transfer, "the upload was broken off")
         raise
+    except BaseException as error:
+        told = isinstance(error, OSError)
+        uploads.fail(transfer, str(error) if told else "the upload was broken off")
+        raise
+    if array is not None:
+        uploads.complete(transfer)
+
+
+@contextlib.asynccontextmanager
+async def outgoing(
+    desk: ArrayDesk, transfer: controller_pb2.Transfer, *, again: bool = True
+) -> AsyncGenerator[GrowingArray]:
+    """Gives an array that a rank offers to the block, for a client.
+
+    Args:
+        desk: The desk.
+        transfer: Which array.
+        again: Whether the client says when it has the array, and may ask again until then.
+
+    Raises:
+        KeyError: The rank offers none under this ticket.
+    """
+    lent = desk.lent(transfer)
+    array = await lent.lend(transfer.worker, transfer.ticket)
+    try:
+        yield array
     finally:
-        if fd >= 0:
-            os.close(fd)
+        if not again:
+            lent.confirm(transfer.worker, transfer.ticket)
+        lent.release(transfer.worker, transfer.ticket)

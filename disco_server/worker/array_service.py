@@ -6,6 +6,7 @@ service.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
@@ -20,8 +21,9 @@ from disco_server.channels.calls import parsed
 from disco_server.channels.tls import add_port
 from disco_server.config import Address
 from disco_server.guarding import Guard
-from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit, incoming
+from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit, incoming, outgoing
 from disco_server.worker.arrays import receive_array, send_array
+from disco_server.worker.uploads import BrokenOff
 
 __all__ = ["ArrayService"]
 
@@ -89,10 +91,14 @@ class ArrayService:
 
     async def _admit(self, transfer: controller_pb2.Transfer, context: Any) -> ArrayDesk:
         try:
-            return admit(self._desk(), transfer)
+            desk = admit(self._desk(), transfer)
         except NotAdmitted as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise AssertionError from None  # abort() raises; this tells the type checker
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  (this runs in one)
+        desk.attend(transfer, task)
+        return desk
 
     async def _upload(
         self, stream: AsyncIterator[bytes], context: Any
@@ -104,21 +110,26 @@ class ArrayService:
             transfer = controller_pb2.Transfer()
         desk = await self._admit(transfer, context)
         try:
-            with incoming(desk, transfer) as array:
-                await receive_array(stream, transfer.nbytes, array.fd, array.grown)
+            if transfer.error:
+                await desk.uploads(transfer).give_up(transfer)
+                return controller_pb2.UploadResult()
+            async with incoming(desk, transfer) as array:
+                if array is not None:
+                    await receive_array(stream, transfer.nbytes, array.fd, array.grown)
+        except BrokenOff as error:
+            await context.abort(grpc.StatusCode.ABORTED, str(error))
         except OSError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         return controller_pb2.UploadResult(nbytes=transfer.nbytes)
 
     async def _download(self, transfer: controller_pb2.Transfer, context: Any) -> None:
         desk = await self._admit(transfer, context)
+        if transfer.there:
+            desk.lent(transfer).confirm(transfer.worker, transfer.ticket)
+            return
         try:
-            array = desk.hand_out(transfer)
+            async with outgoing(desk, transfer) as array:
+                async for chunk in send_array(array):
+                    await context.write(chunk)
         except KeyError:
             await context.abort(grpc.StatusCode.NOT_FOUND, "the worker offers no such array")
-            raise AssertionError from None
-        try:
-            async for chunk in send_array(array):
-                await context.write(chunk)
-        finally:
-            desk.give_back(transfer, array)

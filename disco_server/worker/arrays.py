@@ -24,6 +24,7 @@ from disco_client.wire.arrays import (
     encode_end,
 )
 from disco_server.channels.growing import GrowingArray
+from disco_server.worker.uploads import BrokenOff
 
 __all__ = ["ArrayCarrier", "receive_array", "send_array", "wait_for"]
 
@@ -44,18 +45,23 @@ async def receive_array(
             when the stream has ended there.
 
     Raises:
-        OSError: What came is of another size.
+        BrokenOff: Less came. gRPC shows a stream that was cut as one that ended.
+        OSError: More came, or the sender says why no more will.
         grpc.RpcError: The sender went away.
     """
     at = 0
     async for raw in chunks:
         data = chunk_data(raw)
-        _check_size(nbytes, at + len(data), at_most=True)
+        if at + len(data) > nbytes:
+            msg = f"expected an array of {nbytes} bytes, got {at + len(data)} or more"
+            raise OSError(msg)
         write_shared(fd, data, at)
         at += len(data)
         if at < nbytes:
             grown(at)
-    _check_size(nbytes, at)
+    if at < nbytes:
+        msg = f"expected an array of {nbytes} bytes, got {at}"
+        raise BrokenOff(msg)
     grown(at)
 
 
@@ -89,12 +95,6 @@ async def wait_for(array: GrowingArray, end: int) -> None:
         changed = asyncio.Event()
         array.on_change = changed.set
         await changed.wait()
-
-
-def _check_size(expected: int, got: int, *, at_most: bool = False) -> None:
-    if got > expected or (got < expected and not at_most):
-        msg = f"expected an array of {expected} bytes, got {got}{' or more' * at_most}"
-        raise OSError(msg)
 
 
 class ArrayCarrier:
@@ -131,7 +131,11 @@ class ArrayCarrier:
         return chunks
 
     async def push(self, transfer: controller_pb2.Transfer, data: AsyncIterator[bytes]) -> None:
-        """Sends an array in encoded chunks to the client.
+        """Sends an array in encoded chunks towards the client.
+
+        Args:
+            transfer: Which one, and its size.
+            data: The chunks.
 
         Raises:
             ConnectionError: There is no connection.

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2, memory_pb2
 from disco_client.transport.memory_frames import MEMORY_SCHEME, READ_BYTES, pack, unpack
-from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit, incoming
+from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit, incoming, outgoing
 from disco_server.worker.arrays import wait_for
 
 __all__ = ["MemoryService"]
@@ -149,25 +149,28 @@ class MemoryService:
 
     async def _upload(self, sock: socket.socket, transfer: controller_pb2.Transfer) -> None:
         desk = self._admit(transfer)
-        with incoming(desk, transfer) as array:
-            _say(sock, memory_pb2.MemoryReply(granted=transfer.nbytes), array.fd)
-            await _hear_done(sock)
-            array.grown(transfer.nbytes)
+        if transfer.error:
+            await desk.uploads(transfer).give_up(transfer)
+        else:
+            # A socket on this machine breaks with one of its ends only, so a client that
+            # has left will not send the array again.
+            async with incoming(desk, transfer, again=False) as array:
+                if array is not None:
+                    _say(sock, memory_pb2.MemoryReply(granted=transfer.nbytes), array.fd)
+                    await _hear_done(sock)
+                    array.grown(transfer.nbytes)
         _say(sock, memory_pb2.MemoryReply(taken=True))
 
     async def _download(self, sock: socket.socket, transfer: controller_pb2.Transfer) -> None:
         desk = self._admit(transfer)
         try:
-            array = desk.hand_out(transfer)
+            async with outgoing(desk, transfer, again=False) as array:
+                await wait_for(array, array.nbytes)
+                _say(sock, memory_pb2.MemoryReply(granted=array.nbytes), array.fd)
+                await asyncio.get_running_loop().sock_recv(sock, 1)  # until it closes
         except KeyError:
             msg = "the worker offers no such array"
             raise _Refused(msg) from None
-        try:
-            await wait_for(array, array.nbytes)
-            _say(sock, memory_pb2.MemoryReply(granted=array.nbytes), array.fd)
-            await asyncio.get_running_loop().sock_recv(sock, 1)  # until it closes
-        finally:
-            desk.give_back(transfer, array)
 
 
 def _say(sock: socket.socket, reply: memory_pb2.MemoryReply, fd: int | None = None) -> None:

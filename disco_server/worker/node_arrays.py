@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
 
 from disco_client.pb import controller_pb2
-from disco_client.transport.shared import SharedPool
+from disco_client.wire.arrays import TICKETS_SHIFT
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
-from disco_server.channels.frames import FrameReader, frame
+from disco_server.channels.frames import FrameReader
 from disco_server.channels.growing import GrowingArray
-from disco_server.worker.array_desk import incoming
+from disco_server.worker.array_desk import incoming, outgoing
 from disco_server.worker.arrays import ArrayCarrier, receive_array, send_array
+from disco_server.worker.lent_arrays import LentArrays
 from disco_server.worker.node_session import NodeSession
+from disco_server.worker.uploads import Uploads
 
 __all__ = ["NodeArrays"]
 
@@ -29,14 +31,20 @@ class NodeArrays:
         sessions: The sessions that run here at any moment.
         carrier: Moves arrays over the connection to the controller.
         max_bytes: How large an array may be that a client brings.
+        post: Sends an encoded envelope to the controller.
     """
 
     def __init__(
-        self, sessions: Mapping[int, NodeSession], carrier: ArrayCarrier, max_bytes: int
+        self,
+        sessions: Mapping[int, NodeSession],
+        carrier: ArrayCarrier,
+        max_bytes: int,
+        post: Callable[[bytes], object],
     ) -> None:
         self._sessions = sessions
         self._max_bytes = max_bytes
         self._carrier = carrier
+        self._post = post
 
     # What ranks say ----------------------------------------------------------------
 
@@ -83,12 +91,19 @@ class NodeArrays:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    def memory(self, transfer: controller_pb2.Transfer) -> SharedPool:
-        """Where memory for an array comes from: what a session used before, it uses again.
+    def uploads(self, transfer: controller_pb2.Transfer) -> Uploads:
+        """The arrays on their way to the ranks of the transfer's session; see `ArrayDesk`.
 
         Raises:
             KeyError: There is no such session.
-            OSError: The array is larger than the node's settings allow.
+        """
+        return self._sessions[transfer.session].uploads
+
+    def check_size(self, transfer: controller_pb2.Transfer) -> None:
+        """Refuses an array that is larger than the node's settings allow; see `ArrayDesk`.
+
+        Raises:
+            OSError: It is.
         """
         if transfer.nbytes > self._max_bytes:
             msg = (
@@ -96,78 +111,68 @@ class NodeArrays:
                 f"{transfer.nbytes}; start disco-worker with a larger --max-array-mib"
             )
             raise OSError(msg)
-        return self._sessions[transfer.session].memory
 
-    def hand_in(self, transfer: controller_pb2.Transfer, there: int, fd: int | None = None) -> None:
-        """Tells a rank how much of an array is in its memory; see `ArrayDesk`."""
-        kind = Kind.ARRAY_MORE if fd is None else Kind.ARRAY_IN
-        self._send(transfer, kind, _told(transfer, there), fd)
-
-    def refuse(self, transfer: controller_pb2.Transfer, why: str) -> None:
-        """Tells a rank, which waits for it, that an array or its rest will not come."""
-        self._send(transfer, Kind.ARRAY_MORE, _told(transfer, error=why))
-
-    def hand_out(self, transfer: controller_pb2.Transfer) -> GrowingArray:
-        """Returns an array that a rank offers, and may still be filling.
+    def lent(self, transfer: controller_pb2.Transfer) -> LentArrays:
+        """The arrays that the ranks of the transfer's session offer; see `ArrayDesk`.
 
         Raises:
-            KeyError: There is none under this ticket.
+            KeyError: There is no such session.
         """
-        return self._sessions[transfer.session].offers.take(transfer.worker, transfer.ticket)
-
-    def give_back(self, transfer: controller_pb2.Transfer, array: GrowingArray) -> None:
-        """Returns the memory of an array that was handed out; nobody may use it any more.
-
-        A rank that still fills it takes it back afterwards.
-        """
-        fd, array.fd = array.fd, -1
-        if fd >= 0:
-            self._send(transfer, Kind.ARRAY_BACK, b"", fd)
-
-    def _send(
-        self, transfer: controller_pb2.Transfer, kind: Kind, payload: bytes, fd: int | None = None
-    ) -> None:
-        session = self._sessions.get(transfer.session)
-        handle = session.ranks.get(transfer.worker) if session is not None else None
-        if handle is not None:
-            handle.send(frame(envelope(kind, payload, session=transfer.session)), fd)
-        elif fd is not None:
-            os.close(fd)
+        return self._sessions[transfer.session].lent
 
     # By way of the controller --------------------------------------------------------
 
     async def fetch(self, session: NodeSession, transfer: controller_pb2.Transfer) -> None:
-        """Fetches an array that a client has brought to the controller."""
+        """Fetches an array that a client has brought to the controller, and answers it.
+
+        Where the array was here already, or the client gives it up, there is only the
+        answer. An answer that is lost with the connection is given again when the
+        client sends again.
+        """
+        error = ""
         try:
-            with incoming(self, transfer) as array:
-                chunks = self._carrier.fetch(transfer)
-                await receive_array(chunks, transfer.nbytes, array.fd, array.grown)
-        except grpc.RpcError as error:
-            session.log.debug("an upload ended early: %s", error)
-        except OSError as error:
+            if transfer.error:
+                await session.uploads.give_up(transfer)
+            else:
+                async with incoming(self, transfer) as array:
+                    if array is not None:
+                        chunks = self._carrier.fetch(transfer)
+                        await receive_array(chunks, transfer.nbytes, array.fd, array.grown)
+        except (grpc.RpcError, ConnectionError) as broke:
+            session.log.debug("an upload was cut: %s", broke)
+            return  # the client knows, or is gone
+        except OSError as failed:
+            error = str(failed)
             session.log.warning("an upload of %d bytes failed: %s", transfer.nbytes, error)
+        answer = controller_pb2.Transfer(
+            ticket=transfer.ticket, worker=transfer.worker, nbytes=transfer.nbytes, error=error
+        )
+        self._post(envelope(Kind.FETCH, answer.SerializeToString(), session=session.session))
 
     async def push(self, session: NodeSession, transfer: controller_pb2.Transfer) -> None:
-        """Sends an array that a rank offers to the controller, for a client."""
+        """Sends an array that a rank offers to the controller, for a client that has not got it."""
+        if transfer.there:
+            session.lent.confirm(transfer.worker, transfer.ticket)
+            return
         try:
-            array = self.hand_out(transfer)
+            async with outgoing(self, transfer) as array:
+                transfer.nbytes = array.nbytes
+                await self._carrier.push(transfer, send_array(array))
         except KeyError:
-            array = GrowingArray(-1, transfer.nbytes, error="the worker offers no such array")
-        try:
-            await self._carrier.push(transfer, send_array(array))
-        except grpc.RpcError as error:
-            session.log.debug("a download ended early: %s", error)
-        finally:
-            self.give_back(transfer, array)
+            nothing = GrowingArray(-1, 1, error="the worker offers no such array")
+            with contextlib.suppress(grpc.RpcError, ConnectionError):
+                await self._carrier.push(transfer, send_array(nothing))
+        except (grpc.RpcError, ConnectionError) as broke:
+            session.log.debug("a download was cut: %s", broke)
 
+    async def abandon(self, session: NodeSession) -> None:
+        """Lets go of what a program was sending or fetching that will not come back.
 
-def _told(transfer: controller_pb2.Transfer, there: int = 0, error: str = "") -> bytes:
-    """What a rank is told about an array; the session's secret is not its business."""
-    return controller_pb2.Transfer(
-        session=transfer.session,
-        ticket=transfer.ticket,
-        worker=transfer.worker,
-        nbytes=transfer.nbytes,
-        there=there,
-        error=error,
-    ).SerializeToString()
+        Another one begins behind the commands that are here: what those wait for and
+        has not come will not come.
+        """
+        why = "the program that sent it is gone"
+        newest = session.received << TICKETS_SHIFT
+        await asyncio.gather(session.uploads.abandon(why), session.lent.abandon())
+        for worker in session.ranks:
+            session.uploads.abandon_unseen(worker, newest, why)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from disco_client.pb import node_pb2
+from disco_client.pb import controller_pb2, node_pb2
 from disco_client.transport.shared import SharedPool
+from disco_client.wire.codec import Kind, envelope
+from disco_server.channels.frames import frame
 from disco_server.channels.growing import Offers
 from disco_server.observe.logs import BoundLogger
 from disco_server.worker.kept_replies import KeptReplies
+from disco_server.worker.lent_arrays import LentArrays
 from disco_server.worker.opening import Opening, init_seconds
 from disco_server.worker.pmi import PmiNode
 from disco_server.worker.rank_handle import RankHandle
+from disco_server.worker.uploads import Uploads
 
 __all__ = ["NodeSession"]
 
@@ -29,6 +34,8 @@ class NodeSession:
         log: Names the session in each line.
         offers: The arrays that its ranks offer.
         memory: For arrays, to use again.
+        uploads: The arrays on their way to its ranks.
+        lent: Those of what they offer that a client has asked for.
         ranks: Its processes here.
         assigned: Of each rank, done when it is ready.
         ready: Whether all of them are.
@@ -63,6 +70,8 @@ class NodeSession:
     orphan: asyncio.TimerHandle | None = None
     pmi: PmiNode | None = None
     opening: Opening = field(init=False)
+    uploads: Uploads = field(init=False)
+    lent: LentArrays = field(init=False)
     ending: bool = False
     audited: OrderedDict[tuple[str, str, str], None] = field(
         default_factory=OrderedDict[tuple[str, str, str], None]
@@ -70,12 +79,45 @@ class NodeSession:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])
 
     def __post_init__(self) -> None:
+        self.uploads = Uploads(self.memory, self.tell_of_array, self.start.lease_s)
+        self.lent = LentArrays(self.offers, self.give_back, self.start.lease_s)
         self.opening = Opening(
             self.start.num_workers,
             init_seconds(),
             waiting=lambda: self.pmi.waiting if self.pmi is not None else (),
             pid=lambda worker: self.ranks[worker].pid,
         )
+
+    def tell_of_array(
+        self,
+        transfer: controller_pb2.Transfer,
+        there: int = 0,
+        fd: int | None = None,
+        error: str = "",
+    ) -> None:
+        """Tells a rank about an array for it; see :class:`TellRank`."""
+        told = controller_pb2.Transfer(
+            session=self.session,
+            ticket=transfer.ticket,
+            worker=transfer.worker,
+            nbytes=transfer.nbytes,
+            there=there,
+            error=error,
+            and_before=transfer.and_before,
+        )  # the session's secret is not the rank's business
+        kind = Kind.ARRAY_MORE if fd is None else Kind.ARRAY_IN
+        self._send(transfer.worker, kind, told.SerializeToString(), fd)
+
+    def give_back(self, worker: int, fd: int) -> None:
+        """Returns memory to a rank, which may use it again."""
+        self._send(worker, Kind.ARRAY_BACK, b"", fd)
+
+    def _send(self, worker: int, kind: Kind, payload: bytes, fd: int | None) -> None:
+        handle = self.ranks.get(worker)
+        if handle is not None:
+            handle.send(frame(envelope(kind, payload, session=self.session)), fd)
+        elif fd is not None:
+            os.close(fd)
 
     @property
     def share(self) -> node_pb2.NodeRanks:

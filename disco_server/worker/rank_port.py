@@ -87,6 +87,8 @@ class RankPort(ArrayPorter):
         self._looker.register(sock, select.POLLIN)
         self._frames: deque[EncodedEnvelope | None] = deque()
         self._arrays: dict[int, GrowingArray] = {}
+        self._unwanted: set[int] = set()
+        self._none_up_to = (0, "")
         self._unfilled: deque[_Offer] = deque()
         self._memory = SharedPool()
         self._tickets = 0
@@ -134,17 +136,27 @@ class RankPort(ArrayPorter):
                 continue
             received = EncodedEnvelope.FromString(raw)
             if received.kind in (Kind.ARRAY_IN, Kind.ARRAY_MORE):
-                told = controller_pb2.Transfer.FromString(received.payload)
-                if received.kind == Kind.ARRAY_IN:
-                    fd = self._reader.fds.popleft()
-                    self._arrays[told.ticket] = GrowingArray(fd, told.nbytes)
-                # One that failed before it had memory is heard of for the first time.
-                array = self._arrays.setdefault(told.ticket, GrowingArray(-1, told.nbytes))
-                array.grow(told.there, told.error)
+                self._told(received)
             elif received.kind == Kind.ARRAY_BACK:
                 self._memory.give(self._reader.fds.popleft())
             else:
                 self._frames.append(received)
+
+    def _told(self, received: EncodedEnvelope) -> None:
+        """Notes what the daemon says about an upload."""
+        told = controller_pb2.Transfer.FromString(received.payload)
+        if told.and_before:
+            self._none_up_to = told.ticket, told.error
+            return
+        if received.kind == Kind.ARRAY_IN:
+            fd = self._reader.fds.popleft()
+            self._arrays[told.ticket] = GrowingArray(fd, told.nbytes)
+        # One that failed before it had memory is heard of for the first time.
+        array = self._arrays.setdefault(told.ticket, GrowingArray(-1, told.nbytes))
+        array.grow(told.there, told.error)
+        if told.ticket in self._unwanted and array.settled:
+            self._unwanted.discard(told.ticket)
+            self._give_back(told.ticket, array)
 
     def _receive(self) -> list[bytes] | None:
         """Waits for frames; where a question was just answered, with open eyes at first."""
@@ -293,6 +305,9 @@ class RankPort(ArrayPorter):
         Other envelopes keep their order while this waits for some.
         """
         while ticket not in self._arrays:
+            newest, why = self._none_up_to
+            if ticket <= newest:
+                raise OSError(why)
             self._read()
         array, at = self._arrays[ticket], 0
 
@@ -312,6 +327,14 @@ class RankPort(ArrayPorter):
             yield read
         finally:
             self._give_back(ticket, array)
+
+    def discard(self, ticket: int) -> None:
+        """Gives the memory of an upload back that no command will collect, once it is there."""
+        array = self._arrays.get(ticket)
+        if array is not None and array.settled:
+            self._give_back(ticket, array)
+        else:
+            self._unwanted.add(ticket)
 
     def _give_back(self, ticket: int, array: GrowingArray) -> None:
         """Returns the memory of an upload when nobody writes there any more."""

@@ -72,7 +72,7 @@ class Supervisor:
         self._post = post
         self._fence = fence
         self._sessions: dict[int, NodeSession] = {}
-        self.arrays = NodeArrays(self._sessions, carrier, max_array_bytes)
+        self.arrays = NodeArrays(self._sessions, carrier, max_array_bytes, post)
         self._tasks: set[asyncio.Task[None]] = set()
         self._inspector = NodeInspector(node, self._sessions, post)
 
@@ -135,8 +135,10 @@ class Supervisor:
 
     def _received(self, session: NodeSession, kind: int, payload: bytes) -> None:
         """Forgets the replies that the client has, and sends the others again if it asks."""
-        replies = session.replies
-        replies.forget(controller_pb2.Received.FromString(payload).replies)
+        replies, known = session.replies, controller_pb2.Received.FromString(payload).replies
+        replies.forget(known)
+        if kind == Kind.RESUME and not known:  # another program than before
+            self._spawn(self.arrays.abandon(session), session)
         if not replies.full:
             for handle in session.ranks.values():
                 handle.go_on_reading()
@@ -414,6 +416,8 @@ class Supervisor:
         for task in list(session.tasks):
             task.cancel()
         await asyncio.gather(*session.tasks, return_exceptions=True)
+        session.uploads.close()
+        session.lent.close()
         session.offers.close()
         session.memory.close()
         sweep_shared_memory(kvsname(session.session))

@@ -35,6 +35,7 @@ def test_a_short_run_loses_nothing(monkeypatch, tmp_path, capsys):
     assert said["commands counted on each worker"] > 0
     assert "connect" in said["steps"]
     assert len(said["steps"]) >= 2
+    assert said["large transfers during faults"] > 0
     for what in ("lost", "executed twice"):
         assert said[f"commands {what}"] == 0
     assert "commands lost" in capsys.readouterr().out
@@ -59,6 +60,7 @@ def test_each_step_is_compared_with_numpy():
         running = Program(session, 1)
         for step in running._steps:
             step()
+        running.transfer()
         assert running.check() == (0, 0)
 
     for wrong in (np.ones(2), np.zeros(2, "f4"), np.zeros(3)):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
 import disco_client as di
+import disco_client.arrays
 
 PIECE = 4 << 20
 ODD = 3 * PIECE // 4 + 1
@@ -132,3 +135,51 @@ def test_copies_leave_no_descriptors(workers_of_their_own, session, tools, event
         lambda: all(p.num_fds() <= count for p, count in zip(processes, most, strict=True)),
         what="the descriptors to be closed",
     )
+
+
+def interrupt(*_):
+    """What Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def test_an_upload_that_never_begins_leaves_no_worker_waiting(session, monkeypatch):
+    """Ctrl-C between command and upload: the command fails, and the session goes on."""
+    array = numbers(PIECE // 4 + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(di.arrays.Uploads, "send", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.copy_to_worker_0(array)
+    with pytest.raises(di.RemoteError, match="the upload was broken off"):
+        session.sync_worker_0()
+    session.sync_all()
+    np.testing.assert_array_equal(session.copy_to_worker_0(array).numpy(), array)
+
+
+def held_for_uploads(process):
+    """How much memory for arrays a process has open."""
+    count = 0
+    for fd in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            count += "disco-array" in str(fd.readlink())
+    return count
+
+
+def test_what_a_skipped_command_would_have_taken_is_let_go(
+    session, workers_of_their_own, eventually
+):
+    """Its arrays are not kept until the session ends: a rank holds no more of them than before."""
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("looks for descriptors in /proc")
+    rank = psutil.Process(session.workers[0].pid)
+    failed = session.get_global_func("tests.no_such_function")
+    array = numbers(PIECE // 4 + 1)
+    for _ in range(2):
+        failed(array)
+    with pytest.raises(di.FunctionNotFound):
+        session.sync_all()
+    before = held_for_uploads(rank)
+    for _ in range(6):
+        failed([array, {"more": array}])
+    session.sync_all()
+    eventually(lambda: held_for_uploads(rank) <= before + 2, what="the rank to let go of arrays")
+    np.testing.assert_array_equal(session.copy_to_worker_0(array).numpy(), array)

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import grpc
 import numpy as np
+import psutil
 import pytest
 
 from disco_client import command_log, connect
+from disco_client.pb import controller_pb2
+from disco_client.transport.options import CHANNEL_OPTIONS, target
+from disco_client.wire.codec import (
+    Action,
+    EncodedBatch,
+    EncodedEnvelope,
+    Kind,
+    encode_value,
+    envelope,
+)
+from disco_client.wire.protocol import PROTOCOL
+from disco_server.worker.kept_replies import FULL_BYTES
 from fault_tools.processes import frozen, memory
+from fault_tools.proxy import Proxy
 
 MIB = 1 << 20
 SLACK = 48 * MIB
@@ -185,3 +201,98 @@ def test_who_stands_still_does_not_fill_the_others(node, gate, eventually, tmp_p
             after = all_memory(*running)
         assert client.stdout.readline() == "done\n", errors.read_text()[-3000:]
     assert all(now - then < SLACK for then, now in zip(before, after, strict=True))
+
+
+HELD = """
+import sys, disco_client
+session = disco_client.connect(sys.argv[1], num_workers=1, logs=False)
+kept = session.copy_to_worker_0([1.0] * 100_000)
+session.sync_all()
+print(session.workers[0].pid, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_session_of_a_frozen_client_ends_at_its_lease(daemons, eventually):
+    """Row 14: worker and registers are gone, its slot is free, and another session works on.
+
+    That a frozen peer is seen at all is tested with gRPC's options; here its connection
+    breaks at once.
+    """
+    controller = daemons.controller("--session-lease", "1")
+    daemons.worker(controller.address, "--slots", "2", "--warm", "0")
+    pipe = subprocess.PIPE
+    with (
+        Proxy(controller.address) as proxy,
+        connect(controller.address, num_workers=1, logs=False) as other,
+        subprocess.Popen(
+            [sys.executable, "-c", HELD, proxy.address], stdin=pipe, stdout=pipe, text=True
+        ) as client,
+    ):
+        try:
+            rank = int(client.stdout.readline())
+            with frozen(client.pid):
+                proxy.cut()
+                proxy.heal()
+                eventually(lambda: not psutil.pid_exists(rank), what="the end of its worker")
+                other.sync_all()
+                with connect(controller.address, num_workers=1, logs=False) as successor:
+                    successor.sync_all()
+        finally:
+            client.kill()
+
+
+QUESTIONS = 5000
+ANSWER = np.ones(60_000, "u1")
+"""So many of them are several times what a node keeps of answers."""
+
+
+def asking(session):
+    """A batch that puts an array on worker 0, and asks for it again and again."""
+    batch = EncodedBatch()
+    put = batch.commands.add(action=Action.COPY_TO_WORKER0, reg=1, worker_plus_one=1)
+    encode_value(put.args.add(), ANSWER)
+    put.args.add().bool = True
+    for _ in range(QUESTIONS):
+        batch.commands.add(action=Action.DEBUG_GET_FROM_REMOTE, reg=1, worker_plus_one=1)
+    payload = batch.SerializeToString()
+    return envelope(Kind.BATCH, payload, session=session, first_seq=1, last_seq=len(batch.commands))
+
+
+def test_a_client_that_never_reads_fills_nobody_s_memory(node, eventually, long_seconds):
+    """Row 14: its worker waits at last; others are served, and the lease frees what it had."""
+    controller, daemon = node(2, lease=1)
+    create = controller_pb2.CreateSession(
+        protocol=PROTOCOL, version="0", num_workers=1, num_groups=1, timeout_s=20
+    )
+    session, over = queue.SimpleQueue(), threading.Event()
+
+    def say():
+        yield envelope(Kind.CREATE, create.SerializeToString())
+        yield asking(session.get())
+        over.wait(60)
+
+    pids = [controller.process.pid, daemon.process.pid]
+    with (
+        connect(controller.address, num_workers=1, logs=False) as other,
+        grpc.insecure_channel(target(controller.address), options=CHANNEL_OPTIONS) as channel,
+    ):
+        other.sync_all()
+        before = all_memory(*pids)
+        call = channel.stream_stream("/disco.v1.SessionService/Open")(say())
+        received = next(
+            each for each in map(EncodedEnvelope.FromString, call) if each.kind == Kind.READY
+        )
+        (rank,) = controller_pb2.SessionReady.FromString(received.payload).ranks
+        session.put(received.session)
+        eventually(lambda: memory(pids[1]) - before[1] > 40 * MIB, what="answers that wait")
+        end = time.monotonic() + max(1.5, long_seconds)
+        while time.monotonic() < end:
+            other.sync_all()
+        after = all_memory(*pids)
+        assert all(now - then < FULL_BYTES + SLACK for then, now in zip(before, after, strict=True))
+        assert psutil.pid_exists(rank.pid)
+        call.cancel()
+        over.set()
+        eventually(lambda: not psutil.pid_exists(rank.pid), what="the end of its worker")
+        other.sync_all()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
 
 import grpc
 import numpy as np
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from disco_client import connect, errors
 from disco_client.pb import commands_pb2, controller_pb2, envelope_pb2, node_pb2
-from disco_client.transport.options import target
+from disco_client.transport.options import SERVER_OPTIONS, target
 from disco_client.wire.codec import Action, EncodedValue, Kind, decode_value, envelope
 from disco_client.wire.protocol import PROTOCOL
 
@@ -135,8 +136,8 @@ def strangers(address, count, say=b""):
     ids=["silent", "tls", "http1", "half-a-preface", "garbage-frames"],
 )
 def test_strangers_keep_nobody_waiting(shared_node, others, say):
-    """Row 16: 100 connections that say nothing, or nothing sensible; others are served."""
-    with strangers(shared_node.address, 100, say):
+    """Row 16: 500 connections that say nothing, or nothing sensible; others are served."""
+    with strangers(shared_node.address, 500, say):
         assert serves(shared_node.address) < ENOUGH_S
         others.sync_all()
 
@@ -148,6 +149,59 @@ def test_a_slow_stranger_keeps_nobody_waiting(shared_node, others):
             slow.sendall(bytes([byte]))
             assert serves(shared_node.address) < ENOUGH_S
     others.sync_all()
+
+
+def closed_at_once(sock):
+    """Whether the other end has closed a connection without a word."""
+    sock.settimeout(ENOUGH_S)
+    return sock.recv(1) == b""
+
+
+def test_connections_beyond_the_cap_are_closed_at_once(daemons, eventually):
+    """Row 16: those that were there first work on; when strangers leave there is room again."""
+    controller = daemons.controller("--max-connections", "8")
+    daemons.worker(controller.address, "--slots", "1", "--warm", "0")
+    with connect(controller.address, num_workers=1, logs=False) as session:
+        with strangers(controller.address, 20) as opened:
+            assert all(closed_at_once(sock) for sock in opened[8:])
+            with pytest.raises(errors.ConnectionFailed, match="no controller answers"):
+                connect(controller.address, num_workers=1, timeout=0.5)
+            session.sync_all()
+
+        def room():
+            with contextlib.suppress(grpc.RpcError):
+                return serves(controller.address)
+
+        eventually(room, what="room for a newcomer")
+
+
+def test_sessions_beyond_the_cap_are_refused(daemons):
+    """Row 16: with what to do; the one that is there works on."""
+    controller = daemons.controller("--max-sessions", "1")
+    daemons.worker(controller.address, "--slots", "2", "--warm", "0")
+    with connect(controller.address, num_workers=1, logs=False) as session:
+        with pytest.raises(errors.NoSlots, match=r"has 1 sessions.*--max-sessions"):
+            connect(controller.address, num_workers=1)
+        session.sync_all()
+
+
+@pytest.mark.parametrize("say", [b"", b"PRI * HT"], ids=["silent", "slow"])
+def test_who_does_not_begin_to_speak_is_sent_away(say):
+    """Row 16: after ten seconds, here a fraction of that; slow and silent ones alike."""
+    name = "grpc.server_handshake_timeout_ms"
+    assert dict(SERVER_OPTIONS)[name] == 10_000
+    options = [(key, 200 if key == name else value) for key, value in SERVER_OPTIONS]
+    server = grpc.server(futures.ThreadPoolExecutor(1), options=options)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with strangers(f"127.0.0.1:{port}", 3, say) as opened:
+            for sock in opened:
+                sock.settimeout(ENOUGH_S)
+                while sock.recv(1024):  # its settings come first
+                    pass
+    finally:
+        server.stop(None)
 
 
 # Row 17: malformed -----------------------------------------------------------------------

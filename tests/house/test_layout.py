@@ -46,6 +46,7 @@ UNMIRRORED = {
     "disco_client/inspecting.py": "met by conformance/test_diagnosis",
     "disco_client/transport/inspecting.py": "one call, met by test_trace",
     "disco_server/cli/looking.py": "met by test_trace and test_doctor_sessions",
+    "disco_server/runtime/function_names.py": "met by test_executor",
     "disco_server/runtime/fitting.py": "met by test_executor",
     "disco_server/runtime/outlet.py": "a protocol, met by every executor's tests",
     "disco_server/runtime/offered.py": "imports, met by every session",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from disco_client import connect, errors
+from disco_client.arrays import Uploads
 from disco_client.transport.base import Interrupted
 
 LARGE = 100_000
@@ -91,6 +92,22 @@ def test_large_arrays_come_back_from_workers_of_a_later_life(session, lose):
     found, seven = pair.debug_get_from_remote(0)
     np.testing.assert_array_equal(found, np.arange(LARGE))
     assert seven == 7
+
+
+def test_an_upload_that_was_given_up_is_not_waited_for_by_later_workers(session, lose, monkeypatch):
+    """Ctrl-C came between its command and the upload; the command fails there as well."""
+
+    def interrupt(_uploads):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Uploads, "send", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.copy_to_worker_0(np.arange(float(LARGE)))
+    with pytest.raises(errors.RemoteError, match="the upload was broken off"):
+        session.sync_all()
+    lose(session)
+    session.sync_all()
 
 
 def test_a_failure_is_raised_once(session, lose):

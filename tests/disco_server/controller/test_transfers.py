@@ -8,9 +8,9 @@ import grpc
 import pytest
 
 from disco_client.pb import controller_pb2, node_pb2
-from disco_client.wire.arrays import chunk_data, encode_stream
+from disco_client.wire.arrays import chunk_data, encode_chunk, encode_end, encode_stream
 from disco_client.wire.codec import Kind
-from disco_server.controller.transfers import Transfers
+from disco_server.controller.transfers import TransferRefused, Transfers
 
 KEY = (7, "up", 0, 1)
 
@@ -30,20 +30,25 @@ def play():
 
 
 class Source:
-    """A stream of numbered chunks that counts how many were asked for."""
+    """A stream of numbered chunks of a byte that counts how many were asked for."""
 
-    def __init__(self, count, error=None):
+    def __init__(self, count, last=None, *, wait=False):
         self.asked = 0
-        self._count, self._error = count, error
+        self._count, self._last, self._wait = count, last, wait
 
     def __aiter__(self):
         return self
 
     async def __anext__(self):
         if self.asked == self._count:
-            raise self._error or StopAsyncIteration
+            if self._wait:
+                await asyncio.Event().wait()
+            last, self._last = self._last, None
+            if last is None:
+                raise StopAsyncIteration
+            return last
         self.asked += 1
-        return b"%d" % self.asked
+        return chunk(self.asked)
 
 
 async def begun(waiting):
@@ -54,24 +59,51 @@ async def begun(waiting):
     return task
 
 
-async def collect(transfers, key=KEY):
-    return [chunk async for chunk in transfers.take(key)]
+class Sink:
+    """The other end of what is passed on."""
+
+    def __init__(self):
+        self.came = []
+
+    async def __call__(self, chunk):
+        self.came.append(chunk)
+        await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("taker_first", [True, False])
-def test_whoever_comes_first_waits_for_the_other(play, taker_first):
+async def fetch(transfers, sink, key=KEY):
+    """What a client downloads: it opens the meeting, and the node brings the array."""
+    with transfers.opened(key, "one") as meeting:
+        await meeting.carry(sink)
+        meeting.done.set_result(None)
+
+
+def chunk(number):
+    return encode_chunk(memoryview(b"%d" % number))
+
+
+def test_the_client_waits_for_the_node(play):
     """Every chunk arrives in order, the bringer hears when all are through, nothing stays."""
 
     async def scenario(transfers):
-        calls = [transfers.bring(KEY, Source(3)), collect(transfers)]
-        if taker_first:
-            calls.reverse()
-        first = await begun(calls[0])
-        assert not first.done()
-        second = await begun(calls[1])
-        results = [await first, await second]
-        assert [b"1", b"2", b"3"] in results
+        sink = Sink()
+        fetching = await begun(fetch(transfers, sink))
+        assert not fetching.done()
+        await transfers.bring(KEY, Source(3), 3)
+        await fetching
+        assert sink.came == [chunk(1), chunk(2), chunk(3)]
         assert not transfers._meetings
+
+    play(scenario)
+
+
+def test_a_node_comes_in_vain_where_no_client_waits(play):
+    """It hears so at once: the client will ask for it anew, if it still lives."""
+
+    async def scenario(transfers):
+        with pytest.raises(ConnectionError, match="nobody waits for ticket 1"):
+            await transfers.bring(KEY, Source(3), 3)
+        with pytest.raises(ConnectionError, match="nobody waits for ticket 1"):
+            transfers.join(KEY)
 
     play(scenario)
 
@@ -80,15 +112,15 @@ def test_the_receiver_sets_the_pace(play):
     """What it has not taken stays with the sender, so nothing piles up between them."""
 
     async def scenario(transfers):
-        source = Source(1000)
-        bringing = await begun(transfers.bring(KEY, source))
-        taking = transfers.take(KEY)
+        source, may_go_on = Source(1000), asyncio.Semaphore(0)
+        fetching = await begun(fetch(transfers, lambda _: may_go_on.acquire()))
+        bringing = await begun(transfers.bring(KEY, source, 1000))
         for number in (1, 2, 3):
-            assert await anext(taking) == b"%d" % number
             assert source.asked == number
-        assert not bringing.done()
-        await taking.aclose()
-        with pytest.raises(ConnectionError, match="receiver went away"):
+            may_go_on.release()
+            await begun(asyncio.sleep(0))
+        fetching.cancel()
+        with pytest.raises(ConnectionError, match="the client went away"):
             await bringing
         assert not transfers._meetings
 
@@ -100,74 +132,117 @@ def test_tickets_directions_and_workers_are_told_apart(play):
 
     async def scenario(transfers):
         keys = [(7, "up", 0, 1), (7, "down", 0, 1), (7, "up", 1, 1), (7, "up", 0, 2)]
-        taking = [await begun(collect(transfers, key)) for key in keys]
-        for count, (key, taker) in enumerate(zip(keys, taking, strict=True), 1):
-            await transfers.bring(key, Source(count))
-            assert len(await taker) == count
+        sinks = [Sink() for _ in keys]
+        for key, sink in zip(keys, sinks, strict=True):
+            await begun(fetch(transfers, sink, key))
+        for count, (key, sink) in enumerate(zip(keys, sinks, strict=True), 1):
+            await transfers.bring(key, Source(count), count)
+            assert len(sink.came) == count
 
     play(scenario)
 
 
-def test_a_ticket_serves_once_at_a_time(play):
-    """A second bringer is refused, and the first is none the worse for it."""
+def test_a_client_that_begins_anew_takes_the_place_of_its_former_self(play):
+    """Whose connection may be broken for it, and not yet for the controller."""
 
     async def scenario(transfers):
-        bringing = await begun(transfers.bring(KEY, Source(2)))
-        with pytest.raises(ValueError, match="ticket 1 to be used once"):
-            await transfers.bring(KEY, Source(5))
-        assert await collect(transfers) == [b"1", b"2"]
-        await bringing
-
-    play(scenario)
-
-
-def test_the_end_of_a_session_ends_its_transfers_on_both_sides(play):
-    """Nobody waits for an array of a session that is over; other sessions' go on."""
-
-    async def scenario(transfers):
-        waiting = [
-            await begun(transfers.bring(KEY, Source(1))),
-            await begun(collect(transfers, (7, "down", 0, 1))),
-        ]
-        other = await begun(collect(transfers, (8, "up", 0, 1)))
-        transfers.end_session(7)
-        for wait in waiting:
-            with pytest.raises(ConnectionError, match="the session ended"):
-                await wait
-        await transfers.bring((8, "up", 0, 1), Source(1))
-        assert await other == [b"1"]
+        first, second = Sink(), Sink()
+        stale = await begun(fetch(transfers, first))
+        old = await begun(transfers.bring(KEY, Source(0, wait=True), 3))
+        fetching = await begun(fetch(transfers, second))
+        for call in (stale, old):
+            with pytest.raises(ConnectionError, match="begun this transfer anew"):
+                await call
+        await transfers.bring(KEY, Source(3), 3)
+        await fetching
+        assert len(second.came) == 3
         assert not transfers._meetings
 
     play(scenario)
 
 
-def test_a_source_that_breaks_off_fails_both_sides(play):
-    """The receiver gets the source's own error and never takes a part for the whole."""
+def test_an_upload_is_done_when_the_node_says_so(play):
+    """What was passed on may be lost on the way; and the node may refuse what it got."""
 
     async def scenario(transfers):
-        bringing = await begun(transfers.bring(KEY, Source(2, OSError("broken off"))))
-        with pytest.raises(OSError, match="broken off"):
-            await collect(transfers)
-        with pytest.raises(ConnectionError):
-            await bringing
+        for error in ("", "no room"):
+            with transfers.opened(KEY, "one", 3) as meeting:
+                meeting.source.set_result(Source(3))
+                sink = Sink()
+                await transfers.join(KEY).carry(sink)
+                assert len(sink.came) == 3
+                assert not meeting.done.done()
+                transfers.answer(KEY, error)
+                transfers.answer((7, "up", 0, 9), "")  # nobody waits for that
+                if error:
+                    with pytest.raises(TransferRefused, match=error):
+                        await meeting.done
+                else:
+                    await meeting.done
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("how", ["session", "node"])
+def test_the_end_of_a_session_or_a_node_ends_its_transfers_on_both_sides(play, how):
+    """Nobody waits for an array that cannot come; other sessions and nodes go on."""
+    ends = {
+        "session": (lambda transfers: transfers.end_session(7), "the session ended"),
+        "node": (lambda transfers: transfers.break_off("one"), "the worker's node broke"),
+    }
+    end, why = ends[how]
+
+    async def scenario(transfers):
+        waiting = [await begun(fetch(transfers, Sink(), (7, "down", 0, 1)))]
+        waiting.append(await begun(transfers.bring((7, "down", 0, 1), Source(0, wait=True), 3)))
+        waiting.append(await begun(fetch(transfers, Sink(), (7, "down", 0, 2))))
+        with transfers.opened((8, "down", 0, 1), "two") as other:
+            end(transfers)
+            for wait in waiting:
+                with pytest.raises(ConnectionError, match=why):
+                    await wait
+            assert not other.done.done()
         assert not transfers._meetings
 
     play(scenario)
 
 
-@pytest.mark.parametrize("side", ["bringer", "taker"])
-def test_a_side_that_gives_up_while_alone_leaves_nothing(play, side):
-    """The ticket can be used again, by both of them."""
+def test_a_source_that_ends_early_fails_both_sides(play):
+    """As gRPC shows one that was cut: a part is never taken for the whole."""
 
     async def scenario(transfers):
-        alone = transfers.bring(KEY, Source(1)) if side == "bringer" else collect(transfers)
-        waiting = await begun(alone)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        fetching = await begun(fetch(transfers, Sink()))
+        for call in (transfers.bring(KEY, Source(2), 3), fetching):
+            with pytest.raises(ConnectionError, match="of 3 bytes, got 2"):
+                await call
         assert not transfers._meetings
-        bringing = await begun(transfers.bring(KEY, Source(2)))
-        assert await collect(transfers) == [b"1", b"2"]
-        await bringing
+
+    play(scenario)
+
+
+def test_a_source_that_says_why_it_ends_is_passed_on_whole(play):
+    """The client learns the reason in the place of the next chunk."""
+
+    async def scenario(transfers):
+        sink = Sink()
+        fetching = await begun(fetch(transfers, sink))
+        await transfers.bring(KEY, Source(2, last=encode_end("the GPU is lost")), 3)
+        await fetching
+        assert len(sink.came) == 3
+
+    play(scenario)
+
+
+def test_an_array_is_passed_on_by_one_alone(play):
+    """Two that shared a stream would each get a part."""
+
+    async def scenario(transfers):
+        with transfers.opened(KEY, "one", 3) as meeting:
+            meeting.source.set_result(Source(0, wait=True))
+            first = await begun(meeting.carry(Sink()))
+            for call in (meeting.carry(Sink()), first):
+                with pytest.raises(ConnectionError, match="the node has begun"):
+                    await call
 
     play(scenario)
 
@@ -202,6 +277,8 @@ def test_arrays_pass_between_client_and_node_by_their_ticket(serve):
         came = await chunks(rig.collect("NodeService/Fetch", wanted))
         assert b"".join(came) == data
         assert len(came) > 1
+        assert not upload.done()  # before the node has it
+        await two.send(Kind.FETCH, head(ready, transfer_key=b""), session=session)
         assert (await upload).nbytes == len(data)
         download = asyncio.ensure_future(chunks(rig.collect("ArrayService/Download", wanted)))
         assert await two.next(Kind.PUSH, controller_pb2.Transfer) == (session, wanted)
@@ -218,6 +295,7 @@ def test_arrays_are_for_those_who_know_the_session_s_key(serve):
 
     async def scenario(rig):
         _, _, ready = await rig.session(await rig.node("one"))
+        rig.hub.settled_at = 0.0  # no node is awaited that could tell of session 1
         for wrong in (head(ready, transfer_key=b"x" * 16), head(ready, session=1)):
             for call in (
                 rig.bring("ArrayService/Upload", array(wrong)),
@@ -262,7 +340,7 @@ def test_the_end_of_a_session_ends_its_arrays_and_its_exchange(serve):
         get = node_pb2.GetRequest(session=session, node_key=node.key, key="id", timeout_s=60)
         waiting = [
             asyncio.ensure_future(rig.bring("ArrayService/Upload", array(head(ready)))),
-            asyncio.ensure_future(rig.collect("NodeService/Fetch", head(ready, ticket=6)).read()),
+            asyncio.ensure_future(rig.collect("ArrayService/Download", head(ready)).read()),
             asyncio.ensure_future(rig.ask("RendezvousService/Get", get, node_pb2.GetResult)),
         ]
         await rig.until(lambda: len(rig.hub.transfers._meetings) == 2)
@@ -270,5 +348,46 @@ def test_the_end_of_a_session_ends_its_arrays_and_its_exchange(serve):
         await client.send(Kind.CLOSE)
         for call in waiting:
             assert (await rig.status(call))[0] is grpc.StatusCode.ABORTED
+
+    serve(scenario)
+
+
+def test_an_array_waits_for_a_node_that_is_away_for_a_moment(serve):
+    """Also one that was on its way: its client is told to begin anew, and then waits."""
+
+    async def scenario(rig):
+        node = await rig.node("one", 1, incarnation=5)
+        client = await rig.client(num_workers=1)
+        _, start = await node.start_ranks()
+        session, ready = await client.next(Kind.READY, controller_pb2.SessionReady)
+        wanted = head(ready, worker=0)
+        under_way = asyncio.ensure_future(rig.bring("ArrayService/Upload", array(wanted)))
+        await node.next(Kind.FETCH)
+        node.call.cancel()
+        code, text = await rig.status(under_way)
+        assert code is grpc.StatusCode.ABORTED
+        assert "the worker's node broke" in text
+        await rig.until(lambda: not rig.hub.links)
+        again = asyncio.ensure_future(rig.bring("ArrayService/Upload", array(wanted)))
+        ranks = [controller_pb2.RankInfo(worker=0, pid=100, device="cpu")]
+        runs = node_pb2.RunningSession(session=session, start=start, ranks=ranks)
+        back = await rig.node("one", 1, incarnation=5, sessions=[runs])
+        await back.next(Kind.FETCH)
+        await back.send(Kind.FETCH, head(ready, worker=0), session=session)
+        assert (await again).nbytes == 8
+
+    serve(scenario)
+
+
+def test_a_node_that_cannot_take_an_array_says_why(serve):
+    """To the client, whose call ends with it; it is not tried again."""
+
+    async def scenario(rig):
+        node = await rig.node("one")
+        _, session, ready = await rig.session(node)
+        upload = asyncio.ensure_future(rig.bring("ArrayService/Upload", array(head(ready))))
+        await node.next(Kind.FETCH)
+        await node.send(Kind.FETCH, head(ready, error="no room here"), session=session)
+        assert await rig.status(upload) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "no room here")
 
     serve(scenario)

@@ -236,6 +236,21 @@ def test_without_a_lease_a_session_ends_with_its_connection():
     assert of(cluster.client_left(1, 1.0), TellEnded)
 
 
+def test_more_sessions_than_it_takes_are_refused():
+    """Those that wait for slots count too; when one is gone there is room."""
+    made = Cluster(10.0, 5.0, max_sessions=2)
+    made.node_joined(node("a"))
+    for number in (1, 2):
+        made.requested(session(number))
+    late = session(3)
+    (told,) = of(made.requested(late), TellEnded)
+    assert told.end.reason is EndReason.NO_SLOTS
+    assert "--max-sessions" in told.end.message
+    assert 3 not in made.sessions
+    made.end(2, told.end)
+    assert not of(made.requested(session(4)), TellEnded)
+
+
 def test_a_draining_controller_ends_everything_and_starts_nothing(cluster):
     """Those that wait are told too, and whoever asks now is refused."""
     start(cluster, 1, 3)

@@ -71,3 +71,17 @@ def test_the_end_frees_whoever_waits(loans):
     loans.close()
     worker.join()
     assert len(broken) == 1
+
+
+def test_what_nobody_wants_is_given_back_at_once(loans):
+    """Before it comes or afterwards: the lender does not wait for a worker that will not."""
+    early = loans.lend(5, view(np.ones(8, "uint8")))
+    loans.discard(5)
+    loans.discard(6)
+    late = loans.lend(6, view(np.ones(8, "uint8")))
+    for loan in (early, late):
+        loan.await_return()
+        with pytest.raises(TransferBroken):
+            loan.take()
+    assert not loans._loans
+    assert not loans._unwanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import tempfile
 import time
@@ -16,7 +17,7 @@ from disco_client import connect, errors
 from disco_client.pb import controller_pb2
 from disco_client.transport.array_client import GrpcDoor
 from disco_client.transport.options import target
-from disco_client.wire.arrays import CHUNK_BYTES, encode_head, encode_stream
+from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_head, encode_stream
 from disco_client.wire.values import INLINE_ARRAY_BYTES
 
 BREAKING = "disco_conformance_functions"
@@ -41,11 +42,18 @@ class Knock:
         head = encode_head(self.session, key or self.key, ticket, nbytes, worker)
         return self._upload()(encode_stream(head, memoryview(data)), timeout=30)
 
-    def break_off(self, ticket, nbytes):
+    def give_up(self, ticket):
+        """Says that an array will not come."""
+        head = encode_head(self.session, self.key, ticket, 0)
+        head.error = "somebody has pressed a key"
+        self._upload()(encode_stream(head, memoryview(b"")), timeout=30)
+
+    def break_off(self, ticket, array):
         """Begins an upload, and cancels it once the daemon has something of it."""
         messages = queue.Queue()
-        head = encode_head(self.session, self.key, ticket, nbytes, 0)
-        for message in encode_stream(head, memoryview(bytes(nbytes // 2))):
+        head = encode_head(self.session, self.key, ticket, array.nbytes, 0)
+        data = array.reshape(-1).view("uint8")
+        for message in encode_stream(head, memoryview(data[: len(data) // 2])):
             messages.put(message)
         call = self._upload().future(iter(messages.get, None), timeout=30)
         while not messages.empty() and not call.done():
@@ -56,12 +64,22 @@ class Knock:
     def raw(self, first):
         return self._upload()(iter([first]), timeout=30)
 
-    def download(self, ticket, *, key=None, worker=0):
+    def _download(self, ticket, *, key=None, worker=0, there=0):
         call = self._channel.unary_stream(
             SERVICE + "Download", request_serializer=controller_pb2.Transfer.SerializeToString
         )
         head = encode_head(self.session, key or self.key, ticket, 0, worker)
-        return list(call(head, timeout=30))
+        head.there = there
+        return call(head, timeout=30)
+
+    def download(self, ticket, **options):
+        return list(self._download(ticket, **options))
+
+    def begin_download(self, ticket):
+        """Breaks a download off once its first chunk is there."""
+        call = self._download(ticket)
+        next(call)
+        call.cancel()
 
     def close(self):
         self._channel.close()
@@ -187,17 +205,12 @@ def test_a_stream_that_does_not_name_its_transfer_is_refused(door, first):
 
 @pytest.mark.parametrize("way", ["door", "relay"])
 @pytest.mark.parametrize("size", [100_000, 9 << 20])
-@pytest.mark.parametrize("more", [-1, 1])
-def test_another_size_than_announced_fails_the_command(request, session, announce, way, size, more):
-    """Also where the worker has most of it; the command gets the reason, the session goes on."""
+def test_more_than_announced_fails_the_command(request, session, announce, way, size):
+    """Also where the worker has most of it; client and command get the reason."""
     knock = request.getfixturevalue(way)
     ref, ticket = announce(session, np.zeros(size, "uint8"))
-    if way == "door":
-        with pytest.raises(grpc.RpcError, match=f"expected an array of {size} bytes"):
-            knock.upload(ticket, bytes(size + more), nbytes=size)
-    else:
-        # The controller does not count what it relays; the worker's daemon does.
-        knock.upload(ticket, bytes(size + more), nbytes=size)
+    with pytest.raises(grpc.RpcError, match=f"expected an array of {size} bytes"):
+        knock.upload(ticket, bytes(size + 1), nbytes=size)
     with pytest.raises(errors.RemoteError, match=f"expected an array of {size} bytes, got"):
         session.sync_all()
     with pytest.raises(errors.RemoteError, match=f"expected an array of {size} bytes"):
@@ -206,12 +219,52 @@ def test_another_size_than_announced_fails_the_command(request, session, announc
 
 
 @pytest.mark.parametrize("way", ["door", "relay"])
-def test_an_upload_that_is_broken_off_fails_the_command(request, session, announce, way):
-    """A worker that has read the first half does not wait for ever for the rest."""
+@pytest.mark.parametrize("size", [100_000, 9 << 20])
+def test_less_than_announced_can_be_sent_again(request, session, announce, way, size):
+    """It is what a cut looks like: the worker waits, and gets the array as if nothing were."""
     knock = request.getfixturevalue(way)
-    _, ticket = announce(session, np.zeros(16 << 20, "uint8"))
-    knock.break_off(ticket, 16 << 20)
-    with pytest.raises(errors.RemoteError, match=r"broken off|16777216 bytes, got [0-9]+"):
+    array = np.random.default_rng(size).integers(0, 256, size, "uint8")
+    ref, ticket = announce(session, array)
+    with pytest.raises(grpc.RpcError, match=f"expected an array of {size} bytes, got {size - 1}"):
+        knock.upload(ticket, array[:-1].tobytes(), nbytes=size)
+    for _ in range(2):  # the second time it is there already
+        assert knock.upload(ticket, array.tobytes()).nbytes == size
+    np.testing.assert_array_equal(ref.numpy(), array)
+
+
+@pytest.mark.parametrize("again", ["door", "relay"])
+@pytest.mark.parametrize("way", ["door", "relay"])
+def test_an_upload_that_is_broken_off_can_be_sent_again(request, session, announce, way, again):
+    """By the same way or the other one; a worker has read the first half by then."""
+    array = np.random.default_rng(7).integers(0, 256, 16 << 20, "uint8")
+    ref, ticket = announce(session, array)
+    request.getfixturevalue(way).break_off(ticket, array)
+    request.getfixturevalue(again).upload(ticket, array.tobytes())
+    np.testing.assert_array_equal(ref.numpy(), array)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["nothing", "half"])
+@pytest.mark.parametrize("way", ["door", "relay"])
+def test_an_upload_that_is_given_up_fails_the_command(request, session, announce, way, begun):
+    """With the client's reason; what comes of it afterwards is dropped."""
+    knock = request.getfixturevalue(way)
+    array = np.zeros(16 << 20, "uint8")
+    _, ticket = announce(session, array)
+    if begun:
+        knock.break_off(ticket, array)
+    knock.give_up(ticket)
+    with pytest.raises(errors.RemoteError, match="somebody has pressed a key"):
+        session.sync_all()
+    knock.upload(ticket, array.tobytes())
+    session.sync_all()
+
+
+def test_an_upload_that_is_not_sent_again_fails_the_command(session, announce, door):
+    """After the lease of the session, which is short here."""
+    array = np.zeros(16 << 20, "uint8")
+    _, ticket = announce(session, array)
+    door.break_off(ticket, array)
+    with pytest.raises(errors.RemoteError, match="not sent again within 2 s"):
         session.sync_all()
     session.sync_all()
 
@@ -270,8 +323,9 @@ def test_transfers_that_fail_keep_no_memory(session, announce, eventually, door)
 
     def fail():
         _, ticket = announce(session, array)
-        door.break_off(ticket, array.nbytes)
-        with pytest.raises(errors.RemoteError, match=r"broken off|got [0-9]+"):
+        door.break_off(ticket, array)
+        door.give_up(ticket)
+        with pytest.raises(errors.RemoteError, match="somebody has pressed a key"):
             session.sync_all()
         ref.numpy()
         session.sync_all()
@@ -286,11 +340,49 @@ def test_transfers_that_fail_keep_no_memory(session, announce, eventually, door)
     eventually(lambda: sum(count()) <= sum(before) + 1, what=f"{before} arrays, not {count()}")
 
 
-def test_an_offer_is_taken_once(session, door):
-    """What the client has fetched is gone; its ticket finds nothing any more."""
+def offered(session, ref):
+    """The ticket of an array that worker 0 offers, and that nobody fetches yet."""
+    taken = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session._transport, "download", lambda ticket, *_: taken.append(ticket))
+        ref.numpy()
+    return taken[0]
+
+
+@pytest.mark.parametrize("way", ["door", "relay"])
+def test_an_offer_is_there_until_the_client_says_that_it_has_it(request, session, eventually, way):
+    """Asked for twice it comes twice, also after a download that broke off; then it is gone."""
+    knock = request.getfixturevalue(way)
+    array = np.random.default_rng(8).random(4 << 20)
+    ticket = offered(session, session.copy_to_worker_0(array))
+    knock.begin_download(ticket)
+    for _ in range(2):
+        came = b"".join(bytes(chunk_data(raw)) for raw in knock.download(ticket))
+        assert came == array.tobytes()
+    assert knock.download(ticket, there=array.nbytes) == []
+
+    def gone():
+        with contextlib.suppress(grpc.RpcError, OSError):
+            for raw in knock.download(ticket):
+                chunk_data(raw)
+            return False
+        return True
+
+    eventually(gone, what="the array to be let go")
+    session.sync_all()
+
+
+def test_what_a_client_has_fetched_is_let_go(session, door, eventually):
+    """It says so by itself: its tickets soon find nothing any more."""
     array = np.arange(100_000.0)
     ref = session.copy_to_worker_0(array)
     np.testing.assert_array_equal(ref.numpy(), array)
+
+    def gone(ticket):
+        with contextlib.suppress(grpc.RpcError):
+            return not door.download(ticket)
+        return True
+
     for ticket in range(1, 10):
-        assert code_of(door.download, ticket) is grpc.StatusCode.NOT_FOUND
+        eventually(lambda ticket=ticket: gone(ticket), what=f"the array of ticket {ticket} to go")
     np.testing.assert_array_equal(ref.numpy(), array)

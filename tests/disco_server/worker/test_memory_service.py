@@ -21,9 +21,11 @@ from disco_client.transport.memory_client import MemoryDoor
 from disco_client.transport.memory_frames import MAX_MESSAGE_BYTES, READ_BYTES, pack, unpack
 from disco_client.transport.shared import SharedPool, read_shared, write_shared
 from disco_client.wire.arrays import encode_head
-from disco_server.channels.growing import GrowingArray
+from disco_server.channels.growing import GrowingArray, Offers
 from disco_server.worker import memory_service
+from disco_server.worker.lent_arrays import LentArrays
 from disco_server.worker.memory_service import MemoryService
+from disco_server.worker.uploads import Uploads
 
 pytestmark = pytest.mark.usefixtures("no_memory_left")
 
@@ -50,11 +52,13 @@ class Desk:
 
     def __init__(self):
         self.pool = SharedPool()
-        self.offers = {}
+        self.offered = Offers()
         self.handed_in = {}
         self.refused = []
         self.given_back = []
         self.tasks = []
+        self._uploads = Uploads(self.pool, self.tell, 60.0)
+        self._lent = LentArrays(self.offered, self.give_back, 60.0)
 
     def knows(self, transfer):
         return transfer.session == 5 and transfer.transfer_key == KEY
@@ -62,34 +66,38 @@ class Desk:
     def attend(self, transfer, task):
         self.tasks.append(task)
 
-    def memory(self, transfer):
-        return self.pool
+    def uploads(self, transfer):
+        return self._uploads
 
-    def give_back(self, transfer, array):
-        self.given_back.append(transfer.ticket)
-        os.close(array.fd)
+    def check_size(self, transfer):
+        pass
 
-    def hand_in(self, transfer, there, fd=None):
+    def lent(self, transfer):
+        return self._lent
+
+    def give_back(self, worker, fd):
+        self.given_back.append(fd)
+        os.close(fd)
+
+    def tell(self, transfer, there=0, fd=None, error=""):
+        if error:
+            self.refused.append((transfer.ticket, error))
+            return
         into = bytearray(transfer.nbytes)
         read_shared(fd, memoryview(into))
         self.handed_in[transfer.ticket] = bytes(into)
         os.close(fd)
 
-    def refuse(self, transfer, why):
-        self.refused.append((transfer.ticket, why))
-
-    def hand_out(self, transfer):
-        return self.offers.pop(transfer.ticket)
-
     def close(self):
+        self._uploads.close()
+        self._lent.close()
+        self.offered.close()
         self.pool.close()
-        for array in self.offers.values():
-            os.close(array.fd)
 
     def offer(self, ticket, data):
         fd = self.pool.take(len(data))
         write_shared(fd, memoryview(data))
-        self.offers[ticket] = GrowingArray(fd, len(data), len(data))
+        self.offered.add(0, ticket, GrowingArray(fd, len(data), len(data)))
 
 
 def head(ticket, nbytes, *, key=KEY):
@@ -158,7 +166,7 @@ def test_arrays_of_odd_sizes_go_there_and_back():
             into = memoryview(bytearray(len(data)))
             assert await asyncio.to_thread(door.download, head(ticket, 0), into) == len(data)
             assert into == data
-        await until(lambda: desk.given_back == list(sent))
+        await until(lambda: len(desk.given_back) == len(sent))
 
     desk = visit(act)
     assert desk.handed_in == sent
@@ -191,7 +199,7 @@ def test_whoever_does_not_know_the_secret_gets_nothing(present):
         for carry in (door.upload, door.download):
             with pytest.raises(TransferFailed, match="no such worker, session or key"):
                 await asyncio.to_thread(carry, head(1, 4, key=key), memoryview(bytearray(4)))
-        assert list(desk.offers) == [1]
+        assert desk.offered.untaken == [(0, 1)]
 
     desk = visit(act, present=present)
     assert not desk.tasks
@@ -210,7 +218,7 @@ def test_an_offer_is_taken_once():
             with pytest.raises(TransferFailed, match="the worker offers no such array"):
                 await asyncio.to_thread(door.download, head(ticket, 4), into)
 
-    assert visit(act).given_back == [1]
+    assert len(visit(act).given_back) == 1
 
 
 def test_without_room_the_worker_hears_why_like_the_client():
@@ -225,6 +233,21 @@ def test_without_room_the_worker_hears_why_like_the_client():
     ((ticket, why),) = desk.refused
     assert ticket == 1
     assert "File too large" in why
+
+
+def test_a_client_that_will_not_send_an_array_says_so():
+    """Its worker hears why; one that comes all the same is dropped."""
+
+    async def act(service, desk):
+        door = MemoryDoor(path_of(service))
+        given_up = head(1, 0)
+        given_up.error = "Ctrl-C"
+        await asyncio.to_thread(door.upload, given_up, memoryview(b""))
+        await asyncio.to_thread(door.upload, head(1, 4), memoryview(b"data"))
+
+    desk = visit(act)
+    assert desk.refused == [(1, "Ctrl-C")]
+    assert not desk.handed_in
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
@@ -354,7 +377,7 @@ def test_the_end_of_a_session_ends_its_transfers():
                 assert await answer(sock) is None
 
     desk = visit(act)
-    assert desk.given_back == [1]
+    assert len(desk.given_back) == 1
     assert desk.refused == [(2, "the upload was broken off")]
 
 

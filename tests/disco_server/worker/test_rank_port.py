@@ -306,3 +306,38 @@ def test_memory_is_not_given_back_while_somebody_writes_there(descriptors, pair)
         port.collect(1, np.dtype("int64"), ())
     later.join()
     assert daemon.hear(1) == [(Kind.ARRAY_BACK, 0, "")]
+
+
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+def test_an_upload_that_nobody_will_collect_is_given_back(descriptors, pair, when):
+    """Once nobody writes there any more, whenever that is."""
+    port, daemon = pair
+    array = bytes_of(2 * PIECE_BYTES)
+    if when == "before":
+        port.discard(1)
+    fd = daemon.send_beginning(1, array.data, PIECE_BYTES)
+    os.close(fd)
+    if when == "half":
+        daemon.send(Kind.BATCH, b"looked at")
+        port.next()
+        port.discard(1)
+    daemon.send_more(1, array.nbytes)
+    daemon.send(Kind.BATCH, b"behind")
+    assert port.next().payload == b"behind"
+    if when == "after":
+        port.discard(1)
+    assert daemon.hear(1) == [(Kind.ARRAY_BACK, 0, "")]
+    assert not port._arrays
+
+
+def test_uploads_of_a_program_that_is_gone_are_not_waited_for(pair):
+    """What is there already is good; of what is not the daemon says that it will not come."""
+    port, daemon = pair
+    daemon.send_array(3, b"12345678")
+    told = controller_pb2.Transfer(ticket=5, and_before=True, error="the program is gone")
+    daemon.send(Kind.ARRAY_MORE, told.SerializeToString())
+    with pytest.raises(OSError, match="the program is gone"):
+        port.collect(4, np.dtype("S8"), ())
+    assert port.collect(3, np.dtype("S8"), ())[()] == b"12345678"
+    daemon.send_array(6, b"87654321")
+    assert port.collect(6, np.dtype("S8"), ())[()] == b"87654321"

@@ -24,6 +24,7 @@ class _Way:
         stalls: Seconds for which nothing passes, each time this many bytes have:
             what lost packets look like to those who use TCP.
         dropped: Nothing passes, and nobody is told.
+        passed: How many bytes have.
     """
 
     def __init__(self) -> None:
@@ -32,6 +33,45 @@ class _Way:
         self.stalls = (0.0, 0)
         self.dropped = False
         self.passed = 0
+        self._hold_at: int | None = None
+        self._held = threading.Event()
+
+    @contextlib.contextmanager
+    def after(self, nbytes: int, act: Callable[[], object]) -> Iterator[None]:
+        """Does something once while the block runs, when so many bytes more have passed.
+
+        Nothing passes until it is done, so that it meets what is on its way there.
+        """
+        over = threading.Event()
+        self._held.clear()
+
+        def watch() -> None:
+            while not self._held.wait(0.01):
+                if over.is_set():
+                    return
+            try:
+                act()
+            finally:
+                self._hold_at = None
+
+        watching = threading.Thread(target=watch)
+        self._hold_at = self.passed + nbytes
+        watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watching.join()
+            self._hold_at = None
+        if not self._held.is_set():
+            msg = f"fewer than {nbytes} bytes have passed, so nothing was done"
+            raise AssertionError(msg)
+
+    async def pass_through(self) -> None:
+        """Waits until something may pass."""
+        while self._hold_at is not None and self.passed >= self._hold_at:
+            self._held.set()
+            await asyncio.sleep(0.005)
 
 
 class Proxy:
@@ -159,6 +199,7 @@ class Proxy:
                     await asyncio.sleep(way.stalls[0])
                 if not data:
                     raise ConnectionResetError
+                await way.pass_through()
                 if not way.dropped:
                     way.passed += len(data)
                     writer.write(data)
