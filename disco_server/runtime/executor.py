@@ -335,7 +335,7 @@ class Executor:
     def _define(self, seq: int, command: EncodedCommand) -> None:
         worker, read = self._worker, self.registers.read
         linker = Linker(
-            worker.worker_id, read, self._resolve, self._copy_into, self._porter.arrived
+            worker.worker_id, read, self._names.find, self._copy_into, self._porter.arrived
         )
         try:
             program = compile_program(command.program, seq, linker)
