@@ -47,8 +47,12 @@ class Heard:
         self.envelopes = asyncio.Queue()
         self.lines = []
         self._spoke = asyncio.Event()
-        handle.on_envelope = lambda raw, received, reader: self.envelopes.put_nowait(received)
+        handle.on_envelope = self._receive
         handle.on_output = self._hear
+
+    def _receive(self, _raw, received, _reader):
+        if received.kind != Kind.AUDIT:
+            self.envelopes.put_nowait(received)
 
     def _hear(self, is_error, lines):
         self.lines.extend((is_error, line) for line in lines)

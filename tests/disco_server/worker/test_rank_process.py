@@ -90,7 +90,8 @@ class Rank:
         while not self._came:
             frames = receive(self.sock, self._reader)
             assert frames is not None, self.process.communicate()
-            self._came.extend(map(EncodedEnvelope.FromString, frames))
+            came = map(EncodedEnvelope.FromString, frames)
+            self._came.extend(each for each in came if each.kind != Kind.AUDIT)
         return self._came.popleft()
 
     def reply(self):
