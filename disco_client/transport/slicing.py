@@ -69,17 +69,17 @@ class Base:
     def segments(self, after: Iterable[tuple[int, EncodedCommand]]) -> list[Segment]:
         """The commands, and others behind them, as they stand in a journal."""
         made: list[Segment] = []
-        batch, last = EncodedBatch(), 0
         for seq, command in (*self.commands, *after):
-            if made and seq == last + 1 and len(batch.commands) < _SEGMENT_COMMANDS:
-                batch.commands.append(command)
+            # Batches one behind the other are one batch.
+            last = made[-1].last if made else 0
+            count = last - made[-1].first - made[-1].skipped + 1 if made else 0
+            if made and seq == last + 1 and count < _SEGMENT_COMMANDS:
+                made[-1].payload += EncodedBatch(commands=[command]).SerializeToString()
                 made[-1].last = seq
             else:
                 skipped = seq - last - 1
-                batch = EncodedBatch(commands=[command], skipped=skipped)
-                made.append(Segment(last + 1, seq, bytearray(), skipped=skipped))
-            made[-1].payload = bytearray(batch.SerializeToString())
-            last = seq
+                raw = EncodedBatch(commands=[command], skipped=skipped).SerializeToString()
+                made.append(Segment(last + 1, seq, bytearray(raw), skipped=skipped))
         return made
 
 
