@@ -167,21 +167,19 @@ def test_what_is_wrong_with_a_file_names_it(workers, tmp_path):
         workers.sync_all()
 
 
-def test_nodes_read_their_own_files(daemons):
+def test_nodes_read_their_own_files(daemons, tmp_path):
     """Which must be of one shape; only those of the mesh are looked at, where it is allowed."""
     controller = daemons.controller()
     options = ("--slots", "1", "--warm", "0")
-    nodes = [
-        daemons.worker(controller.address, *options, *more, "--name", name)
-        for name, more in (
-            ("one", ("--allow-read", "*")),
-            ("two", ("--allow-read", "*")),
-            ("closed", ()),
-        )
-    ]
-    for node, extent in zip(nodes, (4, 6, 4), strict=True):
-        np.save(node.folder / "a.npy", np.arange(extent))
-    file = from_npy("/proc/self/cwd/a.npy")
+    folders = {name: tmp_path / name for name in ("one", "two", "closed")}
+    for (name, folder), extent in zip(folders.items(), (4, 6, 4), strict=True):
+        folder.mkdir()
+        np.save(folder / "a.npy", np.arange(extent))
+        reads = () if name == "closed" else ("--allow-read", "*")
+        more = (*reads, "--name", name, "--work-dir", folder)
+        daemons.worker(controller.address, *options, *more)
+    # A rank's own folder is that of the node, its daemon's, its session's and its own.
+    file = from_npy("/proc/self/cwd/../../../a.npy")
     with connect(controller.address, num_workers=3) as session:
         by_name = {place.node: place.worker for place in session.workers}
         one, two, closed = (by_name[name] for name in ("one", "two", "closed"))

@@ -240,16 +240,19 @@ def test_a_file_that_shrinks_while_it_is_loaded_fails_once(session, tmp_path, mo
     session.sync_all()
 
 
-def test_nodes_whose_files_differ_are_refused(daemons):
+def test_nodes_whose_files_differ_are_refused(daemons, tmp_path):
     """Each node reads its own files; one path may be two models."""
     controller = daemons.controller()
     options = ("--slots", "1", "--warm", "0", "--allow-read", "*")
-    nodes = [daemons.worker(controller.address, *options, "--name", n) for n in ("one", "two")]
-    for number, node in enumerate(nodes, 4):
-        save_file({"t": np.zeros(number, np.int8)}, node.folder / "m.safetensors")
+    for number, name in enumerate(("one", "two"), 4):
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file({"t": np.zeros(number, np.int8)}, folder / "m.safetensors")
+        daemons.worker(controller.address, *options, "--name", name, "--work-dir", folder)
     with connect(controller.address, num_workers=2) as session:
         with pytest.raises(BadFile, match="are not those on worker 0's node") as raised:
-            session.load_weights("/proc/self/cwd/m.safetensors", {"*": "R"})
+            # A rank's own folder is that of the node, its daemon's, its session's and its own.
+            session.load_weights("/proc/self/cwd/../../../m.safetensors", {"*": "R"})
         assert [failure.worker for failure in raised.value.failures] == [1]
         session.sync_all()
 

@@ -34,6 +34,9 @@ class Call:
         self.written = []
         self.status = None
 
+    def peer(self):
+        return "ipv4:127.0.0.1:1"
+
     async def write(self, raw):
         envelope_pb2.Envelope.FromString(raw)
         self.written.append(raw)

@@ -327,7 +327,10 @@ TARGETS = {
             "settings",
             load_settings,
             (ConfigError,),
-            lambda: [b'[worker]\nslots = 2\nenv = ["A"]\n[controller]\nlisten = "h:1"\n', b"8GiB"],
+            lambda: [
+                b'[worker]\nslots = 2\nenv = ["A"]\n[controller]\nlisten = "127.0.0.1:1"\n',
+                b"8GiB",
+            ],
         ),
         Target("safetensors", in_file("f.safetensors", open_checkpoint), (FileError,), safetensors),
         Target("npy", in_file("f.npy", open_npy), (FileError,), npys),
