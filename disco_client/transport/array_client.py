@@ -129,7 +129,7 @@ class ArrayClient:
     """The transfers of one session; may be used from several threads.
 
     Args:
-        relay: The channel to the controller.
+        relay: A channel to the controller, which is closed with this.
         session: The session's id.
         key: Its secret.
         doors: Each worker's array address; empty where its daemon has none.
@@ -231,15 +231,12 @@ class ArrayClient:
             raise TransferFailed(msg)
 
     def close(self) -> None:
-        """Closes the doors, which breaks off what goes through them; idempotent.
-
-        The channel to the controller is its owner's.
-        """
+        """Closes the doors, which breaks off what goes through them; idempotent."""
         with self._lock:
             self._over.set()
             doors = [door for door in self._direct.values() if door is not None]
             self._direct.clear()
-        for door in doors:
+        for door in (*doors, self._relay):
             door.close()
 
 

@@ -127,9 +127,11 @@ class GrpcTransport:
             self._line.close()
             raise
         doors = {rank.worker: rank.array_address for rank in ready.ranks}
-        self._arrays = ArrayClient(
-            self._line, ready.session, ready.transfer_key, doors, self._line.credentials
-        )
+        credentials = self._line.credentials
+        # A channel of its own, because what goes through it is broken off with the session;
+        # what the ranks did may be asked for afterwards. gRPC shares the connection.
+        relay = Line(self._line.address, credentials)
+        self._arrays = ArrayClient(relay, ready.session, ready.transfer_key, doors, credentials)
         ranks = tuple(
             RankPlace(rank.worker, rank.node, rank.pid, rank.device) for rank in ready.ranks
         )

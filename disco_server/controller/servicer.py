@@ -266,12 +266,14 @@ class Edge:
                 grpc.StatusCode.INVALID_ARGUMENT, f"the session has no worker {head.worker}"
             )
             raise AssertionError  # abort() raises; this tells the type checker
-        while (link := self._hub.links.get(name)) is None:
-            if not session.alive:
-                msg = "the session ended"
-                raise ConnectionError(msg)
+        while session.alive:
+            link = self._hub.links.get(name)
+            if link is not None:
+                return link
             await self._hub.change(None)
-        return link
+        # Who has the node's name by now may be another daemon, which would never answer.
+        msg = "the session ended"
+        raise ConnectionError(msg)
 
     async def _check_node(self, session_id: int, key: bytes, context: Context) -> None:
         name = self._hub.node_of_key(key)

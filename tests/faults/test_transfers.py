@@ -1,4 +1,4 @@
-"""Large arrays whose connection is cut while they are on their way: rows 6 and 8."""
+"""Large arrays whose connection is cut while they are on their way: rows 1, 6 and 8."""
 
 from __future__ import annotations
 
@@ -141,6 +141,26 @@ def test_beyond_the_lease_the_session_s_own_end_is_the_error(daemons, path_to):
         proxy.there.after(ARRAY.nbytes // 2, proxy.cut),
         pytest.raises(errors.SessionLost, match="did not come back within 1 s"),
     ):
+        session.copy_to_worker_0(ARRAY)
+    session.shutdown()
+
+
+def test_an_upload_ends_with_its_session_whoever_has_the_node_s_name_by_then(daemons, path_to):
+    """Row 1: a daemon in the place of a killed one knows nothing of it, and is not asked."""
+    controller = daemons.controller(*PATIENT)
+    proxy = path_to(controller.address)
+    options = (controller.address, "--slots", "1", "--warm", "0", "--name", "n")
+    killed = daemons.worker(*options)
+    session = connect(proxy.address, num_workers=1, logs=False)
+    relayed(session)
+    session.sync_all()
+
+    def replace():
+        killed.send(signal.SIGKILL)
+        killed.wait()
+        daemons.worker(*options)
+
+    with proxy.there.after(ARRAY.nbytes // 2, replace), pytest.raises(errors.NodeLost):
         session.copy_to_worker_0(ARRAY)
     session.shutdown()
 
