@@ -350,3 +350,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("xdist_group") is None:
             alone = item.get_closest_marker("netns") is not None
             item.add_marker(pytest.mark.xdist_group("netns" if alone else item.path.stem))
+
+
+@pytest.fixture
+def lose(eventually):
+    """Kills a worker, and waits until the session has others."""
+
+    def kill(session, worker=1):
+        before = len(session.recoveries)
+        os.kill(session.workers[worker].pid, signal.SIGKILL)
+        eventually(lambda: len(session.recoveries) > before, 40, "other workers")
+
+    return kill

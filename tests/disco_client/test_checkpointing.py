@@ -21,13 +21,11 @@ def session(open_session):
 
 
 @pytest.fixture
-def lose(eventually):
-    """Kills a worker, and waits until the session has others."""
+def lose(lose):
+    """The same, until the others have done everything again."""
 
     def kill(session, worker=1):
-        before = len(session.recoveries)
-        os.kill(session.workers[worker].pid, signal.SIGKILL)
-        eventually(lambda: len(session.recoveries) > before, 40, "other workers")
+        lose(session, worker)
         session.sync_all()
 
     return kill

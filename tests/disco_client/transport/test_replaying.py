@@ -23,18 +23,6 @@ def session(open_session):
     return open_session(2, recover="replay", logs=False)
 
 
-@pytest.fixture
-def lose(eventually):
-    """Kills a worker, and waits until the session has others."""
-
-    def kill(session, worker=1):
-        before = len(session.recoveries)
-        os.kill(session.workers[worker].pid, signal.SIGKILL)
-        eventually(lambda: len(session.recoveries) > before, 40, "other workers")
-
-    return kill
-
-
 def test_lost_workers_are_a_pause(session, lose):
     """References, functions and arrays are as they were, on other processes."""
     add = session.get_global_func("tests.add")
