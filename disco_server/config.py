@@ -9,13 +9,11 @@ a refusal always names the place where the person wrote it.
 
 from __future__ import annotations
 
-import os
 import socket
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Final, cast
 
 from disco_client.errors import ConfigError
 from disco_client.transport.credentials import Credentials
@@ -35,11 +33,11 @@ from disco_server.limits import (
 )
 from disco_server.settings import (
     AUTO,
+    OFF,
     UPLOADS,
     Address,
     Reader,
     cpu_cores,
-    did_you_mean,
     file_allowed,
     module_allowed,
     one_of,
@@ -47,6 +45,7 @@ from disco_server.settings import (
     read_devices,
     read_dial,
     read_folders,
+    read_http,
     read_listen,
     read_loads,
     read_node_name,
@@ -54,9 +53,9 @@ from disco_server.settings import (
     read_path,
     read_patterns,
     read_seconds,
-    refuse,
     whole,
 )
+from disco_server.sources import Settings
 
 __all__ = [
     "AUTO",
@@ -88,83 +87,10 @@ _MAX_WARM: Final = 8
 _MAX_CACHE_MIB: Final = 1 << 30
 _LEAST_REGISTERS: Final = 1 << 10
 _MOST_REGISTERS: Final = 1 << 26
-_TABLES: Final = ("controller", "worker")
-
-
-class _Settings:
-    """What both configurations share: checking and loading.
-
-    `_READERS` has one reader a field; it turns what a person wrote into the
-    field's type, and takes its own results back unchanged.
-    """
-
-    __slots__ = ()
-
-    _TABLE: ClassVar[str]
-    _READERS: ClassVar[Mapping[str, Reader]]
-
-    def __post_init__(self) -> None:
-        for name, read in self._READERS.items():
-            # Frozen for everybody else; this is still the construction.
-            object.__setattr__(self, name, read(getattr(self, name), name))
-        self._complete()
-
-    def _complete(self) -> None:
-        """Chooses what was left to choose and checks settings against each other."""
-
-    @classmethod
-    def _combine(cls, name: str, value: object) -> object:
-        """Joins what a person gave with the default, where a setting adds to it."""
-        del name
-        return value
-
-    @classmethod
-    def load(
-        cls,
-        flags: Mapping[str, object | None] | None = None,
-        environ: Mapping[str, str] | None = None,
-        file: Path | None = None,
-    ) -> Self:
-        """Gathers the settings: flags before environment before file before default.
-
-        Args:
-            flags: Settings from the command line by field name; None and the
-                empty tuple mean that the flag was not given.
-            environ: The environment; by default this process's. An empty
-                variable counts as absent.
-            file: A TOML file with tables ``[controller]`` and ``[worker]``.
-
-        Raises:
-            ConfigError: A value is wrong, or the file cannot be read or names
-                a setting that does not exist.
-        """
-        flags = flags or {}
-        environ = os.environ if environ is None else environ
-        table: Mapping[str, object] = {}
-        if file is not None:
-            table = _read_table(file, cls._TABLE, cls._READERS)
-        for name in flags:
-            if name not in cls._READERS:
-                raise ConfigError(
-                    f"{_flag(name)}: no such setting{did_you_mean(name, cls._READERS)}"
-                )
-        chosen: dict[str, Any] = {}
-        for name, read in cls._READERS.items():
-            variable = f"DISCO_{name.upper()}"
-            if flags.get(name) not in (None, ()):
-                value, where = flags[name], _flag(name)
-            elif environ.get(variable):
-                value, where = environ[variable], variable
-            elif name in table:
-                value, where = table[name], f"[{cls._TABLE}] {name} in {file}"
-            else:
-                continue
-            chosen[name] = cls._combine(name, read(value, where))
-        return cls(**chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerConfig(_Settings):
+class ControllerConfig(Settings):
     """The settings of a controller daemon.
 
     Attributes:
@@ -196,6 +122,10 @@ class ControllerConfig(_Settings):
         max_connections: How many connections of clients and nodes it takes at a time;
             further ones are closed as soon as they are made.
         max_sessions: How many sessions it takes, those that wait for slots included.
+        max_client_sessions: How many of them one client may have: one token or certificate,
+            or, where nobody is asked who he is, one process as it names itself.
+        http: Where it serves its metrics and health over HTTP, as `listen` is written, or
+            ``off``. None: port 7601 of the loopback address, or a free one.
 
     Raises:
         ConfigError: A setting is not as described.
@@ -220,6 +150,8 @@ class ControllerConfig(_Settings):
     tls_id_prefix: str = CERTIFICATE_PREFIX
     max_connections: int = MAX_CONNECTIONS
     max_sessions: int = 1024
+    max_client_sessions: int = 256
+    http: str | None = None
 
     _TABLE: ClassVar[str] = "controller"
     _READERS: ClassVar[Mapping[str, Reader]] = {
@@ -236,6 +168,8 @@ class ControllerConfig(_Settings):
         "tls_id_prefix": read_prefix,
         "max_connections": whole(1, _MOST),
         "max_sessions": whole(1, _MOST),
+        "max_client_sessions": whole(1, _MOST),
+        "http": read_http,
     }
 
     def _complete(self) -> None:
@@ -245,19 +179,18 @@ class ControllerConfig(_Settings):
                 f"({2 * self.heartbeat_s:g} s), got {self.node_lease_s:g}"
             )
         self.guard.check_listen(self.listen_address, "listen")
+        if self.http_address is not None:
+            self.guard.check_door(self.http_address, "http")
 
     @property
     def guard(self) -> Guard:
         """How its door is guarded."""
-        return Guard(
-            tls_cert=self.tls_cert,
-            tls_key=self.tls_key,
-            tls_ca=self.tls_ca,
-            require_client_cert=self.require_client_cert,
-            auth_token_file=self.auth_token_file,
-            tls_id_prefix=self.tls_id_prefix,
-            insecure=self.insecure,
-        )
+        return _guard(self, auth_token_file=self.auth_token_file, tls_id_prefix=self.tls_id_prefix)
+
+    @property
+    def http_address(self) -> Address | None:
+        """`http`, taken apart; None for the default or none."""
+        return _http_address(self.http)
 
     @property
     def listen_address(self) -> Address:
@@ -266,7 +199,7 @@ class ControllerConfig(_Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig(_Settings):
+class WorkerConfig(Settings):
     """The settings of a worker daemon.
 
     Attributes:
@@ -317,6 +250,7 @@ class WorkerConfig(_Settings):
             None: in shared memory where the controller is on this machine, otherwise
             a free port of the address from which the controller is reached; where
             `tls_ca` is given without `tls_cert` there is no such port.
+        http: As for the controller.
         tls_cert: The daemon's certificate, a PEM file; with its key, connections are encrypted.
             The files are read again when they change.
         tls_key: The key of that.
@@ -363,6 +297,7 @@ class WorkerConfig(_Settings):
     auth_token_file: Path | None = None
     insecure: bool = False
     audit_log: Path | None = None
+    http: str | None = None
     log_level: str = "info"
     log_format: str = "text"
 
@@ -391,6 +326,7 @@ class WorkerConfig(_Settings):
         "max_array_mib": whole(1, _MAX_CACHE_MIB, auto=True),
         "array_listen": read_optional_listen,
         **GUARD_READERS,
+        "http": read_http,
         "log_level": one_of(LOG_LEVELS),
         "log_format": one_of(LOG_FORMATS),
     }
@@ -415,6 +351,8 @@ class WorkerConfig(_Settings):
         check_dial(self.credentials, self.controller_address, insecure=self.insecure)
         if self.array_address is not None:
             self.guard.check_door(self.array_address, "array_listen")
+        if self.http_address is not None:
+            self.guard.check_door(self.http_address, "http")
         if self.max_array_mib == AUTO:
             object.__setattr__(self, "max_array_mib", machine_memory() >> 20)
 
@@ -428,13 +366,7 @@ class WorkerConfig(_Settings):
     @property
     def guard(self) -> Guard:
         """How its door for arrays is guarded."""
-        return Guard(
-            tls_cert=self.tls_cert,
-            tls_key=self.tls_key,
-            tls_ca=self.tls_ca,
-            require_client_cert=self.require_client_cert,
-            insecure=self.insecure,
-        )
+        return _guard(self)
 
     @property
     def credentials(self) -> Credentials:
@@ -446,6 +378,11 @@ class WorkerConfig(_Settings):
             token_file=self.auth_token_file,
             role="worker",
         )
+
+    @property
+    def http_address(self) -> Address | None:
+        """`http`, taken apart; None for the default or none."""
+        return _http_address(self.http)
 
     @property
     def controller_address(self) -> Address:
@@ -460,37 +397,19 @@ class WorkerConfig(_Settings):
         return Address.parse(self.array_listen, where="array_listen", any_port=True)
 
 
-# --- names and the file ------------------------------------------------------
+def _guard(config: ControllerConfig | WorkerConfig, **more: Any) -> Guard:
+    """A guard by the settings that both daemons have, and more."""
+    return Guard(
+        tls_cert=config.tls_cert,
+        tls_key=config.tls_key,
+        tls_ca=config.tls_ca,
+        require_client_cert=config.require_client_cert,
+        insecure=config.insecure,
+        **more,
+    )
 
 
-def _flag(name: str) -> str:
-    """What a setting is called on the command line, where it is given once a value."""
-    return f"--{_SINGULAR.get(name, name).replace('_', '-')}"
-
-
-_SINGULAR: Final = {"allow_modules": "allow_module", "allow_functions": "allow_function"}
-
-
-def _read_table(file: Path, table: str, known: Iterable[str]) -> Mapping[str, object]:
-    """Returns one table of a TOML file, empty where the file has none of that name."""
-    try:
-        with file.open("rb") as stream:
-            content: dict[str, object] = tomllib.load(stream)
-    except OSError as error:
-        raise ConfigError(f"{file}: expected a readable file, got: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: expected TOML, got: {error}") from error
-    for name in content:
-        if name not in _TABLES:
-            raise ConfigError(f"{file}: no table or setting {name!r}{did_you_mean(name, _TABLES)}")
-    values = content.get(table, {})
-    if not isinstance(values, dict):
-        raise refuse(f"{table} in {file}", f"a table [{table}]", values)
-    settings = cast("dict[str, object]", values)
-    known = list(known)
-    for name in settings:
-        if name not in known:
-            raise ConfigError(
-                f"[{table}] in {file}: no setting {name!r}{did_you_mean(name, known)}"
-            )
-    return settings
+def _http_address(text: str | None) -> Address | None:
+    if text in (None, OFF):
+        return None
+    return Address.parse(text, where="http", any_port=True)

@@ -130,9 +130,10 @@ class Guard:
         return self.require_client_cert or self.auth_token_file is not None
 
     def check_door(self, address: Address, where: str) -> None:
-        """Refuses a door for arrays that other machines could listen in at.
+        """Refuses a door that other machines could listen in at; not for commands.
 
-        Who comes there is asked for the secret of a session, which encryption keeps.
+        Whoever brings arrays is asked for the secret of a session, and whoever looks at a
+        page for his token; encryption keeps both.
 
         Args:
             address: Where it is.

@@ -25,6 +25,7 @@ from disco_client.errors import ConfigError
 __all__ = [
     "AUTO",
     "GPU_LIBRARIES",
+    "OFF",
     "UPLOADS",
     "Address",
     "NoVisibleGpu",
@@ -39,6 +40,7 @@ __all__ = [
     "read_devices",
     "read_dial",
     "read_folders",
+    "read_http",
     "read_listen",
     "read_loads",
     "read_node_name",
@@ -56,6 +58,9 @@ GPU_LIBRARIES: Final = {"nccl": "cuda", "rccl": "rocm"}
 
 AUTO: Final = -1
 """Stands for "choose for me" in the settings that say so."""
+
+OFF: Final = "off"
+"""Instead of an address: there is no such port."""
 
 UPLOADS: Final = "uploads"
 """Stands for the files that clients bring, where it is said what may be loaded."""
@@ -334,6 +339,13 @@ def read_optional_listen(value: object, where: str) -> str | None:
     return None if value is None else read_listen(value, where)
 
 
+def read_http(value: object, where: str) -> str | None:
+    """Reads the address of an HTTP port, where ``off`` and none are answers too."""
+    if value is None or (isinstance(value, str) and value.lower() == OFF):
+        return value if value is None else OFF
+    return read_listen(value, where)
+
+
 def read_dial(value: object, where: str) -> str:
     """Reads an address to connect to, in the form that gRPC takes."""
     return str(Address.parse(value, where=where))
@@ -371,13 +383,20 @@ def read_patterns(value: object, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
+def _whole_path(text: str, where: str) -> Path:
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:  # ~name, and nobody is called so
+        raise refuse(where, "a path, or one below ~ or ~USER", text) from None
+
+
 def read_folders(value: object, where: str) -> tuple[str, ...]:
     """Reads folders and files (see `file_allowed`), each once and with its whole path."""
     expected = "folders, files, or * for everything"
     words = _words(value, where, expected) if value not in ((), []) else []
     if any("\0" in word for word in words):
         raise refuse(where, expected, value)
-    paths = (word if word == "*" else str(Path(word).expanduser().absolute()) for word in words)
+    paths = (word if word == "*" else str(_whole_path(word, where)) for word in words)
     return tuple(dict.fromkeys(paths))
 
 
@@ -392,7 +411,7 @@ def read_loads(value: object, where: str) -> tuple[str, ...]:
 def read_cache(value: object, where: str) -> Path:
     """Reads the folder of a cache; None is the user's own folder for such."""
     if value is not None:
-        return Path(str(read_path(value, where))).expanduser().absolute()
+        return _whole_path(str(read_path(value, where)), where)
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():
         try:

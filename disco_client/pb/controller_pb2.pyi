@@ -509,10 +509,16 @@ class NodeInfo(google.protobuf.message.Message):
     FREE_SLOTS_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    AGE_S_FIELD_NUMBER: builtins.int
     name: builtins.str
     slots: builtins.int
     free_slots: builtins.int
     version: builtins.str
+    state: builtins.str
+    """ready, draining or away."""
+    age_s: builtins.float
+    """For how long it has been here, in seconds."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -523,8 +529,10 @@ class NodeInfo(google.protobuf.message.Message):
         free_slots: builtins.int = ...,
         devices: collections.abc.Iterable[builtins.str] | None = ...,
         version: builtins.str = ...,
+        state: builtins.str = ...,
+        age_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["devices", b"devices", "free_slots", b"free_slots", "name", b"name", "slots", b"slots", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "devices", b"devices", "free_slots", b"free_slots", "name", b"name", "slots", b"slots", "state", b"state", "version", b"version"]) -> None: ...
 
 global___NodeInfo = NodeInfo
 
@@ -541,12 +549,19 @@ class SessionInfo(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     AGE_S_FIELD_NUMBER: builtins.int
+    ATTACHED_FIELD_NUMBER: builtins.int
+    LEASE_LEFT_S_FIELD_NUMBER: builtins.int
     session: builtins.int
     name: builtins.str
     owner: builtins.str
     num_workers: builtins.int
     state: builtins.str
     age_s: builtins.float
+    attached: builtins.bool
+    """Whether a client is connected to it, and where none is and it waits for one, for how
+    much longer.
+    """
+    lease_left_s: builtins.float
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankInfo]: ...
     def __init__(
@@ -559,8 +574,12 @@ class SessionInfo(google.protobuf.message.Message):
         state: builtins.str = ...,
         ranks: collections.abc.Iterable[global___RankInfo] | None = ...,
         age_s: builtins.float = ...,
+        attached: builtins.bool = ...,
+        lease_left_s: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "name", b"name", "num_workers", b"num_workers", "owner", b"owner", "ranks", b"ranks", "session", b"session", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_lease_left_s", b"_lease_left_s", "lease_left_s", b"lease_left_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_lease_left_s", b"_lease_left_s", "age_s", b"age_s", "attached", b"attached", "lease_left_s", b"lease_left_s", "name", b"name", "num_workers", b"num_workers", "owner", b"owner", "ranks", b"ranks", "session", b"session", "state", b"state"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_lease_left_s", b"_lease_left_s"]) -> typing.Literal["lease_left_s"] | None: ...
 
 global___SessionInfo = SessionInfo
 
@@ -570,25 +589,39 @@ class CloseRequest(google.protobuf.message.Message):
 
     SESSION_FIELD_NUMBER: builtins.int
     TRANSFER_KEY_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
     session: builtins.int
     transfer_key: builtins.bytes
+    name: builtins.str
+    """Instead of both: the name, or the id in hexadecimal, of a session of who asks."""
     def __init__(
         self,
         *,
         session: builtins.int = ...,
         transfer_key: builtins.bytes = ...,
+        name: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["session", b"session", "transfer_key", b"transfer_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "session", b"session", "transfer_key", b"transfer_key"]) -> None: ...
 
 global___CloseRequest = CloseRequest
 
 @typing.final
 class CloseResult(google.protobuf.message.Message):
+    """Which session was closed."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    SESSION_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    session: builtins.int
+    name: builtins.str
     def __init__(
         self,
+        *,
+        session: builtins.int = ...,
+        name: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "session", b"session"]) -> None: ...
 
 global___CloseResult = CloseResult
 
@@ -629,6 +662,8 @@ class InspectRequest(google.protobuf.message.Message):
     STACKS_FIELD_NUMBER: builtins.int
     FLIGHTS_FIELD_NUMBER: builtins.int
     TIMEOUT_S_FIELD_NUMBER: builtins.int
+    FOLLOW_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The session's id in hexadecimal, or its name."""
     stacks: builtins.bool
@@ -636,6 +671,12 @@ class InspectRequest(google.protobuf.message.Message):
     flights: builtins.bool
     timeout_s: builtins.float
     """How long to wait for nodes, in seconds."""
+    follow: builtins.bool
+    """Whether to fetch instead what each rank has recorded since somebody looked, and how
+    far that was.
+    """
+    @property
+    def since(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Followed]: ...
     def __init__(
         self,
         *,
@@ -643,10 +684,40 @@ class InspectRequest(google.protobuf.message.Message):
         stacks: builtins.bool = ...,
         flights: builtins.bool = ...,
         timeout_s: builtins.float = ...,
+        follow: builtins.bool = ...,
+        since: collections.abc.Iterable[global___Followed] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["flights", b"flights", "name", b"name", "stacks", b"stacks", "timeout_s", b"timeout_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["flights", b"flights", "follow", b"follow", "name", b"name", "since", b"since", "stacks", b"stacks", "timeout_s", b"timeout_s"]) -> None: ...
 
 global___InspectRequest = InspectRequest
+
+@typing.final
+class Followed(google.protobuf.message.Message):
+    """How far a rank was followed: its process, the last command whose end is known, and
+    how many collectives it had left.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    SEQ_FIELD_NUMBER: builtins.int
+    COLLECTIVES_FIELD_NUMBER: builtins.int
+    worker: builtins.int
+    pid: builtins.int
+    seq: builtins.int
+    collectives: builtins.int
+    def __init__(
+        self,
+        *,
+        worker: builtins.int = ...,
+        pid: builtins.int = ...,
+        seq: builtins.int = ...,
+        collectives: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["collectives", b"collectives", "pid", b"pid", "seq", b"seq", "worker", b"worker"]) -> None: ...
+
+global___Followed = Followed
 
 @typing.final
 class InspectResult(google.protobuf.message.Message):
@@ -657,9 +728,14 @@ class InspectResult(google.protobuf.message.Message):
     NUM_WORKERS_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     SILENT_FIELD_NUMBER: builtins.int
+    RECEIVED_NS_FIELD_NUMBER: builtins.int
+    SENT_NS_FIELD_NUMBER: builtins.int
     session: builtins.int
     name: builtins.str
     num_workers: builtins.int
+    received_ns: builtins.int
+    """When the question came and the answer left, by the controller's monotonic clock."""
+    sent_ns: builtins.int
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankReport]: ...
     @property
@@ -672,8 +748,10 @@ class InspectResult(google.protobuf.message.Message):
         num_workers: builtins.int = ...,
         ranks: collections.abc.Iterable[global___RankReport] | None = ...,
         silent: collections.abc.Iterable[global___NodeSilence] | None = ...,
+        received_ns: builtins.int = ...,
+        sent_ns: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "num_workers", b"num_workers", "ranks", b"ranks", "session", b"session", "silent", b"silent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "num_workers", b"num_workers", "ranks", b"ranks", "received_ns", b"received_ns", "sent_ns", b"sent_ns", "session", b"session", "silent", b"silent"]) -> None: ...
 
 global___InspectResult = InspectResult
 
@@ -720,6 +798,11 @@ class RankReport(google.protobuf.message.Message):
     FLIGHT_FIELD_NUMBER: builtins.int
     EMPTIED_FIELD_NUMBER: builtins.int
     CLOCK_OFFSET_NS_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    COLLECTIVES_FIELD_NUMBER: builtins.int
+    COLLECTIVE_BYTES_FIELD_NUMBER: builtins.int
+    CLOCK_ERROR_NS_FIELD_NUMBER: builtins.int
+    CLOCK_AT_NS_FIELD_NUMBER: builtins.int
     worker: builtins.int
     node: builtins.str
     pid: builtins.int
@@ -730,11 +813,20 @@ class RankReport(google.protobuf.message.Message):
     note: builtins.str
     flight: builtins.bytes
     """A compressed copy of the memory of its flight recorder, and the number of emptied
-    slots after it was made; see disco_client.wire.flight.
+    slots after it was made; see disco_client.wire.flight. Or what is new in that memory,
+    not compressed; see disco_client.wire.flight_cuts.
     """
     emptied: builtins.int
     clock_offset_ns: builtins.int
     """What to add to the node's monotonic clock for the controller's."""
+    memory_bytes: builtins.int
+    """How much of its process is in memory; 0 where that is not known."""
+    collectives: builtins.int
+    """How many collectives it entered, and the bytes of its arrays in them."""
+    collective_bytes: builtins.int
+    clock_error_ns: builtins.int
+    """By how much that may be wrong, and when it was found, by the node's clock."""
+    clock_at_ns: builtins.int
     @property
     def current(self) -> global___CommandReport: ...
     @property
@@ -756,9 +848,14 @@ class RankReport(google.protobuf.message.Message):
         flight: builtins.bytes = ...,
         emptied: builtins.int = ...,
         clock_offset_ns: builtins.int = ...,
+        memory_bytes: builtins.int = ...,
+        collectives: builtins.int = ...,
+        collective_bytes: builtins.int = ...,
+        clock_error_ns: builtins.int = ...,
+        clock_at_ns: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["collective", b"collective", "current", b"current", "finished", b"finished"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock_offset_ns", b"clock_offset_ns", "collective", b"collective", "current", b"current", "emptied", b"emptied", "finished", b"finished", "flight", b"flight", "node", b"node", "note", b"note", "pid", b"pid", "stack", b"stack", "state", b"state", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock_at_ns", b"clock_at_ns", "clock_error_ns", b"clock_error_ns", "clock_offset_ns", b"clock_offset_ns", "collective", b"collective", "collective_bytes", b"collective_bytes", "collectives", b"collectives", "current", b"current", "emptied", b"emptied", "finished", b"finished", "flight", b"flight", "memory_bytes", b"memory_bytes", "node", b"node", "note", b"note", "pid", b"pid", "stack", b"stack", "state", b"state", "worker", b"worker"]) -> None: ...
 
 global___RankReport = RankReport
 
@@ -837,3 +934,199 @@ class CollectiveReport(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "members", b"members", "met", b"met", "name", b"name", "nbytes", b"nbytes", "nth", b"nth", "number", b"number", "seconds", b"seconds", "seq", b"seq", "shape", b"shape"]) -> None: ...
 
 global___CollectiveReport = CollectiveReport
+
+@typing.final
+class OverviewRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___OverviewRequest = OverviewRequest
+
+@typing.final
+class OverviewResult(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    TAKEN_S_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    SESSIONS_FIELD_NUMBER: builtins.int
+    version: builtins.str
+    taken_s: builtins.float
+    """When nodes were asked, in seconds of a clock of the controller that never goes back."""
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeOverview]: ...
+    @property
+    def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionOverview]: ...
+    def __init__(
+        self,
+        *,
+        version: builtins.str = ...,
+        taken_s: builtins.float = ...,
+        nodes: collections.abc.Iterable[global___NodeOverview] | None = ...,
+        sessions: collections.abc.Iterable[global___SessionOverview] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "sessions", b"sessions", "taken_s", b"taken_s", "version", b"version"]) -> None: ...
+
+global___OverviewResult = OverviewResult
+
+@typing.final
+class NodeOverview(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INFO_FIELD_NUMBER: builtins.int
+    LATENCY_S_FIELD_NUMBER: builtins.int
+    latency_s: builtins.float
+    """How long question and answer were under way, in seconds; missing where none came."""
+    @property
+    def info(self) -> global___NodeInfo: ...
+    def __init__(
+        self,
+        *,
+        info: global___NodeInfo | None = ...,
+        latency_s: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_latency_s", b"_latency_s", "info", b"info", "latency_s", b"latency_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_latency_s", b"_latency_s", "info", b"info", "latency_s", b"latency_s"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_latency_s", b"_latency_s"]) -> typing.Literal["latency_s"] | None: ...
+
+global___NodeOverview = NodeOverview
+
+@typing.final
+class SessionOverview(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INFO_FIELD_NUMBER: builtins.int
+    YOURS_FIELD_NUMBER: builtins.int
+    ISSUED_FIELD_NUMBER: builtins.int
+    EXECUTED_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    yours: builtins.bool
+    """Whether whoever asks may know what follows."""
+    issued: builtins.int
+    """The newest command that came to its nodes, and the newest that every rank has executed."""
+    executed: builtins.int
+    @property
+    def info(self) -> global___SessionInfo:
+        """Its ranks are those of which whoever asks may know where they run."""
+
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankOverview]:
+        """Those that answered."""
+
+    def __init__(
+        self,
+        *,
+        info: global___SessionInfo | None = ...,
+        yours: builtins.bool = ...,
+        issued: builtins.int = ...,
+        executed: builtins.int = ...,
+        ranks: collections.abc.Iterable[global___RankOverview] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["info", b"info"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["executed", b"executed", "info", b"info", "issued", b"issued", "ranks", b"ranks", "yours", b"yours"]) -> None: ...
+
+global___SessionOverview = SessionOverview
+
+@typing.final
+class RankOverview(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPORT_FIELD_NUMBER: builtins.int
+    COMMANDS_PER_S_FIELD_NUMBER: builtins.int
+    COLLECTIVE_BYTES_PER_S_FIELD_NUMBER: builtins.int
+    commands_per_s: builtins.float
+    """Since they were asked before, if that is not long ago."""
+    collective_bytes_per_s: builtins.float
+    @property
+    def report(self) -> global___RankReport: ...
+    def __init__(
+        self,
+        *,
+        report: global___RankReport | None = ...,
+        commands_per_s: builtins.float | None = ...,
+        collective_bytes_per_s: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_collective_bytes_per_s", b"_collective_bytes_per_s", "_commands_per_s", b"_commands_per_s", "collective_bytes_per_s", b"collective_bytes_per_s", "commands_per_s", b"commands_per_s", "report", b"report"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_collective_bytes_per_s", b"_collective_bytes_per_s", "_commands_per_s", b"_commands_per_s", "collective_bytes_per_s", b"collective_bytes_per_s", "commands_per_s", b"commands_per_s", "report", b"report"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_collective_bytes_per_s", b"_collective_bytes_per_s"]) -> typing.Literal["collective_bytes_per_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_commands_per_s", b"_commands_per_s"]) -> typing.Literal["commands_per_s"] | None: ...
+
+global___RankOverview = RankOverview
+
+@typing.final
+class LogsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    WORKER_PLUS_ONE_FIELD_NUMBER: builtins.int
+    LINES_FIELD_NUMBER: builtins.int
+    FOLLOW_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The session's id in hexadecimal, or its name; one that has ended a while ago will do."""
+    worker_plus_one: builtins.int
+    """One rank alone: one more than its worker_id; 0 for all."""
+    lines: builtins.int
+    """At most so many of the last lines; missing for all that are kept."""
+    follow: builtins.bool
+    """Whether to go on with what follows, until the session ends."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        worker_plus_one: builtins.int = ...,
+        lines: builtins.int | None = ...,
+        follow: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_lines", b"_lines", "lines", b"lines"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_lines", b"_lines", "follow", b"follow", "lines", b"lines", "name", b"name", "worker_plus_one", b"worker_plus_one"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_lines", b"_lines"]) -> typing.Literal["lines"] | None: ...
+
+global___LogsRequest = LogsRequest
+
+@typing.final
+class LogsPart(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PRINTED_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
+    lost: builtins.int
+    """How many lines before these are not kept any more, because they were not read in time."""
+    @property
+    def printed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Printed]: ...
+    def __init__(
+        self,
+        *,
+        printed: collections.abc.Iterable[global___Printed] | None = ...,
+        lost: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lost", b"lost", "printed", b"printed"]) -> None: ...
+
+global___LogsPart = LogsPart
+
+@typing.final
+class Printed(google.protobuf.message.Message):
+    """Lines that came together."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_S_FIELD_NUMBER: builtins.int
+    LINES_FIELD_NUMBER: builtins.int
+    time_s: builtins.float
+    """When they came, in seconds since 1970 by the controller's clock."""
+    @property
+    def lines(self) -> global___LogLines: ...
+    def __init__(
+        self,
+        *,
+        time_s: builtins.float = ...,
+        lines: global___LogLines | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lines", b"lines"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lines", b"lines", "time_s", b"time_s"]) -> None: ...
+
+global___Printed = Printed

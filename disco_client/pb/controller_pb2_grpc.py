@@ -56,6 +56,16 @@ class SessionServiceStub(object):
                 request_serializer=disco__client_dot_pb_dot_controller__pb2.InspectRequest.SerializeToString,
                 response_deserializer=disco__client_dot_pb_dot_controller__pb2.InspectResult.FromString,
                 _registered_method=True)
+        self.Overview = channel.unary_unary(
+                '/disco.v1.SessionService/Overview',
+                request_serializer=disco__client_dot_pb_dot_controller__pb2.OverviewRequest.SerializeToString,
+                response_deserializer=disco__client_dot_pb_dot_controller__pb2.OverviewResult.FromString,
+                _registered_method=True)
+        self.Logs = channel.unary_stream(
+                '/disco.v1.SessionService/Logs',
+                request_serializer=disco__client_dot_pb_dot_controller__pb2.LogsRequest.SerializeToString,
+                response_deserializer=disco__client_dot_pb_dot_controller__pb2.LogsPart.FromString,
+                _registered_method=True)
 
 
 class SessionServiceServicer(object):
@@ -92,6 +102,21 @@ class SessionServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Overview(self, request, context):
+        """What the cluster does at this moment: nodes, sessions, and each rank's command and
+        memory. Asked again and again; nodes are asked once a second at most.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Logs(self, request, context):
+        """What the ranks of a session printed last, and what they print from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -114,6 +139,16 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.Inspect,
                     request_deserializer=disco__client_dot_pb_dot_controller__pb2.InspectRequest.FromString,
                     response_serializer=disco__client_dot_pb_dot_controller__pb2.InspectResult.SerializeToString,
+            ),
+            'Overview': grpc.unary_unary_rpc_method_handler(
+                    servicer.Overview,
+                    request_deserializer=disco__client_dot_pb_dot_controller__pb2.OverviewRequest.FromString,
+                    response_serializer=disco__client_dot_pb_dot_controller__pb2.OverviewResult.SerializeToString,
+            ),
+            'Logs': grpc.unary_stream_rpc_method_handler(
+                    servicer.Logs,
+                    request_deserializer=disco__client_dot_pb_dot_controller__pb2.LogsRequest.FromString,
+                    response_serializer=disco__client_dot_pb_dot_controller__pb2.LogsPart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +260,60 @@ class SessionService(object):
             '/disco.v1.SessionService/Inspect',
             disco__client_dot_pb_dot_controller__pb2.InspectRequest.SerializeToString,
             disco__client_dot_pb_dot_controller__pb2.InspectResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Overview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disco.v1.SessionService/Overview',
+            disco__client_dot_pb_dot_controller__pb2.OverviewRequest.SerializeToString,
+            disco__client_dot_pb_dot_controller__pb2.OverviewResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Logs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/disco.v1.SessionService/Logs',
+            disco__client_dot_pb_dot_controller__pb2.LogsRequest.SerializeToString,
+            disco__client_dot_pb_dot_controller__pb2.LogsPart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,20 @@ class SessionServiceStub:
     ]
     """What the ranks of a session do, also while they hang, or did before they ended."""
 
+    Overview: grpc.UnaryUnaryMultiCallable[
+        disco_client.pb.controller_pb2.OverviewRequest,
+        disco_client.pb.controller_pb2.OverviewResult,
+    ]
+    """What the cluster does at this moment: nodes, sessions, and each rank's command and
+    memory. Asked again and again; nodes are asked once a second at most.
+    """
+
+    Logs: grpc.UnaryStreamMultiCallable[
+        disco_client.pb.controller_pb2.LogsRequest,
+        disco_client.pb.controller_pb2.LogsPart,
+    ]
+    """What the ranks of a session printed last, and what they print from now on."""
+
 class SessionServiceAsyncStub:
     """What clients ask of a controller."""
 
@@ -78,6 +92,20 @@ class SessionServiceAsyncStub:
         disco_client.pb.controller_pb2.InspectResult,
     ]
     """What the ranks of a session do, also while they hang, or did before they ended."""
+
+    Overview: grpc.aio.UnaryUnaryMultiCallable[
+        disco_client.pb.controller_pb2.OverviewRequest,
+        disco_client.pb.controller_pb2.OverviewResult,
+    ]
+    """What the cluster does at this moment: nodes, sessions, and each rank's command and
+    memory. Asked again and again; nodes are asked once a second at most.
+    """
+
+    Logs: grpc.aio.UnaryStreamMultiCallable[
+        disco_client.pb.controller_pb2.LogsRequest,
+        disco_client.pb.controller_pb2.LogsPart,
+    ]
+    """What the ranks of a session printed last, and what they print from now on."""
 
 class SessionServiceServicer(metaclass=abc.ABCMeta):
     """What clients ask of a controller."""
@@ -116,6 +144,24 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[disco_client.pb.controller_pb2.InspectResult, collections.abc.Awaitable[disco_client.pb.controller_pb2.InspectResult]]:
         """What the ranks of a session do, also while they hang, or did before they ended."""
+
+    @abc.abstractmethod
+    def Overview(
+        self,
+        request: disco_client.pb.controller_pb2.OverviewRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[disco_client.pb.controller_pb2.OverviewResult, collections.abc.Awaitable[disco_client.pb.controller_pb2.OverviewResult]]:
+        """What the cluster does at this moment: nodes, sessions, and each rank's command and
+        memory. Asked again and again; nodes are asked once a second at most.
+        """
+
+    @abc.abstractmethod
+    def Logs(
+        self,
+        request: disco_client.pb.controller_pb2.LogsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[disco_client.pb.controller_pb2.LogsPart], collections.abc.AsyncIterator[disco_client.pb.controller_pb2.LogsPart]]:
+        """What the ranks of a session printed last, and what they print from now on."""
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 

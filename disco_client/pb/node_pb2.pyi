@@ -572,12 +572,21 @@ class InspectNode(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     STACKS_FIELD_NUMBER: builtins.int
     FLIGHTS_FIELD_NUMBER: builtins.int
+    ALL_FIELD_NUMBER: builtins.int
+    FOLLOW_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
     request: builtins.int
     """Tells the answers of several questions apart."""
     name: builtins.str
     """The session's id in hexadecimal, or its name; nothing asks for the clock alone."""
     stacks: builtins.bool
     flights: builtins.bool
+    all: builtins.bool
+    """Instead of one session: what all of them do at this moment."""
+    follow: builtins.bool
+    """As in InspectRequest."""
+    @property
+    def since(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disco_client.pb.controller_pb2.Followed]: ...
     def __init__(
         self,
         *,
@@ -585,8 +594,11 @@ class InspectNode(google.protobuf.message.Message):
         name: builtins.str = ...,
         stacks: builtins.bool = ...,
         flights: builtins.bool = ...,
+        all: builtins.bool = ...,
+        follow: builtins.bool = ...,
+        since: collections.abc.Iterable[disco_client.pb.controller_pb2.Followed] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["flights", b"flights", "name", b"name", "request", b"request", "stacks", b"stacks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all", b"all", "flights", b"flights", "follow", b"follow", "name", b"name", "request", b"request", "since", b"since", "stacks", b"stacks"]) -> None: ...
 
 global___InspectNode = InspectNode
 
@@ -602,6 +614,7 @@ class NodeInspected(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     RECEIVED_NS_FIELD_NUMBER: builtins.int
     SENT_NS_FIELD_NUMBER: builtins.int
+    SESSIONS_FIELD_NUMBER: builtins.int
     request: builtins.int
     known: builtins.bool
     """Whether it knows such a session, and which one it is."""
@@ -613,6 +626,10 @@ class NodeInspected(google.protobuf.message.Message):
     sent_ns: builtins.int
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disco_client.pb.controller_pb2.RankReport]: ...
+    @property
+    def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionGlance]:
+        """Where all were asked for."""
+
     def __init__(
         self,
         *,
@@ -624,7 +641,35 @@ class NodeInspected(google.protobuf.message.Message):
         ranks: collections.abc.Iterable[disco_client.pb.controller_pb2.RankReport] | None = ...,
         received_ns: builtins.int = ...,
         sent_ns: builtins.int = ...,
+        sessions: collections.abc.Iterable[global___SessionGlance] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["known", b"known", "num_workers", b"num_workers", "ranks", b"ranks", "received_ns", b"received_ns", "request", b"request", "sent_ns", b"sent_ns", "session", b"session", "session_name", b"session_name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["known", b"known", "num_workers", b"num_workers", "ranks", b"ranks", "received_ns", b"received_ns", "request", b"request", "sent_ns", b"sent_ns", "session", b"session", "session_name", b"session_name", "sessions", b"sessions"]) -> None: ...
 
 global___NodeInspected = NodeInspected
+
+@typing.final
+class SessionGlance(google.protobuf.message.Message):
+    """What the ranks of one session do on one node."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: builtins.int
+    RECEIVED_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    session: builtins.int
+    received: builtins.int
+    """The newest command that came."""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disco_client.pb.controller_pb2.RankReport]:
+        """Without stacks and records."""
+
+    def __init__(
+        self,
+        *,
+        session: builtins.int = ...,
+        received: builtins.int = ...,
+        ranks: collections.abc.Iterable[disco_client.pb.controller_pb2.RankReport] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ranks", b"ranks", "received", b"received", "session", b"session"]) -> None: ...
+
+global___SessionGlance = SessionGlance

@@ -25,6 +25,11 @@ class Outbox:
         self._wake: asyncio.Future[None] | None = None
         self._closed = False
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes wait."""
+        return self._bytes
+
     def post(self, raw: bytes, *, droppable: bool = False) -> bool:
         """Adds an encoded envelope; whether it was taken.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,13 @@ from disco_client.errors import ConfigError
 from disco_client.transport.credentials import check_pair, read_pem, state_of
 from disco_server.guarding import Guard
 
-__all__ = ["CannotListen", "CertificateFiles", "add_port", "warn_of_open_door"]
+__all__ = [
+    "CannotListen",
+    "CertificateFiles",
+    "add_port",
+    "http_secrets",
+    "warn_of_open_door",
+]
 
 _logger = logging.getLogger("disco.tls")
 _SOON = timedelta(days=7)
@@ -109,6 +116,54 @@ def add_port(server: grpc.aio.Server, address: str, guard: Guard) -> int:
         return server.add_secure_port(address, secrets)
     except RuntimeError:
         return 0
+
+
+def http_secrets(guard: Guard) -> ssl.SSLContext | None:
+    """How a daemon's HTTP port is encrypted: with the certificate of its other door, if it has one.
+
+    A browser, Prometheus or a kubelet has no certificate of its own, so none is asked for
+    that would be in the way; where `guard` wants one, who shows it is known by it.
+
+    Args:
+        guard: How the other door is guarded.
+
+    Returns:
+        None where connections are not encrypted. New connections use certificates that
+        were replaced.
+
+    Raises:
+        ConfigError: A certificate cannot be read, or does not fit its key.
+    """
+    if not guard.encrypts:
+        return None
+    files = guard.tls_cert, guard.tls_key, guard.tls_ca
+    seen, newest = state_of(*files), _make_context(guard)
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal seen, newest
+        if (state := state_of(*files)) != seen:
+            seen = state
+            try:
+                newest = _make_context(guard)
+            except ConfigError as error:
+                _logger.warning("the certificates before serve on: %s", error)
+        connection.context = newest
+
+    newest.sni_callback = choose
+    return newest
+
+
+def _make_context(guard: Guard) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cast("Path", guard.tls_cert), guard.tls_key)
+        if guard.require_client_cert and guard.tls_ca is not None:
+            context.load_verify_locations(guard.tls_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"tls_cert: {guard.tls_cert} cannot be used: {error}") from None
+    return context
 
 
 def warn_of_open_door(logger: logging.Logger, guard: Guard) -> None:

@@ -102,6 +102,8 @@ METHODS: Final[Mapping[str, frozenset[Role] | None]] = {
     "/disco.v1.SessionService/List": _READERS,
     "/disco.v1.SessionService/Close": _USERS,
     "/disco.v1.SessionService/Inspect": _USERS,
+    "/disco.v1.SessionService/Overview": _READERS,
+    "/disco.v1.SessionService/Logs": _USERS,
     "/disco.v1.ArrayService/Upload": _USERS,
     "/disco.v1.ArrayService/Download": _USERS,
     "/disco.v1.NodeService/Register": _WORKERS,

@@ -24,6 +24,7 @@ from disco_server.core.effects import (
 )
 from disco_server.core.membership import Membership, Node
 from disco_server.core.placement import NodeShare, Placer, kind_for, place
+from disco_server.core.session_limits import DEFAULT_LIMITS, SessionLimits
 from disco_server.core.session_state import (
     End,
     EndReason,
@@ -48,7 +49,7 @@ class Cluster:
         placer: Decides which ranks go where.
         min_slots: How many slots a node must offer to be let in.
         node_return: Seconds in which a node whose connection broke may come back.
-        max_sessions: How many sessions there may be, those that wait for slots included.
+        limits: How many sessions there may be.
 
     Attributes:
         members: The nodes.
@@ -65,10 +66,10 @@ class Cluster:
         placer: Placer = place,
         min_slots: int = 1,
         node_return: float = 2.0,
-        max_sessions: int = 1024,
+        limits: SessionLimits = DEFAULT_LIMITS,
     ) -> None:
         self._place = placer
-        self._max_sessions = max_sessions
+        self._limits = limits
         self._node_return = node_return
         self._session_lease = session_lease
         self._node_lease = node_lease
@@ -197,11 +198,7 @@ class Cluster:
         if self.draining:
             message = "the controller is shutting down and takes no new sessions"
             return self.end(session.session, End(EndReason.DRAINED, message))
-        if len(self.sessions) > self._max_sessions:
-            message = (
-                f"the controller has {self._max_sessions} sessions, as many as it takes; end one, "
-                "or start it with a greater --max-sessions"
-            )
+        if message := self._limits.refusal(session, self.sessions.values()):
             return self.end(session.session, End(EndReason.NO_SLOTS, message))
         self._queue.append(session.session)
         effects = self._place_waiting()

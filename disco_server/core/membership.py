@@ -32,6 +32,7 @@ class Node:
         taken: Slot number to the session that holds it.
         draining: It takes no new sessions.
         away_since: When its connection broke, until it is back.
+        joined: When it came.
     """
 
     name: str
@@ -45,6 +46,14 @@ class Node:
     array_address: str = ""
     host_id: str = ""
     away_since: float | None = None
+    joined: float = 0.0
+
+    @property
+    def state(self) -> str:
+        """Whether it takes sessions, in a word: ``ready``, ``draining`` or ``away``."""
+        if self.away_since is not None:
+            return "away"
+        return "draining" if self.draining else "ready"
 
     @property
     def free(self) -> FreeSlots:
@@ -91,7 +100,8 @@ class Membership:
 
     def replace(self, node: Node) -> None:
         """Puts a node in the place of the same daemon, which has come back."""
-        node.taken = self.nodes[node.name].taken
+        former = self.nodes[node.name]
+        node.taken, node.joined = former.taken, former.joined
         self.nodes[node.name] = node
 
     def leave(self, name: str) -> Node | None:

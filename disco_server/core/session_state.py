@@ -154,6 +154,15 @@ class SessionTable:
         return any(share.node == node for share in self.shares)
 
     @property
+    def attached(self) -> bool:
+        """Whether it has a client."""
+        return self.state in (SessionState.QUEUED, SessionState.STARTING, SessionState.RUNNING)
+
+    def lease_left(self, now: float) -> float | None:
+        """For how many seconds it still waits for its client; None where it does not."""
+        return max(self.deadline - now, 0.0) if self.state is SessionState.DETACHED else None
+
+    @property
     def alive(self) -> bool:
         """Whether the session still may execute commands."""
         return self.state not in (SessionState.ENDING, SessionState.GONE)

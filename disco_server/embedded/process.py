@@ -22,6 +22,7 @@ from disco_client.session import Session
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.waiting import AUTO, read_hang_report
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
+from disco_client.wire.flight_cuts import Since
 from disco_client.wire.inspection import Inspection
 from disco_server.channels.frames import frame, progress_in
 from disco_server.channels.growing import FROM_RANKS
@@ -31,7 +32,7 @@ from disco_server.embedded.interrupts import HeldInterrupts
 from disco_server.embedded.rank_child import RankChild
 from disco_server.embedded.sender import Sender
 from disco_server.embedded.shared_arrays import SharedArrays
-from disco_server.observe.inspect import Subject, inspect_ranks
+from disco_server.observe.inspect import Subject, cut_ranks, inspect_ranks
 
 __all__ = ["ENTRYPOINT", "ProcessSession", "ProcessTransport"]
 
@@ -339,12 +340,17 @@ class ProcessTransport(Bound):
         if self._error is not None:
             raise self._error
 
-    def inspect(self, *, stacks: bool, flights: bool) -> Inspection:
+    def inspect(
+        self, *, stacks: bool, flights: bool, since: Sequence[Since] | None = None
+    ) -> Inspection:
         """Finds out what the ranks do, or did before they ended."""
         ranks = self._children.ranks
         over = self._error is not None
         subjects = [Subject(c.worker, NODE, c.pid, c.memory, ended=over) for c in ranks]
-        reports = inspect_ranks(subjects, stacks=stacks, flights=flights)
+        if since is None:
+            reports = inspect_ranks(subjects, stacks=stacks, flights=flights)
+        else:
+            reports = cut_ranks(subjects, since)
         return Inspection(self._session, self._name, self._num_workers, tuple(reports))
 
     # Arrays -------------------------------------------------------------------------------

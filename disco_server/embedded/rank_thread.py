@@ -17,11 +17,12 @@ import numpy as np
 from disco_client.errors import WorkerLost, worker_lost
 from disco_client.transport.base import Events, OutgoingBatch
 from disco_client.wire.codec import Kind
+from disco_client.wire.flight_cuts import Since
 from disco_client.wire.inspection import RankReport, RankState
 from disco_client.wire.porter import ArrayPorter
 from disco_server.embedded.loans import Loans
 from disco_server.embedded.output import RankOutput
-from disco_server.observe.inspect import report_memory
+from disco_server.observe.inspect import report_cut, report_memory
 from disco_server.runtime.context import Worker, set_current_worker
 from disco_server.runtime.executor import Executor
 
@@ -156,6 +157,18 @@ class RankThread(ArrayPorter):
         )
         state = RankState.RUNNING if alive else RankState.ENDED
         return replace(report, state=state, stack=stack, note=note)
+
+    def cut(self, since: Sequence[Since]) -> RankReport:
+        """What is new in its records; for any thread."""
+        worker = self._worker
+        return report_cut(
+            worker.worker_id,
+            worker.node,
+            os.getpid(),
+            worker.flight.read,
+            since,
+            ended=not self._thread.is_alive(),
+        )
 
     def free_gates(self) -> None:
         """Frees the locks that wait in vain; the rank is gone, or about to be."""

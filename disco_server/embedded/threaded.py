@@ -16,6 +16,7 @@ from disco_client.session import Session
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.waiting import AUTO, read_hang_report
 from disco_client.wire.codec import Kind
+from disco_client.wire.flight_cuts import Since
 from disco_client.wire.inspection import Inspection
 from disco_client.wire.values import Device
 from disco_server.collectives.base import Communicator
@@ -193,9 +194,14 @@ class ThreadTransport(Bound):
         if self._error is not None:
             raise self._error
 
-    def inspect(self, *, stacks: bool, flights: bool) -> Inspection:
+    def inspect(
+        self, *, stacks: bool, flights: bool, since: Sequence[Since] | None = None
+    ) -> Inspection:
         """Finds out what the workers do, or did before they ended."""
-        reports = (rank.report(stacks=stacks, flights=flights) for rank in self._ranks)
+        if since is None:
+            reports = [rank.report(stacks=stacks, flights=flights) for rank in self._ranks]
+        else:
+            reports = [rank.cut(since) for rank in self._ranks]
         welcome = self._welcome
         return Inspection(welcome.session, welcome.name, len(welcome.ranks), tuple(reports))
 

@@ -33,7 +33,8 @@ _EMPTY_KINDS = memoryview(bytes(4 * layout.STEP)).cast("I")
 _EMPTY_TIMES = memoryview(bytes(8 * layout.STEP)).cast("Q")
 _COLLECTIVES, _COLLECTIVE_BYTES = layout.COLLECTIVES, layout.COLLECTIVE.size
 _pack, _now = layout.COLLECTIVE.pack_into, time.monotonic_ns
-_MOST_FORMS = (1 << 32) - 1
+_FORMS, _MOST_FORMS = layout.FORMS, (1 << 32) - 1
+_MOST_BYTES = (1 << 64) - 1
 
 
 def make_memory() -> int:
@@ -72,6 +73,8 @@ class FlightRecorder:
         self._emptied = 0
         self._forms = 0
         self._entered = 0
+        self._sizes = [0] * layout.FORMS
+        self._moved = 0
         self._open = -1
         self._last = 0
         self._last_ns = 0
@@ -82,6 +85,10 @@ class FlightRecorder:
         """Copies the records; what ``read_flight`` takes. May be called on any thread."""
         raw = bytes(self._memory)
         return raw, self._header[Header.EMPTIED]
+
+    def read(self, at: int, size: int) -> bytes:
+        """Copies a part of the records; what ``cut_memory`` takes. On any thread."""
+        return self._memory[at : at + size]
 
     # Names --------------------------------------------------------------------------------
 
@@ -170,6 +177,7 @@ class FlightRecorder:
             shape = (*shape[:kept], math.prod(shape[kept:]))
         # Never 0, which memory holds that nobody has written into.
         self._forms = form = self._forms % _MOST_FORMS + 1
+        self._sizes[form % layout.FORMS] = itemsize * math.prod(shape)
         layout.FORM.pack_into(
             self._memory,
             layout.FORMS_AT + form % layout.FORMS * layout.FORM.size,
@@ -198,6 +206,8 @@ class FlightRecorder:
         _pack(self._collectives, at, number, seq, nth, form, _now(), 0, 0, 0)
         self._open = at >> 3
         self._header[Header.COLLECTIVES] = self._entered = entered + 1
+        self._moved += self._sizes[form % _FORMS]
+        self._header[Header.BYTES] = self._moved & _MOST_BYTES
 
     def meet(self) -> None:
         """All have come to the collective that was entered last, and begin."""

@@ -6,14 +6,15 @@ import contextlib
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from disco_client.wire.flight import read_flight
+from disco_client.wire.flight_cuts import Since, cut_memory
+from disco_client.wire.flight_now import FlightNow, read_now
 from disco_client.wire.inspection import RankReport, RankState, report_of
-from disco_server.observe.stacks import RankMemory, process_state
+from disco_server.observe.stacks import RankMemory, process_state, resident_bytes
 
-__all__ = ["Subject", "inspect_ranks", "report_memory"]
+__all__ = ["Subject", "cut_ranks", "inspect_ranks", "report_cut", "report_memory"]
 
 STACK_S = 1.0
 """How long a rank's stack is waited for; one that can write it does so at once."""
@@ -88,9 +89,51 @@ def inspect_ranks(subjects: Sequence[Subject], *, stacks: bool, flights: bool) -
             state=state,
             stack=s.stack,
             note=note,
+            memory_bytes=0 if state is RankState.ENDED else resident_bytes(s.pid),
         )
         for s, state, note in zip(subjects, states, notes, strict=True)
     ]
+
+
+def cut_ranks(subjects: Sequence[Subject], since: Sequence[Since]) -> list[RankReport]:
+    """Cuts out what ranks have recorded since somebody looked; nothing else is said of them.
+
+    Args:
+        subjects: The ranks.
+        since: How far each was followed.
+    """
+    return [
+        report_cut(s.worker, s.node, s.pid, s.memory.read_part, since, ended=s.ended)
+        for s in subjects
+    ]
+
+
+def report_cut(
+    worker: int,
+    node: str,
+    pid: int,
+    read: Callable[[int, int], bytes],
+    since: Sequence[Since],
+    *,
+    ended: bool = False,
+) -> RankReport:
+    """Reports what is new in the memory of a rank's flight recorder.
+
+    Args:
+        worker: The rank.
+        node: Where it runs.
+        pid: Its process.
+        read: Reads a part of the memory.
+        since: How far ranks were followed, this one perhaps among them.
+        ended: Whether it is known to have ended.
+    """
+    known = (each for each in since if (each.worker, each.pid) == (worker, pid))
+    follow = next(known, Since(worker, pid))
+    cut = b""
+    with contextlib.suppress(ValueError):  # user code wrote into it
+        cut = cut_memory(read, follow.seq, follow.collectives)
+    state = RankState.ENDED if ended else RankState.RUNNING
+    return RankReport(worker, node, pid, state, flight=cut)
 
 
 def _await_stacks(subjects: Sequence[Subject], waiting: list[int]) -> list[int]:
@@ -134,9 +177,10 @@ def report_memory(
         emptied: What ``read_flight`` takes with it.
         flights: Whether to hand the copy on.
     """
-    current, finished, collective = None, None, None
+    found = FlightNow()
     with contextlib.suppress(ValueError):  # user code wrote into it
-        current, finished, collective = report_of(read_flight(raw, emptied), time.monotonic_ns())
+        found = read_now(raw, emptied)
+    current, finished, collective = report_of(found.record, time.monotonic_ns())
     return RankReport(
         worker,
         node,
@@ -147,4 +191,6 @@ def report_memory(
         # Fast, because most of it is empty.
         flight=zlib.compress(raw, 1) if flights else b"",
         emptied=emptied,
+        collectives=found.collectives,
+        collective_bytes=found.collective_bytes,
     )

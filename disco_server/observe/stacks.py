@@ -18,7 +18,14 @@ from disco_client.wire.flight import RING_BYTES
 from disco_client.wire.inspection import RankState
 from disco_server.observe.flight import STACK_BYTES, FlightRecorder, make_memory
 
-__all__ = ["MEMORY_VARIABLE", "STACK_SIGNAL", "RankMemory", "open_flight", "process_state"]
+__all__ = [
+    "MEMORY_VARIABLE",
+    "STACK_SIGNAL",
+    "RankMemory",
+    "open_flight",
+    "process_state",
+    "resident_bytes",
+]
 
 STACK_SIGNAL = signal.SIGURG
 """Ignored by processes that do not know it, so one that comes too early does no harm."""
@@ -26,6 +33,7 @@ STACK_SIGNAL = signal.SIGURG
 _STATES = {"T": RankState.STOPPED, "t": RankState.STOPPED, "D": RankState.UNINTERRUPTIBLE}
 _GONE = frozenset("ZXx")
 _EMPTY = bytes(STACK_BYTES)
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 # What Python writes last of the last thread, which is the main one: how `-m` begins.
 _LAST_LINES = ("in _run_module_as_main\n", "  ...\n")
 
@@ -64,6 +72,14 @@ def process_state(pid: int) -> RankState:
     return RankState.ENDED if letter in _GONE else _STATES.get(letter, RankState.RUNNING)
 
 
+def resident_bytes(pid: int) -> int:
+    """How much of a process is in memory; 0 where that is not known."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 class RankMemory:
     """The starter's end of one rank's memory: its flight recorder, and its stacks.
 
@@ -86,6 +102,13 @@ class RankMemory:
             return raw, int.from_bytes(os.pread(self.fd, 8, 8), "little")
         except OSError:  # closed, perhaps at this moment by another thread
             return self._kept
+
+    def read_part(self, at: int, size: int) -> bytes:
+        """Copies a part of the records; what ``cut_memory`` takes. Also after the rank's end."""
+        try:
+            return os.pread(self.fd, size, at)
+        except OSError:
+            return self._kept[0][at : at + size]
 
     def ask_for_stack(self, pid: int) -> None:
         """Asks a process for its stacks; forgets earlier ones.

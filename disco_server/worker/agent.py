@@ -93,6 +93,11 @@ class Agent:
         """The arrays of the sessions here."""
         return self._supervisor.arrays
 
+    @property
+    def supervisor(self) -> Supervisor:
+        """What runs here."""
+        return self._supervisor
+
     def _post(self, raw: bytes, *, droppable: bool = False) -> None:
         # What is lost with a connection is sent again over the next one.
         if self.registered.is_set():
@@ -199,7 +204,10 @@ class Agent:
                 if received.kind == Kind.REGISTERED:
                     self._node_key = node_pb2.NodeRegistered.FromString(received.payload).node_key
                     self.registered.set()
+                    self._supervisor.tally.connections += 1
                     self._supervisor.connected()
+                elif received.kind == Kind.HEARTBEAT:
+                    outbox.post(raw, droppable=True)  # the controller times the way and back
                 elif received.kind == Kind.REFUSED:
                     return node_pb2.Refused.FromString(received.payload).message
                 else:

@@ -8,16 +8,18 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Self
 
 from disco_client.errors import ConfigError
 from disco_client.transport import faults
-from disco_server.channels.tls import warn_of_open_door
+from disco_server.channels.tls import http_secrets, warn_of_open_door
 from disco_server.config import WorkerConfig
 from disco_server.limits import Account
 from disco_server.observe.audit import setup_audit
-from disco_server.settings import flag_in
+from disco_server.observe.http import HttpDoor
+from disco_server.observe.metrics import exposition
+from disco_server.settings import OFF, flag_in
 from disco_server.worker.agent import Agent
 from disco_server.worker.confinement import confinement_of
 from disco_server.worker.doors import make_door
@@ -52,7 +54,8 @@ async def _run(config: WorkerConfig) -> int:
     _on_signals(stop, stop_now)
     account = Account.find(config.user)
     await _try_account(account)
-    async with WorkerNode(config, rank_environment(config, account=account), account) as node:
+    environment = rank_environment(config, account=account)
+    async with WorkerNode(config, environment, account) as node, _watched(node, config):
         announcing = asyncio.ensure_future(_announce(node.agent, config))
         await stop.wait()
         leaving = asyncio.ensure_future(node.agent.leave())
@@ -86,6 +89,28 @@ async def _try_account(account: Account | None) -> None:
         why = str(error)
     if why:
         raise ConfigError(f"--user: {account.name!r} may not run {sys.executable}: {why}")
+
+
+@contextlib.asynccontextmanager
+async def _watched(node: WorkerNode, config: WorkerConfig) -> AsyncGenerator[None]:
+    """Serves the node's metrics over HTTP meanwhile, where they are wanted."""
+    if config.http == OFF:
+        yield
+        return
+    from disco_server.worker.metrics import collect
+
+    agent = node.agent
+    door = HttpDoor(
+        config.http_address,
+        exposition(lambda: collect(agent.supervisor)),
+        lambda: "" if agent.registered.is_set() else "not registered with the controller",
+        secrets=http_secrets(config.guard),
+    )
+    await door.open()
+    try:
+        yield
+    finally:
+        await door.close()
 
 
 class WorkerNode:

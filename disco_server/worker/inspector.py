@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import Kind, envelope
-from disco_client.wire.inspection import EncodedRankReport, encode_report
-from disco_server.observe.inspect import Subject, inspect_ranks
+from disco_client.wire.flight_cuts import Since
+from disco_client.wire.inspection import EncodedRankReport, decode_followed, encode_report
+from disco_server.observe.inspect import Subject, cut_ranks, inspect_ranks
 from disco_server.worker.node_session import NodeSession
 
 __all__ = ["NodeInspector"]
@@ -64,13 +65,18 @@ class NodeInspector:
         found = node_pb2.NodeInspected(request=asked.request, received_ns=received_ns)
         here = (*self._sessions.values(), *self._leaving.values())
         running = next((s for s in here if _is_called(s, asked.name)), None)
-        if running is not None:
+        if asked.all:
+            found.sessions.extend(await self._look_at_all())
+        elif running is not None:
             found.known = True
             found.session, found.session_name = running.session, running.start.session_name
             found.num_workers = running.start.num_workers
-            found.ranks.extend(
-                await self._look(running, stacks=asked.stacks, flights=asked.flights)
-            )
+            if asked.follow:
+                found.ranks.extend(self._cut(running, decode_followed(asked.since)))
+            else:
+                found.ranks.extend(
+                    await self._look(running, stacks=asked.stacks, flights=asked.flights)
+                )
         elif (ended := self._find_ended(asked.name)) is not None:
             found.known = True
             found.session, found.session_name = ended.session, ended.name
@@ -82,12 +88,35 @@ class NodeInspector:
     async def _look(
         self, session: NodeSession, *, stacks: bool, flights: bool
     ) -> list[EncodedRankReport]:
-        subjects = [
+        subjects = self._subjects(session)
+        reports = await asyncio.to_thread(inspect_ranks, subjects, stacks=stacks, flights=flights)
+        return [encode_report(report) for report in reports]
+
+    async def _look_at_all(self) -> list[node_pb2.SessionGlance]:
+        """What the ranks of every session do, by one look in one thread."""
+        here = list(self._sessions.values())
+        received = [session.received for session in here]
+        subjects = [self._subjects(session) for session in here]
+        every = [subject for each in subjects for subject in each]
+        reports = iter(await asyncio.to_thread(inspect_ranks, every, stacks=False, flights=False))
+        return [
+            node_pb2.SessionGlance(
+                session=session.session,
+                received=newest,
+                ranks=[encode_report(next(reports)) for _ in each],
+            )
+            for session, newest, each in zip(here, received, subjects, strict=True)
+        ]
+
+    def _cut(self, session: NodeSession, since: list[Since]) -> list[EncodedRankReport]:
+        """What is new; here and now, because that takes less than another thread would."""
+        return [encode_report(report) for report in cut_ranks(self._subjects(session), since)]
+
+    def _subjects(self, session: NodeSession) -> list[Subject]:
+        return [
             Subject(worker, self._node, h.pid, h.memory, ended=h.exited.done())
             for worker, h in session.ranks.items()
         ]
-        reports = await asyncio.to_thread(inspect_ranks, subjects, stacks=stacks, flights=flights)
-        return [encode_report(report) for report in reports]
 
     def _find_ended(self, name: str) -> _Ended | None:
         self._forget()

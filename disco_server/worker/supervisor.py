@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame
 from disco_server.channels.growing import FROM_RANKS
 from disco_server.observe.logs import bind
+from disco_server.observe.stacks import RankMemory
 from disco_server.worker.arrays import ArrayCarrier
 from disco_server.worker.auditing import audit_rank
 from disco_server.worker.inspector import NodeInspector
@@ -20,6 +21,7 @@ from disco_server.worker.node_session import NodeSession
 from disco_server.worker.pmi import PmiNode
 from disco_server.worker.rank_handle import RankHandle
 from disco_server.worker.spares import Spares
+from disco_server.worker.tally import Tally
 from disco_server.worker.work_folders import WorkFolders
 
 __all__ = ["Fence", "Supervisor"]
@@ -51,6 +53,7 @@ class Supervisor:
 
     Attributes:
         arrays: The arrays of the sessions here.
+        tally: What is counted for this node's metrics.
     """
 
     def __init__(
@@ -73,8 +76,20 @@ class Supervisor:
         self._fence = fence
         self._sessions: dict[int, NodeSession] = {}
         self.arrays = NodeArrays(self._sessions, carrier, max_array_bytes, post)
+        self.tally = Tally()
         self._tasks: set[asyncio.Task[None]] = set()
         self._inspector = NodeInspector(node, self._sessions, post)
+
+    @property
+    def sessions(self) -> Mapping[int, NodeSession]:
+        """The sessions here, by their ids."""
+        return self._sessions
+
+    def memories(self) -> Iterator[RankMemory]:
+        """Where the ranks of this moment write down what they do."""
+        for session in self._sessions.values():
+            for handle in session.ranks.values():
+                yield handle.memory
 
     def _spawn(self, work: Awaitable[None], session: NodeSession | None = None) -> None:
         async def run() -> None:
@@ -130,6 +145,8 @@ class Supervisor:
                 self._tell_have(session)
             return False
         session.received = batch.last_seq
+        self.tally.batches += 1
+        self.tally.commands += batch.last_seq - batch.first_seq + 1
         session.gap_told = False
         return True
 
@@ -396,6 +413,7 @@ class Supervisor:
         exited = node_pb2.RankExited(
             worker=worker, exit_status=status, output=output, at_start=at_start, cause=cause
         )
+        self.tally.exits[_kind_of_exit(status, cause, at_start=at_start)] += 1
         how = cause or f"ended with status {status}"
         session.log.warning("rank %d on %s %s", worker, self._node, how)
         session.exits.append(exited.SerializeToString())
@@ -411,6 +429,7 @@ class Supervisor:
         goodbye = envelope(Kind.END_SESSION, session=session.session)
         grace = _END_GRACE_S if whole else 0.0
         await asyncio.gather(*(h.end(goodbye, grace) for h in session.ranks.values()))
+        self.tally.collectives.look(self.memories())  # the last of this session
         if session.pmi is not None:
             await session.pmi.close()
         for task in list(session.tasks):
@@ -446,6 +465,14 @@ def _hand_on(session: NodeSession, raw: bytes) -> None:
     framed = frame(raw)
     for handle in session.ranks.values():
         handle.send(framed)
+
+
+def _kind_of_exit(status: int, cause: str, *, at_start: bool) -> str:
+    if at_start:
+        return "start"
+    if cause:
+        return "memory"
+    return "signal" if status < 0 else "exit"
 
 
 def _by_host(start: node_pb2.StartRanks) -> list[list[int]]:

@@ -68,11 +68,26 @@ class WorkFolders:
             parent = Path(tempfile.gettempdir()) if self._parent is None else self._parent
             parent.mkdir(parents=True, exist_ok=True)
             _sweep(parent)
-            self._root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-            self._lock = _locked(self._root)
+            self._root, self._lock = _made(parent)
             if self._account is not None:
                 self._root.chmod(_ENTER)
         return self._root / f"session-{session:016x}"
+
+
+def _made(parent: Path) -> tuple[Path, int]:
+    """Makes a folder of its own name and locks it.
+
+    Another daemon that sweeps may come in between, and remove it; then this makes another.
+    """
+    while True:
+        root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        try:
+            lock = _locked(root)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        if os.fstat(lock).st_nlink:
+            return root, lock
+        os.close(lock)
 
 
 def _locked(folder: Path) -> int:

@@ -14,6 +14,9 @@ from disco_server.settings import (
     flag_in,
     keeps_order,
     module_allowed,
+    read_cache,
+    read_folders,
+    read_loads,
     visible_gpus,
 )
 
@@ -182,3 +185,10 @@ def test_a_switch_of_the_environment_is_on_off_or_refused():
     assert not flag_in({}, "DISCO_DEBUG")
     with pytest.raises(ConfigError, match="DISCO_DEBUG: expected 0 or 1, got 'yes'"):
         flag_in({"DISCO_DEBUG": "yes"}, "DISCO_DEBUG")
+
+
+@pytest.mark.parametrize("read", [read_folders, read_loads, read_cache])
+def test_the_folder_of_a_user_who_is_not_there_is_refused(read):
+    """By the setting's name, as any other value that cannot be."""
+    with pytest.raises(ConfigError, match="allow_read: expected a path, or one below ~ or ~USER"):
+        read("~nobody-at-all/models", "allow_read")

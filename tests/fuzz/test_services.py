@@ -26,10 +26,11 @@ INPUTS = 12
 STREAMS = ("SessionService/Open", "NodeService/Register")
 ONES = (
     *("SessionService/List", "SessionService/Close", "SessionService/Inspect"),
+    "SessionService/Overview",
     *("RendezvousService/Put", "RendezvousService/Get", "RendezvousService/Fence"),
 )
 TAKEN = ("ArrayService/Upload", "NodeService/Push")
-GIVEN = ("ArrayService/Download", "NodeService/Fetch")
+GIVEN = ("ArrayService/Download", "NodeService/Fetch", "SessionService/Logs")
 FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 """Statuses of a service that did not foresee what came."""
 
@@ -114,7 +115,7 @@ def ask_all(address):
 def test_the_controller_answers_every_method_with_a_status(cluster_of_two):
     """Whatever the message; none of them is a fault of the controller's own."""
     found = ask_all(cluster_of_two[0].address)
-    assert len(found) == 12
+    assert len(found) == 14
     for method, statuses in found.items():
         assert not statuses & FAULTS, (method, statuses)
     assert "handler failed" not in cluster_of_two[0].stderr

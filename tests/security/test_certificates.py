@@ -124,14 +124,14 @@ def test_a_session_belongs_to_who_made_it(controller, pki, connect):
     with pytest.raises(errors.AccessDenied, match="belongs to somebody else"):
         disco_client.attach("of-alice", address=controller.address, **bob)
     looked = cli(controller, "doctor", "--session", "of-alice", *pki.flags("client-bob"))
-    assert (looked.returncode, looked.stdout) == (2, "")
+    assert (looked.returncode, looked.stdout) == (4, "")
     assert "belongs to somebody else" in looked.stderr
     looked = cli(controller, "doctor", "--session", "of-alice", *pki.flags("admin"))
     assert "session 'of-alice'" in looked.stdout
     with disco_client.attach("of-alice", address=controller.address, **alice) as again:
         assert again.list_published() == ["x"]
     looked = cli(controller, "trace", "of-alice", "-o", "-", *pki.flags("client-bob"))
-    assert (looked.returncode, looked.stdout) == (2, "")
+    assert (looked.returncode, looked.stdout) == (4, "")
     assert "belongs to somebody else" in looked.stderr
 
 
@@ -149,5 +149,5 @@ def test_status_works_with_a_certificate_and_says_so_without(controller, pki):
     shown = cli(controller, "status", "--json", *pki.flags("observer"))
     assert shown.returncode == 0, shown.stderr
     refused = cli(controller, "status", "--tls-ca", str(pki.ca))
-    assert refused.returncode == 2
+    assert refused.returncode == 4
     assert "wants a client certificate" in refused.stderr

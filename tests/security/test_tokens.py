@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import grpc
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import disco_client
 from disco_client import errors
 from disco_client.pb import controller_pb2
 from disco_client.transport.credentials import Credentials
 from disco_client.transport.line import Line
+from disco_client.transport.watching import ask_for_overview
+from disco_server.cli.main import main
 
 SESSIONS = "/disco.v1.SessionService/"
 
@@ -113,6 +118,11 @@ def test_nobody_else_uses_a_session_even_with_its_key(controller, shown, connect
         disco_client.attach("alice's", address=controller.address, **shown("bob"))
     inspect = line.unary_unary(SESSIONS + "Inspect")
     assert refused(inspect, look.SerializeToString()) is _DENIED
+    named = controller_pb2.CloseRequest(name="alice's").SerializeToString()
+    assert refused(line.unary_unary(SESSIONS + "Close"), named) is _DENIED
+    logs = line.unary_stream(SESSIONS + "Logs")
+    said = controller_pb2.LogsRequest(name="alice's").SerializeToString()
+    assert refused(lambda **how: list(logs(said, **how))) is _DENIED
     assert refused(line.unary_unary(SESSIONS + "Close"), close.SerializeToString()) is _DENIED
     download = line.unary_stream("/disco.v1.ArrayService/Download")
     assert refused(lambda **how: list(download(head.SerializeToString(), **how))) is _DENIED
@@ -158,11 +168,36 @@ def test_lists_tell_others_no_details(controller, shown, connect, dial):
             SESSIONS + "List", response_deserializer=controller_pb2.ListResult.FromString
         )
         (listed,) = [s for s in ask(b"", timeout=20).sessions if s.name == "listed"]
+        (viewed,) = [s for s in ask_for_overview(dial(name)).sessions if s.name == "listed"]
+        assert viewed.yours == (name in ("alice", "root"))
+        assert len(viewed.ranks) == len(listed.ranks)
+        assert any(rank.memory_bytes for rank in viewed.ranks) == viewed.yours
         assert listed.owner.startswith("alice (")
         assert not [rank for rank in listed.ranks if rank.array_address]
         return [rank.worker for rank in listed.ranks]
 
     assert [places(name) for name in ("alice", "bob", "eye", "root")] == [[0], [], [0], [0]]
+
+
+def test_commands_are_refused_as_programs_are(controller, shown, connect, pki, tokens):
+    """With the exit code of that; an administrator may do what an owner may."""
+    session = connect(controller.address, name="watched", **shown("alice"))
+
+    def disco(name, *command):
+        files = ["--tls-ca", str(pki.ca), "--token-file", str(tokens.of(name))]
+        return CliRunner().invoke(main, [*command, "--address", controller.address, *files])
+
+    assert disco("alice", "logs", "watched").exit_code == 0
+    for command in ("logs", "stop", "trace"):
+        refused = disco("bob", command, "watched")
+        assert (refused.exit_code, refused.stdout) == (4, "")
+        assert "belongs to somebody else" in refused.stderr
+        assert disco("eye", command, "watched").exit_code == 4
+    (seen,) = json.loads(disco("bob", "sessions", "--json").output)
+    assert (seen["name"], seen["yours"], seen["ranks"]) == ("watched", False, [])
+    assert disco("root", "stop", "watched").exit_code == 0
+    with pytest.raises(errors.SessionLost, match="closed on request of admin root"):
+        session.sync_all()
 
 
 def test_tokens_may_be_replaced_while_it_runs(controller, pki, tokens):

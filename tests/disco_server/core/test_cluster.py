@@ -27,6 +27,7 @@ from disco_server.core.effects import (
     TellReady,
 )
 from disco_server.core.membership import Node, NodeRefused
+from disco_server.core.session_limits import SessionLimits
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
 
 LEASE = 10.0
@@ -238,7 +239,7 @@ def test_without_a_lease_a_session_ends_with_its_connection():
 
 def test_more_sessions_than_it_takes_are_refused():
     """Those that wait for slots count too; when one is gone there is room."""
-    made = Cluster(10.0, 5.0, max_sessions=2)
+    made = Cluster(10.0, 5.0, limits=SessionLimits(total=2))
     made.node_joined(node("a"))
     for number in (1, 2):
         made.requested(session(number))

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,21 @@ def test_nothing_is_made_before_a_session_needs_it(tmp_path):
     folders = WorkFolders(tmp_path)
     folders.remove(1)
     folders.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_daemons_that_begin_together_leave_each_other_s_alone(tmp_path):
+    """One that looks for what killed ones left does not take a folder that is just made."""
+
+    def work(number):
+        for session in range(100):
+            folders = WorkFolders(tmp_path)
+            made = Path(folders.make(session, number))
+            assert made.exists()
+            folders.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -27,7 +27,16 @@ from disco_client.wire.codec import (
     encode_value,
 )
 from disco_client.wire.flight import MAGIC, NAMES_AT, RING_BYTES, read_flight
-from disco_client.wire.inspection import decode_inspection
+from disco_client.wire.flight_cuts import FlightCut, cut_memory
+from disco_client.wire.inspection import CommandReport, decode_inspection
+from disco_client.wire.overview import (
+    NodeView,
+    Overview,
+    RankView,
+    SessionView,
+    decode_overview,
+    encode_overview,
+)
 from disco_client.wire.splits import read_split
 from disco_client.wire.values import Device, Opaque, Shape
 from disco_server.channels.frames import FrameReader, frame, frame_of_progress, progress_in
@@ -37,6 +46,7 @@ from disco_server.modules.weights.checkpoint import open_checkpoint
 from disco_server.modules.weights.errors import FileError
 from disco_server.modules.weights.tensor_cache import read_tensor_cache
 from disco_server.modules.weights.tensor_files import open_npy
+from disco_server.observe.flight import FlightRecorder
 from disco_server.runtime.context import Worker, set_current_worker
 from disco_server.runtime.executor import Executor
 from disco_server.settings import Address
@@ -201,6 +211,26 @@ def flights():
     return [bytes(ring[:4096]), bytes(ring[:128])]
 
 
+def cuts():
+    """Of a rank that has run commands and collectives, whole and from a place within."""
+    recorder = FlightRecorder()
+    for seq in range(1, 40):
+        recorder.begin(seq)
+        recorder.kinds[seq] = recorder.label_of(3, "f")
+        recorder.enter(recorder.describe("allreduce", "float32", 4, (0, 1), (3,)), seq, seq, 0)
+        recorder.meet()
+        recorder.leave()
+        recorder.stamp(seq)
+    return [cut_memory(recorder.read, seq, seq) for seq in (0, 30)]
+
+
+def overviews():
+    rank = RankView(0, "n", 1, "cpu", "running", 7, CommandReport(8, 3, "f", 0.5))
+    session = SessionView(1, "s", "o", "running", 1, True, 2.0, ranks=(rank,))
+    node = NodeView("n", "ready", 2, 1, ("cpu", "cpu"), "0.1", 3.0, 0.001)
+    yield encode_overview(Overview("0.1", 4.0, (node,), (session,))).SerializeToString()
+
+
 # Text and files -------------------------------------------------------------------------------
 
 
@@ -302,6 +332,13 @@ TARGETS = {
             lambda: list(inspections()),
         ),
         Target("flight", read_flight, (ValueError,), flights),
+        Target("flight_cut", lambda data: FlightCut.of(data).record(), (ValueError,), cuts),
+        Target(
+            "overview",
+            lambda data: decode_overview(controller_pb2.OverviewResult.FromString(data)),
+            (DecodeError,),
+            lambda: list(overviews()),
+        ),
         Target(
             "frames",
             cut_frames,

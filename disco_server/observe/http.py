@@ -1,0 +1,129 @@
+"""A daemon's HTTP port: its metrics, whether it is well, and what else it has to show.
+
+What is served here itself may be known by whoever reaches the port: counts, no names of
+sessions or people. Other routes ask who it is. All of it is served by the daemon's own
+event loop, so an answer also says that this loop turns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+
+from disco_client.errors import ConfigError
+from disco_server.settings import Address
+
+if TYPE_CHECKING:
+    import ssl
+
+    from aiohttp import web
+
+__all__ = ["DEFAULT_HTTP", "HttpDoor"]
+
+DEFAULT_HTTP = "127.0.0.1:7601"
+
+_logger = logging.getLogger("disco.http")
+_CLOSE_S = 1.0
+"""How long answers that do not end by themselves are waited for."""
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class HttpDoor:
+    """Serves ``/metrics``, ``/healthz`` and ``/readyz``; belongs to the running event loop.
+
+    ``/healthz`` answers 200 as long as the daemon's loop turns, and ``/readyz`` 200 while it
+    does its work, else 503 with the reason in a line. ``/metrics`` has Prometheus' text format.
+
+    Args:
+        listen: Where; port 0 lets the system choose. None: port 7601 of the loopback
+            address, or a free one where that is taken, as by another daemon.
+        metrics: Returns what is measured.
+        why_not_ready: Says why the daemon does not do its work now; empty if it does.
+        routes: What answers other paths.
+        secrets: How connections are encrypted; None for not at all.
+    """
+
+    def __init__(
+        self,
+        listen: Address | None,
+        metrics: Callable[[], bytes],
+        why_not_ready: Callable[[], str] = str,
+        *,
+        routes: Mapping[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] | None = None,
+        secrets: ssl.SSLContext | None = None,
+    ) -> None:
+        self._routes = routes or {}
+        self._secrets = secrets
+        self._listen = listen
+        self._metrics = metrics
+        self._why_not_ready = why_not_ready
+        self._runner: web.AppRunner | None = None
+
+    async def open(self) -> str:
+        """Begins to answer; returns its URL.
+
+        Raises:
+            ConfigError: The address cannot be listened on.
+        """
+        from aiohttp import web  # a quarter of a second, which a daemon without it saves
+
+        app = web.Application()
+        app.router.add_get("/metrics", self._answer_metrics)
+        app.router.add_get("/healthz", self._answer_health)
+        app.router.add_get("/readyz", self._answer_ready)
+        for path, answer in self._routes.items():
+            app.router.add_get(path, answer)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_S
+        )
+        await self._runner.setup()
+        wanted = self._listen or Address.parse(DEFAULT_HTTP)
+        try:
+            url = await self._bind(self._runner, wanted)
+        except OSError as error:
+            if self._listen is not None:
+                await self.close()
+                raise ConfigError(
+                    f"cannot serve HTTP at {wanted}: {error.strerror}; choose another address"
+                    " with --http (port 0 picks a free one), or --http off"
+                ) from None
+            url = await self._bind(self._runner, Address(wanted.host, 0))
+        page = f"the dashboard at {url}/, " if "/" in self._routes else ""
+        _logger.info("%smetrics at %s/metrics", page, url)
+        return url
+
+    async def _bind(self, runner: web.AppRunner, where: Address) -> str:
+        from aiohttp import web
+
+        if where.path:
+            await web.UnixSite(runner, where.path, ssl_context=self._secrets).start()
+            return str(where)
+        site = web.TCPSite(runner, where.host, where.port, ssl_context=self._secrets)
+        await site.start()
+        port = runner.addresses[-1][1]
+        scheme = "http" if self._secrets is None else "https"
+        return f"{scheme}://{Address(where.host, port)}"
+
+    async def close(self) -> None:
+        """Stops; idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _answer_metrics(self, _request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        return web.Response(body=self._metrics(), headers={"Content-Type": _METRICS_TYPE})
+
+    async def _answer_health(self, _request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        return web.Response(text="ok\n")
+
+    async def _answer_ready(self, _request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        why = self._why_not_ready()
+        return web.Response(status=503 if why else 200, text=f"{why or 'ready'}\n")

@@ -1,0 +1,66 @@
+"""A worker daemon's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from disco_server.observe.stacks import resident_bytes
+from disco_server.worker.supervisor import Supervisor
+
+__all__ = ["collect"]
+
+
+def collect(supervisor: Supervisor) -> Iterator[Metric]:
+    """What Prometheus is told of a node; a slot has a number, a session has no name here."""
+    tally = supervisor.tally
+    yield GaugeMetricFamily("disco_node_sessions", "Sessions here.", len(supervisor.sessions))
+    memory = GaugeMetricFamily(
+        "disco_rank_memory_bytes", "Resident memory of the rank in a slot.", labels=["slot"]
+    )
+    ranks = 0
+    for session in supervisor.sessions.values():
+        for slot, handle in zip(session.share.slots, session.ranks.values(), strict=False):
+            ranks += 1
+            memory.add_metric([str(slot)], resident_bytes(handle.pid))
+    yield GaugeMetricFamily("disco_ranks", "Rank processes of sessions.", ranks)
+    yield memory
+    yield CounterMetricFamily("disco_node_commands", "Commands that came.", tally.commands)
+    yield CounterMetricFamily("disco_node_batches", "Batches they came in.", tally.batches)
+    yield CounterMetricFamily(
+        "disco_node_connections", "Registrations with a controller.", tally.connections
+    )
+    exits = CounterMetricFamily(
+        "disco_rank_exits", "Ranks that ended before their session.", labels=["cause"]
+    )
+    for cause in ("exit", "signal", "memory", "start"):
+        exits.add_metric([cause], tally.exits[cause])
+    yield exits
+    yield from _collectives(supervisor)
+
+
+def _collectives(supervisor: Supervisor) -> Iterator[Metric]:
+    found = supervisor.tally.collectives
+    found.look(supervisor.memories())
+    labels = ["operation", "size"]
+    seconds = HistogramMetricFamily(
+        "disco_collective_seconds", "From coming to a collective to going on.", labels=labels
+    )
+    for key, buckets in sorted(found.seconds.items()):
+        buckets.add_to(seconds, *key)
+    yield seconds
+    waits = HistogramMetricFamily(
+        "disco_collective_wait_seconds", "Of that, until all had come.", labels=labels
+    )
+    for key, buckets in sorted(found.waits.items()):
+        buckets.add_to(waits, *key)
+    yield waits
+    yield CounterMetricFamily(
+        "disco_collectives_missed", "Collectives that were not timed.", found.missed
+    )
