@@ -32,6 +32,7 @@ from disco_bench.running import (
 from disco_bench.secured import SECURED, measure_secured
 from disco_bench.startup import IMPORTS, SESSIONS, measure_imports, measure_sessions
 from disco_bench.table import Report
+from disco_bench.tracing import TRACING, measure_tracing
 
 __all__ = ["main"]
 
@@ -39,6 +40,7 @@ __all__ = ["main"]
 SECTIONS = {
     "commands": Section(COMMANDS, measure_commands),
     "programs": Section(PROGRAMS, measure_programs),
+    "tracing": Section(TRACING, measure_tracing),
     "sync": Section(SYNC, measure_sync),
     "secured": Section(SECURED, measure_secured),
     "embedded": Section(EMBEDDED, measure_embedded),

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from disco_client.errors import EncodingError, SessionError
+from disco_client.notebook import progress
 from disco_client.transport.base import Transport
 from disco_client.wire.arrays import byte_view, empty_array
 from disco_client.wire.porter import ArrayPorter
@@ -16,6 +17,10 @@ from disco_client.wire.values import is_array
 __all__ = ["Array", "Downloads", "Uploads", "as_host_array", "kind_of"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+_SHOWN_BYTES = 8 << 20
+"""So much and more has a bar in a notebook."""
 
 
 class Uploads(ArrayPorter):
@@ -52,9 +57,18 @@ class Uploads(ArrayPorter):
     def send(self) -> None:
         """Sends them; their command is issued."""
         self._issued = True
-        for ticket, worker, array in self._pairs():
+        pairs = self._pairs()
+        if sum(array.nbytes for _, _, array in pairs) < _SHOWN_BYTES:
+            self._send(pairs, lambda _nbytes: None)
+            return
+        with progress("upload", sum(array.nbytes for _, _, array in pairs), late=True) as bar:
+            self._send(pairs, bar.update)
+
+    def _send(self, pairs: list[tuple[int, int, Array]], advance: Callable[[int], object]) -> None:
+        for ticket, worker, array in pairs:
             self._begun += 1
             self._transport.upload(ticket, worker, byte_view(array))
+            advance(array.nbytes)
 
     def _pairs(self) -> list[tuple[int, int, Array]]:
         return [

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from disco_client.call_sites import Site, call_site, locate
 from disco_client.errors import EncodingError, IssuedAt, SessionError
@@ -27,6 +28,9 @@ from disco_client.registers import RegisterIds
 from disco_client.transport.base import OutgoingBatch
 from disco_client.waiting import LongWaits
 from disco_client.wire.codec import Action, EncodedCommand
+
+if TYPE_CHECKING:
+    from disco_client.timeline import Timeline
 
 __all__ = ["CommandLog", "Fill"]
 
@@ -112,6 +116,7 @@ class CommandLog:
         direct: Whether a thread that waits for an answer sends what is here itself.
         told: Whether a call has raised the error that closed the log.
         long_waits: Told of waits for room each second.
+        timeline: Takes notes, if set; calls that need not wait never ask for it.
     """
 
     def __init__(self, session: int, num_workers: int, first_seq: int = 1) -> None:
@@ -137,6 +142,7 @@ class CommandLog:
         self.direct = False
         self.told = False
         self.long_waits = LongWaits()
+        self.timeline: Timeline | None = None
 
     # The program's side ----------------------------------------------------
 
@@ -258,6 +264,8 @@ class CommandLog:
     def _wake_sender(self) -> None:
         if not self._awake:
             self._awake = True
+            if self.timeline is not None:
+                self.timeline.wake()
             self._wake.put(None)
 
     def release(self, register: int) -> None:
@@ -324,13 +332,24 @@ class CommandLog:
             raise self._closed.with_traceback(None)
 
     def _await_room(self) -> None:
-        since = None
-        while self._closed is None and (
+        if self._is_full():
+            began = time.monotonic_ns()
+            self._await_more_room()
+            if self.timeline is not None:
+                self.timeline.note("wait for room", "wait", began)
+        self.check_open()
+
+    def _is_full(self) -> bool:
+        return self._closed is None and (
             self._seq - self._acked >= WINDOW_COMMANDS
             or self._bytes_under_way > WINDOW_BYTES
             or self._beside_under_way > WINDOW_ARRAY_BYTES
-            or (self._alone and self._alone != threading.get_ident())
-        ):
+            or bool(self._alone and self._alone != threading.get_ident())
+        )
+
+    def _await_more_room(self) -> None:
+        since = None
+        while self._is_full():
             # The transport calls close() when the session is lost, so this ends.
             if not self._room.wait(1.0):
                 self._lock.release()  # others acknowledge meanwhile, and may make room
@@ -338,7 +357,6 @@ class CommandLog:
                     since = self.long_waits.look(since)
                 finally:
                     self._lock.acquire()
-        self.check_open()
 
     def _take_dead(self) -> list[int]:
         """The registers whose references died; their ids are free from now on."""
@@ -410,7 +428,10 @@ class CommandLog:
                 return None
             batch = self._sealed.popleft()
             self._under_way.append(batch)
-            return batch.leave(self._session)
+            leaving = batch.leave(self._session)
+            if self.timeline is not None:
+                self.timeline.leave(batch.first_seq, batch.sites)
+            return leaving
 
     def _issue_kill(self) -> None:
         if self._closed is not None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-import sys
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from disco_client.arguments import RECOVER_LIMIT_BYTES, check_recover, check_session
 from disco_client.errors import (
@@ -19,6 +18,7 @@ from disco_client.errors import (
     NodeLost,
     WorkerLost,
 )
+from disco_client.notebook import StatusLine
 from disco_client.output import LogSink, print_logs
 from disco_client.session import Session
 from disco_client.transport.base import Transport, Waiting, Wish
@@ -118,13 +118,14 @@ def connect(  # noqa: PLR0913  (each of them by name)
     )
     where = _address(address)
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
-    transport: Transport = GrpcTransport.create(
-        where,
-        wish,
-        connect_timeout=min(timeout, _REACH_S),
-        on_queued=_Progress(num_workers),
-        credentials=credentials,
-    )
+    with _Progress(num_workers) as progress:
+        transport: Transport = GrpcTransport.create(
+            where,
+            wish,
+            connect_timeout=min(timeout, _REACH_S),
+            on_queued=progress,
+            credentials=credentials,
+        )
     if recover is not None:
         from disco_client.transport.replaying import Replaying
 
@@ -222,21 +223,21 @@ class _Reopening:
         from disco_client.transport.grpc import GrpcTransport
 
         deadline = time.monotonic() + self._wish.timeout
-        progress = _Progress(self._wish.num_workers)
-        while True:
-            left = max(_PAUSE_S, deadline - time.monotonic())
-            try:
-                return GrpcTransport.create(
-                    self._address,
-                    replace(self._wish, timeout=left),
-                    connect_timeout=min(left, _REACH_S),
-                    on_queued=progress,
-                    on_made=self._note,
-                    credentials=self._credentials,
-                )
-            except (ConnectionFailed, WorkerLost, NodeLost, ControllerLost):
-                if time.monotonic() > deadline or self._abandoned.wait(_PAUSE_S):
-                    raise
+        with _Progress(self._wish.num_workers) as progress:
+            while True:
+                left = max(_PAUSE_S, deadline - time.monotonic())
+                try:
+                    return GrpcTransport.create(
+                        self._address,
+                        replace(self._wish, timeout=left),
+                        connect_timeout=min(left, _REACH_S),
+                        on_queued=progress,
+                        on_made=self._note,
+                        credentials=self._credentials,
+                    )
+                except (ConnectionFailed, WorkerLost, NodeLost, ControllerLost):
+                    if time.monotonic() > deadline or self._abandoned.wait(_PAUSE_S):
+                        raise
 
     def _note(self, opening: GrpcTransport) -> None:
         self._opening = opening
@@ -264,12 +265,19 @@ def owner() -> str:
 
 
 class _Progress:
-    """Says on standard error what a session waits for, when that changes."""
+    """Says what a session waits for, when that changes."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
         self._since = time.monotonic()
         self._said = ""
+        self._line = StatusLine()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._line.close()
 
     def __call__(self, queued: Waiting) -> None:
         text = (
@@ -281,4 +289,4 @@ class _Progress:
         if text == self._said or time.monotonic() - self._since < _QUIET_S:
             return
         self._said = text
-        print(f"disco: {text}", file=sys.stderr, flush=True)  # noqa: T201  (for the person who waits)
+        self._line.say(text)

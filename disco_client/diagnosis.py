@@ -115,7 +115,7 @@ class Diagnosis:
 
 def _as_dict(report: RankReport) -> dict[str, Any]:
     plain = asdict(report)
-    for key in ("flight", "emptied", "clock_offset_ns"):
+    for key in ("flight", "emptied", "clock_offset_ns", "clock_error_ns", "clock_at_ns"):
         del plain[key]
     for key, command in (("current", report.current), ("finished", report.finished)):
         if command is not None:

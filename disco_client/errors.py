@@ -13,6 +13,7 @@ The tree::
     │   ├── SessionClosed         it was shut down
     │   ├── CaptureError          not while a program is captured, or not outside of it
     │   ├── NoSlots               the cluster had no room in time
+    │   ├── NoSuchSession         the controller knows none of that name or id
     │   ├── ForeignReference      a reference of another session, or one that died
     │   └── SessionLost           it ended by itself; nothing more can be done with it
     │       ├── WorkerLost        a worker process ended
@@ -54,6 +55,7 @@ __all__ = [
     "FunctionNotFound",
     "IssuedAt",
     "NoSlots",
+    "NoSuchSession",
     "NodeLost",
     "NotAllowed",
     "PoisonCommand",
@@ -143,6 +145,10 @@ class NoSlots(SessionError, TimeoutError):
         super().__init__(message)
         self.total_slots = total_slots
         self.free_slots = free_slots
+
+
+class NoSuchSession(SessionError, LookupError):
+    """The controller knows no session of that name or id, or none that is this caller's."""
 
 
 class ForeignReference(SessionError, ValueError):

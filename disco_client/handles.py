@@ -104,6 +104,15 @@ class DRef:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(reg_id={self.reg_id}, session={self.session.name!r})"
 
+    def _repr_html_(self) -> str:
+        from disco_client.notebook import facts_table
+
+        facts = {
+            "session": self.session.name,
+            "register": f"{self.reg_id} on each of {self.session.num_workers} workers",
+        }
+        return facts_table(type(self).__name__, facts)
+
 
 class Distributed(ABC):
     """A whole of which a register holds each worker's part; a distributed tensor is one.

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING, cast
+
 from disco_client.command_log import CommandLog
 from disco_client.diagnosis import Diagnosis
 from disco_client.flight import Flight
 from disco_client.transport.base import Transport
+
+if TYPE_CHECKING:
+    from disco_client.session import Session
+    from disco_client.tracing import Trace
 
 __all__ = ["Inspecting", "diagnose"]
 
@@ -25,6 +32,12 @@ class Inspecting:
 
     _transport: Transport
     _log: CommandLog
+    _tracing: Trace | None = None
+
+    @property
+    def _carrier(self) -> Transport:
+        """What carries large arrays; while the session is traced, with notes of it."""
+        return self._transport if self._tracing is None else self._tracing.carrier
 
     def diagnose(self) -> Diagnosis:
         """Finds out what every rank does, and what the session waits for.
@@ -52,3 +65,36 @@ class Inspecting:
             ValueError: A rank's records are damaged.
         """
         return Flight.of(self._transport.inspect(stacks=False, flights=True))
+
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """Writes what the ranks and the program do during a ``with`` block, as a picture of time.
+
+        The file is in Chrome's trace format; open it at https://ui.perfetto.dev. It has a
+        process for each rank, with rows for its commands, its collectives (bytes, dtype,
+        workers), its waits for other ranks and its copies; and one for the program: when
+        commands left and which lines issued them, with arrows to where ranks began them,
+        and what its threads waited for. Clocks of different machines are corrected;
+        ``otherData`` in the file says by how much, how well that is known, and whether
+        anything is missing, as where the ranks were faster than their records could be
+        fetched.
+
+        A block that ends without an error waits until all ranks have executed what was
+        issued inside. A session can have one trace at a time::
+
+            with session.trace("step.json"):
+                step()
+
+        Args:
+            path: The file; one that exists is overwritten.
+
+        Returns:
+            A context manager.
+
+        Raises:
+            ConfigError: On entering: the session is traced already.
+            OSError: On entering, the file cannot be written.
+            SessionError: On entering: the session is closed or lost.
+        """
+        from disco_client.tracing import Trace
+
+        return Trace(cast("Session", self), path)

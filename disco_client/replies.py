@@ -67,6 +67,8 @@ class Inbox:
         acked: The newest command that every worker has executed.
         site: Finds the client's line of a command that is still remembered.
         explain: Adds to a failure inside a program where the client captured it.
+        first_seq: The number of its first command; those before are of a program that
+            has left the session, and so are their failures.
 
     Attributes:
         pump: Lets the waiting thread send and receive by itself, if set.
@@ -80,7 +82,9 @@ class Inbox:
         acked: Callable[[], int],
         site: Callable[[int], IssuedAt | None],
         explain: Callable[[RemoteFailure], RemoteFailure] = lambda failure: failure,
+        first_seq: int = 1,
     ) -> None:
+        self._first_seq = first_seq
         self._acknowledge = acknowledge
         self._acked = acked
         self._site = site
@@ -136,6 +140,8 @@ class Inbox:
             known = self._sites.get(failure.seq)
             failure = replace(failure, issued_at=known)
             if reply.seq not in self._answers:
+                if failure.seq < self._first_seq:
+                    return
                 if reply.seq and failure.seq in self._raised:
                     return  # other ranks' part in a failure that a call has raised
                 self._pending.setdefault(failure.seq, []).append((failure, kind))

@@ -188,7 +188,7 @@ class Session(
     def _uploads(self, worker: int | None = None) -> Uploads:
         """Collects large arrays for a worker, or for all of them."""
         workers = range(self.num_workers) if worker is None else (worker,)
-        return Uploads(self._take_ticket, self._transport, workers, self._raise_if_lost)
+        return Uploads(self._take_ticket, self._carrier, workers, self._raise_if_lost)
 
     def import_python_module(self, name: str) -> None:
         """Imports a Python module on every worker, so that its functions register.
@@ -341,7 +341,7 @@ class Session(
             return got.value.copy() if own else got.value
         try:
             # Decoded in any case: an array that is offered must be fetched.
-            return decode_value(got, Downloads(self._transport, worker, into))
+            return decode_value(got, Downloads(self._carrier, worker, into))
         except Interrupted as lost:
             return lost
 

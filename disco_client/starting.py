@@ -38,7 +38,7 @@ def start(
     after = read_hang_report(hang_report)
     welcome = transport.welcome
     log = CommandLog(welcome.session, len(welcome.ranks), welcome.first_seq)
-    inbox = Inbox(log.acknowledge, lambda: log.acked, log.site, explain)
+    inbox = Inbox(log.acknowledge, lambda: log.acked, log.site, explain, welcome.first_seq)
     log.on_expect = inbox.expect
     log.long_waits = inbox.long_waits = LongWaits(after, lambda: diagnose(transport, log))
 

@@ -42,7 +42,7 @@ class _Daemon:
             [*self._command, "--log-level", "error"],
             stdout=subprocess.PIPE,
             text=True,
-            env={**inherited, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
+            env={**inherited, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "DISCO_HTTP": "off"},
         )
         assert self.process.stdout is not None
         self.ready = self.process.stdout.readline().strip()

@@ -22,6 +22,7 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from disco_client.pb import controller_pb2
+from disco_client.transport.apart import apart, ask
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.transport.doors import Door, DoorShut, TransferFailed
 from disco_client.transport.line import Line, open_channel
@@ -67,7 +68,7 @@ class GrpcDoor:
             TransferFailed: The worker does not get them.
         """
         with _translated():
-            self._upload(encode_stream(transfer, data))
+            ask(self._upload, encode_stream(transfer, data))
 
     def download(self, transfer: controller_pb2.Transfer, into: memoryview) -> int:
         """Fills a buffer with the array that a worker offered; returns the bytes that came.
@@ -75,15 +76,19 @@ class GrpcDoor:
         Raises:
             TransferFailed: It cannot be had.
         """
-        at = 0
-        with _translated():
-            for raw in self._download(transfer):
+
+        def receive(call: Any) -> int:
+            at = 0
+            for raw in call:
                 data = chunk_data(raw)
                 if at + len(data) <= len(into):
                     into[at : at + len(data)] = data
                 at += len(data)
             self._confirm(transfer, at)
-        return at
+            return at
+
+        with _translated():
+            return apart(lambda: self._download(transfer), receive)
 
     def _confirm(self, transfer: controller_pb2.Transfer, there: int) -> None:
         """Lets the daemon let go of an array; where that is lost, it does so after a while."""

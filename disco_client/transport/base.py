@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from disco_client.errors import ConfigError, SessionError
 from disco_client.wire.codec import EncodedBatch, EncodedCommand, Kind, envelope
+from disco_client.wire.flight_cuts import Since
 from disco_client.wire.inspection import Inspection
 
 __all__ = [
@@ -287,12 +288,16 @@ class Transport(Protocol):
         """Raises the session's error when nothing has been heard for too long."""
         ...
 
-    def inspect(self, *, stacks: bool, flights: bool) -> Inspection:
+    def inspect(
+        self, *, stacks: bool, flights: bool, since: Sequence[Since] | None = None
+    ) -> Inspection:
         """Finds out what the ranks do, without asking them; for any thread, at any time.
 
         Args:
             stacks: Whether to fetch their Python stacks.
             flights: Whether to fetch what their flight recorders hold.
+            since: How far ranks were followed; instead of all the above, what they have
+                recorded since then is fetched.
 
         Raises:
             SessionError: Nobody could be asked.

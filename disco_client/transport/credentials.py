@@ -226,7 +226,10 @@ def _path(given: object, where: str) -> Path | None:
         return None
     if not isinstance(given, str | os.PathLike):
         raise ConfigError(f"{where}: expected the path of a file, got {type(given).__name__}")
-    return Path(os.fspath(given)).expanduser()
+    try:
+        return Path(os.fspath(given)).expanduser()
+    except RuntimeError as error:  # ~name, and nobody is called so
+        raise ConfigError(f"{where}: {os.fspath(given)!r}: {error}") from None
 
 
 def _text(token: object) -> str:

@@ -22,6 +22,7 @@ from disco_client.transport.inspecting import ask_for_inspection
 from disco_client.transport.line import Line
 from disco_client.transport.reaching import await_controller
 from disco_client.transport.stream import SessionStream
+from disco_client.wire.flight_cuts import Since
 from disco_client.wire.inspection import Inspection
 
 __all__ = ["GrpcTransport"]
@@ -188,11 +189,12 @@ class GrpcTransport:
         """Lets :meth:`close` leave the session as it is, for others to attach."""
         self._stream.detach(lease)
 
-    def inspect(self, *, stacks: bool, flights: bool) -> Inspection:
+    def inspect(
+        self, *, stacks: bool, flights: bool, since: Sequence[Since] | None = None
+    ) -> Inspection:
         """Asks the controller what the ranks do, or did before the session ended."""
-        return ask_for_inspection(
-            self._line, f"{self._welcome.session:016x}", stacks=stacks, flights=flights
-        )
+        session = f"{self._welcome.session:016x}"
+        return ask_for_inspection(self._line, session, stacks=stacks, flights=flights, since=since)
 
     # Arrays --------------------------------------------------------------------
 

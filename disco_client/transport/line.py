@@ -18,7 +18,7 @@ from disco_client.errors import ConfigError
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.transport.options import CHANNEL_OPTIONS, target
 
-__all__ = ["Line", "open_channel"]
+__all__ = ["Line", "LineCall", "open_channel"]
 
 
 def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grpc.Channel:
@@ -82,31 +82,28 @@ class Line:
                     self._state = state
             return self._channels[-1]
 
-    def _method(self, kind: str, path: str, codecs: dict[str, Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            made = getattr(self._channel(), kind)(path, **codecs)
-            with contextlib.suppress(ConfigError):  # the file is being replaced
-                self._bearer = self.credentials.bearer()
-            bearer = self._bearer
-            return made(*args, **options, metadata=bearer) if bearer else made(*args, **options)
+    def method(self, kind: str, path: str, codecs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Makes the callable of this moment, and what it is to be called with besides."""
+        made = getattr(self._channel(), kind)(path, **codecs)
+        with contextlib.suppress(ConfigError):  # the file is being replaced
+            self._bearer = self.credentials.bearer()
+        return made, {"metadata": self._bearer} if self._bearer else {}
 
-        return call
-
-    def unary_unary(self, path: str, **codecs: Any) -> Callable[..., Any]:
+    def unary_unary(self, path: str, **codecs: Any) -> LineCall:
         """As of a channel."""
-        return self._method("unary_unary", path, codecs)
+        return LineCall(self, "unary_unary", path, codecs)
 
-    def unary_stream(self, path: str, **codecs: Any) -> Callable[..., Any]:
+    def unary_stream(self, path: str, **codecs: Any) -> LineCall:
         """As of a channel."""
-        return self._method("unary_stream", path, codecs)
+        return LineCall(self, "unary_stream", path, codecs)
 
-    def stream_unary(self, path: str, **codecs: Any) -> Callable[..., Any]:
+    def stream_unary(self, path: str, **codecs: Any) -> LineCall:
         """As of a channel."""
-        return self._method("stream_unary", path, codecs)
+        return LineCall(self, "stream_unary", path, codecs)
 
-    def stream_stream(self, path: str, **codecs: Any) -> Callable[..., Any]:
+    def stream_stream(self, path: str, **codecs: Any) -> LineCall:
         """As of a channel."""
-        return self._method("stream_stream", path, codecs)
+        return LineCall(self, "stream_stream", path, codecs)
 
     def close(self) -> None:
         """Closes the channel, which breaks off what goes through it; idempotent."""
@@ -115,3 +112,28 @@ class Line:
             channels = list(self._channels)
         for channel in channels:
             channel.close()
+
+
+class LineCall:
+    """Stands for the callable of one method.
+
+    Args:
+        line: Whose.
+        kind: What the channel's own method is called that makes it.
+        path: The method.
+        codecs: How messages are written and read.
+    """
+
+    def __init__(self, line: Line, kind: str, path: str, codecs: dict[str, Any]) -> None:
+        self._line = line
+        self._what = kind, path, codecs
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """As of a channel's callable."""
+        made, more = self._line.method(*self._what)
+        return made(*args, **options, **more)
+
+    def future(self, *args: Any, **options: Any) -> Any:
+        """As of a channel's callable with one answer."""
+        made, more = self._line.method(*self._what)
+        return made.future(*args, **options, **more)

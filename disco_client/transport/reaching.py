@@ -7,6 +7,7 @@ import time
 import grpc
 
 from disco_client.errors import AccessDenied, ConnectionFailed
+from disco_client.transport.apart import ask
 from disco_client.transport.handshake import why_refused
 from disco_client.transport.line import Line
 
@@ -49,7 +50,7 @@ def await_controller(line: Line, timeout: float) -> None:
     first, wait, look = "", timeout, _FIRST_LOOK_S
     while True:
         try:
-            probe(b"", timeout=max(wait, 0.0), wait_for_ready=bool(first))
+            ask(probe, b"", timeout=max(wait, 0.0), wait_for_ready=bool(first))
         except grpc.RpcError as error:
             if (refused := denied(error)) is not None:
                 raise refused from None

@@ -24,6 +24,7 @@ from disco_client.transport.journal import Journal
 from disco_client.transport.life import TICKETS, Failures, Life
 from disco_client.transport.slicing import Slice, cut
 from disco_client.wire.codec import EncodedCommand
+from disco_client.wire.flight_cuts import Since
 from disco_client.wire.inspection import Inspection
 
 __all__ = ["Recovery", "Replaying", "Successor"]
@@ -347,9 +348,11 @@ class Replaying:
         if life.error is None and not life.replaying:
             life.transport.check_alive()
 
-    def inspect(self, *, stacks: bool, flights: bool) -> Inspection:
+    def inspect(
+        self, *, stacks: bool, flights: bool, since: Sequence[Since] | None = None
+    ) -> Inspection:
         """Finds out what the ranks do, without asking them; for any thread, at any time."""
-        return self._transport.inspect(stacks=stacks, flights=flights)
+        return self._transport.inspect(stacks=stacks, flights=flights, since=since)
 
     def check_detachable(self) -> None:
         """Does nothing: a controller daemon keeps the session."""

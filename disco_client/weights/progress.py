@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from disco_client.errors import ConfigError, RemoteError
+from disco_client.notebook import progress
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -64,16 +65,8 @@ class UnderWay:
 
 
 def progress_bar(path: str, nbytes: int, shown: bool | None) -> tqdm[Any]:
-    """A bar on standard error for so many bytes; None shows it on a terminal."""
-    from tqdm import tqdm
-
-    return tqdm(
-        total=nbytes,
-        desc=path.rstrip("/").rpartition("/")[2],
-        unit="B",
-        unit_scale=True,
-        disable=None if shown is None else not shown,
-    )
+    """A bar for so many bytes; None shows it on a terminal and in a notebook."""
+    return progress(path.rstrip("/").rpartition("/")[2], nbytes, shown)
 
 
 def whole_path(path: object) -> str:

@@ -52,6 +52,8 @@ __all__ = [
     "Flag",
     "FlightRecord",
     "Header",
+    "open_memory",
+    "read_collectives",
     "read_flight",
     "what_of",
 ]
@@ -86,6 +88,8 @@ class Header:
     """How many collectives were recorded."""
     NAMES = 3
     """How many bytes of names there are."""
+    BYTES = 4
+    """How many bytes the rank's arrays had, in all collectives together."""
     COUNT = 8
 
 
@@ -111,6 +115,10 @@ class Flag(IntFlag):
     SKIPPED = 1 << 29
     ELSEWHERE = 1 << 30
     """It concerned another worker; this one only counted it."""
+
+
+# As plain numbers, because they are looked for in each of many commands.
+_FAILED, _SKIPPED, _ELSEWHERE = map(int, Flag)
 
 
 def what_of(action: int, label: int = 0) -> int:
@@ -211,13 +219,48 @@ class FlightRecord:
         return last
 
 
-def read_flight(raw: bytes, emptied: int = 0) -> FlightRecord:
+def read_flight(
+    raw: bytes | bytearray,
+    emptied: int = 0,
+    *,
+    first: int = 1,
+    first_collective: int = 0,
+    most: int = COMMANDS,
+) -> FlightRecord:
     """Reads a copy of a rank's memory.
 
     Args:
         raw: ``RING_BYTES`` of it, or less where nothing was recorded.
         emptied: The header's number of that name after the copy was made; 0 where
             the rank wrote nothing meanwhile.
+        first: Nothing before this command is wanted.
+        first_collective: Nor before this collective, counted from 0.
+        most: How many commands to return, the last ones.
+
+    Raises:
+        ValueError: This is no such memory.
+    """
+    opened = open_memory(raw)
+    if opened is None:
+        return FlightRecord()
+    raw, header, names = opened
+    oldest = max(emptied, header[Header.EMPTIED]) - SLOTS
+    entered = header[Header.COLLECTIVES]
+    # The oldest slot may be in the middle of being used again.
+    collectives = range(max(first_collective, entered - COLLECTIVES + 1), entered)
+    return FlightRecord(
+        _read_commands(raw, header[Header.EMPTIED], max(oldest, first, 1), names)[-most:],
+        _read_collectives(raw, collectives, names),
+    )
+
+
+def open_memory(
+    raw: bytes | bytearray,
+) -> tuple[bytes | bytearray, tuple[int, ...], list[str]] | None:
+    """Reads of a copy of a rank's memory what the rest is read with.
+
+    Returns:
+        The copy in full length, its header, and the names; None where the rank has not begun.
 
     Raises:
         ValueError: This is no such memory.
@@ -226,19 +269,18 @@ def read_flight(raw: bytes, emptied: int = 0) -> FlightRecord:
         raw = raw.ljust(RING_BYTES, b"\0")
     header = _HEADER.unpack_from(raw)
     if header[Header.MAGIC] == 0:
-        return FlightRecord()  # the rank has not begun
+        return None
     if header[Header.MAGIC] != MAGIC:
         msg = "expected the memory of a flight recorder of this version"
         raise ValueError(msg)
-    names = _read_names(raw[NAMES_AT : NAMES_AT + min(header[Header.NAMES], NAMES_BYTES)])
-    first = max(emptied, header[Header.EMPTIED]) - SLOTS
-    return FlightRecord(
-        _read_commands(raw, header[Header.EMPTIED], max(first, 1), names),
-        _read_collectives(raw, header[Header.COLLECTIVES], names),
+    return (
+        raw,
+        header,
+        _read_names(raw[NAMES_AT : NAMES_AT + min(header[Header.NAMES], NAMES_BYTES)]),
     )
 
 
-def _read_names(raw: bytes) -> list[str]:
+def _read_names(raw: bytes | bytearray) -> list[str]:
     names, at = [""], 0
     while at + 2 <= len(raw):
         size = int.from_bytes(raw[at : at + 2], "little")
@@ -248,7 +290,7 @@ def _read_names(raw: bytes) -> list[str]:
 
 
 def _read_commands(
-    raw: bytes, emptied: int, first: int, names: list[str]
+    raw: bytes | bytearray, emptied: int, first: int, names: list[str]
 ) -> tuple[CommandRecord, ...]:
     view = memoryview(raw)
     starts = view[STARTS_AT:ENDS_AT].cast("Q")
@@ -277,7 +319,7 @@ def _read_commands(
         *before, running = group
         found += _group_of(kinds, before, since, since, names)
         found += _group_of(kinds, [running], since, 0, names)
-    return tuple(found[-COMMANDS:])
+    return tuple(found)
 
 
 def _group_of(
@@ -295,19 +337,41 @@ def _group_of(
                 start,
                 end,
                 len(group),
-                bool(what & Flag.FAILED),
-                bool(what & Flag.SKIPPED),
-                bool(what & Flag.ELSEWHERE),
+                bool(what & _FAILED),
+                bool(what & _SKIPPED),
+                bool(what & _ELSEWHERE),
             )
         )
     return found
 
 
-def _read_collectives(raw: bytes, count: int, names: list[str]) -> tuple[CollectiveRecord, ...]:
+def read_collectives(raw: bytes, since: int) -> tuple[int, tuple[CollectiveRecord, ...]]:
+    """Reads the collectives that a rank has recorded since a while ago.
+
+    Args:
+        raw: A copy of its memory.
+        since: How many there were then.
+
+    Returns:
+        How many there are now, and those of them that are there; of more than
+        ``COLLECTIVES`` the oldest are not.
+    """
+    if len(raw) < RING_BYTES:
+        return 0, ()
+    header = _HEADER.unpack_from(raw)
+    names = _read_names(raw[NAMES_AT : NAMES_AT + min(header[Header.NAMES], NAMES_BYTES)])
+    count = header[Header.COLLECTIVES]
+    # The oldest slot may be in the middle of being used again.
+    which = range(max(since, count - COLLECTIVES + 1), count)
+    return count, _read_collectives(raw, which, names)
+
+
+def _read_collectives(
+    raw: bytes | bytearray, which: range, names: list[str]
+) -> tuple[CollectiveRecord, ...]:
     circles: dict[int, tuple[int, ...]] = {}
     found: list[CollectiveRecord] = []
-    # The oldest slot may be in the middle of being used again.
-    for index in range(max(0, count - COLLECTIVES + 1), count):
+    for index in which:
         at = COLLECTIVES_AT + index % COLLECTIVES * COLLECTIVE.size
         number, seq, nth, form, entered, met, left, _ = COLLECTIVE.unpack_from(raw, at)
         what = _read_form(raw, form, names, circles)
@@ -316,7 +380,7 @@ def _read_collectives(raw: bytes, count: int, names: list[str]) -> tuple[Collect
 
 
 def _read_form(
-    raw: bytes, form: int, names: list[str], circles: dict[int, tuple[int, ...]]
+    raw: bytes | bytearray, form: int, names: list[str], circles: dict[int, tuple[int, ...]]
 ) -> tuple[str, str, tuple[int, ...], int, tuple[int, ...]]:
     """Reads name, dtype, shape, bytes and members; all empty if others took its place."""
 

@@ -8,8 +8,10 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from disco_client.pb import controller_pb2
+from disco_client.wire.clocks import NO_DIFFERENCE, ClockSample, clock_offset
 from disco_client.wire.codec import Action
 from disco_client.wire.flight import CollectiveRecord, CommandRecord, FlightRecord
+from disco_client.wire.flight_cuts import Since
 
 __all__ = [
     "ACTION_NAMES",
@@ -20,7 +22,10 @@ __all__ = [
     "NodeSilence",
     "RankReport",
     "RankState",
+    "decode_followed",
     "decode_inspection",
+    "decode_report",
+    "encode_followed",
     "encode_report",
     "encode_silence",
     "report_of",
@@ -153,6 +158,11 @@ class RankReport:
         flight: A compressed copy of its flight recorder's memory, where it was asked for.
         emptied: What to read that with; see ``wire.flight``.
         clock_offset_ns: What to add to its times for those of the controller.
+        memory_bytes: How much of its process is in memory; 0 where that is not known.
+        collectives: How many it has entered.
+        collective_bytes: The bytes of its arrays in them.
+        clock_error_ns: By how much that may be wrong.
+        clock_at_ns: When that was found, by the rank's clock.
     """
 
     worker: int
@@ -167,6 +177,16 @@ class RankReport:
     flight: bytes = b""
     emptied: int = 0
     clock_offset_ns: int = 0
+    memory_bytes: int = 0
+    collectives: int = 0
+    collective_bytes: int = 0
+    clock_error_ns: int = 0
+    clock_at_ns: int = 0
+
+    @property
+    def clock(self) -> ClockSample:
+        """How the rank's clock differs from the controller's."""
+        return ClockSample(self.clock_at_ns, self.clock_offset_ns, self.clock_error_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +214,7 @@ class Inspection:
         num_workers: How many ranks it has.
         ranks: Those that are known of, in order.
         silent: The nodes that did not answer.
+        clock: How the clock of whoever asked differs from the controller's.
     """
 
     session: int
@@ -201,6 +222,7 @@ class Inspection:
     num_workers: int
     ranks: tuple[RankReport, ...]
     silent: tuple[NodeSilence, ...] = ()
+    clock: ClockSample = NO_DIFFERENCE
 
 
 def report_of(
@@ -256,6 +278,11 @@ def encode_report(report: RankReport) -> EncodedRankReport:
         flight=report.flight,
         emptied=report.emptied,
         clock_offset_ns=report.clock_offset_ns,
+        memory_bytes=report.memory_bytes,
+        collectives=report.collectives,
+        collective_bytes=report.collective_bytes,
+        clock_error_ns=report.clock_error_ns,
+        clock_at_ns=report.clock_at_ns,
     )
     for given, message in ((report.current, out.current), (report.finished, out.finished)):
         if given is not None:
@@ -287,19 +314,45 @@ def encode_silence(silence: NodeSilence) -> controller_pb2.NodeSilence:
     )
 
 
-def decode_inspection(result: controller_pb2.InspectResult) -> Inspection:
-    """Reads what a controller answers."""
+def encode_followed(since: Iterable[Since]) -> list[controller_pb2.Followed]:
+    """Writes how far ranks were followed as messages."""
+    return [
+        controller_pb2.Followed(
+            worker=each.worker, pid=each.pid, seq=each.seq, collectives=each.collectives
+        )
+        for each in since
+    ]
+
+
+def decode_followed(messages: Iterable[controller_pb2.Followed]) -> list[Since]:
+    """Reads the same."""
+    return [Since(m.worker, m.pid, m.seq, m.collectives) for m in messages]
+
+
+def decode_inspection(
+    result: controller_pb2.InspectResult, asked_ns: int = 0, heard_ns: int = 0
+) -> Inspection:
+    """Reads what a controller answers.
+
+    Args:
+        result: The answer.
+        asked_ns: When the question left, by the clock of whoever asked.
+        heard_ns: When the answer came, by the same.
+    """
     silent = (NodeSilence(s.node, tuple(s.workers), s.seconds) for s in result.silent)
+    offset, error = clock_offset(asked_ns, result.received_ns, result.sent_ns, heard_ns)
     return Inspection(
         result.session,
         result.name,
         result.num_workers,
-        tuple(sorted(map(_decode_report, result.ranks), key=lambda report: report.worker)),
+        tuple(sorted(map(decode_report, result.ranks), key=lambda report: report.worker)),
         tuple(silent),
+        ClockSample(heard_ns, -offset, error),
     )
 
 
-def _decode_report(raw: EncodedRankReport) -> RankReport:
+def decode_report(raw: EncodedRankReport) -> RankReport:
+    """Reads a report."""
     collective = None
     if raw.HasField("collective"):
         c = raw.collective
@@ -321,6 +374,11 @@ def _decode_report(raw: EncodedRankReport) -> RankReport:
         raw.flight,
         raw.emptied,
         raw.clock_offset_ns,
+        raw.memory_bytes,
+        raw.collectives,
+        raw.collective_bytes,
+        raw.clock_error_ns,
+        raw.clock_at_ns,
     )
 
 

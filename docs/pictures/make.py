@@ -1,10 +1,11 @@
-"""Draws the pictures of docs/dtensor.md; `make pictures` writes them.
+"""Draws the pictures of docs/dtensor.md and docs/timeline.md; `make pictures` writes them.
 
 Everything in them comes from the program: where parts lie, what moves, and what it costs.
 """
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from disco_client.distributed.pictures.svg import (
 )
 
 HERE = Path(__file__).parent
+timeline = runpy.run_path(str(HERE / "timeline.py"))["timeline"]
 MESH = DeviceMesh((2, 2), range(4), ("dp", "tp"))
 LINE = DeviceMesh((4,), range(4))
 PLACEMENTS = ("R, R", "S[0], R", "R, S[1]", "S[0], S[1]", "S[0], S[0]", "S[0], P")
@@ -111,6 +113,7 @@ def pictures() -> dict[str, str]:
             "uneven.svg": uneven(),
             "redistribution.svg": redistribution(session),
             "expression.svg": expression(session),
+            "timeline.svg": timeline(),
         }
 
 

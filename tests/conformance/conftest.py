@@ -222,7 +222,7 @@ def over_nodes(case: Case) -> Iterator[str]:
         port = server.getsockname()[1]
     per_node = case.workers // case.kind.nodes
     command = [sys.executable, "-m", "disco_server.cli.worker", "--allow-module", FUNCTIONS]
-    command += ["--allow-read", "*", "--allow-save", "*"]
+    command += ["--allow-read", "*", "--allow-save", "*", "--http", "off"]
     command += ["--controller", f"localhost:{port}", "--slots", str(per_node), "--warm", "0"]
     path = os.pathsep.join((str(WORKER_MODULES), os.environ.get("PYTHONPATH", "")))
     with subprocess.Popen(

@@ -103,7 +103,7 @@ def test_a_rank_that_never_entered_a_collective_is_named_with_what_it_does(
 
 @FOUR
 def test_the_records_show_what_ran_and_which_collectives_in_it(session, tools, tmp_path):
-    """On one axis of time, in order, with failures; and as a trace with a row for each rank."""
+    """On one axis of time, in order, with failures; and as a trace with a part for each rank."""
     array = session.empty((5,), "float64")
     session.allreduce(array, array, op="max")
     tools.call("fail_on", [1], "told to")
@@ -124,8 +124,8 @@ def test_the_records_show_what_ran_and_which_collectives_in_it(session, tools, t
         assert around.start_ns <= collective.entered_ns <= collective.left_ns <= around.end_ns
     flight.save(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert rows == {"rank 0", "rank 1", "rank 2", "rank 3"}
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert [name.partition(" on ")[0] for name in names] == ["rank 0", "rank 1", "rank 2", "rank 3"]
     moved = [event for event in events if event["name"] == "allreduce(max)"]
     assert {event["args"]["bytes"] for event in moved} >= {40}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 
 import pytest
@@ -99,6 +100,32 @@ def test_who_waits_is_told_for_what(cluster, capfd, eventually):
     waiting.join(30)
     assert opened[0].num_workers == 2
     opened[0].shutdown()
+
+
+def test_ctrl_c_stops_the_wait_for_slots(cluster, capfd, eventually):
+    """As in a cell of a notebook: others get the slots, and so does who asks again."""
+    main, said = threading.main_thread().ident, ""
+
+    def told():
+        nonlocal said
+        said += capfd.readouterr().err
+        return "disco: waiting for 3 slots" in said
+
+    def interrupt():
+        eventually(told, what="a message about the wait")
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with connect(cluster.address, num_workers=2, name="holder") as holder:
+        watching = threading.Thread(target=interrupt)
+        watching.start()
+        with pytest.raises(KeyboardInterrupt):
+            connect(cluster.address, num_workers=3, timeout=30)
+        watching.join()
+        holder.sync_all()
+        with connect(cluster.address, num_workers=2, timeout=30) as other:
+            other.sync_all()
+    with connect(cluster.address, num_workers=3, timeout=30) as again:
+        assert again.num_workers == 3
 
 
 def test_sessions_that_wait_get_their_slots_in_order_of_arrival(cluster, eventually):

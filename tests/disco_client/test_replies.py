@@ -269,3 +269,17 @@ def test_what_is_open_is_answered_once_more(inbox):
             inbox.receive(worker, value(seq, "new"))
         assert [got.str for got in inbox.wait(seq, never).values.values()] == ["new", "new"]
         assert not inbox.is_open(seq)
+
+
+def test_failures_of_a_program_that_has_left_the_session_are_not_raised(log):
+    """They may come late; an answer that is waited for tells of them all the same."""
+    inbox = Inbox(log.acknowledge, log.acked, log.site, first_seq=5)
+    inbox.receive(0, failure(4, 0))
+    inbox.raise_pending()
+    inbox.expect(6, 1)
+    inbox.receive(0, failure(4, 0, answer=6))
+    with pytest.raises(errors.RemoteException, match="it failed"):
+        inbox.wait(6, never)
+    inbox.receive(0, failure(5, 0))
+    with pytest.raises(errors.RemoteException, match="it failed"):
+        inbox.raise_pending()

@@ -1,12 +1,14 @@
-"""The pictures of the documents are what the program draws."""
+"""The pictures of the documents are what the program draws, and their traces what it writes."""
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
 
 import pytest
+from traces import check_chrome_trace, rows
 
 from disco_client.distributed import DeviceMesh, DTensorStructInfo, ShardingPicture
 from disco_client.distributed import TensorStructInfo as Tensor
@@ -29,11 +31,20 @@ def test_the_committed_pictures_are_those_that_the_script_draws(drawn):
         assert committed[name] == svg, f"{name} is old: run `make pictures`"
 
 
-def test_the_page_shows_all_of_them(drawn):
+def test_the_pages_show_all_of_them(drawn):
     """Each with words for those who cannot see it."""
-    shown = dict(re.findall(r"!\[(.+)\]\(pictures/([^)]+)\)", PAGE))
+    pages = PAGE + (DOCS / "timeline.md").read_text("utf-8")
+    shown = dict(re.findall(r"!\[(.+)\]\(pictures/([^)]+)\)", pages))
     assert set(shown.values()) == drawn.keys()
     assert min(map(len, shown)) > 40
+
+
+def test_the_drawn_trace_is_one_that_the_program_writes():
+    """In the format of today."""
+    trace = json.loads((DOCS / "pictures" / "training.trace.json").read_text("utf-8"))
+    check_chrome_trace(trace)
+    assert trace["otherData"]["missing"] == []
+    assert len(rows(trace)) == 5
 
 
 def test_the_drawing_in_the_page_is_what_a_terminal_shows():

@@ -10,6 +10,7 @@ import numpy as np
 
 from disco_client.distributed.pictures.model import picture_of, ranges
 from disco_client.distributed.pictures.svg import figure
+from disco_client.notebook import facts_table
 from disco_client.wire.layout import coordinate_of, shape_within
 
 if TYPE_CHECKING:
@@ -61,14 +62,9 @@ def tensor_html(info: DTensorStructInfo) -> str:
         "parts": " or ".join(map(str, each[:_PLANE])),
         "a worker holds": f"at most {_amount(max(sizes))}",
     }
-    rows = "".join(
-        f'<tr><th scope="row" style="text-align:left">{escape(name)}</th>'
-        f'<td style="text-align:left">{escape(value)}</td></tr>'
-        for name, value in facts.items()
-    )
     return (
         '<div style="display:flex;flex-wrap:wrap;gap:1.5em;align-items:center">'
-        f"<table><caption>DTensor</caption>{rows}</table>"
+        f"{facts_table('DTensor', facts)}"
         f"{figure(picture_of(info), title=False)}</div>"
     )
 

@@ -64,6 +64,7 @@ def test_nothing_given_is_no_tls_and_no_token():
         ({"tls_ca": "/nowhere/ca.pem"}, "tls_ca: /nowhere/ca.pem cannot be read: No such"),
         ({"tls_ca": __file__}, "expected a PEM file"),
         ({"tls_ca": 7}, "tls_ca: expected the path of a file, got int"),
+        ({"tls_ca": "~nobody-at-all/ca.pem"}, "tls_ca: '~nobody-at-all/ca.pem': Could not"),
         ({"token": TOKEN, "token_file": "a"}, "got both"),
         ({"token": "two words of it"}, "without spaces"),
         ({"token": 7}, "expected a text, got int"),
