@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
 import click
 
 from disco_client.errors import ConfigError
-from disco_server.cli.options import report_errors
+from disco_server.cli.options import json_option, report_errors
 from disco_server.settings import read_node_name
 
 __all__ = ["certs"]
@@ -41,8 +42,9 @@ def certs() -> None:
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @_hosts
 @_days
+@json_option("One JSON object with the files.")
 @report_errors
-def init(folder: Path, hosts: tuple[str, ...], days: float) -> None:
+def init(folder: Path, hosts: tuple[str, ...], days: float, as_json: bool) -> None:
     """Makes an authority and certificates in DIR, which begins empty.
 
     There is one for the controller, and one for each role: worker, client, observer and
@@ -68,6 +70,10 @@ def init(folder: Path, hosts: tuple[str, ...], days: float) -> None:
     except ValueError as error:
         msg = f"--host: expected names and addresses of machines: {error}"
         raise ConfigError(msg) from None
+    if as_json:
+        files = sorted(str(file) for file in folder.iterdir())
+        click.echo(json.dumps({"folder": str(folder), "files": files}))
+        return
     click.echo(_what_next(folder, hosts[0] if hosts else "localhost"))
 
 
@@ -107,8 +113,11 @@ def _what_next(folder: Path, host: str) -> str:
 @click.argument("name")
 @_hosts
 @_days
+@json_option("One JSON object with the files.")
 @report_errors
-def issue(folder: Path, role: str, name: str, hosts: tuple[str, ...], days: float) -> None:
+def issue(
+    folder: Path, role: str, name: str, hosts: tuple[str, ...], days: float, as_json: bool
+) -> None:
     """Makes one more certificate with the authority in DIR, as ROLE-NAME.pem.
 
     NAME is a person, or of a worker its node, which may register under no other name.
@@ -127,4 +136,4 @@ def issue(folder: Path, role: str, name: str, hosts: tuple[str, ...], days: floa
     except ValueError as error:
         msg = f"--host: expected names and addresses of machines: {error}"
         raise ConfigError(msg) from None
-    click.echo(f"{cert}\n{key}")
+    click.echo(json.dumps({"cert": str(cert), "key": str(key)}) if as_json else f"{cert}\n{key}")

@@ -15,13 +15,22 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from disco_client.version import __version__
+from disco_server.cli.checkup_host import (
+    look_at_certificates,
+    look_at_clock,
+    look_at_host_name,
+    look_at_ports,
+)
 from disco_server.collectives.mpi_probe import probe_mpi
 from disco_server.devices.probe import probe_gpus
 from disco_server.observe.findings import Finding, State, ask, first_line, tell
 from disco_server.settings import cpu_cores, visible_gpus
+
+if TYPE_CHECKING:
+    from disco_client.transport.credentials import Credentials
 
 __all__ = ["Section", "gpu_kind", "look_at_memory", "sections"]
 
@@ -55,17 +64,31 @@ class Section:
     look: Callable[[], list[Finding]]
 
 
-def sections(kind: str) -> tuple[Section, ...]:
+def sections(kind: str, credentials: Credentials) -> tuple[Section, ...]:
     """What there is to check on one machine; ``gpu`` comes last.
 
     Args:
         kind: Of GPU, ``cuda`` or ``rocm``.
+        credentials: What is shown to a controller.
     """
     return (
-        Section("machine", required=True, look=lambda: [look_at_python(), look_at_memory()]),
+        Section(
+            "machine",
+            required=True,
+            look=lambda: [look_at_python(), look_at_memory(), look_at_clock()],
+        ),
         Section("libraries", required=True, look=probe_libraries),
         Section("collectives", required=True, look=lambda: [probe_mpi()]),
         Section("modules", required=False, look=lambda: [look_at_tvm()]),
+        Section(
+            "network",
+            required=False,
+            look=lambda: [
+                look_at_host_name(),
+                *look_at_ports(),
+                *look_at_certificates(credentials),
+            ],
+        ),
         Section("gpu", required=False, look=lambda: probe_gpus(kind)),
     )
 

@@ -63,6 +63,11 @@ __all__ = ["main"]
     metavar="COUNT",
     help="How many sessions it takes, waiting ones included.  [default: 1024]",
 )
+@click.option(
+    "--max-client-sessions",
+    metavar="COUNT",
+    help="How many of them one client may have.  [default: 256]",
+)
 @guard_options
 @daemon_options
 @report_errors

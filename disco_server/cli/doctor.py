@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 from rich.console import Console
@@ -17,13 +17,12 @@ from rich.text import Text
 from disco_client.version import __version__
 from disco_server.cli.checkup import gpu_kind, sections
 from disco_server.cli.looking import look_into
-from disco_server.cli.options import Controller, dial_options, report_errors
+from disco_server.cli.options import EXIT_FAILED, Controller, dial_options, report_errors
 from disco_server.observe.findings import Finding, State
 
 __all__ = ["doctor"]
 
 _GPU: Final = "gpu"
-_EXIT_PROBLEM: Final = 1
 _COLOURS: Final = {
     State.OK: "green",
     State.MISSING: "yellow",
@@ -57,24 +56,34 @@ class _Checked:
     help="Instead of this machine, look at a session, given by its name or id: what each "
     "rank does, its Python stack, and what the session waits for.",
 )
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="Instead of this machine, check the cluster: releases, how far each node is away, and "
+    "an allreduce on the workers of all free slots.",
+)
 @report_errors
 @dial_options
-def doctor(gpu: bool, as_json: bool, session: str | None, controller: Controller) -> None:
+def doctor(
+    gpu: bool, as_json: bool, session: str | None, cluster: bool, controller: Controller
+) -> None:
     """Checks this machine and says what to do about what is missing.
 
     The exit code is 0 where all that sessions on CPUs need is there and nothing is
     broken, else 1; with --gpu, what sessions on GPUs need must be there too. With
-    --session it is 0 where the session was found, whatever it does, else 2.
+    --session it is 0 where the session was found, whatever it does, else 5.
     """
+    if session is not None and cluster:
+        raise click.UsageError("expected --session or --cluster, got both")
     if session is not None:
         _look_at(session, controller, as_json=as_json)
         return
+    if cluster:
+        _look_at_cluster(controller, as_json=as_json)
     kind = gpu_kind()
-    console = Console(
-        width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False, quiet=as_json
-    )
+    console = _console(quiet=as_json)
     checked: list[_Checked] = []
-    for section in sections(kind):
+    for section in sections(kind, controller.credentials):
         required = section.required or (gpu and section.name == _GPU)
         with console.status(f"looking at {section.name}"):
             checked += [_Checked(section.name, required, each) for each in section.look()]
@@ -82,7 +91,32 @@ def doctor(gpu: bool, as_json: bool, session: str | None, controller: Controller
         click.echo(json.dumps(_as_json(checked, kind)))
     else:
         _show(console, checked, kind)
-    sys.exit(_EXIT_PROBLEM if any(each.is_problem for each in checked) else 0)
+    sys.exit(EXIT_FAILED if any(each.is_problem for each in checked) else 0)
+
+
+def _console(*, quiet: bool) -> Console:
+    width = None if sys.stdout.isatty() else _WIDTH
+    return Console(width=width, highlight=False, markup=False, quiet=quiet)
+
+
+def _look_at_cluster(controller: Controller, *, as_json: bool) -> NoReturn:
+    from disco_client.transport.watching import ask_for_overview
+    from disco_server.cli import checkup_cluster as checkup
+
+    console = _console(quiet=as_json)
+    with controller.dialled() as line, console.status("looking at the cluster"):
+        view = ask_for_overview(line)
+        found = [checkup.look_at_controller(line, view), *checkup.look_at_nodes(view)]
+        found.append(checkup.look_at_allreduce(controller, view))
+    checked = [_Checked("cluster", required=True, finding=each) for each in found]
+    # Nothing is wrong with a cluster that is busy.
+    ok = not any(c.is_problem and c.finding.state is not State.NOT_APPLICABLE for c in checked)
+    if as_json:
+        about = {"version": __version__, "address": controller.address, "ok": ok}
+        click.echo(json.dumps({**about, "checks": _checks(checked)}))
+    else:
+        _show_table(console, checked, f"the cluster at {controller.address}")
+    sys.exit(0 if ok else EXIT_FAILED)
 
 
 def _look_at(session: str, controller: Controller, *, as_json: bool) -> None:
@@ -108,15 +142,26 @@ def _as_json(checked: Sequence[_Checked], kind: str) -> dict[str, Any]:
         "cpu_ready": _ready(checked, gpu=False),
         "gpu_ready": _ready(checked, gpu=True),
         "gpu_kind": kind,
-        "checks": [
-            {"section": each.section, "required": each.required, **each.finding.as_json()}
-            for each in checked
-        ],
+        "checks": _checks(checked),
     }
 
 
+def _checks(checked: Sequence[_Checked]) -> list[dict[str, Any]]:
+    return [
+        {"section": each.section, "required": each.required, **each.finding.as_json()}
+        for each in checked
+    ]
+
+
 def _show(console: Console, checked: Sequence[_Checked], kind: str) -> None:
-    table = Table(title=f"disco {__version__} on {platform.node()}", title_justify="left")
+    _show_table(console, checked, f"disco {__version__} on {platform.node()}")
+    ways = {"CPUs": _ready(checked, gpu=False), f"GPUs ({kind})": _ready(checked, gpu=True)}
+    for way, ready in ways.items():
+        console.print(f"sessions on {way}: {'ready' if ready else 'not ready'}")
+
+
+def _show_table(console: Console, checked: Sequence[_Checked], title: str) -> None:
+    table = Table(title=title, title_justify="left")
     for column in ("section", "check", "state", "found"):
         table.add_column(column, no_wrap=column != "found")
     before = ""
@@ -137,6 +182,3 @@ def _show(console: Console, checked: Sequence[_Checked], kind: str) -> None:
     for found in hints:
         # Not folded, so that a command can be copied.
         console.print(f"  {found.name}: {found.hint}", soft_wrap=True)
-    ways = {"CPUs": _ready(checked, gpu=False), f"GPUs ({kind})": _ready(checked, gpu=True)}
-    for way, ready in ways.items():
-        console.print(f"sessions on {way}: {'ready' if ready else 'not ready'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -18,10 +19,10 @@ from typing import IO, Self
 import click
 
 from disco_client.errors import ConfigError, DiscoError
-from disco_server.cli.options import log_level_option, report_errors
+from disco_server.cli.options import json_option, log_level_option, report_errors
 from disco_server.devices.require import explain
 from disco_server.observe.lifetime import PARENT_VARIABLE, die_with
-from disco_server.settings import NoVisibleGpu, cpu_cores, read_devices, refuse
+from disco_server.settings import OFF, NoVisibleGpu, cpu_cores, read_devices, refuse
 
 __all__ = ["LocalCluster", "local", "share_devices"]
 
@@ -51,6 +52,8 @@ class LocalCluster:
         listen: Listen on this address instead, ``HOST:PORT``.
         insecure: Whether that may be an address that other machines reach although
             connections are neither encrypted nor asked who makes them.
+        http: Where the controller serves its metrics, ``HOST:PORT``; the others choose a
+            free port then. None for nowhere.
         devices: What `WorkerConfig.devices` takes, for all nodes together: GPUs are
             dealt out in their order, as many to each, and are its slots.
 
@@ -76,6 +79,7 @@ class LocalCluster:
         listen: str | None = None,
         insecure: bool = False,
         devices: str | Sequence[str] = "cpu",
+        http: str | None = None,
     ) -> None:
         self._nodes = nodes
         self._shares = share_devices(devices, nodes)
@@ -86,6 +90,7 @@ class LocalCluster:
         # Who may load any file may import anything.
         self._allow_load = tuple(allow_load) or (() if allow_modules else ("*",))
         self._log_level = log_level
+        self._http = http
         self._folder = Path(tempfile.mkdtemp(prefix="disco-"))
         self._listen = listen or f"unix:{self._folder}/controller"
         self._insecure = ("--insecure",) if insecure else ()
@@ -110,12 +115,13 @@ class LocalCluster:
             DiscoError: One of them ended or did not become ready.
         """
         level = ("--log-level", self._log_level)
-        ready = self._run("controller", ["--listen", self._listen, *level, *self._insecure])
+        http = ["--http", self._http or OFF]
+        ready = self._run("controller", ["--listen", self._listen, *http, *level, *self._insecure])
         self.address = ready.rsplit(" ", 1)[-1]
         threads = max(1, cpu_cores() // (self._nodes * self._slots))
         options = ["--controller", self.address, "--slots", str(self._slots), *level]
         options += self._insecure
-        options += ["--rank-threads", str(threads)]
+        options += ["--rank-threads", str(threads), "--http", "127.0.0.1:0" if self._http else OFF]
         for pattern in self._allow:
             options += ["--allow-module", pattern]
         if self._allow == ("*",):
@@ -275,6 +281,13 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     help="Let --listen be an address that other machines reach, and can run code at.",
 )
 @click.option(
+    "--http",
+    metavar="HOST:PORT",
+    default=None,
+    help="Where the controller serves the dashboard and its metrics; nodes choose free ports.  "
+    "[default: nowhere]",
+)
+@click.option(
     "--allow-module",
     "allow_modules",
     multiple=True,
@@ -301,15 +314,19 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     "[default: anything, or nothing beside --allow-module or --listen]",
 )
 @log_level_option
+@json_option("Without a command, one JSON object when the cluster is ready.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @report_errors
-def local(
+def local(  # noqa: PLR0913  (what a person may say, each by its name)
+    *,
     nodes: int,
     slots: int | None,
     devices: str,
     listen: str | None,
     insecure: bool,
+    http: str | None,
     log_level: str | None,
+    as_json: bool,
     command: tuple[str, ...],
     **allow: tuple[str, ...],
 ) -> None:
@@ -341,11 +358,15 @@ def local(
         listen=listen,
         insecure=insecure,
         devices=devices,
+        http=http,
     )
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with cluster:
-            code = _run_command(command, cluster.address) if command else _idle(cluster)
+            if command:
+                code = _run_command(command, cluster.address)
+            else:
+                code = _idle(cluster, http, as_json=as_json)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     sys.exit(code)
@@ -374,8 +395,15 @@ def _run_command(command: tuple[str, ...], address: str) -> int:
         return status if status >= 0 else 128 - status
 
 
-def _idle(cluster: LocalCluster) -> int:
+def _idle(cluster: LocalCluster, http: str | None, *, as_json: bool) -> int:
+    page = f"http://{http}/" if http and not http.endswith(":0") else None
     with contextlib.suppress(KeyboardInterrupt):
-        click.echo(f"cluster ready; DISCO_ADDRESS={cluster.address}  (Ctrl-C stops it)")
+        if as_json:
+            about = {"address": cluster.address, "pids": cluster.pids, "dashboard": page}
+            click.echo(json.dumps(about))
+        else:
+            click.echo(f"cluster ready; DISCO_ADDRESS={cluster.address}  (Ctrl-C stops it)")
+            if page:
+                click.echo(f"dashboard at {page}")
         signal.pause()
     return 0

@@ -2,29 +2,79 @@
 
 from __future__ import annotations
 
+import errno
+import signal
+import sys
+import traceback
+from typing import Any
+
 import click
 
 from disco_client.version import __version__
+from disco_server.cli.bench import bench
 from disco_server.cli.certs import certs
+from disco_server.cli.completion import completion
 from disco_server.cli.doctor import doctor
 from disco_server.cli.local import local
+from disco_server.cli.logs import logs
+from disco_server.cli.options import EXIT_FAILED, wants_all
+from disco_server.cli.run import run
+from disco_server.cli.sessions import sessions
 from disco_server.cli.status import status
+from disco_server.cli.stop import stop
+from disco_server.cli.top import top
 from disco_server.cli.trace import trace
 
 __all__ = ["main"]
 
+_EPILOG = """Exit codes: 0 done; 1 failed, or something is wrong; 2 an option, a setting or a
+file cannot be as it is; 3 no controller answers; 4 it lets you not in, or that is somebody
+else's; 5 there is no such session."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Disco(click.Group):
+    """Says in one line what went wrong, also where that is a fault of this program."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # whoever read what is written has left; click ends in silence
+            if wants_all():
+                traceback.print_exc()
+            lines = str(error).splitlines() or [""]
+            click.echo(
+                f"disco: a fault of this program: {type(error).__name__}: {lines[0]}; "
+                "disco --verbose ... shows where",
+                err=True,
+            )
+            sys.exit(EXIT_FAILED)
+
+
+@click.group(cls=_Disco, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
 @click.version_option(__version__, prog_name="disco")
-def main() -> None:
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    envvar="DISCO_VERBOSE",
+    help="Show of errors also where they came from.",
+)
+def main(verbose: bool) -> None:
     """One program on many devices, driven from one place."""
+    del verbose  # whoever reports an error looks at it
 
 
-main.add_command(certs)
-main.add_command(doctor)
-main.add_command(local)
-main.add_command(status)
-main.add_command(trace)
+for _command in (
+    *(bench, certs, completion, doctor, local, logs, run),
+    *(sessions, status, stop, top, trace),
+):
+    main.add_command(_command)
 
 
 if __name__ == "__main__":

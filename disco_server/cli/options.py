@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,32 +13,64 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar, cast
 
 import click
 
-from disco_client.errors import AccessDenied, ConnectionFailed, DiscoError
+from disco_client.errors import (
+    AccessDenied,
+    ConfigError,
+    ConnectionFailed,
+    DiscoError,
+    NoSuchSession,
+)
 from disco_server.config import DEFAULT_ADDRESS, LOG_FORMATS, LOG_LEVELS
 
 if TYPE_CHECKING:
+    from disco_client.session import Session
     from disco_client.transport.credentials import Credentials
     from disco_client.transport.line import Line
 
 __all__ = [
-    "EXIT_REFUSED",
+    "EXIT_DENIED",
+    "EXIT_FAILED",
+    "EXIT_UNKNOWN",
+    "EXIT_UNREACHED",
+    "EXIT_USAGE",
     "Controller",
     "config_option",
     "daemon_options",
     "dial_options",
     "fail",
     "guard_options",
+    "http_option",
+    "json_option",
     "log_format_option",
     "log_level_option",
     "quieten_grpc",
     "report_errors",
+    "session_argument",
     "spare_grpc_forks",
+    "wants_all",
 ]
 
-EXIT_REFUSED: Final = 2
-"""The exit code of a command that could not do what it was told."""
+EXIT_FAILED: Final = 1
+"""The exit code of a command that failed, or that found something wrong."""
+EXIT_USAGE: Final = 2
+"""Of one that was told what cannot be: an option, a setting, a file."""
+EXIT_UNREACHED: Final = 3
+"""Of one that found no controller."""
+EXIT_DENIED: Final = 4
+"""Of one that was not let in, or asked for what is somebody else's."""
+EXIT_UNKNOWN: Final = 5
+"""Of one that was to look for a session that there is not."""
+
+_EXITS: Final[tuple[tuple[type[DiscoError], int], ...]] = (
+    (ConfigError, EXIT_USAGE),
+    (AccessDenied, EXIT_DENIED),
+    (ConnectionFailed, EXIT_UNREACHED),
+    (NoSuchSession, EXIT_UNKNOWN),
+)
 
 _REACH_S = 5.0
+_COMPLETE_S = 0.7
+"""Who presses Tab does not wait longer."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -73,9 +106,19 @@ def log_format_option(command: Callable[_P, _R]) -> Callable[_P, _R]:
     )(command)
 
 
+def http_option(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Adds ``--http``, which arrives as ``http: str | None``."""
+    return click.option(
+        "--http",
+        metavar="HOST:PORT",
+        help="Where /metrics, /healthz and /readyz are served, or off.  [default: 127.0.0.1:7601, "
+        "or a free port where that is taken]",
+    )(command)
+
+
 def daemon_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Adds all three: ``--config``, ``--log-level`` and ``--log-format``."""
-    return config_option(log_level_option(log_format_option(command)))
+    """Adds ``--config``, ``--http``, ``--log-level`` and ``--log-format``."""
+    return config_option(http_option(log_level_option(log_format_option(command))))
 
 
 def guard_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -169,6 +212,39 @@ def dial_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
     return cast("Callable[_P, _R]", dialling)
 
 
+def json_option(text: str = "One JSON object instead of tables.") -> Callable[..., Any]:
+    """Adds ``--json``, which arrives as ``as_json: bool``; the text says what is written then."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+def session_argument(*, required: bool = True, **options: Any) -> Callable[..., Any]:
+    """Adds SESSION, a name or an id, which arrives as ``session``; shells complete the names."""
+    return click.argument("session", required=required, shell_complete=_complete_session, **options)
+
+
+def _complete_session(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The names of sessions, where the controller answers at once."""
+    quieten_grpc()
+    from disco_client.transport.credentials import Credentials
+    from disco_client.transport.line import Line
+    from disco_client.transport.watching import ask_for_sessions
+
+    given = context.params
+    try:
+        address = given.get("address") or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS
+        credentials = Credentials.read(
+            tls_ca=given.get("tls_ca"),
+            tls_cert=given.get("tls_cert"),
+            tls_key=given.get("tls_key"),
+            token_file=given.get("token_file"),
+        )
+        with contextlib.closing(Line(address, credentials)) as line:
+            found = ask_for_sessions(line, _COMPLETE_S)
+    except DiscoError:
+        return []
+    return [name for _, name in found if name.startswith(incomplete)]
+
+
 @dataclass(frozen=True, slots=True)
 class Controller:
     """Where a controller is, and how it is reached.
@@ -185,11 +261,14 @@ class Controller:
     def dialled(self) -> Generator[Line]:
         """A line to it, once it answers.
 
+        gRPC keeps its own lines to itself, unless they are asked for by GRPC_VERBOSITY.
+
         Raises:
             AccessDenied: One of both refuses the other.
             ConnectionFailed: Nobody answers within some seconds.
         """
         # `disco doctor` must also run where gRPC is broken, and help need not load it.
+        quieten_grpc()
         from disco_client.transport.line import Line
         from disco_client.transport.reaching import await_controller
 
@@ -207,6 +286,23 @@ class Controller:
             yield line
         finally:
             line.close()
+
+    def open_session(self, **options: Any) -> Session:
+        """Opens a session there, as ``disco_client.connect`` does with these options.
+
+        Raises:
+            AccessDenied: One of both refuses the other.
+            ConnectionFailed: Nobody answers within some seconds.
+            SessionError: The session could not be opened.
+        """
+        with self.dialled():
+            pass  # connect() waits longer for somebody who may still be starting
+        from disco_client import connect
+
+        shown = self.credentials
+        files = {"tls_ca": shown.ca, "tls_cert": shown.cert, "tls_key": shown.key}
+        given = {**files, "token": shown.token or None, "token_file": shown.token_file}
+        return connect(self.address, **given, **options)
 
 
 def quieten_grpc() -> None:
@@ -227,12 +323,23 @@ def spare_grpc_forks() -> None:
 
 
 def fail(error: DiscoError) -> NoReturn:
-    """Ends the command with the error's first line on stderr and `EXIT_REFUSED`."""
+    """Ends the command with the error's first line on stderr and the exit code of its kind.
+
+    With ``--verbose`` before the command all of it is shown, and where it came from.
+    """
     lines = str(error).splitlines() or [type(error).__name__]
     context = click.get_current_context(silent=True)
     name = context.find_root().info_name if context is not None else None
+    if wants_all():
+        traceback.print_exception(error)
     click.echo(f"{name or 'disco'}: {lines[0]}", err=True)
-    raise SystemExit(EXIT_REFUSED)
+    raise SystemExit(next((code for kind, code in _EXITS if isinstance(error, kind)), EXIT_FAILED))
+
+
+def wants_all() -> bool:
+    """Whether errors are to be shown with where they came from."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.find_root().params.get("verbose"))
 
 
 def report_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -9,22 +9,29 @@ import click
 
 from disco_client.errors import ConfigError, SessionError
 from disco_server.cli.looking import look_into
-from disco_server.cli.options import Controller, dial_options, report_errors
+from disco_server.cli.options import (
+    Controller,
+    dial_options,
+    json_option,
+    report_errors,
+    session_argument,
+)
 
 __all__ = ["trace"]
 
 
 @click.command()
-@click.argument("session")
+@session_argument()
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
     help="Where to write; - is standard output.  [default: SESSION.trace.json]",
 )
+@json_option("One JSON object that says what was written.")
 @report_errors
 @dial_options
-def trace(session: str, output: str | None, controller: Controller) -> None:
+def trace(session: str, output: str | None, as_json: bool, controller: Controller) -> None:
     """Writes the last commands and collectives of every rank of SESSION as a trace.
 
     SESSION is a name or an id. It may run, hang, or have ended some minutes ago. The
@@ -51,6 +58,10 @@ def trace(session: str, output: str | None, controller: Controller) -> None:
         raise ConfigError(msg) from None
     commands = sum(len(rank.commands) for rank in flight.ranks)
     collectives = sum(len(rank.collectives) for rank in flight.ranks)
+    if as_json:
+        counts = {"ranks": len(flight.ranks), "commands": commands, "collectives": collectives}
+        click.echo(json.dumps({"file": str(path), **counts}))
+        return
     click.echo(
         f"{path}: {len(flight.ranks)} ranks, {commands} commands, {collectives} collectives; "
         "open it at https://ui.perfetto.dev"

@@ -107,6 +107,7 @@ class ClientStreams:
         if problem is not None:
             await context.write(_refused_session(problem))
             return None
+        self._hub.tally.created += 1
         session = self._hub.new_session(create, caller())
         _audit("session created", session, context)
         return session
@@ -130,6 +131,7 @@ class ClientStreams:
             return None
         owner = signed(attach.owner, caller()) if attach.owner else ""
         self._hub.cluster.client_back(session.session, owner)
+        self._hub.tally.resumed += 1
         _audit("session attached", session, context)
         return session
 
@@ -154,7 +156,7 @@ class ClientStreams:
 
         gRPC shows a stream that was broken off as one that ended; only CLOSE is a wish.
         """
-        routes = self._hub.routes
+        routes, tally = self._hub.routes, self._hub.tally
         async for raw in stream:
             received = envelope_pb2.Envelope.FromString(raw)
             kind = received.kind
@@ -164,6 +166,10 @@ class ClientStreams:
                     raise ConnectionError(msg)
                 for outbox in routes.get(session.session, ()):
                     outbox.post(raw)
+                if kind == Kind.BATCH:
+                    tally.batches += 1
+                    tally.commands += received.last_seq - received.first_seq + 1
+                    tally.to_workers += len(raw)
             elif kind == Kind.CLOSE:
                 return _CLOSE
             elif kind == Kind.DETACH:

@@ -16,13 +16,22 @@ from grpc_reflection.v1alpha import reflection
 
 from disco_client.transport import faults
 from disco_client.transport.options import SERVER_OPTIONS, connection_limit
-from disco_server.channels.tls import CannotListen, add_port, warn_of_open_door
+from disco_server.channels.tls import (
+    CannotListen,
+    add_port,
+    http_secrets,
+    warn_of_open_door,
+)
 from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
 from disco_server.controller.gate import Gate
 from disco_server.controller.hub import Hub
 from disco_server.controller.servicer import SERVICE_NAMES, Edge
+from disco_server.core.session_limits import SessionLimits
 from disco_server.guarding import Guard
 from disco_server.observe.audit import setup_audit
+from disco_server.observe.http import HttpDoor
+from disco_server.observe.metrics import exposition
+from disco_server.settings import OFF
 
 __all__ = ["Door", "beat", "run"]
 
@@ -50,7 +59,7 @@ async def _run(config: ControllerConfig) -> int:
         config.node_lease_s,
         config.heartbeat_s,
         node_return=config.node_return_s,
-        max_sessions=config.max_sessions,
+        limits=SessionLimits(config.max_sessions, config.max_client_sessions),
     )
     door = Door(
         hub,
@@ -62,6 +71,7 @@ async def _run(config: ControllerConfig) -> int:
     if config.port_file:
         _write_port(Path(config.port_file), door.address)
     stop, stop_now = asyncio.Event(), asyncio.Event()
+    http = await _open_http(hub, config, door.gate)
     _on_signals(stop, stop_now)
     print(f"disco-controller ready at {door.address}", flush=True)  # noqa: T201  (the one line that is promised)
     async with asyncio.TaskGroup() as tasks:
@@ -72,7 +82,26 @@ async def _run(config: ControllerConfig) -> int:
         await _drain(hub, stop_now, config.drain_s)
         beating.cancel()
         await door.close(None if stop_now.is_set() else _STOP_GRACE_S)
+    if http is not None:
+        await http.close()
     return 0
+
+
+async def _open_http(hub: Hub, config: ControllerConfig, gate: Gate) -> HttpDoor | None:
+    if config.http == OFF:
+        return None
+    from disco_server.controller.metrics import collect
+    from disco_server.controller.page import Page
+
+    http = HttpDoor(
+        config.http_address,
+        exposition(lambda: collect(hub)),
+        lambda: "draining" if hub.cluster.draining else "",
+        routes=Page(hub, gate).routes(),
+        secrets=http_secrets(config.guard),
+    )
+    await http.open()
+    return http
 
 
 class Door:
@@ -88,6 +117,7 @@ class Door:
 
     Attributes:
         address: Where it listens.
+        gate: Knows who is let in.
 
     Raises:
         ConfigError: The address cannot be listened on, or a certificate or the file of the
@@ -105,7 +135,8 @@ class Door:
     ) -> None:
         self._services = services
         options = [*SERVER_OPTIONS, connection_limit(max_connections)]
-        self._server = server = grpc.aio.server(interceptors=(Gate(guard),), options=options)
+        self.gate = Gate(guard)
+        self._server = server = grpc.aio.server(interceptors=(self.gate,), options=options)
         Edge(hub).add_to(server, services)
         self._checks = cast("Any", health).aio.HealthServicer()
         cast("Any", health_pb2_grpc).add_HealthServicer_to_server(self._checks, server)

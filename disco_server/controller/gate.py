@@ -156,9 +156,21 @@ class Gate(grpc.aio.ServerInterceptor):
         await context.abort(code, problem)
 
     def _identify(self, context: Any) -> Identity | str:
-        """Who calls; a text where that cannot be known, which says what was expected."""
+        names = context.auth_context().get("x509_subject_alternative_name", ())
+        texts = [name.decode("utf-8", "replace") for name in names]
+        return self.identify(_bearer(context.invocation_metadata() or ()), texts)
+
+    def identify(self, token: str, names: Sequence[str]) -> Identity | str:
+        """Says who calls.
+
+        Args:
+            token: That he shows; may be empty.
+            names: The alternative names in the certificate that he shows, if he does.
+
+        Returns:
+            Who it is; a text where that cannot be known, which says what was expected.
+        """
         if self._book is not None:
-            token = _bearer(context.invocation_metadata() or ())
             if not token:
                 return (
                     "this controller asks for a token, and none came; give token_file or token"
@@ -170,9 +182,7 @@ class Gate(grpc.aio.ServerInterceptor):
             )
         if not self._by_certificate:
             return EVERYBODY
-        names = context.auth_context().get("x509_subject_alternative_name", ())
-        texts = [name.decode("utf-8", "replace") for name in names]
-        return certificate_identity(texts, self._prefix) or (
+        return certificate_identity(names, self._prefix) or (
             "the certificate that came names no role; expected a URI among its alternative names"
             f" such as {self._prefix}client/NAME"
         )

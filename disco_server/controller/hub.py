@@ -19,6 +19,9 @@ from disco_client.wire.codec import Kind, envelope
 from disco_server.channels.outbox import Outbox
 from disco_server.controller.exchange import Exchanges
 from disco_server.controller.inspections import Inspections
+from disco_server.controller.logs import Logs
+from disco_server.controller.overview import Overviews
+from disco_server.controller.tally import Tally
 from disco_server.controller.transfers import Transfers
 from disco_server.core.access import EVERYBODY, Identity, Role
 from disco_server.core.cluster import Cluster
@@ -34,6 +37,7 @@ from disco_server.core.effects import (
     TellReady,
 )
 from disco_server.core.placement import Placer, place
+from disco_server.core.session_limits import DEFAULT_LIMITS, SessionLimits
 from disco_server.core.session_state import End, SessionTable
 from disco_server.observe import audit
 from disco_server.observe.logs import bind
@@ -62,10 +66,13 @@ class Hub:
         placer: Decides which ranks go where.
         min_slots: How many slots a node must offer to be let in.
         node_return: Seconds in which a node whose connection broke may come back.
-        max_sessions: How many sessions there may be.
+        limits: How many sessions there may be.
 
     Attributes:
         settled_at: From then on nobody tells any more of sessions of an earlier controller.
+        overviews: Says what the cluster does at a moment.
+        logs: What ranks printed.
+        tally: What is counted for its metrics.
     """
 
     def __init__(
@@ -77,7 +84,7 @@ class Hub:
         placer: Placer = place,
         min_slots: int = 1,
         node_return: float = 2.0,
-        max_sessions: int = 1024,
+        limits: SessionLimits = DEFAULT_LIMITS,
     ) -> None:
         self.cluster = Cluster(
             session_lease,
@@ -85,17 +92,21 @@ class Hub:
             placer=placer,
             min_slots=min_slots,
             node_return=node_return,
-            max_sessions=max_sessions,
+            limits=limits,
         )
         self.settled_at = time.monotonic() + node_lease
         self.heartbeat = heartbeat
+        self.tally = Tally()
         self.transfers = Transfers()
         self.exchanges = Exchanges()
         self.inspections = Inspections(self.cluster, self._post)
+        self.overviews = Overviews(self.cluster, self.inspections)
+        self.logs = Logs()
         self.links: dict[str, NodeLink] = {}
         self.clients: dict[int, Outbox] = {}
         self.routes: dict[int, tuple[Outbox, ...]] = {}
         self._beats = 0
+        self._beat_at = 0.0
         self._empty = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -122,6 +133,7 @@ class Hub:
                     self._find_routes(session)
                 case SessionGone(session_id):
                     self.routes.pop(session_id, None)
+                    self.logs.end(session_id)
         if not self.cluster.sessions:
             self._empty.set()
         else:
@@ -218,6 +230,7 @@ class Hub:
         session_id = session.session
         self.exchanges.close(session_id, end.message)
         self.transfers.end_session(session_id)
+        self.tally.ended[end.reason] += 1
         bind(_logger, session=session.name).info(
             "session ends (%s): %s", end.reason.name.lower(), end.message
         )
@@ -314,10 +327,16 @@ class Hub:
         """Tells every peer that this loop turns, and who waits what for."""
         self.apply(self.cluster.tell_queue())
         self._beats += 1
+        self._beat_at = time.monotonic()
         payload = controller_pb2.Heartbeat(count=self._beats).SerializeToString()
         raw = envelope(Kind.HEARTBEAT, payload)
         for outbox in (*self.clients.values(), *(link.outbox for link in self.links.values())):
             outbox.post(raw, droppable=True)
+
+    def answered(self, payload: bytes) -> None:
+        """Notes that a node has answered a heartbeat; answers to older ones are not timed."""
+        if controller_pb2.Heartbeat.FromString(payload).count == self._beats:
+            self.tally.node_round_trip.observe(time.monotonic() - self._beat_at)
 
     async def drain(self) -> None:
         """Ends every session and waits until nothing is left of them."""
@@ -365,6 +384,7 @@ def signed(owner: str, who: Identity) -> str:
 
 def session_info(session: SessionTable, places: bool = True) -> controller_pb2.SessionInfo:
     """What lists say about a session; to some not where its ranks run."""
+    now = time.monotonic()
     return controller_pb2.SessionInfo(
         session=session.session,
         name=session.name,
@@ -372,5 +392,7 @@ def session_info(session: SessionTable, places: bool = True) -> controller_pb2.S
         num_workers=session.num_workers,
         state=session.state.value,
         ranks=rank_infos(session) if places else (),
-        age_s=time.monotonic() - session.created,
+        age_s=now - session.created,
+        attached=session.attached,
+        lease_left_s=session.lease_left(now),
     )

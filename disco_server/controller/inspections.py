@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from disco_client.pb import controller_pb2, node_pb2
+from disco_client.wire.clocks import ClockSample, clock_offset
 from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.inspection import NodeSilence, encode_silence
+from disco_server.controller.finding import unknown_session
 from disco_server.controller.streams import NotYours, not_yours
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.cluster import Cluster
 from disco_server.core.session_state import SessionTable
 
-__all__ = ["Inspections", "clock_offset"]
+__all__ = ["Inspections"]
 
 _LONGEST_S = 60.0
 _CLOCK_ROUNDS = 3
-_MAX_NAME = 128
-_NAMED = 5
-
-
-def clock_offset(asked_ns: int, received_ns: int, sent_ns: int, heard_ns: int) -> tuple[int, int]:
-    """Compares two clocks by one question and its answer.
-
-    Args:
-        asked_ns: When the question left, by our clock.
-        received_ns: When it came, by theirs.
-        sent_ns: When the answer left, by theirs.
-        heard_ns: When it came, by ours.
-
-    Returns:
-        What to add to their times for ours, and by how much that may be wrong. A
-        difference that cannot be told from none is none.
-    """
-    offset = ((asked_ns - received_ns) + (heard_ns - sent_ns)) // 2
-    error = max(((heard_ns - asked_ns) - (sent_ns - received_ns)) // 2, 0)
-    return (0 if abs(offset) <= error else offset), error
+_CLOCK_S = 1.0
+"""For how long a comparison of clocks is good enough for whoever follows a session."""
 
 
 @dataclass(slots=True)
@@ -63,6 +48,8 @@ class Inspections:
         self._post = post
         self._numbers = itertools.count(1)
         self._questions: dict[int, _Question] = {}
+        self._clocks: dict[str, tuple[float, ClockSample]] = {}
+        self._comparing: dict[str, asyncio.Task[None]] = {}
 
     def receive(self, node: str, payload: bytes) -> None:
         """Takes a node's answer."""
@@ -85,6 +72,7 @@ class Inspections:
             LookupError: Nobody knows such a session; the text says which there are.
             NotYours: It is somebody else's.
         """
+        received_ns = time.monotonic_ns()
         name = request.name
         session = self._find(name, who)
         if session is None and not who.owns_all:
@@ -94,7 +82,7 @@ class Inspections:
         asked = await asyncio.gather(*(self._ask_node(node, request, timeout) for node in nodes))
         answers = [found for found in asked if found is not None and found.known]
         if session is None and not answers:
-            raise LookupError(self._unknown(name, who))
+            raise LookupError(unknown_session(self._cluster, name, who))
         result = controller_pb2.InspectResult()
         for found in answers:
             result.session, result.name = found.session, found.session_name
@@ -105,7 +93,29 @@ class Inspections:
             result.num_workers = session.num_workers
             missing = [node for node, found in zip(nodes, asked, strict=True) if found is None]
             result.silent.extend(map(encode_silence, self._silences(session, missing)))
+        result.received_ns, result.sent_ns = received_ns, time.monotonic_ns()
         return result
+
+    async def glance(
+        self, node: str, seconds: float
+    ) -> tuple[node_pb2.NodeInspected, float] | None:
+        """Asks one node what all its ranks do at this moment.
+
+        Args:
+            node: Which.
+            seconds: How long it is waited for.
+
+        Returns:
+            Its answer, and for how many seconds that and the question were under way; None
+            where none came in time.
+        """
+        asked = time.monotonic_ns()
+        try:
+            async with asyncio.timeout(seconds):
+                found, heard = await self._ask(node, node_pb2.InspectNode(all=True))
+        except TimeoutError:
+            return None
+        return found, max(heard - asked - (found.sent_ns - found.received_ns), 0) / 1e9
 
     def _find(self, name: str, who: Identity) -> SessionTable | None:
         found = self._cluster.find(name, who)
@@ -123,7 +133,7 @@ class Inspections:
         """Asks for a session that has ended by its id: nodes do not know whose a name is."""
         ended = self._cluster.find(request.name, who, ended=True)
         if ended is None:
-            raise LookupError(self._unknown(request.name, who))
+            raise LookupError(unknown_session(self._cluster, request.name, who))
         if not who.owns(ended.principal):
             raise NotYours(not_yours(request.name))
         asked = controller_pb2.InspectRequest()
@@ -138,41 +148,62 @@ class Inspections:
                 heard = known[share.node].heard if share.node in known else now
                 yield NodeSilence(share.node, tuple(share.workers), max(now - heard, 0.0))
 
-    def _unknown(self, name: str, who: Identity) -> str:
-        sessions = self._cluster.sessions.values()
-        known = [repr(s.name) for s in sessions if who.owns(s.principal)]
-        names = ", ".join(known[:_NAMED]) + ", ..." * (len(known) > _NAMED)
-        return (
-            "expected a session that runs, or that ended within the last minutes, got "
-            f"{name[:_MAX_NAME]!r}; there run: {names or 'none'}"
-        )
-
     async def _ask_node(
         self, node: str, request: controller_pb2.InspectRequest, seconds: float
     ) -> node_pb2.NodeInspected | None:
         """Asks one node; None where it does not answer in time."""
         try:
             async with asyncio.timeout(seconds):
-                offset = await self._compare_clocks(node) if request.flights else 0
+                clock = await self._clock_of(node, request)
                 question = node_pb2.InspectNode(
-                    name=request.name, stacks=request.stacks, flights=request.flights
+                    name=request.name,
+                    stacks=request.stacks,
+                    flights=request.flights,
+                    follow=request.follow,
+                    since=request.since,
                 )
                 found, _ = await self._ask(node, question)
         except TimeoutError:
             return None
-        for rank in found.ranks:
-            rank.clock_offset_ns = offset
+        if clock is not None:
+            for rank in found.ranks:
+                rank.clock_at_ns = clock.at_ns
+                rank.clock_offset_ns, rank.clock_error_ns = clock.offset_ns, clock.error_ns
         return found
 
-    async def _compare_clocks(self, node: str) -> int:
-        """What to add to a node's times, by the quickest of several questions."""
-        found: list[tuple[int, int]] = []
+    async def _clock_of(
+        self, node: str, request: controller_pb2.InspectRequest
+    ) -> ClockSample | None:
+        """How the clock of a node differs from ours, where that is needed."""
+        if not (request.flights or request.follow):
+            return None
+        known = self._clocks.get(node) if request.follow else None
+        if known is None:
+            return await self._compare_clocks(node)
+        if time.monotonic() - known[0] > _CLOCK_S and node not in self._comparing:
+            # Not waited for: what is new is overwritten meanwhile.
+            self._comparing[node] = asyncio.create_task(self._compare_in_time(node))
+        return known[1]
+
+    async def _compare_in_time(self, node: str) -> None:
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOCK_S):
+                    await self._compare_clocks(node)
+        finally:
+            del self._comparing[node]
+
+    async def _compare_clocks(self, node: str) -> ClockSample:
+        """Asks several times, and takes what the quickest answer says."""
+        found: list[tuple[int, ClockSample]] = []
         for _ in range(_CLOCK_ROUNDS):
             asked = time.monotonic_ns()
             answer, heard = await self._ask(node, node_pb2.InspectNode())
             offset, error = clock_offset(asked, answer.received_ns, answer.sent_ns, heard)
-            found.append((error, offset))
-        return min(found)[1]
+            found.append((error, ClockSample(answer.received_ns, offset, error)))
+        _, best = min(found)
+        self._clocks[node] = time.monotonic(), best
+        return best
 
     async def _ask(
         self, node: str, question: node_pb2.InspectNode

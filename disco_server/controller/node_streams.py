@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
 from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.version import __version__
@@ -77,6 +80,7 @@ class NodeStreams:
             version=__version__, heartbeat_s=hub.heartbeat, node_key=link.key
         )
         outbox.post(envelope(Kind.REGISTERED, welcome.SerializeToString()))
+        hub.tally.joined += 1
         hub.apply(effects)
         _logger.info("node %s joined with %d slots", info.name, len(info.devices))
         audit.record("node joined", who=str(caller()), peer=peer_of(context), what=info.name)
@@ -112,13 +116,15 @@ class NodeStreams:
         if self._hub.cluster.draining:
             msg = "the controller is shutting down"
             raise NodeRefused(msg)
+        now = time.monotonic()
         node = Node(
             name=info.name,
             devices=tuple(info.devices),
             incarnation=info.incarnation,
             version=info.version,
             host=info.host,
-            heard=time.monotonic(),
+            heard=now,
+            joined=now,
             array_address=info.array_address,
             host_id=info.host_id or info.name,
         )
@@ -133,17 +139,20 @@ class NodeStreams:
 
     async def _read(self, stream: Stream, link: NodeLink) -> None:
         hub, name = self._hub, link.name
-        cluster, clients = hub.cluster, hub.clients
+        cluster, clients, tally = hub.cluster, hub.clients, hub.tally
         async for raw in stream:
             if hub.links.get(name) is not link:
                 return
             received = envelope_pb2.Envelope.FromString(raw)
             kind = received.kind
             cluster.node_heard(name, time.monotonic())
+            if kind == Kind.LOG:
+                self._printed(received, name)
             if kind in (Kind.REPLY, Kind.LOG, Kind.HAVE):
                 outbox = clients.get(received.session)
                 if outbox is not None and hub.on_node(received.session, name):
                     outbox.post(raw, droppable=kind == Kind.LOG)
+                    tally.to_clients += len(raw)
             elif kind == Kind.OPEN_CCL and hub.on_node(received.session, name):
                 for route in hub.routes.get(received.session, ()):
                     route.post(raw)
@@ -151,24 +160,40 @@ class NodeStreams:
                 ready = node_pb2.RanksReady.FromString(received.payload)
                 ranks = [(r.worker, name, r.pid, r.device) for r in ready.ranks]
                 hub.apply(cluster.ready_on_node(received.session, name, ranks))
-            elif kind == Kind.RANK_EXITED:
-                self._rank_exited(received.session, name, received.payload)
-            elif kind == Kind.SESSION_GONE:
-                hub.apply(cluster.gone_on_node(received.session, name))
-            elif kind == Kind.DRAIN:
-                hub.apply(cluster.node_draining(name))
             else:
-                self._answered(kind, received, name)
+                self._notice(kind, received, name)
+
+    def _notice(self, kind: int, received: envelope_pb2.Envelope, name: str) -> None:
+        """Acts on what is rarer than replies and output."""
+        hub = self._hub
+        if kind == Kind.RANK_EXITED:
+            self._rank_exited(received.session, name, received.payload)
+        elif kind == Kind.SESSION_GONE:
+            hub.apply(hub.cluster.gone_on_node(received.session, name))
+        elif kind == Kind.DRAIN:
+            hub.apply(hub.cluster.node_draining(name))
+        else:
+            self._answered(kind, received, name)
 
     def _answered(self, kind: int, received: envelope_pb2.Envelope, name: str) -> None:
         """Acts on what a node answers to a question of this controller."""
         hub = self._hub
         if kind == Kind.INSPECTED:
             hub.inspections.receive(name, received.payload)
+        elif kind == Kind.HEARTBEAT and received.payload:
+            hub.answered(received.payload)
         elif kind == Kind.FETCH and hub.on_node(received.session, name):
             told = controller_pb2.Transfer.FromString(received.payload)
             key = (received.session, "up", told.worker, told.ticket)
             hub.transfers.answer(key, told.error)
+
+    def _printed(self, received: envelope_pb2.Envelope, name: str) -> None:
+        """Keeps what a rank has printed; what is no such message is for the client to judge."""
+        if not self._hub.on_node(received.session, name):
+            return
+        with contextlib.suppress(DecodeError):
+            said = controller_pb2.LogLines.FromString(received.payload)
+            self._hub.logs.add(received.session, said.worker, name, said.stderr, said.lines)
 
     def _rank_exited(self, session_id: int, name: str, payload: bytes) -> None:
         if not self._hub.on_node(session_id, name):

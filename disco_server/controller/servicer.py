@@ -30,6 +30,7 @@ from disco_server.controller.streams import (
     refuse_call,
 )
 from disco_server.controller.transfers import TransferRefused
+from disco_server.controller.watching import Watching, named
 from disco_server.core.session_state import End, EndReason, SessionTable
 from disco_server.observe import audit
 
@@ -52,20 +53,22 @@ class Edge:
         self._hub = hub
         self._clients = ClientStreams(hub)
         self._nodes = NodeStreams(hub)
+        self._watching = Watching(hub)
 
     def add_to(self, server: grpc.aio.Server, names: Collection[str] = SERVICE_NAMES) -> None:
         """Registers services, all of them or those that are named."""
         stream = grpc.stream_stream_rpc_method_handler
         untyped = cast("Any", grpc)
         pb, npb = controller_pb2, node_pb2
+        watching = self._watching
 
         def unary(handler: Any, request: Any, result: Any) -> Any:
             return untyped.unary_unary_rpc_method_handler(
                 parsed(handler, request), response_serializer=result.SerializeToString
             )
 
-        def collect(handler: Any) -> Any:
-            return untyped.unary_stream_rpc_method_handler(parsed(handler, pb.Transfer))
+        def collect(handler: Any, request: Any = pb.Transfer) -> Any:
+            return untyped.unary_stream_rpc_method_handler(parsed(handler, request))
 
         def bring(handler: Any) -> Any:
             return untyped.stream_unary_rpc_method_handler(
@@ -78,6 +81,8 @@ class Edge:
                 "List": unary(self.list, pb.ListRequest, pb.ListResult),
                 "Close": unary(self.close, pb.CloseRequest, pb.CloseResult),
                 "Inspect": unary(self.inspect, pb.InspectRequest, pb.InspectResult),
+                "Overview": unary(watching.overview, pb.OverviewRequest, pb.OverviewResult),
+                "Logs": collect(watching.logs, pb.LogsRequest),
             },
             SERVICE_NAMES[1]: {
                 "Register": stream(self._nodes.register),
@@ -144,6 +149,8 @@ class Edge:
                 free_slots=len(node.free.slots),
                 devices=node.devices,
                 version=node.version,
+                state=node.state,
+                age_s=time.monotonic() - node.joined,
             )
             for node in cluster.members.nodes.values()
         ]
@@ -158,17 +165,22 @@ class Edge:
     async def close(
         self, request: controller_pb2.CloseRequest, context: Context
     ) -> controller_pb2.CloseResult:
-        """Ends a session; whoever asks must know its key."""
-        transfer = controller_pb2.Transfer(
-            session=request.session, transfer_key=request.transfer_key
-        )
-        session = await self._authorised(transfer, context)
-        end = End(EndReason.STOPPED, f"session {session.name!r} was closed on request")
+        """Ends a session, of which whoever asks must know the key, or own it."""
+        by = ""
+        if request.name:
+            session = await named(self._hub, request.name, context, "close refused")
+            by = f" of {caller()}" * bool(caller().name)
+        else:
+            transfer = controller_pb2.Transfer(
+                session=request.session, transfer_key=request.transfer_key
+            )
+            session = await self._authorised(transfer, context)
+        end = End(EndReason.STOPPED, f"session {session.name!r} was closed on request{by}")
         self._hub.apply(self._hub.cluster.end(session.session, end))
         audit.record(
             "session closed", who=str(caller()), peer=peer_of(context), session=session.name
         )
-        return controller_pb2.CloseResult()
+        return controller_pb2.CloseResult(session=session.session, name=session.name)
 
     @guarded
     async def inspect(

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from disco_client.transport.credentials import Credentials
 from disco_client.version import __version__
 from disco_server.cli import checkup
 from disco_server.cli.checkup import (
@@ -100,12 +101,12 @@ def test_the_kind_of_gpu_is_that_of_cupy_or_of_the_gpus(
 
 
 def test_the_sections_are_in_their_order():
-    """GPUs come last; modules of TVM and GPUs are not needed on a CPU."""
-    listed = sections("cuda")
+    """GPUs come last; what other machines and other programs need is not needed on a CPU."""
+    listed = sections("cuda", Credentials())
     assert [each.name for each in listed] == [
-        *("machine", "libraries", "collectives", "modules", "gpu")
+        *("machine", "libraries", "collectives", "modules", "network", "gpu")
     ]
-    assert [each.name for each in listed if not each.required] == ["modules", "gpu"]
+    assert [each.name for each in listed if not each.required] == ["modules", "network", "gpu"]
 
 
 def test_a_missing_tvm_names_its_extra(monkeypatch):

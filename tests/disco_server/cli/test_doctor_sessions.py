@@ -34,7 +34,7 @@ def test_it_says_which_rank_is_waited_for(cluster, open_session, tmp_path, event
 
 
 def test_a_session_that_nobody_knows_is_refused(cluster):
-    """The exit code is 2, and the line says which there are."""
+    """The exit code is 5, and the line says which there are."""
     refused = doctor(cluster.address, "--session", "nobody's")
-    assert refused.exit_code == 2
+    assert refused.exit_code == 5
     assert "expected a session that runs" in refused.output

@@ -123,10 +123,13 @@ def test_killed_by_force_it_takes_its_daemons_along(local, all_end):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_without_a_command_it_runs_until_it_is_told_to_stop(local, number, all_end):
-    """Either signal ends the cluster in order, with the exit code 0."""
-    run = local("--slots", "1")
-    assert run.line().startswith("cluster ready")
+    """Either signal ends the cluster in order, with the exit code 0; programs get JSON."""
+    as_json = number == signal.SIGTERM
+    run = local("--slots", "1", *["--json"] * as_json)
+    line = run.line()
+    assert line.startswith("cluster ready") or json.loads(line)["address"].startswith("unix:")
     family = run.family()
+    assert not as_json or set(json.loads(line)["pids"]) <= {each.pid for each in family}
     run.process.send_signal(number)
     code, _, err = run.finish()
     assert code == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import click
+import pytest
 from click.testing import CliRunner
 
 from disco_client.version import __version__
@@ -18,7 +20,7 @@ def test_help_lists_the_commands_with_a_line_each():
         assert shown.exit_code == 0
         listed = shown.output.partition("Commands:")[2].splitlines()
         texts = {words[0]: words[1] for line in listed if len(words := line.split(None, 1)) == 2}
-        assert {"doctor", "local", "status", "trace"} <= set(texts)
+        assert {"doctor", "local", "status", "top", "trace"} <= set(texts)
         assert all(texts.values())
 
 
@@ -33,6 +35,76 @@ def test_an_unknown_command_is_refused():
     shown = CliRunner().invoke(main, ["frobnicate"])
     assert shown.exit_code == 2
     assert "frobnicate" in shown.output
+
+
+def commands(group, path=()):
+    """Every command with the words that lead to it."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def test_each_command_speaks_json_and_is_described():
+    """Help has an example or at least a sentence, and a line for each option."""
+    for path, command in commands(main):
+        shown = CliRunner().invoke(main, [*path, "--help"])
+        assert shown.exit_code == 0, path
+        assert any("--json" in parameter.opts for parameter in command.params), path
+        silent = [p.name for p in command.params if isinstance(p, click.Option) and not p.help]
+        assert not silent, path
+        assert command.help, path
+
+
+def test_the_help_lists_the_exit_codes():
+    """They are the same for all commands."""
+    shown = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
+    for text in (
+        "0 done",
+        "1 failed",
+        "2 an option",
+        "3 no controller",
+        "4 ",
+        "5 there is no such",
+    ):
+        assert text in shown
+
+
+@pytest.fixture
+def faulty(monkeypatch):
+    """A command with a fault in it, or that is interrupted."""
+
+    @click.command()
+    @click.option("--interrupt", is_flag=True)
+    def broken(interrupt):
+        raise KeyboardInterrupt if interrupt else ZeroDivisionError("oh\nno")
+
+    monkeypatch.setitem(main.commands, "broken", broken)
+
+
+def test_a_fault_of_the_program_is_one_line(faulty):
+    """With --verbose there is a traceback as well, and Ctrl-C is none."""
+    shown = CliRunner().invoke(main, ["broken"])
+    assert (shown.exit_code, shown.stdout) == (1, "")
+    assert shown.stderr == (
+        "disco: a fault of this program: ZeroDivisionError: oh; disco --verbose ... shows where\n"
+    )
+    for arguments, env in ((["--verbose", "broken"], {}), (["broken"], {"DISCO_VERBOSE": "1"})):
+        shown = CliRunner().invoke(main, arguments, env=env)
+        assert shown.stderr.startswith("Traceback (most recent call last):")
+        assert "in broken" in shown.stderr
+    shown = CliRunner().invoke(main, ["broken", "--interrupt"])
+    assert (shown.exit_code, shown.stderr.strip()) == (130, "")
+
+
+def test_an_error_is_shown_whole_with_verbose(tmp_path):
+    """Where it came from, and then the sentence."""
+    arguments = ["certs", "issue", str(tmp_path), "client", "alice"]
+    brief, long = (CliRunner().invoke(main, [*v, *arguments]) for v in ([], ["-v"]))
+    assert (brief.exit_code, brief.stderr.count("\n")) == (2, 1)
+    assert long.stderr.startswith("Traceback")
+    assert long.stderr.endswith(brief.stderr)
 
 
 def test_help_loads_neither_grpc_servers_nor_devices():

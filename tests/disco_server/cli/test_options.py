@@ -8,7 +8,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from disco_client.errors import ConfigError, NoSlots
+from disco_client.errors import (
+    AccessDenied,
+    ConfigError,
+    ConnectionFailed,
+    NoSlots,
+    NoSuchSession,
+)
 from disco_server.cli.options import daemon_options, report_errors
 
 
@@ -20,10 +26,12 @@ def run():
         @click.command("disco-thing")
         @daemon_options
         @report_errors
-        def command(config: Path | None, log_level: str | None, log_format: str | None) -> None:
+        def command(
+            config: Path | None, http: str | None, log_level: str | None, log_format: str | None
+        ) -> None:
             if error is not None:
                 raise error
-            click.echo(f"{config} {log_level} {log_format}")
+            click.echo(f"{config} {http} {log_level} {log_format}")
 
         return CliRunner().invoke(command, args, env=env, prog_name="disco-thing")
 
@@ -32,18 +40,18 @@ def run():
 
 def test_options_that_are_not_given_are_none(run):
     """So that the environment and the file can still speak."""
-    assert run().output == "None None None\n"
+    assert run().output == "None None None None\n"
 
 
-def test_the_three_options_arrive_under_their_names(run):
-    """A path, a level and a format, the latter two in small letters."""
-    result = run("--config", "a.toml", "--log-level", "DEBUG", "--log-format", "json")
-    assert result.output == "a.toml debug json\n"
+def test_the_options_arrive_under_their_names(run):
+    """A path, an address, a level and a format, the latter two in small letters."""
+    options = ("--http", "off", "--log-level", "DEBUG", "--log-format", "json")
+    assert run("--config", "a.toml", *options).output == "a.toml off debug json\n"
 
 
 def test_the_file_can_be_named_in_the_environment(run):
     """DISCO_CONFIG stands for --config."""
-    assert run(env={"DISCO_CONFIG": "b.toml"}).output == "b.toml None None\n"
+    assert run(env={"DISCO_CONFIG": "b.toml"}).output == "b.toml None None None\n"
 
 
 def test_an_unknown_level_is_refused_by_the_command_line(run):
@@ -53,11 +61,17 @@ def test_an_unknown_level_is_refused_by_the_command_line(run):
     assert "'debug', 'info', 'warning', 'error'" in result.output
 
 
-@pytest.mark.parametrize("error", [ConfigError("slots: too many"), NoSlots("slots: too many")])
-def test_an_error_of_this_library_is_one_sentence_and_exit_code_2(run, error):
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        *((NoSlots, 1), (ConfigError, 2), (ConnectionFailed, 3)),
+        *((AccessDenied, 4), (NoSuchSession, 5)),
+    ],
+)
+def test_an_error_of_this_library_is_one_sentence_and_the_exit_code_of_its_kind(run, kind, code):
     """On standard error, with the command's name and without a traceback."""
-    result = run(error=error)
-    assert result.exit_code == 2
+    result = run(error=kind("slots: too many"))
+    assert result.exit_code == code
     assert result.stdout == ""
     assert result.stderr == "disco-thing: slots: too many\n"
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -34,12 +37,29 @@ def test_the_json_has_every_node_and_session(cluster, held):
     assert all(node["slots"] == 2 for node in nodes.values())
     assert sum(node["free_slots"] for node in nodes.values()) == 1
     assert {tuple(node["devices"]) for node in nodes.values()} == {("cpu", "cpu")}
-    (session,) = [found for found in content["sessions"] if found["name"] == "holder"]
+    (session,) = [s for s in content["sessions"] if s["session"] == str(int(held.session_id, 16))]
+    assert session["name"] == "holder"
     assert session["state"] == "running"
     assert session["num_workers"] == 3
     assert [rank["pid"] for rank in session["ranks"]] == [rank.pid for rank in held.workers]
     assert "@" in session["owner"]
     assert "transfer_key" not in shown.output
+    assert session["attached"]
+    assert {node["state"] for node in nodes.values()} == {"ready"}
+
+
+def test_it_may_go_on(cluster, held):
+    """One picture below the other where there is no terminal, or one object a line."""
+    watch = [sys.executable, "-m", "disco_server.cli.main", "status", "--watch", "--json"]
+    env = {**os.environ, "DISCO_ADDRESS": cluster.address}
+    with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True, env=env) as watching:
+        found = [json.loads(watching.stdout.readline()) for _ in range(2)]
+        watching.terminate()
+    ages = [
+        [s["age_s"] for s in each["sessions"] if s["session"] == str(int(held.session_id, 16))]
+        for each in found
+    ]
+    assert ages[0] < ages[1]
 
 
 def test_the_tables_have_a_row_each(cluster, held):
@@ -50,15 +70,15 @@ def test_the_tables_have_a_row_each(cluster, held):
     assert any(cluster.address in row for row in rows)
     for name in ("node-0", "node-1"):
         assert any(name in row and "cpu" in row for row in rows)
-    (row,) = [row for row in rows if "holder" in row]
+    (row,) = [row for row in rows if held.session_id in row]
     assert "running" in row
-    assert held.session_id in row
+    assert "holder" in row
 
 
 def test_where_nobody_answers_it_says_so_in_one_line(tmp_path):
-    """The exit code is 2, and the line names the address and the option."""
+    """The exit code is 3, and the line names the address and the option."""
     shown = status("--address", f"unix:{tmp_path}/nobody")
-    assert shown.exit_code == 2
+    assert shown.exit_code == 3
     (line,) = shown.output.splitlines()
     assert f"no controller answers at unix:{tmp_path}/nobody" in line
     assert "--address" in line

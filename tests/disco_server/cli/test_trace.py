@@ -34,7 +34,11 @@ def test_the_file_has_what_every_rank_did(cluster, training, tmp_path):
     assert "https://ui.perfetto.dev" in shown.output
     events = json.loads(out.read_text())["traceEvents"]
     reduced = [event for event in events if event["name"] == "allreduce(sum)"]
-    assert sorted(event["tid"] for event in reduced) == [0, 1, 2]
+    assert sorted(event["pid"] - 1 for event in reduced if event["cat"] == "collective") == [
+        0,
+        1,
+        2,
+    ]
     assert {event["args"]["bytes"] for event in reduced} == {16}
 
 
@@ -45,19 +49,21 @@ def test_it_goes_to_standard_output_or_to_a_file_named_for_the_session(
     monkeypatch.chdir(tmp_path)
     shown = disco("trace", training.session_id, "-o", "-", DISCO_ADDRESS=cluster.address)
     assert json.loads(shown.output)["otherData"]["session"] == "training"
-    disco("trace", training.session_id, DISCO_ADDRESS=cluster.address)
+    shown = disco("trace", training.session_id, "--json", DISCO_ADDRESS=cluster.address)
     assert (tmp_path / "training.trace.json").exists()
+    told = json.loads(shown.output)
+    assert (told["file"], told["ranks"]) == ("training.trace.json", 3)
 
 
 def test_what_cannot_be_done_is_said_in_one_line(cluster, training, tmp_path):
-    """The exit code is 2: no such session, no such folder, nobody who answers."""
+    """The exit code says which: no such session, no such folder, nobody who answers."""
     unknown = disco("trace", "trainings", "--address", cluster.address)
-    assert unknown.exit_code == 2
+    assert unknown.exit_code == 5
     assert "got 'trainings'; there run: " in unknown.output
     assert "'training'" in unknown.output
     nowhere = disco("trace", "training", "-o", tmp_path / "a" / "b", "--address", cluster.address)
     assert (nowhere.exit_code, nowhere.output.count("\n")) == (2, 1)
     assert "cannot write" in nowhere.output
     nobody = disco("trace", "training", "--address", f"unix:{tmp_path}/nobody")
-    assert nobody.exit_code == 2
+    assert nobody.exit_code == 3
     assert "no controller answers" in nobody.output

@@ -9,7 +9,7 @@ import pytest
 
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.wire.codec import Kind
-from disco_server.controller.inspections import Inspections, clock_offset
+from disco_server.controller.inspections import Inspections
 from disco_server.core.cluster import Cluster
 from disco_server.core.membership import Node
 from disco_server.core.session_state import SessionTable
@@ -45,6 +45,7 @@ class Room:
         assert received.kind == Kind.INSPECT
         question = node_pb2.InspectNode.FromString(received.payload)
         self.asked.append((node, question.name))
+        self.followed = [(m.worker, m.pid, m.seq, m.collectives) for m in question.since]
         if node in self.silent:
             return
         now = time.monotonic_ns()
@@ -105,7 +106,21 @@ def test_what_nobody_knows_is_a_lookup_error_that_says_what_there_is():
     assert {node for node, _ in room.asked} == {"a", "b"}
 
 
-def test_a_difference_that_cannot_be_measured_is_none():
-    """Two clocks of one machine are the same clock."""
-    assert clock_offset(100, 1150, 1250, 400) == (-950, 100)
-    assert clock_offset(100, 220, 260, 400) == (0, 130)
+def test_whoever_follows_a_session_does_not_wait_for_clocks():
+    """They are compared once at first; how far ranks were followed is passed on."""
+    room = Room()
+
+    async def follow():
+        request = controller_pb2.InspectRequest(name="training", timeout_s=0.2, follow=True)
+        request.since.add(worker=1, pid=7, seq=9, collectives=3)
+        await room.inspections.inspect(request)
+        del room.asked[:]
+        return await room.inspections.inspect(request)
+
+    found = asyncio.run(follow())
+    assert sorted(room.asked) == [("a", "training"), ("b", "training")]
+    assert room.followed == [(1, 7, 9, 3)]
+    for rank in found.ranks:
+        assert abs(rank.clock_offset_ns - 10**9) < 10**8
+        assert rank.clock_at_ns
+    assert found.sent_ns >= found.received_ns > 0

@@ -1,0 +1,269 @@
+"""What ranks print: the last lines of each session, for those who look later or go on reading.
+
+Nobody is waited for: whoever reads has a place in the lines that are kept, and when it has
+fallen behind them it is told how many it has missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+
+__all__ = ["LogPart", "Logs", "Printed", "SessionLog"]
+
+KEPT_LINES = 10_000
+KEPT_BYTES = 1 << 20
+"""How much is kept of one session."""
+
+ALL_BYTES = 64 << 20
+"""How much is kept of all together."""
+
+ENDED_S = 600.0
+ENDED_SESSIONS = 64
+"""For how long sessions are kept that are over, and how many of them."""
+
+_OF_A_LINE = 64
+"""What a line takes beyond its text, about."""
+
+_PART_LINES = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """Lines that one rank printed and that came together.
+
+    Attributes:
+        number: How many lines of the session came before these.
+        nth: How many lines of this rank did.
+        time_s: When they came, in seconds since 1970.
+        worker, node: Who printed them.
+        stderr: Whether to standard error.
+        lines: Without their ends.
+    """
+
+    number: int
+    nth: int
+    time_s: float
+    worker: int
+    node: str
+    stderr: bool
+    lines: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take, about."""
+        return sum(map(len, self.lines)) + _OF_A_LINE * len(self.lines)
+
+    def after(self, count: int) -> Printed:
+        """The same without some of the first lines."""
+        if count <= 0:
+            return self
+        return replace(
+            self, number=self.number + count, nth=self.nth + count, lines=self.lines[count:]
+        )
+
+
+def _end(printed: Printed) -> int:
+    return printed.number + len(printed.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """Lines in their order.
+
+    Attributes:
+        printed: The lines.
+        lost: How many came before them, after those of the part before, and are not kept.
+    """
+
+    printed: tuple[Printed, ...] = ()
+    lost: int = 0
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a reader is: in the lines of the session, and in those of his rank."""
+
+    number: int
+    nth: int = 0
+
+
+class SessionLog:
+    """The last lines of one session.
+
+    Args:
+        max_lines: How many are kept.
+        max_bytes: In how many bytes.
+
+    Attributes:
+        nbytes: How much memory they take, about.
+        over: Since when there will be no more; None while the session runs.
+    """
+
+    def __init__(self, max_lines: int = KEPT_LINES, max_bytes: int = KEPT_BYTES) -> None:
+        self._max_lines = max_lines
+        self._max_bytes = max_bytes
+        self._kept: list[Printed] = []
+        self._first = 0
+        self._count = 0
+        self._counts: Counter[int] = Counter()
+        self._lines = 0
+        self._change = asyncio.Event()
+        self.nbytes = 0
+        self.over: float | None = None
+
+    def add(self, worker: int, node: str, stderr: bool, lines: Sequence[str]) -> None:
+        """Adds lines that came together; lets go of the oldest where there are too many."""
+        printed = Printed(
+            self._count, self._counts[worker], time.time(), worker, node, stderr, tuple(lines)
+        )
+        self._count += len(lines)
+        self._counts[worker] += len(lines)
+        printed = printed.after(len(lines) - self._max_lines)
+        self._kept.append(printed)
+        self._lines += len(printed.lines)
+        self.nbytes += printed.nbytes
+        while self._lines > self._max_lines or self.nbytes > self._max_bytes:
+            self.drop_oldest()
+        self._tell()
+
+    def drop_oldest(self) -> None:
+        """Lets go of the oldest lines that came together."""
+        oldest = self._kept[self._first]
+        self._first += 1
+        self._lines -= len(oldest.lines)
+        self.nbytes -= oldest.nbytes
+        if 2 * self._first > len(self._kept):
+            del self._kept[: self._first]
+            self._first = 0
+
+    def close(self) -> None:
+        """Nothing more will come; those who follow come to their end."""
+        self.over = time.monotonic()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wakes all who wait."""
+        self._change.set()
+        self._change = asyncio.Event()
+
+    # Reading --------------------------------------------------------------------------
+
+    async def read(
+        self, *, worker: int | None = None, last: int | None = None, follow: bool = False
+    ) -> AsyncGenerator[LogPart]:
+        """Gives what is kept, and then what comes.
+
+        Args:
+            worker: One rank alone.
+            last: At most so many of the lines that are kept.
+            follow: Whether to go on until the session is over.
+        """
+        place = self._begin(worker, last)
+        while True:
+            changed, over = self._change, self.over is not None
+            part = self._take(place, worker)
+            if part.printed or part.lost:
+                yield part
+            elif over or not follow:
+                return
+            else:
+                await changed.wait()
+
+    def _begin(self, worker: int | None, last: int | None) -> _Place:
+        mine = [p for p in self._kept[self._first :] if worker in (None, p.worker)]
+        of_rank = 0 if worker is None else self._counts[worker]
+        if not mine:
+            return _Place(self._count, of_rank)
+        if last is None:
+            return _Place(mine[0].number, mine[0].nth)
+        if worker is None:
+            return _Place(max(mine[0].number, self._count - last))
+        return _Place(mine[0].number, max(mine[0].nth, of_rank - last))
+
+    def _take(self, place: _Place, worker: int | None) -> LogPart:
+        """Takes some lines, and moves the place behind them."""
+        at = max(bisect_right(self._kept, place.number, key=_end), self._first)
+        found: list[Printed] = []
+        lost, many = 0, 0
+        while at < len(self._kept) and many < _PART_LINES:
+            printed = self._kept[at]
+            at += 1
+            if worker is None:
+                printed = printed.after(place.number - printed.number)
+                lost += printed.number - place.number
+            elif printed.worker == worker:
+                printed = printed.after(place.nth - printed.nth)
+                lost += printed.nth - place.nth
+                place.nth = printed.nth + len(printed.lines)
+            place.number = _end(printed)
+            if worker in (None, printed.worker) and printed.lines:
+                found.append(printed)
+                many += len(printed.lines)
+        if at >= len(self._kept):  # of what came after that, nothing is kept
+            if worker is None:
+                lost += self._count - place.number
+            else:
+                lost += self._counts[worker] - place.nth
+                place.nth = self._counts[worker]
+            place.number = self._count
+        return LogPart(tuple(found), lost)
+
+
+@dataclass(slots=True)
+class Logs:
+    """The lines of all sessions of a controller; used from the event loop only."""
+
+    _sessions: OrderedDict[int, SessionLog] = field(default_factory=OrderedDict[int, SessionLog])
+    _nbytes: int = 0
+
+    def of(self, session: int, *, over: bool = False) -> SessionLog:
+        """The lines of a session.
+
+        Args:
+            session: Its id.
+            over: Whether it is; then there may be none.
+        """
+        self._forget()
+        log = self._sessions.get(session)
+        if log is None:
+            log = SessionLog()
+            if over:
+                log.close()
+            else:
+                self._sessions[session] = log
+        return log
+
+    def add(self, session: int, worker: int, node: str, stderr: bool, lines: Sequence[str]) -> None:
+        """Adds what a rank has printed."""
+        if not lines:
+            return
+        log = self._sessions.get(session) or self.of(session)
+        self._nbytes -= log.nbytes
+        log.add(worker, node, stderr, lines)
+        self._nbytes += log.nbytes
+        while self._nbytes > ALL_BYTES:
+            largest = max(self._sessions.values(), key=lambda log: log.nbytes)
+            self._nbytes -= largest.nbytes
+            largest.drop_oldest()
+            self._nbytes += largest.nbytes
+
+    def end(self, session: int) -> None:
+        """A session is over; what it printed can be read for a while."""
+        log = self._sessions.get(session)
+        if log is None:
+            return
+        log.close()
+        self._sessions.move_to_end(session)
+        self._forget()
+
+    def _forget(self) -> None:
+        now = time.monotonic()
+        over = [(key, log.over) for key, log in self._sessions.items() if log.over is not None]
+        for at, (key, since) in enumerate(over):
+            if now - since > ENDED_S or at < len(over) - ENDED_SESSIONS:
+                self._nbytes -= self._sessions.pop(key).nbytes

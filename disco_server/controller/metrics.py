@@ -1,0 +1,80 @@
+"""A controller's metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from disco_server.controller.hub import Hub
+from disco_server.core.session_state import EndReason, SessionState
+
+__all__ = ["collect"]
+
+
+def collect(hub: Hub) -> Iterator[Metric]:
+    """What Prometheus is told of a controller; names of sessions and nodes are not among it."""
+    yield from _cluster(hub)
+    yield from _relayed(hub)
+
+
+def _cluster(hub: Hub) -> Iterator[Metric]:
+    cluster = hub.cluster
+    states = Counter(session.state for session in cluster.sessions.values())
+    sessions = GaugeMetricFamily("disco_sessions", "Sessions by state.", labels=["state"])
+    for state in SessionState:
+        if state is not SessionState.GONE:
+            sessions.add_metric([state.value], states[state])
+    yield sessions
+    members = cluster.members
+    yield GaugeMetricFamily("disco_nodes", "Worker daemons connected.", len(hub.links))
+    slots = GaugeMetricFamily("disco_slots", "Slots of all nodes by state.", labels=["state"])
+    slots.add_metric(["free"], members.free_slots)
+    slots.add_metric(["taken"], sum(len(node.taken) for node in members.nodes.values()))
+    yield slots
+    queued = [s for s in cluster.sessions.values() if s.state is SessionState.QUEUED]
+    yield GaugeMetricFamily(
+        "disco_queued_workers",
+        "Workers that waiting sessions ask for.",
+        sum(session.num_workers for session in queued),
+    )
+    waiting = GaugeMetricFamily(
+        "disco_outbox_bytes", "Bytes that wait to be written to peers.", labels=["peer"]
+    )
+    waiting.add_metric(["clients"], sum(outbox.nbytes for outbox in hub.clients.values()))
+    waiting.add_metric(["nodes"], sum(link.outbox.nbytes for link in hub.links.values()))
+    yield waiting
+
+
+def _relayed(hub: Hub) -> Iterator[Metric]:
+    tally = hub.tally
+    yield CounterMetricFamily("disco_commands", "Commands relayed to workers.", tally.commands)
+    yield CounterMetricFamily("disco_batches", "Batches they came in.", tally.batches)
+    relayed = CounterMetricFamily(
+        "disco_relayed_bytes", "Bytes of batches and replies relayed.", labels=["direction"]
+    )
+    relayed.add_metric(["to_workers"], tally.to_workers)
+    relayed.add_metric(["to_clients"], tally.to_clients)
+    yield relayed
+    yield CounterMetricFamily("disco_sessions_created", "Sessions asked for.", tally.created)
+    ended = CounterMetricFamily(
+        "disco_sessions_ended", "Sessions that are over, by the reason.", labels=["reason"]
+    )
+    for reason in EndReason:
+        ended.add_metric([reason.name.lower()], tally.ended[reason])
+    yield ended
+    yield CounterMetricFamily(
+        "disco_client_reconnects", "Connections that went on with a session.", tally.resumed
+    )
+    yield CounterMetricFamily("disco_node_registrations", "Times that nodes came.", tally.joined)
+    trip = HistogramMetricFamily(
+        "disco_node_round_trip_seconds", "From a heartbeat to the node's answer."
+    )
+    tally.node_round_trip.add_to(trip)
+    yield trip

@@ -1,0 +1,120 @@
+"""``disco sessions``: the list, and what the ranks of one do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from disco_client import NoSuchSession, connect
+from disco_client.wire.codec import Action
+from disco_client.wire.inspection import CollectiveReport, CommandReport
+from disco_client.wire.overview import Overview, RankView, SessionView
+from disco_server.cli.main import main
+from disco_server.cli.sessions import choose, doing
+
+
+@pytest.fixture(scope="module")
+def training(cluster):
+    """A session that has executed something."""
+    with connect(cluster.address, num_workers=3, name="training") as session:
+        session.get_global_func("time.time")()
+        session.sync_all()
+        yield session
+
+
+@pytest.fixture
+def listed(cluster):
+    """Runs the command."""
+
+    def run(*arguments):
+        options = ["--address", cluster.address]
+        return CliRunner().invoke(main, ["sessions", *arguments, *options], prog_name="disco")
+
+    return run
+
+
+def test_the_list_has_a_row_for_each(listed, training, eventually):
+    """With its owner, state, client, commands and what waits."""
+
+    def idle():
+        shown = listed()
+        assert shown.exit_code == 0
+        (row,) = [line for line in shown.output.splitlines() if training.session_id in line]
+        cells = [cell.strip() for cell in row.strip("│").split("│")]
+        return cells if cells[9] == "0" else None  # what it did last may not be noted yet
+
+    cells = eventually(idle)
+    assert cells[1] == "training"
+    assert "@" in cells[2]
+    assert cells[3:5] == ["running", "attached"]
+    assert cells[6:8] == ["3", "2"]
+    assert int(cells[8]) > 0
+
+
+def test_of_one_each_rank_is_shown(listed, training, eventually):
+    """Where it runs, what it does; given by its name or its id."""
+    eventually(lambda: "executed, 0 queued" in listed("training").output)
+    shown = listed("training").output
+    assert f"training ({training.session_id})" in shown
+    for rank in training.workers:
+        (row,) = [line.split() for line in shown.splitlines() if str(rank.pid) in line.split()]
+        assert row[:5] == [str(rank.worker), rank.node, str(rank.pid), "cpu", "running"]
+        assert row[-1] == "idle"
+    view = json.loads(listed(training.session_id, "--json").output)
+    assert (view["name"], view["queued"], len(view["ranks"])) == ("training", 0, 3)
+    assert all(rank["memory_bytes"] for rank in view["ranks"])
+
+
+def test_programs_get_all_of_them(listed, training):
+    """As one list."""
+    views = json.loads(listed("--json").output)
+    assert [view["session"] for view in views if view["name"] == "training"] == [
+        training.session_id
+    ]
+
+
+def test_a_session_that_waits_for_its_client_says_how_long(listed, cluster):
+    """Nobody is attached to it."""
+    waiting = connect(cluster.address, num_workers=1, name="waiting")
+    waiting.detach(lease=100.0)
+    (row,) = [line for line in listed().output.splitlines() if " waiting " in line]
+    assert "away, 1m3" in row or "away, 1m4" in row
+    assert "detached" in row
+    CliRunner().invoke(main, ["stop", "waiting", "--address", cluster.address])
+
+
+def test_what_there_is_not_is_exit_code_5(listed, training):
+    """In one line that says what there is."""
+    shown = listed("nope")
+    assert (shown.exit_code, shown.stderr.count("\n")) == (5, 1)
+    assert "got 'nope'; there run: " in shown.stderr
+    assert "'training'" in shown.stderr
+
+
+def test_of_several_of_a_name_it_is_one_s_own_and_the_newest():
+    """As for everything that takes a name."""
+    made = [
+        SessionView(1, "s", "x", "running", 1, True, 1.0, yours=False),
+        SessionView(2, "s", "x", "running", 1, True, 9.0),
+        SessionView(3, "s", "x", "running", 1, True, 5.0),
+    ]
+    view = Overview("1", 0.0, (), tuple(made))
+    assert choose(view, "s").session == 3
+    assert choose(view, f"{1:016x}").session == 1
+    with pytest.raises(NoSuchSession, match="there run: none"):
+        choose(Overview("1", 0.0), "s")
+
+
+def test_what_a_rank_does_is_said_in_words():
+    """A collective, and whether it waits there; a command; nothing."""
+    place = (0, "a", 1, "cpu", "running", 7)
+    command = CommandReport(8, Action.CALL_PACKED, "step", 2.0)
+    waits = CollectiveReport(3, 8, 0, "barrier", "", (), 0, (0, 1), 0.5, met=False)
+    moves = CollectiveReport(3, 8, 0, "barrier", "", (), 0, (0, 1), 0.5, met=True)
+    assert doing(RankView(*place)) == ("idle", "")
+    assert doing(RankView(*place, command)) == ("step", "2.0 s")
+    assert doing(RankView(*place, command, waits)) == ("waits in barrier #3", "500 ms")
+    assert doing(RankView(*place, command, moves)) == ("barrier #3", "500 ms")
+    assert doing(RankView(0, "a", 1, "cpu", "stopped")) == ("", "")
