@@ -1,0 +1,1 @@
+"""What tests of the chart need of a Kubernetes cluster."""

@@ -1,0 +1,58 @@
+"""The chart as Helm's own engine renders it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+__all__ = ["CHART", "DEPLOY", "Manifest", "containers", "of_kind", "pod_of", "render", "values_of"]
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+CHART = DEPLOY / "helm" / "disco"
+NAMESPACE = "ml"
+
+Manifest = dict[str, Any]
+
+
+def values_of(name: str) -> dict[str, Any]:
+    """The values of one of the files in ci/, or none for "default"."""
+    file = CHART / "ci" / f"{name}-values.yaml"
+    return yaml.safe_load(file.read_text())
+
+
+def render(values: Mapping[str, Any], name: str = "disco") -> list[Manifest]:
+    """All objects that an installation with these values makes, its test among them."""
+    from helm_python import Chart
+
+    with Chart.load(CHART) as chart:
+        files = chart.render(dict(values), name=name, namespace=NAMESPACE)
+    texts = [text for file, text in sorted(files.items()) if not file.endswith(".txt")]
+    return [made for text in texts for made in yaml.safe_load_all(text) if made]
+
+
+def of_kind(manifests: list[Manifest], kind: str, suffix: str = "") -> Manifest:
+    """The only object of a kind whose name ends so."""
+    (found,) = (
+        made
+        for made in manifests
+        if made["kind"] == kind and made["metadata"]["name"].endswith(suffix)
+    )
+    return found
+
+
+def pod_of(made: Manifest) -> Manifest | None:
+    """The template of the pods that an object makes, or the pod that it is."""
+    if made["kind"] == "Pod":
+        return made
+    spec = made.get("spec", {})
+    return spec.get("template") or spec.get("leaderWorkerTemplate", {}).get("workerTemplate")
+
+
+def containers(manifests: list[Manifest]) -> Iterator[Manifest]:
+    """All containers of all pods."""
+    for made in manifests:
+        if pod := pod_of(made):
+            yield from pod["spec"]["containers"]
