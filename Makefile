@@ -124,6 +124,11 @@ fuzz: $(VENV)/.stamp ## try every decoder with any input for SECONDS=60 each
 		$(BIN)/python -m pip install --quiet --only-binary :all: --group fuzz || true
 	$(ONE_THREAD) $(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
+# Ends with 3 where a machine lacks what it needs, which it names.
+.PHONY: image-test
+image-test: $(VENV)/.stamp ## build the image, and run a cluster and the example in containers
+	$(BIN)/python .ci/image_test.py
+
 .PHONY: bench-torch
 bench-torch: $(TORCH_VENV)/.stamp ## install torch beside, for `make bench` to measure too
 

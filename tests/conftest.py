@@ -290,7 +290,7 @@ class Daemons:
         path = os.pathsep.join(filter(None, (str(WORKER_MODULES), os.environ.get("PYTHONPATH"))))
         program = [*self.prefix, sys.executable, "-m", f"disco_server.cli.{what}"]
         # What libraries and tools need that only tests use.
-        passed = {"DISCO_ENV": "STANDIN_*,CLOCK_OFFSET,FAULT_TEST"}
+        passed = {"DISCO_ENV": "STANDIN_*,CLOCK_OFFSET,FAULT_TEST", "DISCO_HTTP": "off"}
         environ = {**inherited, **passed, "PYTHONPATH": path, **env}
         daemon = Daemon([*program, *map(str, options)], folder, environ)
         self.started.append(daemon)

@@ -20,6 +20,8 @@ UNMIRRORED = {
     "disco_client/transport/handshake.py": "met by security/test_certificates",
     "disco_client/transport/reaching.py": "met by security/test_certificates and test_tokens",
     "disco_server/worker/auditing.py": "met by security/test_audit_log",
+    "disco_server/sources.py": "met by test_config",
+    "disco_server/controller/page_feed.py": "met by test_page and by browser/test_dashboard",
     "disco_client/version.py": "one constant",
     "disco_client/arguments.py": "met by the tests of every way to open a session",
     "disco_client/call_sites.py": "met by test_command_log",
@@ -45,6 +47,7 @@ UNMIRRORED = {
     "disco_client/weights/progress.py": "met by the tests of load_weights and of checkpoints",
     "disco_client/inspecting.py": "met by conformance/test_diagnosis",
     "disco_client/transport/inspecting.py": "one call, met by test_trace",
+    "disco_client/transport/watching.py": "met by the controller's test_watching",
     "disco_server/cli/looking.py": "met by test_trace and test_doctor_sessions",
     "disco_server/runtime/function_names.py": "met by test_executor",
     "disco_server/runtime/fitting.py": "met by test_executor",
@@ -54,6 +57,8 @@ UNMIRRORED = {
     "disco_server/embedded/rank_thread.py": "one worker thread, met by test_threaded",
     "disco_server/worker/node_arrays.py": "met by the tests of the doors for arrays",
     "disco_server/worker/node_session.py": "one record",
+    "disco_server/controller/tally.py": "counts, met by test_metrics",
+    "disco_server/worker/metrics.py": "met by controller/test_metrics",
     "disco_server/embedded/shared_arrays.py": "met by the copies of test_process",
 }
 
