@@ -28,6 +28,8 @@ __all__ = ["LocalCluster", "local", "share_devices"]
 
 _READY_S = 60.0
 _STOP_S = 10.0
+_GRACE_S = 0.25
+"""How long a command that may have had the same signal has to end before it is passed on."""
 
 
 class LocalCluster:
@@ -378,21 +380,40 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 def _run_command(command: tuple[str, ...], address: str) -> int:
     parent = os.getpid()
+    started: list[subprocess.Popen[bytes]] = []
+
+    def pass_on_soon(*_: object) -> None:
+        if not (started and _in_foreground()):
+            signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
+
+    def pass_on(*_: object) -> None:
+        for process in started:
+            process.send_signal(signal.SIGINT)
+        if not started:
+            pass_on_soon()
+
+    # None of these raises: an exception while the command's end is read would lose its status.
+    signal.signal(signal.SIGALRM, pass_on)
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGINT, pass_on_soon)
     process = subprocess.Popen(
         command,
         env={**os.environ, "DISCO_ADDRESS": address},
         # The command should not outlive its cluster, however this process ends.
         preexec_fn=lambda: die_with(parent, signal.SIGTERM),  # noqa: PLW1509  (no thread runs here)
     )
-    while True:
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            # From the terminal the command has it too; from elsewhere it is passed on.
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
-            continue
-        return status if status >= 0 else 128 - status
+    started.append(process)
+    status = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _in_foreground() -> bool:
+    """Whether a terminal's Ctrl-C signals the command as well as this process."""
+    try:
+        with Path("/dev/tty").open("rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _idle(cluster: LocalCluster, http: str | None, *, as_json: bool) -> int:

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from disco_client.transport import faults
 from disco_client.transport.options import SERVER_OPTIONS, connection_limit
+from disco_server.channels.stopping import stop_server
 from disco_server.channels.tls import (
     CannotListen,
     add_port,
@@ -156,7 +157,7 @@ class Door:
 
     async def close(self, grace: float | None) -> None:
         """Ends the calls under way after some seconds, with None at once."""
-        await self._server.stop(grace)
+        await stop_server(self._server, grace)
 
 
 def _bind(server: grpc.aio.Server, wanted: Address, guard: Guard) -> Address:

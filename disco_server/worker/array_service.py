@@ -18,6 +18,7 @@ from disco_client.pb import controller_pb2
 from disco_client.transport.options import SERVER_OPTIONS
 from disco_client.wire.arrays import CHUNK_BYTES
 from disco_server.channels.calls import parsed
+from disco_server.channels.stopping import stop_server
 from disco_server.channels.tls import add_port
 from disco_server.config import Address
 from disco_server.guarding import Guard
@@ -87,7 +88,7 @@ class ArrayService:
     async def stop(self) -> None:
         """Ends the server; transfers under way are cut."""
         if self._server is not None:
-            await self._server.stop(None)
+            await stop_server(self._server, None)
 
     async def _admit(self, transfer: controller_pb2.Transfer, context: Any) -> ArrayDesk:
         try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -77,6 +79,28 @@ def local():
         one.process.communicate()
 
 
+@pytest.fixture
+def crowded_out():
+    """Leaves a process hardly any time of a core for a while."""
+
+    @contextlib.contextmanager
+    def crowd(pid):
+        core = {min(os.sched_getaffinity(0))}
+        hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+        try:
+            for hog in hogs:
+                os.sched_setaffinity(hog.pid, core)
+            os.sched_setaffinity(pid, core)
+            os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+            yield
+        finally:
+            for hog in hogs:
+                hog.kill()
+                hog.wait()
+
+    return crowd
+
+
 def test_the_command_runs_on_the_cluster_and_its_code_is_passed_on(local, all_end):
     """It finds the cluster in DISCO_ADDRESS; afterwards no process and no folder is left."""
     run = local("--nodes", "2", "--slots", "1", "--", sys.executable, "-c", SHOW_FAMILY)
@@ -108,6 +132,23 @@ def test_ctrl_c_is_the_command_s_and_then_everything_stops(local, all_end):
     assert "Traceback" not in err
     assert len(family) >= 4
     all_end(family)
+
+
+def test_ctrl_c_keeps_the_code_of_a_command_that_ends_first(local, crowded_out):
+    """It stands although the command is gone before the signal is taken note of."""
+    run = local("--slots", "1", "--", sys.executable, "-c", WAIT)
+    assert run.line() == "waiting\n"
+    command = next(each for each in run.family() if WAIT in each.cmdline())
+    with crowded_out(run.process.pid):
+        os.killpg(run.process.pid, signal.SIGINT)
+        ended = time.monotonic() + 30
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while command.status() != psutil.STATUS_ZOMBIE:
+                assert time.monotonic() < ended
+                time.sleep(0.001)
+    code, out, err = run.finish()
+    assert (code, out) == (5, "interrupted\n")
+    assert "Traceback" not in err
 
 
 def test_killed_by_force_it_takes_its_daemons_along(local, all_end):
