@@ -23,6 +23,7 @@ from disco_client.output import LogSink, print_logs
 from disco_client.session import Session
 from disco_client.transport.base import Transport, Waiting, Wish
 from disco_client.waiting import AUTO, read_hang_report
+from disco_client.wording import many
 
 if TYPE_CHECKING:
     from disco_client.transport.credentials import Credentials
@@ -285,7 +286,7 @@ class _Progress:
             f"{queued.total_slots} are free"
         )
         if queued.ahead:
-            text += f", {queued.ahead} session(s) ahead"
+            text += f", {many(queued.ahead, 'session')} ahead"
         if text == self._said or time.monotonic() - self._since < _QUIET_S:
             return
         self._said = text

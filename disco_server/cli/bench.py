@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from disco_client.version import __version__
-from disco_server.cli.figures import duration, many, rate, size
+from disco_client.wording import many
+from disco_server.cli.figures import duration, rate, size
 from disco_server.cli.options import Controller, dial_options, json_option, report_errors
 from disco_server.cli.screen import console
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from disco_client.errors import DiscoError, NoSlots
 from disco_client.version import __version__
-from disco_server.cli.figures import duration, many, rate, size
+from disco_client.wording import many
+from disco_server.cli.figures import duration, rate, size
 from disco_server.observe.findings import Finding, State, first_line
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["count", "duration", "many", "rate", "size"]
+__all__ = ["count", "duration", "rate", "size"]
 
 _STEP = 1024.0
 _THOUSAND = 1000.0
@@ -22,11 +22,6 @@ def size(nbytes: float) -> str:
     whole = unit == "B" or nbytes >= _TEN * _TEN or nbytes == int(nbytes)
     digits = 0 if whole else 1
     return f"{nbytes:.{digits}f} {unit}"
-
-
-def many(number: int, what: str) -> str:
-    """A number of things: ``1 node``, ``2 nodes``."""
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def count(value: float) -> str:

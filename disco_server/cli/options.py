@@ -280,7 +280,8 @@ class Controller:
                 raise
             except ConnectionFailed:
                 msg = (
-                    f"no controller answers at {self.address} within {_REACH_S:g} s; see --address"
+                    f"no controller answers at {self.address} within {_REACH_S:g} s; name another "
+                    "with --address or DISCO_ADDRESS, or start one: disco local"
                 )
                 raise ConnectionFailed(msg) from None
             yield line

@@ -13,7 +13,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from disco_server.cli.figures import count, duration, many, rate, size
+from disco_client.wording import many
+from disco_server.cli.figures import count, duration, rate, size
 from disco_server.cli.options import (
     Controller,
     dial_options,

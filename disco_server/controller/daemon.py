@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from disco_client.transport import faults
 from disco_client.transport.options import SERVER_OPTIONS, connection_limit
+from disco_client.wording import many
 from disco_server.channels.stopping import stop_server
 from disco_server.channels.tls import (
     CannotListen,
@@ -79,7 +80,7 @@ async def _run(config: ControllerConfig) -> int:
         beating = tasks.create_task(beat(hub))
         await stop.wait()
         await door.announce_end()
-        _logger.info("draining: %d session(s)", len(hub.cluster.sessions))
+        _logger.info("draining: %s", many(len(hub.cluster.sessions), "session"))
         await _drain(hub, stop_now, config.drain_s)
         beating.cancel()
         await door.close(None if stop_now.is_set() else _STOP_GRACE_S)

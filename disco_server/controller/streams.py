@@ -33,6 +33,9 @@ __all__ = [
 
 _logger = logging.getLogger("disco.controller")
 
+_STOPPED = "_ServerStoppedError"
+"""What gRPC raises in calls that outlast their server; it has no public name."""
+
 MAX_NAME = 128
 Context: TypeAlias = Any  # grpc.aio.ServicerContext, whose type parameters help nobody here
 Stream: TypeAlias = AsyncIterator[bytes]
@@ -51,7 +54,9 @@ def guarded(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
             await context.abort(grpc.StatusCode.ABORTED, str(error)[:1000])
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
-        except Exception:
+        except Exception as error:
+            if type(error).__name__ == _STOPPED:
+                raise  # gRPC ends the call; nobody is there any more to be told
             error_id = secrets.token_hex(4)
             _logger.exception("handler failed, error id %s", error_id)
             await context.abort(

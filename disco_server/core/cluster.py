@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from disco_client.errors import describe_exit
+from disco_client.wording import many
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.effects import (
     DropNode,
@@ -397,7 +398,7 @@ class Cluster:
         text = (
             f"no room for {session.num_workers} {f'{wanted} ' * bool(wanted)}workers in time: the "
             f"cluster has {members.total_slots} slots"
-            f"{f' ({by_kind})' * (bool(wanted) or len(kinds) > 1)} on {names} node(s), "
+            f"{f' ({by_kind})' * (bool(wanted) or len(kinds) > 1)} on {many(names, 'node')}, "
             f"{members.free_slots} of them free"
         )
         held = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from disco_client.wording import many
 from disco_server.core.placement import FreeSlots, kind_of
 
 __all__ = ["Membership", "Node", "NodeRefused"]
@@ -85,7 +86,7 @@ class Membership:
         """
         if len(node.devices) < self._min_slots:
             msg = (
-                f"expected a node with at least {self._min_slots} slot(s), "
+                f"expected a node with at least {many(self._min_slots, 'slot')}, "
                 f"got {len(node.devices)}; see --slots and --devices"
             )
             raise NodeRefused(msg)

@@ -18,6 +18,7 @@ from disco_client.transport.base import Bound, Wish
 from disco_client.transport.credentials import is_local
 from disco_client.transport.grpc import GrpcTransport
 from disco_client.waiting import AUTO, read_hang_report
+from disco_client.wording import many
 from disco_server.channels.tls import CannotListen, warn_of_open_door
 from disco_server.config import Address
 from disco_server.embedded.node import EmbeddedNode
@@ -215,7 +216,9 @@ def _await_nodes(
 
     def tell() -> None:
         nonlocal said
-        text = f"waiting for {others} other node(s), {len(node.joined)} came; on each: {command}"
+        text = (
+            f"waiting for {many(others, 'other node')}, {len(node.joined)} came; on each: {command}"
+        )
         if text != said and time.monotonic() - began > _QUIET_S:
             said = text
             print(f"disco: {text}", file=sys.stderr, flush=True)  # noqa: T201  (for the person who waits)

@@ -72,7 +72,7 @@ def test_more_workers_than_slots_says_so_at_the_timeout(cluster, capfd):
         with pytest.raises(NoSlots) as full:
             connect(cluster.address, num_workers=2, timeout=0.7)
         text = str(full.value)
-        assert "4 slots on 2 node(s), 1 of them free" in text
+        assert "4 slots on 2 nodes, 1 of them free" in text
         assert "'holder' holds 3 (" in text
         assert (full.value.total_slots, full.value.free_slots) == (4, 1)
     with pytest.raises(NoSlots, match="ask for fewer workers"):

@@ -182,7 +182,7 @@ def test_a_first_signal_tells_sessions_and_leaves(daemons):
     with pytest.raises(errors.ControllerLost, match="shutting down"):
         session.sync_all()
     session.shutdown()
-    assert "draining: 1 session(s)" in controller.stderr
+    assert "draining: 1 session" in controller.stderr
     # The daemon stays, and waits for the next controller.
     assert worker.process.poll() is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disco_server.cli.figures import count, duration, many, rate, size
+from disco_server.cli.figures import count, duration, rate, size
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,3 @@ def test_rates_are_a_dash_where_they_are_not_known():
 def test_durations_have_two_units_at_most(seconds, text):
     """From microseconds to days."""
     assert duration(seconds) == text
-
-
-def test_one_thing_is_no_plural():
-    """As people write it."""
-    assert [many(0, "node"), many(1, "node"), many(2, "node")] == ["0 nodes", "1 node", "2 nodes"]

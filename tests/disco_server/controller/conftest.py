@@ -13,6 +13,7 @@ from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.transport.options import CHANNEL_OPTIONS, SERVER_OPTIONS, target
 from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.protocol import PROTOCOL
+from disco_server.channels.stopping import stop_server
 from disco_server.controller.hub import Hub
 from disco_server.controller.servicer import Edge
 
@@ -223,7 +224,7 @@ def serve(runner):
             try:
                 await play(scenario, f"127.0.0.1:{port}", hub)
             finally:
-                await server.stop(None)
+                await stop_server(server, None)
 
         runner.run(served())
 

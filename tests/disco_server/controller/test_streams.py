@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 import pytest
+from grpc._cython import cygrpc
 
 from disco_server.controller import streams
 
@@ -22,3 +25,16 @@ def test_a_peer_that_says_nothing_is_sent_away(serve, monkeypatch):
             await call
 
     serve(scenario)
+
+
+def test_a_server_that_stops_is_no_failure_of_the_calls_it_ends(caplog):
+    """What gRPC raises in a call that outlasts its server is for gRPC, and no error of ours."""
+    stopped = cygrpc._ServerStoppedError
+
+    @streams.guarded
+    async def handler(_self, _request, _context):
+        raise stopped
+
+    with pytest.raises(stopped):
+        asyncio.run(handler(None, None, None))
+    assert not caplog.records

@@ -166,7 +166,7 @@ def test_a_wait_for_slots_ends_at_its_time_with_the_reason(cluster):
     effects = cluster.tick(5.0)
     (told,) = of(effects, TellEnded)
     assert told.end.reason is EndReason.NO_SLOTS
-    assert "4 slots on 2 node(s), 1 of them free" in told.end.message
+    assert "4 slots on 2 nodes, 1 of them free" in told.end.message
     assert "'s1' holds 3 (me@here:1)" in told.end.message
     assert "wait longer" in told.end.message
     assert [e.session for e in of(effects, StartOnNode)] == [small]
@@ -195,7 +195,7 @@ def test_slots_of_different_kinds_make_no_session_together():
     cluster.requested(asked)
     assert asked.state is SessionState.QUEUED
     (told,) = of(cluster.tick(5.0), TellEnded)
-    assert "4 slots (2 cpu, 2 cuda) on 2 node(s)" in told.end.message
+    assert "4 slots (2 cpu, 2 cuda) on 2 nodes" in told.end.message
     assert "devices of one kind" in told.end.message
 
 

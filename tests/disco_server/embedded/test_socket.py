@@ -143,13 +143,13 @@ def test_it_waits_for_its_nodes_and_says_how_to_start_them(daemons, capfd, event
         return said if said.endswith("\n") else None
 
     eventually(command, what="a line about the wait")
-    begin = "disco: waiting for 1 other node(s), 0 came; on each: disco-worker --controller "
+    begin = "disco: waiting for 1 other node, 0 came; on each: disco-worker --controller "
     assert said.startswith(begin)
     address, option, slots = said.removeprefix(begin).split()
     assert (option, slots) == ("--slots", "2")
     small = start_node(daemons, address, 1, "--name", "small")
     eventually(
-        lambda: "expected a node with at least 2 slot(s), got 1" in small.stderr,
+        lambda: "expected a node with at least 2 slots, got 1" in small.stderr,
         what="the refusal of a small node",
     )
     large = start_node(daemons, address, 3, "--name", "large")
@@ -315,7 +315,7 @@ def test_a_program_may_end_as_it_likes(eventually, then):
 def test_the_wait_for_nodes_can_be_interrupted(eventually):
     """Ctrl-C ends it at once, and nothing is left."""
     with run_program(2, 0, "") as program:
-        assert "waiting for 1 other node(s)" in program.stderr.readline()
+        assert "waiting for 1 other node" in program.stderr.readline()
         program.send_signal(signal.SIGINT)
         _, stderr = program.communicate(timeout=30)
     assert "KeyboardInterrupt" in stderr
