@@ -64,8 +64,9 @@ class Modules(ABC):
 
         A file that is at the client decides what is loaded: each node uses its own
         file of that path where the content is the same, and otherwise gets the
-        client's, once, into its cache. This waits for the workers. A path that is
-        not at the client is one of the workers; that returns at once.
+        client's, once, into its cache. This waits until each node has the file; a
+        path that is not at the client is one of the workers, and nothing is waited
+        for. Loading itself goes on behind the call, as every command does.
 
         Args:
             path: A library that TVM compiled (``.so``, ``.tar``), a Python file

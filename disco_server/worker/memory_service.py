@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
@@ -27,10 +24,13 @@ from disco_client.pb import controller_pb2, memory_pb2
 from disco_client.transport.memory_frames import MEMORY_SCHEME, READ_BYTES, pack, unpack
 from disco_server.worker.array_desk import ArrayDesk, NotAdmitted, admit, incoming, outgoing
 from disco_server.worker.arrays import wait_for
+from disco_server.worker.own_folder import OwnFolder
 
 __all__ = ["MemoryService"]
 
 _logger = logging.getLogger("disco.worker")
+
+_PREFIX = "disco-arrays-"
 
 REQUEST_S = 10.0
 """A client that has said nothing for this long after it came is sent away."""
@@ -58,7 +58,7 @@ class MemoryService:
 
     def __init__(self, desk: Callable[[], ArrayDesk | None]) -> None:
         self._desk = desk
-        self._folder: str | None = None
+        self._folder: OwnFolder | None = None
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._visits: set[asyncio.Task[None]] = set()
@@ -70,8 +70,8 @@ class MemoryService:
         Raises:
             ConfigError: The system does not let it.
         """
-        self._folder = tempfile.mkdtemp(prefix="disco-arrays-")
-        path = Path(self._folder) / "socket"
+        self._folder = OwnFolder(_PREFIX)
+        path = self._folder.path / "socket"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         try:
@@ -95,7 +95,8 @@ class MemoryService:
         if self._listener is not None:
             self._listener.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
+            self._folder = None
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -1,19 +1,16 @@
 """Folders of sessions on one node: where their ranks work, and what goes with them.
 
-All of them are in one folder of the daemon, which is locked as long as the daemon lives.
-What a killed daemon left behind, nobody has locked; the next one of its user removes it.
+All of them are in one folder of the daemon.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from disco_server.limits import Account
+from disco_server.worker.own_folder import OwnFolder
 
 __all__ = ["WorkFolders"]
 
@@ -33,8 +30,7 @@ class WorkFolders:
     def __init__(self, parent: Path | None = None, account: Account | None = None) -> None:
         self._parent = parent
         self._account = account
-        self._root: Path | None = None
-        self._lock = -1
+        self._root: OwnFolder | None = None
 
     def make(self, session: int, worker: int) -> str:
         """Makes the folder of a rank.
@@ -60,56 +56,11 @@ class WorkFolders:
         """Removes everything; idempotent."""
         root, self._root = self._root, None
         if root is not None:
-            shutil.rmtree(root, ignore_errors=True)
-            os.close(self._lock)
+            root.remove()
 
     def _of(self, session: int) -> Path:
         if self._root is None:
-            parent = Path(tempfile.gettempdir()) if self._parent is None else self._parent
-            parent.mkdir(parents=True, exist_ok=True)
-            _sweep(parent)
-            self._root, self._lock = _made(parent)
+            self._root = OwnFolder(_PREFIX, self._parent)
             if self._account is not None:
-                self._root.chmod(_ENTER)
-        return self._root / f"session-{session:016x}"
-
-
-def _made(parent: Path) -> tuple[Path, int]:
-    """Makes a folder of its own name and locks it.
-
-    Another daemon that sweeps may come in between, and remove it; then this makes another.
-    """
-    while True:
-        root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        try:
-            lock = _locked(root)
-        except (BlockingIOError, FileNotFoundError):
-            continue
-        if os.fstat(lock).st_nlink:
-            return root, lock
-        os.close(lock)
-
-
-def _locked(folder: Path) -> int:
-    """Opens a folder and locks it; the lock ends with the process.
-
-    Raises:
-        BlockingIOError: Somebody else has locked it.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _sweep(parent: Path) -> None:
-    """Removes the folders of daemons that were killed."""
-    for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if folder.lstat().st_uid == os.geteuid():
-                fd = _locked(folder)
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(fd)
+                self._root.path.chmod(_ENTER)
+        return self._root.path / f"session-{session:016x}"
