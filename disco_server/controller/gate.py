@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -33,7 +34,8 @@ _logger = logging.getLogger("disco.controller")
 _caller: ContextVar[Identity] = ContextVar("caller", default=EVERYBODY)
 _BEHAVIOURS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 _BEARER: Final = "bearer "
-_OTHERS_MAY_READ: Final = 0o044
+_ANYBODY_READS: Final = 0o004
+_GROUP_READS: Final = 0o044
 
 
 def caller() -> Identity:
@@ -44,6 +46,15 @@ def caller() -> Identity:
 def peer_of(context: Any) -> str:
     """From where a call comes, as ``ipv4:10.0.0.7:41234``."""
     return unquote(str(context.peer()))
+
+
+def _others_may_read(status: os.stat_result) -> bool:
+    """Whether a file of secrets is open to more than its user.
+
+    A file of root's may be open to a group: that is how a daemon that is not root gets it,
+    and how Kubernetes mounts Secrets for one.
+    """
+    return bool(status.st_mode & (_ANYBODY_READS if status.st_uid == 0 else _GROUP_READS))
 
 
 class TokenBook:
@@ -65,12 +76,12 @@ class TokenBook:
         where = f"auth_token_file {self._path}"
         try:
             text = self._path.read_text()
-            mode = self._path.stat().st_mode
+            status = self._path.stat()
         except OSError as error:
             raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ConfigError(f"{where}: is no text") from None
-        if mode & _OTHERS_MAY_READ:
+        if _others_may_read(status):
             _logger.warning("%s can be read by other users; chmod 600 keeps it secret", where)
         return accepted(read_tokens(text, where))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from types import SimpleNamespace
 
 import grpc
@@ -91,13 +92,27 @@ def test_a_token_file_that_is_not_one_stops_the_daemon(tmp_path):
         TokenBook(file)
 
 
-def test_a_token_file_that_others_can_read_is_warned_of(tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("mode", "user", "warned"),
+    [
+        (0o600, 65534, False),
+        (0o640, 65534, True),
+        (0o640, 0, False),  # as Kubernetes mounts a Secret for a daemon that is not root
+        (0o644, 0, True),
+        (0o604, 65534, True),
+    ],
+)
+def test_a_token_file_that_others_can_read_is_warned_of(tmp_path, caplog, mode, user, warned):
     """It is not refused: in containers its mode may be somebody else's choice."""
     file = tmp_path / "tokens"
     file.write_text("client alice 0123456789abcdef\n")
-    file.chmod(0o644)
+    file.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(file, user, user)
+    elif user == 0:
+        pytest.skip("only root can have a file of root's")
     TokenBook(file)
-    assert "chmod 600" in caplog.text
+    assert ("chmod 600" in caplog.text) == warned
 
 
 def test_a_peer_is_written_as_an_address():
