@@ -29,6 +29,7 @@ class RegisterNode(google.protobuf.message.Message):
     ARRAY_ADDRESS_FIELD_NUMBER: builtins.int
     HOST_ID_FIELD_NUMBER: builtins.int
     SESSIONS_FIELD_NUMBER: builtins.int
+    CORDONED_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     name: builtins.str
     version: builtins.str
@@ -40,6 +41,8 @@ class RegisterNode(google.protobuf.message.Message):
     """Where it takes and gives clients' arrays, as in RankInfo; may be empty."""
     host_id: builtins.str
     """The same for daemons whose ranks can share memory."""
+    cordoned: builtins.bool
+    """Whether it takes no new sessions."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """One device a slot."""
@@ -61,8 +64,9 @@ class RegisterNode(google.protobuf.message.Message):
         array_address: builtins.str = ...,
         host_id: builtins.str = ...,
         sessions: collections.abc.Iterable[global___RunningSession] | None = ...,
+        cordoned: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["array_address", b"array_address", "devices", b"devices", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "name", b"name", "pid", b"pid", "protocol", b"protocol", "sessions", b"sessions", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["array_address", b"array_address", "cordoned", b"cordoned", "devices", b"devices", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "name", b"name", "pid", b"pid", "protocol", b"protocol", "sessions", b"sessions", "version", b"version"]) -> None: ...
 
 global___RegisterNode = RegisterNode
 

@@ -99,6 +99,7 @@ class Kind(enum.IntEnum):
     REFUSED = 29
     PUSH = 30
     HAVE = 31
+    CORDON = 32
     ASSIGN = 40
     ASSIGNED = 41
     ARRAY_IN = 42

@@ -127,6 +127,7 @@ class NodeStreams:
             joined=now,
             array_address=info.array_address,
             host_id=info.host_id or info.name,
+            cordoned=info.cordoned,
         )
         runs = [_known_by_node(run, info.name) for run in info.sessions]
         effects = self._hub.cluster.node_joined(node, runs, time.monotonic())
@@ -171,7 +172,10 @@ class NodeStreams:
         elif kind == Kind.SESSION_GONE:
             hub.apply(hub.cluster.gone_on_node(received.session, name))
         elif kind == Kind.DRAIN:
-            hub.apply(hub.cluster.node_draining(name))
+            hub.apply(hub.cluster.node_leaving(name))
+        elif kind == Kind.CORDON:
+            hub.cluster.node_cordoned(name)
+            _logger.info("node %s takes no new sessions", name)
         else:
             self._answered(kind, received, name)
 

@@ -150,7 +150,7 @@ class Cluster:
         node = self.members.nodes.get(name)
         if node is None:
             return []
-        if node.draining or not any(s.runs_on(name) for s in self.sessions.values()):
+        if node.leaving or not any(s.runs_on(name) for s in self.sessions.values()):
             return self.node_left(name, "its connection closed")
         node.away_since = now
         message = f"lost node {name!r}: its connection closed while workers were started"
@@ -161,12 +161,18 @@ class Cluster:
         """A daemon said something."""
         self.members.heard(name, now)
 
-    def node_draining(self, name: str) -> list[Effect]:
+    def node_cordoned(self, name: str) -> None:
+        """A daemon wants no new sessions; its running ones go on."""
+        node = self.members.nodes.get(name)
+        if node is not None:
+            node.cordoned = True
+
+    def node_leaving(self, name: str) -> list[Effect]:
         """A daemon is about to leave: no new sessions, its running ones end."""
         node = self.members.nodes.get(name)
         if node is None:
             return []
-        node.draining = True
+        node.leaving = True
         message = f"node {name!r} is shutting down"
         return self._end_all_on(name, End(EndReason.NODE_LOST, message, node=name))
 

@@ -31,7 +31,8 @@ class Node:
         array_address: Where it serves arrays to clients; may be empty.
         heard: When it last said anything.
         taken: Slot number to the session that holds it.
-        draining: It takes no new sessions.
+        cordoned: It takes no new sessions; those that it has go on.
+        leaving: It is about to end, and so are its sessions.
         away_since: When its connection broke, until it is back.
         joined: When it came.
     """
@@ -43,11 +44,17 @@ class Node:
     host: str
     heard: float
     taken: dict[int, int] = field(default_factory=dict[int, int])
-    draining: bool = False
+    cordoned: bool = False
+    leaving: bool = False
     array_address: str = ""
     host_id: str = ""
     away_since: float | None = None
     joined: float = 0.0
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes no new sessions."""
+        return self.cordoned or self.leaving
 
     @property
     def state(self) -> str:

@@ -76,6 +76,7 @@ class Agent:
         self._fences: Any = None
         self._heard = 0.0
         self.registered = asyncio.Event()
+        self._cordoned = False
         self._carrier = ArrayCarrier()
         self._supervisor = Supervisor(
             node=config.name,
@@ -248,8 +249,16 @@ class Agent:
             host_id=host_id(),
             pid=os.getpid(),
             sessions=self._supervisor.running(),
+            cordoned=self._cordoned,
         )
         return envelope(Kind.REGISTER, info.SerializeToString())
+
+    def cordon(self) -> None:
+        """Takes no new sessions from now on; those that run here go on."""
+        if not self._cordoned:
+            self._cordoned = True
+            self._post(envelope(Kind.CORDON))
+            _logger.info("this node takes no new sessions")
 
     async def leave(self) -> None:
         """Tells the controller that this daemon leaves, and ends what runs here."""

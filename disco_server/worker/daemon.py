@@ -56,6 +56,7 @@ async def _run(config: WorkerConfig) -> int:
     await _try_account(account)
     environment = rank_environment(config, account=account)
     async with WorkerNode(config, environment, account) as node, _watched(node, config):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, node.agent.cordon)
         announcing = asyncio.ensure_future(_announce(node.agent, config))
         await stop.wait()
         leaving = asyncio.ensure_future(node.agent.leave())

@@ -250,7 +250,8 @@ def test_the_grace_is_longer_than_the_drain(manifests, variant):
     for role, daemon in (("controller", 30), ("worker", 10)):
         (container,) = (c for c in containers(manifests) if c["name"] == role)
         command = container["lifecycle"]["preStop"]["exec"]["command"]
-        drain = int(command[-2])
+        drain = int(command[3])
+        assert command[5:] == (["1"] if role == "worker" else [])  # who takes no new sessions then
         wanted = values.get("workers" if role == "worker" else role, {}).get("drainSeconds", 60)
         assert drain == wanted
         (spec,) = (

@@ -157,3 +157,25 @@ def test_draining_waits_for_sessions(both, which):
         assert running.poll() is None
     _, complaint = running.communicate(timeout=50)
     assert running.returncode == 0, complaint
+
+
+def test_a_worker_that_drains_takes_no_new_sessions(daemons, eventually):
+    """What runs there goes on, and who comes finds no room; a new controller knows it, too."""
+    controller = daemons.controller("--session-lease", "60")
+    worker = daemons.worker(controller.address, "--slots", 2, "--http", "127.0.0.1:0")
+    with disco_client.connect(controller.address, num_workers=1) as session:
+        session.sync_all()
+        url = f"http://localhost:{port_of(worker)}"
+        running = start("drain.py", "50", url, str(worker.process.pid))
+        eventually(lambda: "takes no new sessions" in controller.stderr, 20, "the cordon")
+        for again in (False, True):
+            if again:
+                controller.process.kill()
+                controller.process.wait()
+                daemons.controller("--session-lease", "60", "--listen", controller.address)
+            session.sync_all()
+            with pytest.raises(disco_client.errors.NoSlots, match="the cluster has 0 slots"):
+                disco_client.connect(controller.address, num_workers=1, timeout=0.2)
+        assert running.poll() is None
+    _, complaint = running.communicate(timeout=50)
+    assert running.returncode == 0, complaint

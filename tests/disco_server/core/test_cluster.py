@@ -34,8 +34,8 @@ LEASE = 10.0
 NODE_LEASE = 5.0
 
 
-def node(name, slots=2, heard=0.0, incarnation=1):
-    return Node(name, ("cpu",) * slots, incarnation, "0.1", "host", heard)
+def node(name, slots=2, heard=0.0, incarnation=1, **more):
+    return Node(name, ("cpu",) * slots, incarnation, "0.1", "host", heard, **more)
 
 
 def session(number, workers=2, deadline=100.0):
@@ -134,7 +134,7 @@ def test_a_lost_node_ends_its_sessions_and_frees_what_they_held_elsewhere(cluste
 def test_a_node_that_leaves_takes_no_more_sessions(cluster):
     """Its running ones end with its name, and nothing new is placed there."""
     start(cluster, 1, 2)
-    effects = cluster.node_draining("a")
+    effects = cluster.node_leaving("a")
     assert of(effects, TellEnded)[0].end.node == "a"
     cluster.gone_on_node(1, "a")
     start(cluster, 2, 2)
@@ -142,7 +142,24 @@ def test_a_node_that_leaves_takes_no_more_sessions(cluster):
     waiting = session(3, 1)
     cluster.requested(waiting)
     assert waiting.state is SessionState.QUEUED
-    assert cluster.node_draining("nobody") == []
+    assert cluster.node_leaving("nobody") == []
+
+
+def test_a_cordoned_node_keeps_its_sessions_and_takes_no_more(cluster):
+    """Also while its connection is away, and after it has come back."""
+    start(cluster, 1, 2)
+    cluster.node_cordoned("a")
+    cluster.node_cordoned("nobody")
+    assert cluster.members.nodes["a"].state == "draining"
+    start(cluster, 2, 2)
+    assert cluster.sessions[2].shares[0].node == "b"
+    assert of(cluster.node_away("a", 1.0), TellEnded) == []
+    assert cluster.sessions[1].state is SessionState.RUNNING
+    cluster.node_joined(node("a", cordoned=True), [cluster.sessions[1]], 2.0)
+    assert cluster.sessions[1].state is SessionState.RUNNING
+    waiting = session(3, 1)
+    cluster.requested(waiting)
+    assert waiting.state is SessionState.QUEUED
 
 
 def test_a_silent_node_is_dropped_after_the_lease(cluster):
@@ -355,8 +372,12 @@ class ClusterMachine(RuleBasedStateMachine):
         self.carry_out(self.cluster.node_left(name, "gone"))
 
     @rule(name=nodes)
+    def cordon_node(self, name):
+        self.cluster.node_cordoned(name)
+
+    @rule(name=nodes)
     def drain_node(self, name):
-        self.carry_out(self.cluster.node_draining(name))
+        self.carry_out(self.cluster.node_leaving(name))
 
     @rule(target=sessions, workers=st.integers(1, 5), patience=st.integers(1, 20))
     def request(self, workers, patience):

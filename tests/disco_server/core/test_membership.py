@@ -49,7 +49,7 @@ def test_slots_are_taken_and_given_back_by_session(members):
 
 def test_a_draining_node_offers_nothing(members):
     """Its slots do not count any more."""
-    members.nodes["a"].draining = True
+    members.nodes["a"].cordoned = True
     assert members.nodes["a"].free.slots == ()
     assert (members.total_slots, members.free_slots) == (0, 0)
 

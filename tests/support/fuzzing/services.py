@@ -124,6 +124,7 @@ def controller_seeds():
         envelope(Kind.SESSION_GONE, session=9),
         envelope(Kind.OPEN_CCL, session=9, worker=0),
         envelope(Kind.DRAIN),
+        envelope(Kind.CORDON),
         envelope(Kind.CLOSE),
     ]
     pairs = itertools.product(firsts, later)

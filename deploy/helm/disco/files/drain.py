@@ -1,6 +1,11 @@
-"""Waits until no session uses a daemon: for how many seconds, and the URL of its HTTP port."""
+"""Waits until no session uses a daemon: for how many seconds, and the URL of its HTTP port.
 
+A worker daemon's process id may follow: it is told to take no new sessions first.
+"""
+
+import os
 import re
+import signal
 import ssl
 import sys
 import time
@@ -14,7 +19,9 @@ trusting = ssl.create_default_context()
 trusting.check_hostname = False
 trusting.verify_mode = ssl.CERT_NONE
 
-seconds, url = sys.argv[1:]
+seconds, url, *pids = sys.argv[1:]
+for pid in pids:
+    os.kill(int(pid), signal.SIGUSR1)
 end = time.monotonic() + float(seconds)
 while time.monotonic() < end:
     with urllib.request.urlopen(f"{url}/metrics", timeout=5, context=trusting) as answer:

@@ -138,11 +138,11 @@ livenessProbe:
   failureThreshold: 6
 {{- end }}
 
-{{/* Takes (list . SECONDS). SIGTERM ends sessions, so before it they may end by themselves. */}}
+{{/* Takes (list . SECONDS [PID]). SIGTERM ends sessions, so before it they may end by themselves. */}}
 {{- define "disco.preStop" -}}
 preStop:
   exec:
-    command: [python3, -c, {{ (index . 0).Files.Get "files/drain.py" | toJson }}, {{ index . 1 | toString | quote }}, "{{ include "disco.scheme" (index . 0) }}://localhost:7601"]
+    command: [python3, -c, {{ (index . 0).Files.Get "files/drain.py" | toJson }}, {{ index . 1 | toString | quote }}, "{{ include "disco.scheme" (index . 0) }}://localhost:7601"{{ range rest (rest .) }}, {{ toString . | quote }}{{ end }}]
 {{- end }}
 
 {{- define "disco.env" -}}
