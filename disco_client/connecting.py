@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import socket
 import threading
 import time
+from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -21,6 +23,8 @@ from disco_client.errors import (
 from disco_client.notebook import StatusLine
 from disco_client.output import LogSink, print_logs
 from disco_client.session import Session
+from disco_client.telemetry import spans
+from disco_client.telemetry.base import Span
 from disco_client.transport.base import Transport, Waiting, Wish
 from disco_client.waiting import AUTO, read_hang_report
 
@@ -118,7 +122,8 @@ def connect(  # noqa: PLR0913  (each of them by name)
     )
     where = _address(address)
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
-    with _Progress(num_workers) as progress:
+    span = spans.begin("disco.session", {"disco.num_workers": num_workers})
+    with _opening(span, "disco.connect", where), _Progress(num_workers) as progress:
         transport: Transport = GrpcTransport.create(
             where,
             wish,
@@ -130,10 +135,10 @@ def connect(  # noqa: PLR0913  (each of them by name)
         from disco_client.transport.replaying import Replaying
 
         again = _Reopening(where, replace(wish, name=transport.welcome.name), credentials)
-        transport = Replaying(transport, again, recover_limit_bytes)
+        transport = Replaying(transport, again, recover_limit_bytes, span)
     sink: LogSink | None = print_logs if logs else None
     session = Session(
-        transport, num_groups=num_groups, ccl=ccl, log_sink=sink, hang_report=hang_report
+        transport, num_groups=num_groups, ccl=ccl, log_sink=sink, hang_report=hang_report, span=span
     )
     if os.environ.get("DISCO_DEBUG") == "1":
         session.compare_shapes()
@@ -189,9 +194,11 @@ def attach(  # noqa: PLR0913  (the same)
     credentials = Credentials.read(
         tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
     )
-    transport = GrpcTransport.attach(
-        _address(address), name, owner(), connect_timeout=timeout, credentials=credentials
-    )
+    where, span = _address(address), spans.begin("disco.session")
+    with _opening(span, "disco.attach", where):
+        transport = GrpcTransport.attach(
+            where, name, owner(), connect_timeout=timeout, credentials=credentials
+        )
     welcome = transport.welcome
     session = Session(
         transport,
@@ -199,9 +206,23 @@ def attach(  # noqa: PLR0913  (the same)
         ccl=welcome.ccl or None,
         log_sink=print_logs if logs else None,
         hang_report=hang_report,
+        span=span,
     )
     session.release_all()
     return session
+
+
+@contextlib.contextmanager
+def _opening(session: Span, name: str, address: str) -> Generator[None]:
+    """Makes a span of a session's beginning, which that of its life does not outlive."""
+    facts = {"server.address": address}
+    try:
+        with spans.begin(name, facts, parent=session, kind="client"):
+            yield
+    except BaseException as error:
+        session.fail(error)
+        session.end()
+        raise
 
 
 class _Reopening:
