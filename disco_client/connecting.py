@@ -24,7 +24,7 @@ from disco_client.notebook import StatusLine
 from disco_client.output import LogSink, print_logs
 from disco_client.session import Session
 from disco_client.telemetry import spans
-from disco_client.telemetry.base import Span
+from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import Transport, Waiting, Wish
 from disco_client.waiting import AUTO, read_hang_report
 
@@ -122,8 +122,12 @@ def connect(  # noqa: PLR0913  (each of them by name)
     )
     where = _address(address)
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
-    span = spans.begin("disco.session", {"disco.num_workers": num_workers})
-    with _opening(span, "disco.connect", where), _Progress(num_workers) as progress:
+    known = {"disco.num_workers": num_workers, "disco.session.name": name or ""}
+    span = spans.begin("disco.session", known)
+    with (
+        _opening(span, "disco.connect", where) as opening,
+        _Progress(num_workers, opening) as progress,
+    ):
         transport: Transport = GrpcTransport.create(
             where,
             wish,
@@ -213,12 +217,12 @@ def attach(  # noqa: PLR0913  (the same)
 
 
 @contextlib.contextmanager
-def _opening(session: Span, name: str, address: str) -> Generator[None]:
-    """Makes a span of a session's beginning, which that of its life does not outlive."""
+def _opening(session: Span, name: str, address: str) -> Generator[Span]:
+    """Makes a span of a session's beginning; where that fails, the session's ends as well."""
     facts = {"server.address": address}
     try:
-        with spans.begin(name, facts, parent=session, kind="client"):
-            yield
+        with spans.begin(name, facts, parent=session, kind="client") as span:
+            yield span
     except BaseException as error:
         session.fail(error)
         session.end()
@@ -286,9 +290,15 @@ def owner() -> str:
 
 
 class _Progress:
-    """Says what a session waits for, when that changes."""
+    """Says what a session waits for, when that changes.
 
-    def __init__(self, num_workers: int) -> None:
+    Args:
+        num_workers: How many workers it is to have.
+        span: Notes what the session waited for.
+    """
+
+    def __init__(self, num_workers: int, span: Span = NO_SPAN) -> None:
+        self._span = span
         self._num_workers = num_workers
         self._since = time.monotonic()
         self._said = ""
@@ -301,6 +311,7 @@ class _Progress:
         self._line.close()
 
     def __call__(self, queued: Waiting) -> None:
+        self._span.note({"disco.queue.ahead": queued.ahead, "disco.slots.free": queued.free_slots})
         text = (
             f"waiting for {self._num_workers} slots: {queued.free_slots} of "
             f"{queued.total_slots} are free"

@@ -46,13 +46,14 @@ class Tracing:
     Args:
         service: Its ``service.name``, unless the environment has another.
         resource: What else is the same for all its spans.
+        endpoint: Where the collector is, for messages; the library reads that itself.
 
     Raises:
         ImportError: The library is not installed.
         ValueError: A setting is none.
     """
 
-    def __init__(self, service: str, resource: Attributes) -> None:
+    def __init__(self, service: str, resource: Attributes, endpoint: str) -> None:
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -61,9 +62,9 @@ class Tracing:
         self._own: trace.Tracer | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            self._make_own(service, resource)
+            self._make_own(service, resource, endpoint)
 
-    def _make_own(self, service: str, resource: Attributes) -> None:
+    def _make_own(self, service: str, resource: Attributes, endpoint: str) -> None:
         """Makes a provider, which is not made the program's: that may still choose its own."""
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -77,7 +78,7 @@ class Tracing:
             **resource,
         }
         said = OTELResourceDetector().detect().attributes
-        exporter = _Reporting(_make_exporter())
+        exporter = _Reporting(_make_exporter(), endpoint)
         processor = BatchSpanProcessor(cast("SpanExporter", exporter))
         provider = TracerProvider(
             resource=Resource.create({**ours, **said}), shutdown_on_exit=False
@@ -230,7 +231,7 @@ class LiveSpan(Span):
         if self._ended or self._failed:
             return
         self._failed = True
-        words = str(why) or type(why).__name__
+        words = (str(why) or type(why).__name__).partition("\n")[0]
         self._span.set_status(self._tracing.failed(words[:_MAX_WORDS]))
         if isinstance(why, BaseException):
             self._span.record_exception(why)
@@ -285,9 +286,11 @@ class _Reporting:
 
     Args:
         exporter: What sends.
+        endpoint: Where to, for people.
     """
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
+        self._endpoint = endpoint
         self._exporter = exporter
         self._sending = threading.local()
         self._reason = ""
@@ -300,7 +303,7 @@ class _Reporting:
         """Keeps what the library says while it sends spans of ours; whether it is shown."""
         if not getattr(self._sending, "now", False):
             return True
-        self._reason = record.getMessage()
+        self._reason = self._reason or record.getMessage()  # later ones are about its attempts
         return False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -319,7 +322,8 @@ class _Reporting:
             self._said = False
         elif not self._said:
             self._said = True
-            _logger.warning("spans do not reach the collector: %s", self._reason[:_MAX_WORDS])
+            why = self._reason[:_MAX_WORDS]
+            _logger.warning("spans do not reach the collector at %s: %s", self._endpoint, why)
         return result
 
     def shutdown(self) -> None:

@@ -82,7 +82,7 @@ def _try(variable: str) -> Tracing | None:
     from disco_client.telemetry.otlp import Tracing
 
     try:
-        return Tracing(_state.service, _state.resource)
+        return Tracing(_state.service, _state.resource, os.environ[variable])
     except ImportError as error:
         _logger.warning(
             "%s is set, and there is no module %r: no spans are sent; pip install"

@@ -133,9 +133,14 @@ class LineCall:
     def __call__(self, *args: Any, metadata: Sequence[tuple[str, str]] = (), **options: Any) -> Any:
         """As of a channel's callable."""
         made, bearer = self._line.method(*self._what)
-        return made(*args, metadata=(*metadata, *bearer) or None, **options)
+        return made(*args, **options, **_headers(*metadata, *bearer))
 
     def future(self, *args: Any, **options: Any) -> Any:
         """As of a channel's callable with one answer."""
         made, bearer = self._line.method(*self._what)
-        return made.future(*args, metadata=tuple(bearer) or None, **options)
+        return made.future(*args, **options, **_headers(*bearer))
+
+
+def _headers(*headers: tuple[str, str]) -> dict[str, Any]:
+    """The argument that gives a call its headers, where there are some."""
+    return {"metadata": headers} if headers else {}
