@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from disco_client.transport.credentials import Credentials
     from disco_client.transport.grpc import GrpcTransport
 
-__all__ = ["DEFAULT_ADDRESS", "attach", "connect", "owner"]
+__all__ = ["DEFAULT_ADDRESS", "attach", "connect", "opening", "owner"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7600"
 _REACH_S = 30.0
@@ -125,8 +125,8 @@ def connect(  # noqa: PLR0913  (each of them by name)
     known = {"disco.num_workers": num_workers, "disco.session.name": name or ""}
     span = spans.begin("disco.session", known)
     with (
-        _opening(span, "disco.connect", where) as opening,
-        _Progress(num_workers, opening) as progress,
+        opening(span, "disco.connect", where) as beginning,
+        _Progress(num_workers, beginning) as progress,
     ):
         transport: Transport = GrpcTransport.create(
             where,
@@ -199,7 +199,7 @@ def attach(  # noqa: PLR0913  (the same)
         tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
     )
     where, span = _address(address), spans.begin("disco.session")
-    with _opening(span, "disco.attach", where):
+    with opening(span, "disco.attach", where):
         transport = GrpcTransport.attach(
             where, name, owner(), connect_timeout=timeout, credentials=credentials
         )
@@ -217,8 +217,14 @@ def attach(  # noqa: PLR0913  (the same)
 
 
 @contextlib.contextmanager
-def _opening(session: Span, name: str, address: str) -> Generator[Span]:
-    """Makes a span of a session's beginning; where that fails, the session's ends as well."""
+def opening(session: Span, name: str, address: str) -> Generator[Span]:
+    """Makes a span of a session's beginning; where that fails, the session's ends as well.
+
+    Args:
+        session: That of its whole life.
+        name: Of the span.
+        address: The controller.
+    """
     facts = {"server.address": address}
     try:
         with spans.begin(name, facts, parent=session, kind="client") as span:

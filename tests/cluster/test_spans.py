@@ -62,6 +62,19 @@ with disco_client.connect(sys.argv[1], num_workers=2, name="stubborn", recover="
     assert len(session.recoveries) == 1
 """
 
+IS_THE_CONTROLLER = """
+import socket, sys
+from pathlib import Path
+import disco_client
+
+with socket.create_server(("127.0.0.1", 0)) as found:
+    port = found.getsockname()[1]
+Path(sys.argv[1] + ".part").write_text(f"127.0.0.1:{port}")
+Path(sys.argv[1] + ".part").rename(sys.argv[1])
+with disco_client.SocketSession(2, 1, 1, "127.0.0.1", port, name="own") as session:
+    session.sync_all()
+"""
+
 
 @pytest.fixture(scope="module")
 def collector():
@@ -201,6 +214,31 @@ def test_ranks_get_nothing_of_it(traced):
             assert passed["PATH"] == daemon["PATH"]
             assert not [name for name in passed if name.startswith("OTEL_")]
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in daemon
+
+
+def test_a_program_that_is_the_controller_is_one_trace_with_other_nodes(
+    daemons, collector, variables, tmp_path, eventually
+):
+    """A SocketSession's own process has the client's and the controller's spans."""
+    port = tmp_path / "port"
+    program = subprocess.Popen(
+        [sys.executable, "-c", IS_THE_CONTROLLER, str(port)],
+        env={**os.environ, **variables},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        eventually(port.exists, what="the port")
+        daemons.worker(port.read_text(), "--slots", "1", "--name", "other", **variables)
+        assert program.wait(30) == 0
+    finally:
+        program.kill()
+        program.wait()
+    (session,) = collector.named("disco.session", "own")
+    starts = collector.named("disco.rank.start", "own", 2)
+    services = {span.facts["disco.node"]: span.service for span in starts}
+    assert services == {"node-0": "disco-client", "other": "disco-worker"}
+    assert {span.trace for span in starts} == {session.trace}
+    assert session.parent == ""
 
 
 def lose_rank_1(daemons, **variables):
