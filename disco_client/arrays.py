@@ -9,6 +9,7 @@ import numpy as np
 
 from disco_client.errors import EncodingError, SessionError
 from disco_client.notebook import progress
+from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import Transport
 from disco_client.wire.arrays import byte_view, empty_array
 from disco_client.wire.porter import ArrayPorter
@@ -20,7 +21,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 _SHOWN_BYTES = 8 << 20
-"""So much and more has a bar in a notebook."""
+"""So much and more has a bar in a notebook, and a span."""
 
 
 class Uploads(ArrayPorter):
@@ -34,6 +35,7 @@ class Uploads(ArrayPorter):
         transport: What carries them.
         workers: Who gets them.
         raise_if_lost: Raises why the session was lost, if it was.
+        span: The session's; that of a large upload is a part of it.
 
     Attributes:
         offered: The arrays with their tickets.
@@ -45,7 +47,9 @@ class Uploads(ArrayPorter):
         transport: Transport,
         workers: Sequence[int],
         raise_if_lost: Callable[[], None],
+        span: Span = NO_SPAN,
     ) -> None:
+        self._span = span
         self._take_ticket = take_ticket
         self._transport = transport
         self._workers = workers
@@ -58,10 +62,15 @@ class Uploads(ArrayPorter):
         """Sends them; their command is issued."""
         self._issued = True
         pairs = self._pairs()
-        if sum(array.nbytes for _, _, array in pairs) < _SHOWN_BYTES:
+        nbytes = sum(array.nbytes for _, _, array in pairs)
+        if nbytes < _SHOWN_BYTES:
             self._send(pairs, lambda _nbytes: None)
             return
-        with progress("upload", sum(array.nbytes for _, _, array in pairs), late=True) as bar:
+        facts = {"disco.bytes": nbytes, "disco.workers": list(self._workers)}
+        with (
+            self._span.within("disco.upload", facts),
+            progress("upload", nbytes, late=True) as bar,
+        ):
             self._send(pairs, bar.update)
 
     def _send(self, pairs: list[tuple[int, int, Array]], advance: Callable[[int], object]) -> None:
@@ -108,9 +117,17 @@ class Downloads(ArrayPorter):
         transport: What carries them.
         worker: The worker that replied.
         into: Where to put the array, if it is C-contiguous and of the same dtype.
+        span: The session's; that of a large download is a part of it.
     """
 
-    def __init__(self, transport: Transport, worker: int, into: Array | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        worker: int,
+        into: Array | None = None,
+        span: Span = NO_SPAN,
+    ) -> None:
+        self._span = span
         self._transport = transport
         self._worker = worker
         self._into = into
@@ -120,7 +137,12 @@ class Downloads(ArrayPorter):
         out = self._into
         if out is None or not out.flags.c_contiguous or out.dtype != dtype:
             out = empty_array(shape, dtype)
-        self._transport.download(ticket, self._worker, byte_view(out))
+        if out.nbytes < _SHOWN_BYTES:
+            self._transport.download(ticket, self._worker, byte_view(out))
+            return out
+        facts = {"disco.bytes": out.nbytes, "disco.workers": [self._worker]}
+        with self._span.within("disco.download", facts):
+            self._transport.download(ticket, self._worker, byte_view(out))
         return out
 
 

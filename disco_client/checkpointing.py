@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError, RemoteError, SessionError
+from disco_client.telemetry.base import NO_SPAN, Span
+from disco_client.telemetry.spans import spanned
 from disco_client.wire.codec import Action, EncodedCommand
 from disco_client.wire.values import Shape
 
@@ -38,6 +40,7 @@ class Checkpointing(ABC):
     _transport: Transport
     _checkpoints: int = 0
     _checkpoint: str = ""
+    _span: Span = NO_SPAN
 
     @property
     @abstractmethod
@@ -68,6 +71,7 @@ class Checkpointing(ABC):
         replaying = self._replaying()
         return replaying.recoveries if replaying is not None else ()
 
+    @spanned("disco.checkpoint")
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Saves what the workers hold, so that less must be done again where they are lost.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import socket
 import threading
 import time
+from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -21,6 +23,8 @@ from disco_client.errors import (
 from disco_client.notebook import StatusLine
 from disco_client.output import LogSink, print_logs
 from disco_client.session import Session
+from disco_client.telemetry import spans
+from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import Transport, Waiting, Wish
 from disco_client.waiting import AUTO, read_hang_report
 from disco_client.wording import many
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from disco_client.transport.credentials import Credentials
     from disco_client.transport.grpc import GrpcTransport
 
-__all__ = ["DEFAULT_ADDRESS", "attach", "connect", "owner"]
+__all__ = ["DEFAULT_ADDRESS", "attach", "connect", "opening", "owner"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7600"
 _REACH_S = 30.0
@@ -119,7 +123,12 @@ def connect(  # noqa: PLR0913  (each of them by name)
     )
     where = _address(address)
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
-    with _Progress(num_workers) as progress:
+    known = {"disco.num_workers": num_workers, "disco.session.name": name or ""}
+    span = spans.begin("disco.session", known)
+    with (
+        opening(span, "disco.connect", where) as beginning,
+        _Progress(num_workers, beginning) as progress,
+    ):
         transport: Transport = GrpcTransport.create(
             where,
             wish,
@@ -131,10 +140,10 @@ def connect(  # noqa: PLR0913  (each of them by name)
         from disco_client.transport.replaying import Replaying
 
         again = _Reopening(where, replace(wish, name=transport.welcome.name), credentials)
-        transport = Replaying(transport, again, recover_limit_bytes)
+        transport = Replaying(transport, again, recover_limit_bytes, span)
     sink: LogSink | None = print_logs if logs else None
     session = Session(
-        transport, num_groups=num_groups, ccl=ccl, log_sink=sink, hang_report=hang_report
+        transport, num_groups=num_groups, ccl=ccl, log_sink=sink, hang_report=hang_report, span=span
     )
     if os.environ.get("DISCO_DEBUG") == "1":
         session.compare_shapes()
@@ -190,9 +199,11 @@ def attach(  # noqa: PLR0913  (the same)
     credentials = Credentials.read(
         tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
     )
-    transport = GrpcTransport.attach(
-        _address(address), name, owner(), connect_timeout=timeout, credentials=credentials
-    )
+    where, span = _address(address), spans.begin("disco.session")
+    with opening(span, "disco.attach", where):
+        transport = GrpcTransport.attach(
+            where, name, owner(), connect_timeout=timeout, credentials=credentials
+        )
     welcome = transport.welcome
     session = Session(
         transport,
@@ -200,9 +211,29 @@ def attach(  # noqa: PLR0913  (the same)
         ccl=welcome.ccl or None,
         log_sink=print_logs if logs else None,
         hang_report=hang_report,
+        span=span,
     )
     session.release_all()
     return session
+
+
+@contextlib.contextmanager
+def opening(session: Span, name: str, address: str) -> Generator[Span]:
+    """Makes a span of a session's beginning; where that fails, the session's ends as well.
+
+    Args:
+        session: That of its whole life.
+        name: Of the span.
+        address: The controller.
+    """
+    facts = {"server.address": address}
+    try:
+        with spans.begin(name, facts, parent=session, kind="client") as span:
+            yield span
+    except BaseException as error:
+        session.fail(error)
+        session.end()
+        raise
 
 
 class _Reopening:
@@ -266,9 +297,15 @@ def owner() -> str:
 
 
 class _Progress:
-    """Says what a session waits for, when that changes."""
+    """Says what a session waits for, when that changes.
 
-    def __init__(self, num_workers: int) -> None:
+    Args:
+        num_workers: How many workers it is to have.
+        span: Notes what the session waited for.
+    """
+
+    def __init__(self, num_workers: int, span: Span = NO_SPAN) -> None:
+        self._span = span
         self._num_workers = num_workers
         self._since = time.monotonic()
         self._said = ""
@@ -281,6 +318,7 @@ class _Progress:
         self._line.close()
 
     def __call__(self, queued: Waiting) -> None:
+        self._span.note({"disco.queue.ahead": queued.ahead, "disco.slots.free": queued.free_slots})
         text = (
             f"waiting for {self._num_workers} slots: {queued.free_slots} of "
             f"{queued.total_slots} are free"

@@ -26,6 +26,8 @@ from disco_client.lasting import Lasting
 from disco_client.modules import Modules
 from disco_client.output import LogSink, drop_logs, print_logs
 from disco_client.starting import close, start
+from disco_client.telemetry import spans
+from disco_client.telemetry.base import Span
 from disco_client.transport.base import Interrupted, Live, Transport
 from disco_client.waiting import AUTO
 from disco_client.weights.loading import WeightLoading
@@ -75,8 +77,10 @@ class Session(
         ccl: str | None = None,
         log_sink: LogSink | None = print_logs,
         hang_report: float | None = AUTO,
+        span: Span | None = None,
     ) -> None:
         welcome = transport.welcome
+        self._span = span = span or spans.begin("disco.session")
         self._transport = transport
         self._num_groups = num_groups
         self._ccl = ccl
@@ -90,9 +94,9 @@ class Session(
         self._step_lines = StepLines()
         # What the transport's threads call must not keep the session alive.
         self._log, self._inbox = start(
-            transport, log_sink or drop_logs, self._step_lines.explain, hang_report
+            transport, log_sink or drop_logs, self._step_lines.explain, hang_report, span
         )
-        self._finalizer = weakref.finalize(self, close, self._log, transport, welcome.name)
+        self._finalizer = weakref.finalize(self, close, self._log, transport, welcome.name, span)
 
     # What it is ----------------------------------------------------------------
 
@@ -188,7 +192,7 @@ class Session(
     def _uploads(self, worker: int | None = None) -> Uploads:
         """Collects large arrays for a worker, or for all of them."""
         workers = range(self.num_workers) if worker is None else (worker,)
-        return Uploads(self._take_ticket, self._carrier, workers, self._raise_if_lost)
+        return Uploads(self._take_ticket, self._carrier, workers, self._raise_if_lost, self._span)
 
     def import_python_module(self, name: str) -> None:
         """Imports a Python module on every worker, so that its functions register.
@@ -341,7 +345,7 @@ class Session(
             return got.value.copy() if own else got.value
         try:
             # Decoded in any case: an array that is offered must be fetched.
-            return decode_value(got, Downloads(self._carrier, worker, into))
+            return decode_value(got, Downloads(self._carrier, worker, into, self._span))
         except Interrupted as lost:
             return lost
 

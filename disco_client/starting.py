@@ -9,6 +9,7 @@ from disco_client.errors import RemoteFailure, SessionClosed, SessionError
 from disco_client.inspecting import diagnose
 from disco_client.output import LogSink
 from disco_client.replies import Inbox
+from disco_client.telemetry.base import Span
 from disco_client.transport.base import Events, Transport
 from disco_client.waiting import LongWaits, read_hang_report
 
@@ -22,6 +23,7 @@ def start(
     sink: LogSink,
     explain: Callable[[RemoteFailure], RemoteFailure],
     hang_report: float | None,
+    span: Span,
 ) -> tuple[CommandLog, Inbox]:
     """Makes log and inbox of a session and starts its transport with them.
 
@@ -31,6 +33,7 @@ def start(
         explain: Adds to a failure inside a program where the client captured it.
         hang_report: After how many seconds a wait says what it waits for; see
             :func:`~disco_client.waiting.read_hang_report`.
+        span: Of the session's life; it fails when the session is lost.
 
     Raises:
         ConfigError: ``hang_report`` is no such number.
@@ -43,9 +46,19 @@ def start(
     log.long_waits = inbox.long_waits = LongWaits(after, lambda: diagnose(transport, log))
 
     def lost(error: SessionError) -> None:
+        if not isinstance(error, SessionClosed):
+            span.fail(error)
         log.close(error, drop=True)
         inbox.lose(error)
 
+    span.note(
+        {
+            "disco.session.id": f"{welcome.session:016x}",
+            "disco.session.name": welcome.name,
+            "disco.num_workers": len(welcome.ranks),
+            "disco.nodes": sorted({rank.node for rank in welcome.ranks}),
+        }
+    )
     # A thread that waits may send and receive by itself.
     inbox.pump = transport.pump
     log.direct = inbox.pump is not None
@@ -69,7 +82,11 @@ def start(
     return log, inbox
 
 
-def close(log: CommandLog, transport: Transport, name: str) -> None:
+def close(log: CommandLog, transport: Transport, name: str, span: Span) -> None:
     """Ends a session; also run when it is collected, and at interpreter exit."""
     log.close(SessionClosed(f"session {name!r} was shut down"), drop=False)
-    transport.close(_CLOSE_TIMEOUT_S)
+    try:
+        transport.close(_CLOSE_TIMEOUT_S)
+    finally:
+        span.note({"disco.commands": log.last_seq})
+        span.end()

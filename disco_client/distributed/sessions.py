@@ -8,6 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from disco_client.telemetry.base import NO_SPAN, Span
+from disco_client.telemetry.spans import spanned
+
 if TYPE_CHECKING:
     import os
 
@@ -28,6 +31,7 @@ class Distribution(ABC):
     """The part of a session that makes and computes distributed tensors."""
 
     _engine_made: Engine | None = None
+    _span: Span = NO_SPAN
 
     @property
     @abstractmethod
@@ -130,6 +134,7 @@ class Distribution(ABC):
         """
         return self._engine.call(name, *operands, **options)
 
+    @spanned("disco.save")
     def save(
         self,
         path: str | os.PathLike[str],
@@ -165,6 +170,7 @@ class Distribution(ABC):
 
         save(self, self._engine, path, tensors, progress=progress)
 
+    @spanned("disco.load")
     def load(
         self,
         path: str | os.PathLike[str],

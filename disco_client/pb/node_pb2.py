@@ -26,13 +26,15 @@ from disco_client.pb import controller_pb2 as disco__client_dot_pb_dot_controlle
 from disco_client.pb import envelope_pb2 as disco__client_dot_pb_dot_envelope__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64isco_client/pb/node.proto\x12\x08\x64isco.v1\x1a disco_client/pb/controller.proto\x1a\x1e\x64isco_client/pb/envelope.proto\"\xe6\x01\n\x0cRegisterNode\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x03 \x03(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x06\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x15\n\rarray_address\x18\x08 \x01(\t\x12\x0f\n\x07host_id\x18\t \x01(\t\x12*\n\x08sessions\x18\n \x03(\x0b\x32\x18.disco.v1.RunningSession\x12\x10\n\x08\x63ordoned\x18\x0b \x01(\x08\"i\n\x0eRunningSession\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12#\n\x05start\x18\x02 \x01(\x0b\x32\x14.disco.v1.StartRanks\x12!\n\x05ranks\x18\x03 \x03(\x0b\x32\x12.disco.v1.RankInfo\"H\n\x0eNodeRegistered\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bheartbeat_s\x18\x02 \x01(\x01\x12\x10\n\x08node_key\x18\x03 \x01(\x0c\"\x1a\n\x07Refused\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xd9\x01\n\nStartRanks\x12\x14\n\x0csession_name\x18\x01 \x01(\t\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12\x0b\n\x03\x63\x63l\x18\x04 \x01(\t\x12\x14\n\x0ctransfer_key\x18\x05 \x01(\x0c\x12\"\n\x05nodes\x18\x06 \x03(\x0b\x32\x13.disco.v1.NodeRanks\x12\x12\n\nnode_index\x18\x07 \x01(\r\x12\r\n\x05owner\x18\x08 \x01(\t\x12\x0f\n\x07lease_s\x18\t \x01(\x01\x12\x11\n\tprincipal\x18\n \x01(\t\"[\n\tNodeRanks\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07workers\x18\x02 \x03(\r\x12\x0f\n\x07\x64\x65vices\x18\x03 \x03(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x03(\r\"/\n\nRanksReady\x12!\n\x05ranks\x18\x01 \x03(\x0b\x32\x12.disco.v1.RankInfo\"b\n\nRankExited\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0b\x65xit_status\x18\x02 \x01(\x11\x12\x0e\n\x06output\x18\x03 \x03(\t\x12\x10\n\x08\x61t_start\x18\x04 \x01(\x08\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\"\x9c\x03\n\nAssignRank\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12\x0b\n\x03\x63\x63l\x18\x04 \x01(\t\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x14\n\x0csession_name\x18\x07 \x01(\t\x12\x15\n\rallow_modules\x18\x08 \x03(\t\x12\x15\n\rlocal_workers\x18\t \x01(\r\x12\x12\n\nallow_read\x18\x0b \x03(\t\x12\x12\n\nallow_load\x18\x0c \x03(\t\x12\x14\n\x0cmodule_cache\x18\r \x01(\t\x12\x1a\n\x12module_cache_bytes\x18\x0e \x01(\x04\x12\x12\n\nlocal_rank\x18\x0f \x01(\r\x12\x0f\n\x07host_id\x18\x10 \x01(\t\x12\x11\n\twith_gpus\x18\x11 \x01(\x08\x12\x12\n\nallow_save\x18\x12 \x03(\t\x12\x17\n\x0f\x61llow_functions\x18( \x03(\t\x12\x10\n\x08work_dir\x18) \x01(\t\x12\x15\n\rmax_registers\x18* \x01(\r\"C\n\x07\x41udited\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07refused\x18\x03 \x01(\t\x12\x0b\n\x03seq\x18\x04 \x01(\x04\"\x8d\x01\n\nPutRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08node_key\x18\x02 \x01(\x0c\x12.\n\x05items\x18\x03 \x03(\x0b\x32\x1f.disco.v1.PutRequest.ItemsEntry\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x0b\n\tPutResult\"O\n\nGetRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08node_key\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\"\x1a\n\tGetResult\x12\r\n\x05value\x18\x01 \x01(\x0c\"\xdd\x01\n\x0c\x46\x65nceRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08node_key\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x13\n\x0bparticipant\x18\x04 \x01(\r\x12\x14\n\x0cparticipants\x18\x05 \x01(\r\x12\x30\n\x05items\x18\x06 \x03(\x0b\x32!.disco.v1.FenceRequest.ItemsEntry\x12\x11\n\ttimeout_s\x18\x07 \x01(\x01\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"l\n\x0b\x46\x65nceResult\x12/\n\x05items\x18\x01 \x03(\x0b\x32 .disco.v1.FenceResult.ItemsEntry\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x8d\x01\n\x0bInspectNode\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06stacks\x18\x03 \x01(\x08\x12\x0f\n\x07\x66lights\x18\x04 \x01(\x08\x12\x0b\n\x03\x61ll\x18\x05 \x01(\x08\x12\x0e\n\x06\x66ollow\x18\x06 \x01(\x08\x12!\n\x05since\x18\x07 \x03(\x0b\x32\x12.disco.v1.Followed\"\xe1\x01\n\rNodeInspected\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05known\x18\x02 \x01(\x08\x12\x0f\n\x07session\x18\x03 \x01(\x06\x12\x14\n\x0csession_name\x18\x04 \x01(\t\x12\x13\n\x0bnum_workers\x18\x05 \x01(\r\x12#\n\x05ranks\x18\x06 \x03(\x0b\x32\x14.disco.v1.RankReport\x12\x13\n\x0breceived_ns\x18\x07 \x01(\x04\x12\x0f\n\x07sent_ns\x18\x08 \x01(\x04\x12)\n\x08sessions\x18\t \x03(\x0b\x32\x17.disco.v1.SessionGlance\"W\n\rSessionGlance\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08received\x18\x02 \x01(\x04\x12#\n\x05ranks\x18\x03 \x03(\x0b\x32\x14.disco.v1.RankReport2\xb2\x01\n\x0bNodeService\x12\x36\n\x08Register\x12\x12.disco.v1.Envelope\x1a\x12.disco.v1.Envelope(\x01\x30\x01\x12\x33\n\x05\x46\x65tch\x12\x12.disco.v1.Transfer\x1a\x14.disco.v1.ArrayChunk0\x01\x12\x36\n\x04Push\x12\x14.disco.v1.ArrayChunk\x1a\x16.disco.v1.UploadResult(\x01\x32\xaf\x01\n\x11RendezvousService\x12\x30\n\x03Put\x12\x14.disco.v1.PutRequest\x1a\x13.disco.v1.PutResult\x12\x30\n\x03Get\x12\x14.disco.v1.GetRequest\x1a\x13.disco.v1.GetResult\x12\x36\n\x05\x46\x65nce\x12\x16.disco.v1.FenceRequest\x1a\x15.disco.v1.FenceResultb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64isco_client/pb/node.proto\x12\x08\x64isco.v1\x1a disco_client/pb/controller.proto\x1a\x1e\x64isco_client/pb/envelope.proto\"\xe6\x01\n\x0cRegisterNode\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x03 \x03(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x06\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x15\n\rarray_address\x18\x08 \x01(\t\x12\x0f\n\x07host_id\x18\t \x01(\t\x12*\n\x08sessions\x18\n \x03(\x0b\x32\x18.disco.v1.RunningSession\x12\x10\n\x08\x63ordoned\x18\x0b \x01(\x08\"i\n\x0eRunningSession\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12#\n\x05start\x18\x02 \x01(\x0b\x32\x14.disco.v1.StartRanks\x12!\n\x05ranks\x18\x03 \x03(\x0b\x32\x12.disco.v1.RankInfo\"H\n\x0eNodeRegistered\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bheartbeat_s\x18\x02 \x01(\x01\x12\x10\n\x08node_key\x18\x03 \x01(\x0c\"\x1a\n\x07Refused\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xb7\x02\n\nStartRanks\x12\x14\n\x0csession_name\x18\x01 \x01(\t\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12\x0b\n\x03\x63\x63l\x18\x04 \x01(\t\x12\x14\n\x0ctransfer_key\x18\x05 \x01(\x0c\x12\"\n\x05nodes\x18\x06 \x03(\x0b\x32\x13.disco.v1.NodeRanks\x12\x12\n\nnode_index\x18\x07 \x01(\r\x12\r\n\x05owner\x18\x08 \x01(\t\x12\x0f\n\x07lease_s\x18\t \x01(\x01\x12\x11\n\tprincipal\x18\n \x01(\t\x12.\n\x05trace\x18\x0b \x03(\x0b\x32\x1f.disco.v1.StartRanks.TraceEntry\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"[\n\tNodeRanks\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07workers\x18\x02 \x03(\r\x12\x0f\n\x07\x64\x65vices\x18\x03 \x03(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x03(\r\"/\n\nRanksReady\x12!\n\x05ranks\x18\x01 \x03(\x0b\x32\x12.disco.v1.RankInfo\"b\n\nRankExited\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0b\x65xit_status\x18\x02 \x01(\x11\x12\x0e\n\x06output\x18\x03 \x03(\t\x12\x10\n\x08\x61t_start\x18\x04 \x01(\x08\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\"\x9c\x03\n\nAssignRank\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x12\n\nnum_groups\x18\x03 \x01(\r\x12\x0b\n\x03\x63\x63l\x18\x04 \x01(\t\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x14\n\x0csession_name\x18\x07 \x01(\t\x12\x15\n\rallow_modules\x18\x08 \x03(\t\x12\x15\n\rlocal_workers\x18\t \x01(\r\x12\x12\n\nallow_read\x18\x0b \x03(\t\x12\x12\n\nallow_load\x18\x0c \x03(\t\x12\x14\n\x0cmodule_cache\x18\r \x01(\t\x12\x1a\n\x12module_cache_bytes\x18\x0e \x01(\x04\x12\x12\n\nlocal_rank\x18\x0f \x01(\r\x12\x0f\n\x07host_id\x18\x10 \x01(\t\x12\x11\n\twith_gpus\x18\x11 \x01(\x08\x12\x12\n\nallow_save\x18\x12 \x03(\t\x12\x17\n\x0f\x61llow_functions\x18( \x03(\t\x12\x10\n\x08work_dir\x18) \x01(\t\x12\x15\n\rmax_registers\x18* \x01(\r\"C\n\x07\x41udited\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07refused\x18\x03 \x01(\t\x12\x0b\n\x03seq\x18\x04 \x01(\x04\"\x8d\x01\n\nPutRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08node_key\x18\x02 \x01(\x0c\x12.\n\x05items\x18\x03 \x03(\x0b\x32\x1f.disco.v1.PutRequest.ItemsEntry\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x0b\n\tPutResult\"O\n\nGetRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08node_key\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\"\x1a\n\tGetResult\x12\r\n\x05value\x18\x01 \x01(\x0c\"\xdd\x01\n\x0c\x46\x65nceRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08node_key\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x13\n\x0bparticipant\x18\x04 \x01(\r\x12\x14\n\x0cparticipants\x18\x05 \x01(\r\x12\x30\n\x05items\x18\x06 \x03(\x0b\x32!.disco.v1.FenceRequest.ItemsEntry\x12\x11\n\ttimeout_s\x18\x07 \x01(\x01\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"l\n\x0b\x46\x65nceResult\x12/\n\x05items\x18\x01 \x03(\x0b\x32 .disco.v1.FenceResult.ItemsEntry\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x8d\x01\n\x0bInspectNode\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06stacks\x18\x03 \x01(\x08\x12\x0f\n\x07\x66lights\x18\x04 \x01(\x08\x12\x0b\n\x03\x61ll\x18\x05 \x01(\x08\x12\x0e\n\x06\x66ollow\x18\x06 \x01(\x08\x12!\n\x05since\x18\x07 \x03(\x0b\x32\x12.disco.v1.Followed\"\xe1\x01\n\rNodeInspected\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05known\x18\x02 \x01(\x08\x12\x0f\n\x07session\x18\x03 \x01(\x06\x12\x14\n\x0csession_name\x18\x04 \x01(\t\x12\x13\n\x0bnum_workers\x18\x05 \x01(\r\x12#\n\x05ranks\x18\x06 \x03(\x0b\x32\x14.disco.v1.RankReport\x12\x13\n\x0breceived_ns\x18\x07 \x01(\x04\x12\x0f\n\x07sent_ns\x18\x08 \x01(\x04\x12)\n\x08sessions\x18\t \x03(\x0b\x32\x17.disco.v1.SessionGlance\"W\n\rSessionGlance\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\x10\n\x08received\x18\x02 \x01(\x04\x12#\n\x05ranks\x18\x03 \x03(\x0b\x32\x14.disco.v1.RankReport2\xb2\x01\n\x0bNodeService\x12\x36\n\x08Register\x12\x12.disco.v1.Envelope\x1a\x12.disco.v1.Envelope(\x01\x30\x01\x12\x33\n\x05\x46\x65tch\x12\x12.disco.v1.Transfer\x1a\x14.disco.v1.ArrayChunk0\x01\x12\x36\n\x04Push\x12\x14.disco.v1.ArrayChunk\x1a\x16.disco.v1.UploadResult(\x01\x32\xaf\x01\n\x11RendezvousService\x12\x30\n\x03Put\x12\x14.disco.v1.PutRequest\x1a\x13.disco.v1.PutResult\x12\x30\n\x03Get\x12\x14.disco.v1.GetRequest\x1a\x13.disco.v1.GetResult\x12\x36\n\x05\x46\x65nce\x12\x16.disco.v1.FenceRequest\x1a\x15.disco.v1.FenceResultb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disco_client.pb.node_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_STARTRANKS_TRACEENTRY']._loaded_options = None
+  _globals['_STARTRANKS_TRACEENTRY']._serialized_options = b'8\001'
   _globals['_PUTREQUEST_ITEMSENTRY']._loaded_options = None
   _globals['_PUTREQUEST_ITEMSENTRY']._serialized_options = b'8\001'
   _globals['_FENCEREQUEST_ITEMSENTRY']._loaded_options = None
@@ -48,43 +50,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REFUSED']._serialized_start=520
   _globals['_REFUSED']._serialized_end=546
   _globals['_STARTRANKS']._serialized_start=549
-  _globals['_STARTRANKS']._serialized_end=766
-  _globals['_NODERANKS']._serialized_start=768
-  _globals['_NODERANKS']._serialized_end=859
-  _globals['_RANKSREADY']._serialized_start=861
-  _globals['_RANKSREADY']._serialized_end=908
-  _globals['_RANKEXITED']._serialized_start=910
-  _globals['_RANKEXITED']._serialized_end=1008
-  _globals['_ASSIGNRANK']._serialized_start=1011
-  _globals['_ASSIGNRANK']._serialized_end=1423
-  _globals['_AUDITED']._serialized_start=1425
-  _globals['_AUDITED']._serialized_end=1492
-  _globals['_PUTREQUEST']._serialized_start=1495
-  _globals['_PUTREQUEST']._serialized_end=1636
-  _globals['_PUTREQUEST_ITEMSENTRY']._serialized_start=1592
-  _globals['_PUTREQUEST_ITEMSENTRY']._serialized_end=1636
-  _globals['_PUTRESULT']._serialized_start=1638
-  _globals['_PUTRESULT']._serialized_end=1649
-  _globals['_GETREQUEST']._serialized_start=1651
-  _globals['_GETREQUEST']._serialized_end=1730
-  _globals['_GETRESULT']._serialized_start=1732
-  _globals['_GETRESULT']._serialized_end=1758
-  _globals['_FENCEREQUEST']._serialized_start=1761
-  _globals['_FENCEREQUEST']._serialized_end=1982
-  _globals['_FENCEREQUEST_ITEMSENTRY']._serialized_start=1592
-  _globals['_FENCEREQUEST_ITEMSENTRY']._serialized_end=1636
-  _globals['_FENCERESULT']._serialized_start=1984
-  _globals['_FENCERESULT']._serialized_end=2092
-  _globals['_FENCERESULT_ITEMSENTRY']._serialized_start=1592
-  _globals['_FENCERESULT_ITEMSENTRY']._serialized_end=1636
-  _globals['_INSPECTNODE']._serialized_start=2095
-  _globals['_INSPECTNODE']._serialized_end=2236
-  _globals['_NODEINSPECTED']._serialized_start=2239
-  _globals['_NODEINSPECTED']._serialized_end=2464
-  _globals['_SESSIONGLANCE']._serialized_start=2466
-  _globals['_SESSIONGLANCE']._serialized_end=2553
-  _globals['_NODESERVICE']._serialized_start=2556
-  _globals['_NODESERVICE']._serialized_end=2734
-  _globals['_RENDEZVOUSSERVICE']._serialized_start=2737
-  _globals['_RENDEZVOUSSERVICE']._serialized_end=2912
+  _globals['_STARTRANKS']._serialized_end=860
+  _globals['_STARTRANKS_TRACEENTRY']._serialized_start=816
+  _globals['_STARTRANKS_TRACEENTRY']._serialized_end=860
+  _globals['_NODERANKS']._serialized_start=862
+  _globals['_NODERANKS']._serialized_end=953
+  _globals['_RANKSREADY']._serialized_start=955
+  _globals['_RANKSREADY']._serialized_end=1002
+  _globals['_RANKEXITED']._serialized_start=1004
+  _globals['_RANKEXITED']._serialized_end=1102
+  _globals['_ASSIGNRANK']._serialized_start=1105
+  _globals['_ASSIGNRANK']._serialized_end=1517
+  _globals['_AUDITED']._serialized_start=1519
+  _globals['_AUDITED']._serialized_end=1586
+  _globals['_PUTREQUEST']._serialized_start=1589
+  _globals['_PUTREQUEST']._serialized_end=1730
+  _globals['_PUTREQUEST_ITEMSENTRY']._serialized_start=1686
+  _globals['_PUTREQUEST_ITEMSENTRY']._serialized_end=1730
+  _globals['_PUTRESULT']._serialized_start=1732
+  _globals['_PUTRESULT']._serialized_end=1743
+  _globals['_GETREQUEST']._serialized_start=1745
+  _globals['_GETREQUEST']._serialized_end=1824
+  _globals['_GETRESULT']._serialized_start=1826
+  _globals['_GETRESULT']._serialized_end=1852
+  _globals['_FENCEREQUEST']._serialized_start=1855
+  _globals['_FENCEREQUEST']._serialized_end=2076
+  _globals['_FENCEREQUEST_ITEMSENTRY']._serialized_start=1686
+  _globals['_FENCEREQUEST_ITEMSENTRY']._serialized_end=1730
+  _globals['_FENCERESULT']._serialized_start=2078
+  _globals['_FENCERESULT']._serialized_end=2186
+  _globals['_FENCERESULT_ITEMSENTRY']._serialized_start=1686
+  _globals['_FENCERESULT_ITEMSENTRY']._serialized_end=1730
+  _globals['_INSPECTNODE']._serialized_start=2189
+  _globals['_INSPECTNODE']._serialized_end=2330
+  _globals['_NODEINSPECTED']._serialized_start=2333
+  _globals['_NODEINSPECTED']._serialized_end=2558
+  _globals['_SESSIONGLANCE']._serialized_start=2560
+  _globals['_SESSIONGLANCE']._serialized_end=2647
+  _globals['_NODESERVICE']._serialized_start=2650
+  _globals['_NODESERVICE']._serialized_end=2828
+  _globals['_RENDEZVOUSSERVICE']._serialized_start=2831
+  _globals['_RENDEZVOUSSERVICE']._serialized_end=3006
 # @@protoc_insertion_point(module_scope)

@@ -141,6 +141,22 @@ class StartRanks(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class TraceEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     SESSION_NAME_FIELD_NUMBER: builtins.int
     NUM_WORKERS_FIELD_NUMBER: builtins.int
     NUM_GROUPS_FIELD_NUMBER: builtins.int
@@ -151,6 +167,7 @@ class StartRanks(google.protobuf.message.Message):
     OWNER_FIELD_NUMBER: builtins.int
     LEASE_S_FIELD_NUMBER: builtins.int
     PRINCIPAL_FIELD_NUMBER: builtins.int
+    TRACE_FIELD_NUMBER: builtins.int
     session_name: builtins.str
     num_workers: builtins.int
     num_groups: builtins.int
@@ -172,6 +189,12 @@ class StartRanks(google.protobuf.message.Message):
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeRanks]:
         """The nodes of the session in rank order, with the ranks on each."""
 
+    @property
+    def trace(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """The W3C trace context under which the ranks start: traceparent and tracestate. Empty
+        where nobody traces.
+        """
+
     def __init__(
         self,
         *,
@@ -185,8 +208,9 @@ class StartRanks(google.protobuf.message.Message):
         owner: builtins.str = ...,
         lease_s: builtins.float = ...,
         principal: builtins.str = ...,
+        trace: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "lease_s", b"lease_s", "node_index", b"node_index", "nodes", b"nodes", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "principal", b"principal", "session_name", b"session_name", "transfer_key", b"transfer_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "lease_s", b"lease_s", "node_index", b"node_index", "nodes", b"nodes", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "principal", b"principal", "session_name", b"session_name", "trace", b"trace", "transfer_key", b"transfer_key"]) -> None: ...
 
 global___StartRanks = StartRanks
 

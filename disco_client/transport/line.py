@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -82,12 +82,14 @@ class Line:
                     self._state = state
             return self._channels[-1]
 
-    def method(self, kind: str, path: str, codecs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Makes the callable of this moment, and what it is to be called with besides."""
+    def method(
+        self, kind: str, path: str, codecs: dict[str, Any]
+    ) -> tuple[Any, Sequence[tuple[str, str]]]:
+        """Makes the callable of this moment, and the headers that it is to be called with."""
         made = getattr(self._channel(), kind)(path, **codecs)
         with contextlib.suppress(ConfigError):  # the file is being replaced
             self._bearer = self.credentials.bearer()
-        return made, {"metadata": self._bearer} if self._bearer else {}
+        return made, self._bearer or ()
 
     def unary_unary(self, path: str, **codecs: Any) -> LineCall:
         """As of a channel."""
@@ -128,12 +130,17 @@ class LineCall:
         self._line = line
         self._what = kind, path, codecs
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def __call__(self, *args: Any, metadata: Sequence[tuple[str, str]] = (), **options: Any) -> Any:
         """As of a channel's callable."""
-        made, more = self._line.method(*self._what)
-        return made(*args, **options, **more)
+        made, bearer = self._line.method(*self._what)
+        return made(*args, **options, **_headers(*metadata, *bearer))
 
     def future(self, *args: Any, **options: Any) -> Any:
         """As of a channel's callable with one answer."""
-        made, more = self._line.method(*self._what)
-        return made.future(*args, **options, **more)
+        made, bearer = self._line.method(*self._what)
+        return made.future(*args, **options, **_headers(*bearer))
+
+
+def _headers(*headers: tuple[str, str]) -> dict[str, Any]:
+    """The argument that gives a call its headers, where there are some."""
+    return {"metadata": headers} if headers else {}

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from disco_client import errors
 from disco_client.errors import EncodingError, SessionClosed, SessionError, SessionLost
+from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.again import Again
 from disco_client.transport.base import Events, Interrupted, OutgoingBatch, Transport, Welcome
 from disco_client.transport.deaths import Deaths
@@ -77,6 +78,7 @@ class Replaying:
         first: Opened, and not yet started.
         successor: Opens the others.
         limit: How many bytes of commands and arrays are kept.
+        span: The session's; those of recoveries are parts of it.
 
     Attributes:
         recoveries: What happened so far.
@@ -84,7 +86,10 @@ class Replaying:
 
     pump = None
 
-    def __init__(self, first: Transport, successor: Successor, limit: int) -> None:
+    def __init__(
+        self, first: Transport, successor: Successor, limit: int, span: Span = NO_SPAN
+    ) -> None:
+        self._span = span
         self._successor = successor
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -227,11 +232,15 @@ class Replaying:
         self._changed.notify_all()
 
     def _recover(self, life: Life, error: SessionLost) -> None:
-        try:
-            end = self._try_to_recover(life, error)
-        except Exception as broke:
-            _logger.exception("the recovery of session %s failed", self.welcome.name)
-            end = SessionLost(f"{error}\nits recovery failed: {broke!r}")
+        facts = {"disco.lost": str(error), "disco.commands": self._journal.commands}
+        with self._span.within("disco.recover", facts) as span:
+            try:
+                end = self._try_to_recover(life, error)
+            except Exception as broke:
+                _logger.exception("the recovery of session %s failed", self.welcome.name)
+                end = SessionLost(f"{error}\nits recovery failed: {broke!r}")
+            if end is not None:
+                span.fail(end)
         if end is not None:
             self._finish(end)
 

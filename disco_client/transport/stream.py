@@ -18,6 +18,7 @@ import grpc
 
 from disco_client import errors
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
+from disco_client.telemetry import spans
 from disco_client.transport.base import Events, Waiting, Wish
 from disco_client.transport.endings import error_before, error_of_end
 from disco_client.transport.faults import InjectedCut, through
@@ -126,7 +127,8 @@ class SessionStream:
         self._calls = [*(call for call in self._calls if not call.is_set()), over]
         self._threads = {thread for thread in self._threads if thread.is_alive()}
         outgoing = through("client.send", self._out.stream(first))
-        self._call = self._open_stream(self._noted(outgoing))
+        trace = tuple(spans.active_carrier().items())
+        self._call = self._open_stream(self._noted(outgoing), metadata=trace)
         self._incoming = through("client.receive", self._call)
         self._call.add_done_callback(self._note_thread_and(over))
 

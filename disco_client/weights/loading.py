@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from disco_client.errors import ConfigError
+from disco_client.telemetry.base import NO_SPAN, Span
+from disco_client.telemetry.spans import spanned
 from disco_client.weights.planning import (
     Chosen,
     Plan,
@@ -30,6 +32,8 @@ __all__ = ["WeightLoading"]
 
 class WeightLoading(ABC):
     """The part of a session that loads weights from the workers' files."""
+
+    _span: Span = NO_SPAN
 
     @property
     @abstractmethod
@@ -54,6 +58,7 @@ class WeightLoading(ABC):
     @abstractmethod
     def _await(self, mark: int) -> None: ...
 
+    @spanned("disco.load_weights")
     def load_weights(
         self,
         path: str | os.PathLike[str],

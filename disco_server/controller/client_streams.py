@@ -7,6 +7,7 @@ import hmac
 import time
 
 from disco_client.pb import controller_pb2, envelope_pb2
+from disco_client.telemetry.spans import carrier_of
 from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.protocol import PROTOCOL, mismatch
@@ -109,6 +110,7 @@ class ClientStreams:
             return None
         self._hub.tally.created += 1
         session = self._hub.new_session(create, caller())
+        session.trace = carrier_of(context.invocation_metadata() or ())
         _audit("session created", session, context)
         return session
 

@@ -14,6 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from disco_client.telemetry.spans import setup
 from disco_client.transport import faults
 from disco_client.transport.options import SERVER_OPTIONS, connection_limit
 from disco_client.wording import many
@@ -51,6 +52,7 @@ def run(config: ControllerConfig) -> int:
     """
     faults.check()
     setup_audit(config.audit_log)
+    setup("disco-controller")
     warn_of_open_door(_logger, config.guard)
     return asyncio.run(_run(config))
 

@@ -21,6 +21,7 @@ from disco_server.controller.exchange import Exchanges
 from disco_server.controller.inspections import Inspections
 from disco_server.controller.logs import Logs
 from disco_server.controller.overview import Overviews
+from disco_server.controller.spans import OF_A_RANK, SessionSpans
 from disco_server.controller.tally import Tally
 from disco_server.controller.transfers import Transfers
 from disco_server.core.access import EVERYBODY, Identity, Role
@@ -102,6 +103,7 @@ class Hub:
         self.inspections = Inspections(self.cluster, self._post)
         self.overviews = Overviews(self.cluster, self.inspections)
         self.logs = Logs()
+        self._spans = SessionSpans()
         self.links: dict[str, NodeLink] = {}
         self.clients: dict[int, Outbox] = {}
         self.routes: dict[int, tuple[Outbox, ...]] = {}
@@ -115,6 +117,7 @@ class Hub:
     def apply(self, effects: list[Effect]) -> None:
         """Carries out effects in order."""
         for effect in effects:
+            self._spans.see(effect)
             match effect:
                 case StartOnNode(node, session):
                     self._start_on(node, session)
@@ -183,6 +186,7 @@ class Hub:
                 for s in shares
             ],
             node_index=[share.node for share in shares].index(node),
+            trace=session.trace,
         )
         if session.session not in self.routes:
             self._find_routes(session)
@@ -216,7 +220,7 @@ class Hub:
 
     def _log_ready(self, session: SessionTable) -> None:
         nodes = ", ".join(sorted({rank[1] for rank in session.ranks.values()}))
-        bind(_logger, session=session.name).info(
+        bind(_logger, session=session.name, **self._spans.ids(session)).info(
             "session runs: %d workers on %s for %s", session.num_workers, nodes, session.owner
         )
 
@@ -231,7 +235,8 @@ class Hub:
         self.exchanges.close(session_id, end.message)
         self.transfers.end_session(session_id)
         self.tally.ended[end.reason] += 1
-        bind(_logger, session=session.name).info(
+        lost = {"rank": end.worker, "node": end.node} if end.reason in OF_A_RANK else {}
+        bind(_logger, session=session.name, **lost, **self._spans.ids(session)).info(
             "session ends (%s): %s", end.reason.name.lower(), end.message
         )
         reason = end.reason.name.lower()

@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
+from disco_client.telemetry.spans import carrier_of
 from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
 from disco_client.wire.protocol import PROTOCOL, mismatch
@@ -32,6 +33,7 @@ from disco_server.core.membership import Node, NodeRefused
 from disco_server.core.placement import NodeShare
 from disco_server.core.session_state import SessionState, SessionTable
 from disco_server.observe import audit
+from disco_server.observe.logs import bind
 
 __all__ = ["NodeStreams"]
 
@@ -82,7 +84,8 @@ class NodeStreams:
         outbox.post(envelope(Kind.REGISTERED, welcome.SerializeToString()))
         hub.tally.joined += 1
         hub.apply(effects)
-        _logger.info("node %s joined with %d slots", info.name, len(info.devices))
+        log = bind(_logger, node=info.name)
+        log.info("node %s joined with %d slots", info.name, len(info.devices))
         audit.record("node joined", who=str(caller()), peer=peer_of(context), what=info.name)
         write = leaving("controller.to_node", context.write)
         writing = asyncio.ensure_future(outbox.run(write))
@@ -96,7 +99,7 @@ class NodeStreams:
                 del hub.links[info.name]
                 hub.transfers.break_off(info.name)
                 hub.apply(hub.cluster.node_away(info.name, time.monotonic()))
-                _logger.info("node %s left", info.name)
+                log.info("node %s left", info.name)
             await end_stream(outbox, writing, reading)
 
     def _join(self, kind: int, info: node_pb2.RegisterNode, link: NodeLink) -> Any:
@@ -261,6 +264,7 @@ def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
         deadline=now,
         lease=start.lease_s,
         state=SessionState.RETURNING,
+        trace=carrier_of(start.trace.items()),
         shares=shares,
         ranks=ranks,
     )

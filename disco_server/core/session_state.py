@@ -115,6 +115,7 @@ class SessionTable:
         waiting_for: Nodes that have not yet said "ready", or later "gone".
         ranks: (worker, node, pid, device) of each started rank.
         end: Why it ended, once it has.
+        trace: The trace context of who asked for it, which goes on to its nodes.
     """
 
     session: int
@@ -136,6 +137,7 @@ class SessionTable:
         default_factory=dict[int, tuple[int, str, int, str]]
     )
     end: End | None = None
+    trace: dict[str, str] = field(default_factory=dict[str, str])
 
     def step(self, step: Step) -> None:
         """Takes a step.

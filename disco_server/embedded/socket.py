@@ -11,9 +11,10 @@ import time
 from typing import Any
 
 from disco_client.arguments import check_session
-from disco_client.connecting import owner
+from disco_client.connecting import opening, owner
 from disco_client.errors import ConfigError, NoSlots
 from disco_client.session import Session, print_logs
+from disco_client.telemetry import spans
 from disco_client.transport.base import Bound, Wish
 from disco_client.transport.credentials import is_local
 from disco_client.transport.grpc import GrpcTransport
@@ -134,9 +135,14 @@ class SocketSession(Session):
         try:
             command = _command(self._address, num_workers_per_node, guard)
             _await_nodes(node, command, num_nodes, num_workers_per_node, timeout)
-            transport = _EmbeddedTransport.create(
-                str(node.private), wish, connect_timeout=_OPEN_S, on_queued=lambda _waiting: None
-            )
+            span = spans.begin("disco.session", {"disco.num_workers": num_workers})
+            with opening(span, "disco.connect", str(node.private)):
+                transport = _EmbeddedTransport.create(
+                    str(node.private),
+                    wish,
+                    connect_timeout=_OPEN_S,
+                    on_queued=lambda _waiting: None,
+                )
             transport.take_along(node)
         except BaseException:
             node.stop()
@@ -147,6 +153,7 @@ class SocketSession(Session):
             ccl=ccl,
             log_sink=print_logs if logs else None,
             hang_report=hang_report,
+            span=span,
         )
 
     @property

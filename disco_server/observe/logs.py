@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TextIO, cast
 
 from disco_client.errors import ConfigError
+from disco_client.telemetry.spans import active_ids
 
 __all__ = [
     "FIELDS",
@@ -50,6 +51,10 @@ def _fields_of(record: logging.LogRecord) -> dict[str, object]:
     return first | bound
 
 
+_TRACE: Final = ("trace_id", "span_id")
+"""The fields for machines that join logs with spans."""
+
+
 def _one_line(text: str) -> str:
     r"""Escapes what could break or colour a line: a rank's output is not trusted."""
     return _CONTROL.sub(lambda m: m[0].encode("unicode_escape").decode("ascii"), text)
@@ -67,6 +72,8 @@ class TextFormatter(logging.Formatter):
         head = f"{_time_of(record)} {record.levelname:<7} {record.name}: "
         line = head + _one_line(record.getMessage())
         for name, value in _fields_of(record).items():
+            if name in _TRACE:
+                continue
             text = _one_line(str(value))
             quoted = json.dumps(text, ensure_ascii=False) if re.search(r'[\s"=]|^$', text) else text
             line += f" {name}={quoted}"
@@ -77,6 +84,8 @@ class TextFormatter(logging.Formatter):
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message and the bound fields.
+
+    Of a record that belongs to a span it has ``trace_id`` and ``span_id`` too.
 
     It is all ASCII: some readers of lines also break them at Unicode's line
     separators, and a stream's encoding may lack other characters. A traceback
@@ -94,6 +103,8 @@ class JsonFormatter(logging.Formatter):
         }
         for name, value in _fields_of(record).items():
             entry.setdefault(name, value)
+        if "trace_id" not in entry:
+            entry |= active_ids()
         if blocks := _traces(self, record):
             entry["exception"] = "\n".join(blocks)
         return json.dumps(entry, default=str)

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Self
 
 from disco_client.errors import ConfigError
+from disco_client.telemetry.spans import setup
 from disco_client.transport import faults
 from disco_server.channels.tls import http_secrets, warn_of_open_door
 from disco_server.config import WorkerConfig
@@ -42,6 +43,7 @@ def run(config: WorkerConfig) -> int:
     """
     faults.check()
     setup_audit(config.audit_log)
+    setup("disco-worker", {"disco.node": config.name})
     warn_of_open_door(_logger, config.guard)
     config.credentials.check()
     init_seconds()

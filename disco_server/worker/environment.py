@@ -60,7 +60,13 @@ def rank_environment(
         for name, value in environ.items()
         if (passes(name, PASSED) and not _SECRET.search(name)) or passes(name, names)
     }
-    out = {name: value for name, value in {**out, **given}.items() if not passes(name, _NEVER)}
+    # Ranks make no spans; their headers may hold a secret, so "*" does not cover them.
+    telemetry = [*given, *(item for item in names if item.startswith("OTEL_"))]
+    out = {
+        name: value
+        for name, value in {**out, **given}.items()
+        if not passes(name, _NEVER) and (name[:5] != "OTEL_" or passes(name, telemetry))
+    }
     if out.get("PYTHONPATH"):
         # Ranks have folders of their own, where other paths than whole ones mislead.
         entries = out["PYTHONPATH"].split(os.pathsep)

@@ -139,11 +139,12 @@ class NodeArrays:
                         chunks = self._carrier.fetch(transfer)
                         await receive_array(chunks, transfer.nbytes, array.fd, array.grown)
         except (grpc.RpcError, ConnectionError) as broke:
-            session.log.debug("an upload was cut: %s", broke)
+            session.log_of(transfer.worker).debug("an upload was cut: %s", broke)
             return  # the client knows, or is gone
         except OSError as failed:
             error = str(failed)
-            session.log.warning("an upload of %d bytes failed: %s", transfer.nbytes, error)
+            log = session.log_of(transfer.worker)
+            log.warning("an upload of %d bytes failed: %s", transfer.nbytes, error)
         answer = controller_pb2.Transfer(
             ticket=transfer.ticket, worker=transfer.worker, nbytes=transfer.nbytes, error=error
         )
@@ -163,7 +164,7 @@ class NodeArrays:
             with contextlib.suppress(grpc.RpcError, ConnectionError):
                 await self._carrier.push(transfer, send_array(nothing))
         except (grpc.RpcError, ConnectionError) as broke:
-            session.log.debug("a download was cut: %s", broke)
+            session.log_of(transfer.worker).debug("a download was cut: %s", broke)
 
     async def abandon(self, session: NodeSession) -> None:
         """Lets go of what a program was sending or fetching that will not come back.

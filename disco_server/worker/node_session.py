@@ -13,12 +13,13 @@ from disco_client.transport.shared import SharedPool
 from disco_client.wire.codec import Kind, envelope
 from disco_server.channels.frames import frame
 from disco_server.channels.growing import Offers
-from disco_server.observe.logs import BoundLogger
+from disco_server.observe.logs import BoundLogger, bind
 from disco_server.worker.kept_replies import KeptReplies
 from disco_server.worker.lent_arrays import LentArrays
 from disco_server.worker.opening import Opening, init_seconds
 from disco_server.worker.pmi import PmiNode
 from disco_server.worker.rank_handle import RankHandle
+from disco_server.worker.spans import RankSpans
 from disco_server.worker.uploads import Uploads
 
 __all__ = ["NodeSession"]
@@ -47,6 +48,7 @@ class NodeSession:
         orphan: Ends the session when no controller comes back for it.
         pmi: Where its ranks meet for MPI.
         opening: How far its ranks are with opening their communicator.
+        spans: Of its ranks.
         ending: Whether it is over.
         audited: What the audit log has of it lately.
         tasks: What is done on its behalf, and ends with it.
@@ -70,6 +72,7 @@ class NodeSession:
     orphan: asyncio.TimerHandle | None = None
     pmi: PmiNode | None = None
     opening: Opening = field(init=False)
+    spans: RankSpans = field(init=False)
     uploads: Uploads = field(init=False)
     lent: LentArrays = field(init=False)
     ending: bool = False
@@ -79,6 +82,8 @@ class NodeSession:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])
 
     def __post_init__(self) -> None:
+        self.spans = RankSpans(self.session, self.start)
+        self.log = bind(self.log, **self.spans.ids)
         self.uploads = Uploads(self.memory, self.tell_of_array, self.start.lease_s)
         self.lent = LentArrays(self.offers, self.give_back, self.start.lease_s)
         self.opening = Opening(
@@ -87,6 +92,15 @@ class NodeSession:
             waiting=lambda: self.pmi.waiting if self.pmi is not None else (),
             pid=lambda worker: self.ranks[worker].pid,
         )
+
+    def log_of(self, worker: int, seq: int | None = None) -> BoundLogger:
+        """Names the rank in each line as well, and the command if it is known."""
+        return bind(self.log, rank=worker, seq=seq, **self.spans.ids_of(worker))
+
+    def seq_of(self, worker: int) -> int | None:
+        """The command that a rank executes, or was in when it ended."""
+        handle = self.ranks.get(worker)
+        return handle.current_seq() if handle is not None else None
 
     def tell_of_array(
         self,

@@ -15,6 +15,7 @@ from typing import Any
 from disco_client.wire.codec import EncodedEnvelope
 from disco_server.channels.frames import FrameReader, frame, receive
 from disco_server.limits import Account
+from disco_server.observe.inspect import report_memory
 from disco_server.observe.last_lines import LastLines
 from disco_server.observe.memory_limit import MemoryWatch
 from disco_server.observe.stacks import MEMORY_VARIABLE, RankMemory
@@ -241,6 +242,11 @@ class RankHandle:
         # Its children may hold the pipes open, so the last words are not waited for long.
         await asyncio.wait(self._output, timeout=_LAST_WORDS_S)
         return status
+
+    def current_seq(self) -> int | None:
+        """The command that it executes, or was in when it ended."""
+        found = report_memory(0, "", self.pid, *self.memory.read(), flights=False)
+        return found.current.seq if found.current is not None else None
 
     def kill(self) -> None:
         """Ends the process and every process it started that stayed in its group."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
+from disco_client.errors import describe_exit
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import FrameReader, frame
@@ -225,7 +226,7 @@ class Supervisor:
 
     def _start(self, received: EncodedEnvelope) -> None:
         start = node_pb2.StartRanks.FromString(received.payload)
-        log = bind(_logger, session=start.session_name)
+        log = bind(_logger, session=start.session_name, node=self._node)
         session = NodeSession(received.session, start, log)
         self._sessions[received.session] = session
         self._spawn(self._start_ranks(session), session)
@@ -278,6 +279,7 @@ class Supervisor:
         self, session: NodeSession, worker: int, device: str, handle: RankHandle, folder: str
     ) -> None:
         session.ranks[worker] = handle
+        session.spans.got_process(worker, handle.pid)
         handle.on_envelope = lambda raw, received, fds: self._from_rank(
             session, worker, raw, received, fds
         )
@@ -317,7 +319,7 @@ class Supervisor:
             nodes=_by_host(start),
             kvsname=kvsname(session.session),
             fence=fence,
-            on_abort=lambda rank, why: session.log.debug("MPI of rank %d: %s", rank, why),
+            on_abort=lambda rank, why: session.log_of(rank).debug("MPI of rank %d: %s", rank, why),
         )
         self._spawn(session.pmi.serve(), session)
 
@@ -336,8 +338,10 @@ class Supervisor:
             self.arrays.receive(session, worker, received, reader)
         elif kind == Kind.CCL_OPENED:
             session.opening.ends(worker)
+            session.spans.opened(worker)
         elif kind == Kind.ASSIGNED:
             session.assigned[worker].set_result(None)
+            session.spans.started(worker, session.ranks[worker].pid)
         elif received.session != session.session:
             return
         elif kind == Kind.AUDIT:
@@ -349,10 +353,11 @@ class Supervisor:
                 session.ranks[worker].stop_reading()
         elif kind == Kind.OPEN_CCL:
             session.asked_ccl = raw
+            session.spans.opens(worker)
             self._post(raw)
 
     def _output(self, session: NodeSession, worker: int, is_error: bool, lines: list[str]) -> None:
-        log = bind(session.log, rank=worker)
+        log = session.log_of(worker)
         for line in lines:
             log.info("[worker %d %s] %s", worker, self._node, line)
         message = controller_pb2.LogLines(
@@ -374,7 +379,7 @@ class Supervisor:
             await asyncio.sleep(opening.limit_s)
             blamed, why = opening.blame(attempt, session.ranks)
             for late in blamed:
-                session.log.warning("worker %d %s", late, why)
+                session.log_of(late, session.seq_of(late)).warning("worker %d %s", late, why)
                 session.ranks[late].end_because(why)
 
         if attempt is not None:
@@ -415,7 +420,9 @@ class Supervisor:
         )
         self.tally.exits[_kind_of_exit(status, cause, at_start=at_start)] += 1
         how = cause or f"ended with status {status}"
-        session.log.warning("rank %d on %s %s", worker, self._node, how)
+        seq = session.seq_of(worker)
+        session.log_of(worker, seq).warning("rank %d on %s %s", worker, self._node, how)
+        session.spans.died(worker, cause or describe_exit(status), seq, output)
         session.exits.append(exited.SerializeToString())
         self._tell(session, Kind.RANK_EXITED, session.exits[-1])
 
@@ -443,6 +450,7 @@ class Supervisor:
         await self._remove_folders(session.session)
         self._sessions.pop(session.session, None)
         self._tell(session, Kind.SESSION_GONE)
+        session.spans.end()
         session.log.info("session ended on %s", self._node)
         await self._inspector.keep(session)
 

@@ -19,6 +19,7 @@ FORBIDDEN = {
     "cupy",
     "disco_server",
     "mpi4py",
+    "opentelemetry",
     "prometheus_client",
     "rich",
     "safetensors",

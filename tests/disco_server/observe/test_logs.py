@@ -185,3 +185,17 @@ def test_an_unknown_level_or_format_is_refused(arguments, message):
     with pytest.raises(ConfigError) as caught:
         logs.setup(*arguments)
     assert str(caught.value) == message
+
+
+def test_ids_of_spans_are_for_machines(as_json, text):
+    """JSON has them, bound to a record; a text line stays short."""
+    both = [logs.setup("info", "json", as_json), logging.StreamHandler(text)]
+    both[1].setFormatter(logs.TextFormatter())
+    LOG.addHandler(both[1])
+    try:
+        logs.bind(LOG, session="s-1", trace_id="a" * 32, span_id="b" * 16).info("x")
+    finally:
+        LOG.removeHandler(both[1])
+    entry = json.loads(as_json.getvalue())
+    assert (entry["trace_id"], entry["span_id"]) == ("a" * 32, "b" * 16)
+    assert text.getvalue().endswith(": x session=s-1\n")

@@ -58,6 +58,22 @@ def test_no_setting_passes_what_is_the_daemon_s_own():
     assert not [name for name in environ if name.startswith(("DISCO_T", "PMI"))]
 
 
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        (("*",), set()),
+        (("*", "OTEL_*"), {"OTEL_SERVICE_NAME", "OTEL_EXPORTER_OTLP_HEADERS"}),
+        (("OTEL_SERVICE_NAME",), {"OTEL_SERVICE_NAME"}),
+        (("OTEL_SERVICE_NAME=mine",), {"OTEL_SERVICE_NAME"}),
+    ],
+)
+def test_telemetry_is_passed_by_its_own_name_only(said, wanted):
+    """Ranks make no spans, and its headers often hold a key; who names it gets it."""
+    given = {"OTEL_SERVICE_NAME": "s", "OTEL_EXPORTER_OTLP_HEADERS": "api-key=x"}
+    environ = rank_environment(WorkerConfig(env=said), given)
+    assert {name for name in environ if name.startswith("OTEL_")} == wanted
+
+
 def test_paths_of_modules_are_whole(tmp_path, monkeypatch):
     """Ranks work in folders of their own, where others would lead elsewhere."""
     monkeypatch.chdir(tmp_path)

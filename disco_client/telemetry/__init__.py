@@ -1,0 +1,1 @@
+"""OpenTelemetry spans; without a collector nothing of them is loaded."""

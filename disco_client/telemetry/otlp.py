@@ -1,0 +1,372 @@
+"""Makes spans with OpenTelemetry's own library, and sends them to a collector.
+
+The library is imported when the first of these is made, so that this module can be read
+without it. A program that has a tracer provider of its own keeps it, and these spans go
+where its own go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from disco_client.telemetry.base import Attributes, Span
+from disco_client.version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+__all__ = ["Tracing"]
+
+_FLUSH_S = 1.5
+"""How long the end of a process waits for what has not been sent."""
+
+_BREAK_OFF_S = 0.3
+"""How long it waits once more, for an export that was broken off to be over."""
+
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_MAX_WORDS = 1000
+
+_logger = logging.getLogger(__name__)
+
+
+class Tracing:
+    """Begins the spans of this process.
+
+    Args:
+        service: Its ``service.name``, unless the environment has another.
+        resource: What else is the same for all its spans.
+        endpoint: Where the collector is, for messages; the library reads that itself.
+
+    Raises:
+        ImportError: The library is not installed.
+        ValueError: A setting is none.
+    """
+
+    def __init__(self, service: str, resource: Attributes, endpoint: str) -> None:
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._library = trace
+        self._headers = TraceContextTextMapPropagator()
+        self._own: trace.Tracer | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            self._make_own(service, resource, endpoint)
+
+    def _make_own(self, service: str, resource: Attributes, endpoint: str) -> None:
+        """Makes a provider, which is not made the program's: that may still choose its own."""
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        ours = {
+            "service.name": service,
+            "service.version": __version__,
+            "host.name": socket.gethostname(),
+            "process.pid": os.getpid(),
+            **resource,
+        }
+        said = OTELResourceDetector().detect().attributes
+        exporter = _Reporting(_make_exporter(), endpoint)
+        processor = BatchSpanProcessor(cast("SpanExporter", exporter))
+        provider = TracerProvider(
+            resource=Resource.create({**ours, **said}), shutdown_on_exit=False
+        )
+        provider.add_span_processor(processor)
+        self._own = provider.get_tracer("disco", __version__)
+        # Sessions that the exit of the program ends were made later, so they end before.
+        self._finalizer = weakref.finalize(self, _Ending(provider.shutdown, exporter.shutdown))
+
+    def _tracer(self) -> trace.Tracer:
+        provider = self._library.get_tracer_provider()
+        if self._own is not None and isinstance(provider, self._library.ProxyTracerProvider):
+            return self._own
+        return provider.get_tracer("disco", __version__)
+
+    def begin(
+        self,
+        name: str,
+        attributes: Attributes | None,
+        parent: Mapping[str, str] | Span | None,
+        began_s: float | None,
+        kind: str,
+    ) -> Span:
+        """Begins a span; see :func:`disco_client.telemetry.spans.begin`."""
+        if isinstance(parent, LiveSpan):
+            context = parent.context
+        elif parent is None or isinstance(parent, Span):
+            context = None
+        else:
+            context = self._headers.extract(parent, context=_nothing())
+        return self._start(name, attributes, context, (), began_s, kind)
+
+    def within(self, whole: LiveSpan, name: str, attributes: Attributes | None) -> Span:
+        """Begins a part of a span, see :meth:`Span.within`."""
+        active = self._library.get_current_span().get_span_context()
+        if not active.is_valid:
+            return self._start(name, attributes, whole.context)
+        apart = active.trace_id != whole.place.trace_id
+        return self._start(name, attributes, None, (whole.place,) if apart else ())
+
+    def _start(
+        self,
+        name: str,
+        attributes: Attributes | None,
+        context: Context | None,
+        linked: Sequence[trace.SpanContext] = (),
+        began_s: float | None = None,
+        kind: str = "internal",
+    ) -> LiveSpan:
+        library = self._library
+        ago_s = 0.0 if began_s is None else time.monotonic() - began_s
+        made = self._tracer().start_span(
+            name,
+            context,
+            kind=library.SpanKind[kind.upper()],
+            attributes=attributes,
+            links=[library.Link(place) for place in linked],
+            start_time=time.time_ns() - int(ago_s * 1e9),
+        )
+        return LiveSpan(self, made)
+
+    def context_of(self, span: trace.Span) -> Context:
+        """The context in which a span is the active one."""
+        return self._library.set_span_in_context(span, _nothing())
+
+    def carrier(self, context: Context | None) -> Mapping[str, str]:
+        """The headers that stand for the active span of a context."""
+        carrier: dict[str, str] = {}
+        self._headers.inject(carrier, context=context)
+        return carrier
+
+    def active_carrier(self) -> Mapping[str, str]:
+        """The headers that stand for the active span."""
+        return self.carrier(None)
+
+    def active_ids(self) -> Mapping[str, str]:
+        """What log lines say of the active span."""
+        return _ids(self._library.get_current_span().get_span_context())
+
+    def failed(self, words: str) -> trace.Status:
+        """The status of a span that has failed."""
+        return self._library.Status(self._library.StatusCode.ERROR, words)
+
+    @contextlib.contextmanager
+    def use(self, span: trace.Span) -> Generator[None]:
+        """Makes a span the active one."""
+        with self._library.use_span(span, record_exception=False, set_status_on_exception=False):
+            yield
+
+    def close(self) -> None:
+        """Sends what has ended, as long as that does not take long; idempotent."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+
+def _nothing() -> Context:
+    from opentelemetry.context import Context
+
+    return Context()
+
+
+def _ids(place: trace.SpanContext) -> Mapping[str, str]:
+    if not place.is_valid:
+        return {}
+    return {"trace_id": f"{place.trace_id:032x}", "span_id": f"{place.span_id:016x}"}
+
+
+class LiveSpan(Span):
+    """A span that is sent.
+
+    Args:
+        tracing: Has made it.
+        span: The library's.
+    """
+
+    def __init__(self, tracing: Tracing, span: trace.Span) -> None:
+        self._tracing = tracing
+        self._span = span
+        self._failed = False
+        self._ended = False
+        self._active = contextlib.ExitStack()
+
+    @property
+    def context(self) -> Context:
+        """The context in which it is the active one."""
+        return self._tracing.context_of(self._span)
+
+    @property
+    def place(self) -> trace.SpanContext:
+        """What tells it from others."""
+        return self._span.get_span_context()
+
+    @property
+    def carrier(self) -> Mapping[str, str]:
+        """See :class:`Span`."""
+        return self._tracing.carrier(self.context)
+
+    @property
+    def ids(self) -> Mapping[str, str]:
+        """See :class:`Span`."""
+        return _ids(self.place)
+
+    def note(self, attributes: Attributes) -> None:
+        """See :class:`Span`."""
+        if not self._ended:
+            self._span.set_attributes(attributes)
+
+    def fail(self, why: BaseException | str) -> None:
+        """See :class:`Span`."""
+        if self._ended or self._failed:
+            return
+        self._failed = True
+        words = (str(why) or type(why).__name__).partition("\n")[0]
+        self._span.set_status(self._tracing.failed(words[:_MAX_WORDS]))
+        if isinstance(why, BaseException):
+            self._span.record_exception(why)
+
+    def end(self) -> None:
+        """See :class:`Span`."""
+        if not self._ended:
+            self._ended = True
+            self._span.end()
+
+    def within(self, name: str, attributes: Attributes | None = None) -> Span:
+        """See :class:`Span`."""
+        return self._tracing.within(self, name, attributes)
+
+    def active(self) -> contextlib.AbstractContextManager[object]:
+        """See :class:`Span`."""
+        return self._tracing.use(self._span)
+
+    def __enter__(self) -> Self:
+        self._active.enter_context(self.active())
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._active.close()
+        if error is not None:
+            self.fail(error)
+        self.end()
+
+
+# How they are sent ------------------------------------------------------------------------
+
+
+def _make_exporter() -> SpanExporter:
+    """The exporter that the variables ask for; all else it reads from them itself."""
+    asked = next((os.environ[name] for name in _PROTOCOLS if os.environ.get(name)), "")
+    if asked in ("", "http/protobuf"):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter()
+    if asked == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter
+
+        return trace_exporter.OTLPSpanExporter()
+    msg = f"OTEL_EXPORTER_OTLP_PROTOCOL: expected http/protobuf or grpc, got {asked!r}"
+    raise ValueError(msg)
+
+
+class _Reporting:
+    """An exporter that says in one line that it does not get through, until it does again.
+
+    The library's own would say it for each attempt.
+
+    Args:
+        exporter: What sends.
+        endpoint: Where to, for people.
+    """
+
+    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._exporter = exporter
+        self._sending = threading.local()
+        self._reason = ""
+        self._said = False
+        for kind in type(exporter).__mro__:
+            if kind.__module__.startswith("opentelemetry.exporter."):
+                logging.getLogger(kind.__module__).addFilter(self._hear)
+
+    def _hear(self, record: logging.LogRecord) -> bool:
+        """Keeps what the library says while it sends spans of ours; whether it is shown."""
+        if not getattr(self._sending, "now", False):
+            return True
+        self._reason = self._reason or record.getMessage()  # later ones are about its attempts
+        return False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Sends spans; for the thread of the processor."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        result, self._reason = SpanExportResult.FAILURE, ""
+        self._sending.now = True
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:  # noqa: BLE001  (nobody else would say it once only)
+            self._reason = repr(error)
+        finally:
+            self._sending.now = False
+        if result is SpanExportResult.SUCCESS:
+            self._said = False
+        elif not self._said:
+            self._said = True
+            why = self._reason[:_MAX_WORDS]
+            _logger.warning("spans do not reach the collector at %s: %s", self._endpoint, why)
+        return result
+
+    def shutdown(self) -> None:
+        """Breaks off what is being sent; more often than once does no harm."""
+        self._sending.now = True
+        try:
+            self._exporter.shutdown()
+        finally:
+            self._sending.now = False
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Does nothing: the processor has what waits."""
+        del timeout_millis
+        return True
+
+
+class _Ending:
+    """Sends the last spans in a thread that is there already, and waits a little.
+
+    At the end of an interpreter no thread can be started any more; and the library's own
+    end may take half a minute where nobody answers.
+
+    Args:
+        shutdown: Sends them, and ends.
+        break_off: Ends that, as soon as it can.
+    """
+
+    def __init__(self, shutdown: Any, break_off: Any) -> None:
+        self._break_off = break_off
+        self._shutdown = shutdown
+        self._asked, self._done = threading.Event(), threading.Event()
+        self._pid = os.getpid()
+        threading.Thread(target=self._run, name="disco-telemetry", daemon=True).start()
+
+    def _run(self) -> None:
+        self._asked.wait()
+        self._shutdown()
+        self._done.set()
+
+    def __call__(self) -> None:
+        if os.getpid() != self._pid:  # a child has the spans of its parent, and not this thread
+            return
+        self._asked.set()
+        if not self._done.wait(_FLUSH_S):
+            self._break_off()
+            self._done.wait(_BREAK_OFF_S)

@@ -1,0 +1,161 @@
+"""Spans of what takes time and can fail: where they are begun.
+
+They are made where ``OTEL_EXPORTER_OTLP_ENDPOINT`` names a collector, and need the extra
+``otel``. Nothing of OpenTelemetry is imported before that variable was seen; without it
+whoever begins a span gets one that does nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from disco_client.telemetry.base import NO_SPAN, Attributes, Span
+
+if TYPE_CHECKING:
+    from disco_client.telemetry.otlp import Tracing
+
+__all__ = ["active_carrier", "active_ids", "begin", "carrier_of", "close", "setup", "spanned"]
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_CARRIED = ("traceparent", "tracestate")
+_MAX_CARRIED = 512
+"""How long such a header may be: as much as the standard asks everybody to pass on."""
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+_logger = logging.getLogger(__name__)
+_lock = threading.Lock()
+
+
+@dataclass
+class _State:
+    """What this process has found out about whether it makes spans."""
+
+    tracing: Tracing | None = None
+    tried: bool = False
+    service: str = "disco-client"
+    resource: Attributes = field(default_factory=dict[str, str])
+
+
+_state = _State()
+
+
+def setup(service: str, resource: Attributes | None = None) -> None:
+    """Says how the spans of this process are labelled; a daemon calls it at its start.
+
+    Args:
+        service: Its ``service.name``, unless the environment has another.
+        resource: What else is the same for all its spans.
+    """
+    _state.service, _state.resource = service, resource or {}
+    _find()
+
+
+def _endpoint_variable() -> str | None:
+    """Which variable asks for spans."""
+    environ = os.environ
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    if environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
+        return None
+    return next((name for name in _ENDPOINTS if environ.get(name)), None)
+
+
+def _find() -> Tracing | None:
+    """What makes spans; None where nobody wants any, or they cannot be had."""
+    if _state.tried or (variable := _endpoint_variable()) is None:
+        return _state.tracing
+    with _lock:
+        if not _state.tried:
+            _state.tracing = _try(variable)
+            _state.tried = True
+    return _state.tracing
+
+
+def _try(variable: str) -> Tracing | None:
+    from disco_client.telemetry.otlp import Tracing
+
+    try:
+        return Tracing(_state.service, _state.resource, os.environ[variable])
+    except ImportError as error:
+        _logger.warning(
+            "%s is set, and there is no module %r: no spans are sent; pip install"
+            " 'disco-runtime[otel]', or unset the variable",
+            variable,
+            error.name,
+        )
+    except Exception as error:  # noqa: BLE001  (whatever the library says of a setting)
+        _logger.warning("%s is set, and no spans are sent: %s", variable, error)
+    return None
+
+
+def begin(
+    name: str,
+    attributes: Attributes | None = None,
+    *,
+    parent: Mapping[str, str] | Span | None = None,
+    began_s: float | None = None,
+    kind: str = "internal",
+) -> Span:
+    """Begins a span.
+
+    Args:
+        name: What takes time.
+        attributes: What is known of it.
+        parent: A span of this process, or the carrier of one elsewhere, which is empty where
+            there is none; None for the active one.
+        began_s: When it began, by ``time.monotonic``; None for now.
+        kind: ``client`` of what asks another process, ``server`` of its answer.
+
+    Returns:
+        The span, which does nothing where there is no collector.
+    """
+    tracing = _find()
+    if tracing is None:
+        return NO_SPAN
+    return tracing.begin(name, attributes, parent, began_s, kind)
+
+
+def carrier_of(headers: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """Picks the trace context out of headers, whether this process makes spans or not."""
+    return {
+        name: value
+        for name, value in headers
+        if name in _CARRIED and isinstance(value, str) and len(value) <= _MAX_CARRIED
+    }
+
+
+def active_carrier() -> Mapping[str, str]:
+    """What a process that is called now needs to go on with the active span."""
+    return _state.tracing.active_carrier() if _state.tracing is not None else {}
+
+
+def active_ids() -> Mapping[str, str]:
+    """``trace_id`` and ``span_id`` of the active span, if there is one."""
+    return _state.tracing.active_ids() if _state.tracing is not None else {}
+
+
+def spanned(name: str) -> Callable[[_Method], _Method]:
+    """Makes a span of each call of a session's method whose first argument is a path."""
+
+    def wrap(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def call(self: Any, path: Any, *args: Any, **options: Any) -> Any:
+            with self._span.within(name, {"disco.path": str(path)}):
+                return method(self, path, *args, **options)
+
+        return cast("_Method", call)
+
+    return wrap
+
+
+def close() -> None:
+    """Sends what has ended, for a second or two at most; later spans are lost. Idempotent."""
+    if _state.tracing is not None:
+        _state.tracing.close()
