@@ -33,8 +33,8 @@ __all__ = [
 
 _logger = logging.getLogger("disco.controller")
 
-_STOPPED = "_ServerStoppedError"
-"""What gRPC raises in calls that outlast their server; it has no public name."""
+_CUT_OFF = ("_ServerStoppedError", "ExecuteBatchError")
+"""What gRPC raises in calls that outlast their server or client; it has no public names."""
 
 MAX_NAME = 128
 Context: TypeAlias = Any  # grpc.aio.ServicerContext, whose type parameters help nobody here
@@ -55,7 +55,7 @@ def guarded(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:
-            if type(error).__name__ == _STOPPED:
+            if type(error).__name__ in _CUT_OFF:
                 raise  # gRPC ends the call; nobody is there any more to be told
             error_id = secrets.token_hex(4)
             _logger.exception("handler failed, error id %s", error_id)

@@ -27,14 +27,16 @@ def test_a_peer_that_says_nothing_is_sent_away(serve, monkeypatch):
     serve(scenario)
 
 
-def test_a_server_that_stops_is_no_failure_of_the_calls_it_ends(caplog):
-    """What gRPC raises in a call that outlasts its server is for gRPC, and no error of ours."""
-    stopped = cygrpc._ServerStoppedError
+@pytest.mark.parametrize(
+    "raised", [cygrpc._ServerStoppedError(), cygrpc.ExecuteBatchError("send", (), None)], ids=type
+)
+def test_a_call_that_is_cut_off_is_no_failure(caplog, raised):
+    """What gRPC raises when the server stops or the client has gone is for gRPC."""
 
     @streams.guarded
     async def handler(_self, _request, _context):
-        raise stopped
+        raise raised
 
-    with pytest.raises(stopped):
+    with pytest.raises(type(raised)):
         asyncio.run(handler(None, None, None))
     assert not caplog.records
