@@ -20,7 +20,13 @@ from disco_client.errors import ConfigError, SessionError
 from disco_client.flight import Flight, RankFlight, read_report
 from disco_client.timeline import TimedArrays, TimedInbox, Timeline
 from disco_client.wire.clocks import Clock, ClockSample
-from disco_client.wire.flight import CollectiveRecord, CommandRecord, FlightRecord
+from disco_client.wire.flight import (
+    COLLECTIVES,
+    SLOTS,
+    CollectiveRecord,
+    CommandRecord,
+    FlightRecord,
+)
 from disco_client.wire.flight_cuts import CUT_MAGIC, FlightCut, Since
 from disco_client.wire.inspection import RankReport
 
@@ -34,8 +40,8 @@ KEPT_BYTES = 256 << 20
 """How much is kept of all ranks together: some twenty million commands of microseconds."""
 
 _TICK_S = 0.025
-_COMMANDS, _COLLECTIVES = 4_000, 1_000
-"""After so many a rank's records are fetched: a quarter of what it holds."""
+_COMMANDS, _COLLECTIVES = SLOTS // 2, COLLECTIVES // 2
+"""After so many a rank's records are fetched, which costs milliseconds: half of what it holds."""
 
 _RARELY_S, _AGAIN_S = 0.25, 1.0
 _SECOND = 10**9

@@ -82,6 +82,8 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """Transfer: the node is to push this download"""
     KIND_HAVE: _Kind.ValueType  # 31
     """Have; relayed to the client, which sends again what came after"""
+    KIND_CORDON: _Kind.ValueType  # 32
+    """empty; the node takes no new sessions, and keeps those it has"""
     KIND_ASSIGN: _Kind.ValueType  # 40
     """Worker daemon and rank process.
     AssignRank
@@ -181,6 +183,8 @@ KIND_PUSH: Kind.ValueType  # 30
 """Transfer: the node is to push this download"""
 KIND_HAVE: Kind.ValueType  # 31
 """Have; relayed to the client, which sends again what came after"""
+KIND_CORDON: Kind.ValueType  # 32
+"""empty; the node takes no new sessions, and keeps those it has"""
 KIND_ASSIGN: Kind.ValueType  # 40
 """Worker daemon and rank process.
 AssignRank

@@ -61,7 +61,7 @@ __all__ = [
 COMMANDS = 10_000
 """How many commands are promised to be there."""
 
-SLOTS = 1 << 14
+SLOTS = 1 << 16
 STEP = 1 << 10
 """How many slots are emptied at once."""
 
@@ -75,7 +75,7 @@ FORM = struct.Struct("<6I5Q")
 the first extents."""
 
 MAX_DIMS = 5
-MAGIC = int.from_bytes(b"DISCOFR2", "little")
+MAGIC = int.from_bytes(b"DISCOFR3", "little")
 
 
 class Header:

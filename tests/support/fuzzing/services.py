@@ -37,6 +37,9 @@ class Call:
     def peer(self):
         return "ipv4:127.0.0.1:1"
 
+    def invocation_metadata(self):
+        return (("traceparent", "00-" + "1" * 32 + "-" + "2" * 16 + "-01"),)
+
     async def write(self, raw):
         envelope_pb2.Envelope.FromString(raw)
         self.written.append(raw)
