@@ -21,7 +21,7 @@ HOLDS_THE_LOCK = """
 import ctypes, signal
 def hold(*_):
     ctypes.PyDLL(None).sleep(6)  # and never lets another thread of Python run
-signal.signal(signal.SIGUSR1, hold)
+signal.signal(signal.SIGUSR2, hold)
 """
 
 CLOCK = """
@@ -111,7 +111,7 @@ def test_a_daemon_whose_python_is_stuck_is_lost_though_its_connection_lives(daem
     daemon = daemons.worker(controller.address, *options, PYTHONPATH=path)
     session = connect(controller.address, num_workers=1, logs=False)
     session.sync_all()
-    daemon.send(signal.SIGUSR1)
+    daemon.send(signal.SIGUSR2)
     with pytest.raises(errors.NodeLost, match="silent for more than 3 s") as raised:
         # The worker itself is well, and its daemon does not relay.
         session.sync_all()
