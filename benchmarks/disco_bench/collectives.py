@@ -38,7 +38,9 @@ def _rounds(nbytes: int) -> tuple[int, int]:
     """How many rounds, and calls in each: small ones many, so that the clock is fine enough."""
     if nbytes <= 64 * _KIB:
         return 40, 50
-    return (30, 5) if nbytes <= 4 * _MIB else (15, 1)
+    if nbytes <= 4 * _MIB:
+        return 30, 5
+    return (40, 1) if nbytes < _LARGE else (15, 1)
 
 
 def measure_collectives(bench: Bench) -> None:
