@@ -73,7 +73,8 @@ def main() -> None:
         subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as it,
     ):
         url = said(it.stderr, r"the dashboard at (\S+/)")
-        threading.Thread(target=lambda: list(it.stderr or ()), daemon=True).start()
+        reading = threading.Thread(target=lambda: list(it.stderr or ()))
+        reading.start()
         address = said(it.stdout, r"DISCO_ADDRESS=(\S+)")
         working = threading.Thread(target=train, args=(address, over))
         working.start()
@@ -89,6 +90,7 @@ def main() -> None:
             over.set()
             working.join()
             it.terminate()
+            reading.join()
 
 
 if __name__ == "__main__":
