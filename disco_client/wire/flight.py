@@ -62,6 +62,9 @@ COMMANDS = 10_000
 """How many commands are promised to be there."""
 
 SLOTS = 1 << 16
+_TOGETHER = 64
+"""More commands than are ever timed together."""
+
 STEP = 1 << 10
 """How many slots are emptied at once."""
 
@@ -249,7 +252,7 @@ def read_flight(
     # The oldest slot may be in the middle of being used again.
     collectives = range(max(first_collective, entered - COLLECTIVES + 1), entered)
     return FlightRecord(
-        _read_commands(raw, header[Header.EMPTIED], max(oldest, first, 1), names)[-most:],
+        _read_commands(raw, header[Header.EMPTIED], max(oldest, first, 1), names, most)[-most:],
         _read_collectives(raw, collectives, names),
     )
 
@@ -290,8 +293,9 @@ def _read_names(raw: bytes | bytearray) -> list[str]:
 
 
 def _read_commands(
-    raw: bytes | bytearray, emptied: int, first: int, names: list[str]
+    raw: bytes | bytearray, emptied: int, first: int, names: list[str], most: int = SLOTS
 ) -> tuple[CommandRecord, ...]:
+    """Reads at least the last ``most`` commands, or all since ``first``."""
     view = memoryview(raw)
     starts = view[STARTS_AT:ENDS_AT].cast("Q")
     ends = view[ENDS_AT:KINDS_AT].cast("Q")
@@ -302,7 +306,7 @@ def _read_commands(
     found: list[CommandRecord] = []
     group: list[int] = []
     since = 0
-    for seq in range(max(first, last - SLOTS + 1), last + 1):
+    for seq in range(_begin(kinds, max(first, last - SLOTS + 1), last, most), last + 1):
         slot = seq % SLOTS
         if starts[slot]:
             # What came before, if its end was not taken, was broken off.
@@ -320,6 +324,16 @@ def _read_commands(
         found += _group_of(kinds, before, since, since, names)
         found += _group_of(kinds, [running], since, 0, names)
     return tuple(found)
+
+
+def _begin(kinds: memoryview[int], first: int, last: int, most: int) -> int:
+    """From which command on there are so many, and those that are timed with the first of them."""
+    wanted = most + _TOGETHER
+    for seq in range(last, first - 1, -1):
+        wanted -= bool(kinds[seq % SLOTS])
+        if not wanted:
+            return seq
+    return first
 
 
 def _group_of(

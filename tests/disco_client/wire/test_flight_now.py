@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_client.wire.codec import Action
-from disco_client.wire.flight import RING_BYTES, STEP, FlightRecord, read_flight
+from disco_client.wire.flight import RING_BYTES, SLOTS, FlightRecord, read_flight
 from disco_client.wire.flight_now import FlightNow, read_now
 from disco_server.observe.flight import SLOT_MASK, FlightRecorder
 
 BATCHES = st.lists(
-    st.tuples(st.integers(1, 2 * STEP), st.booleans()),
+    st.tuples(st.integers(1, SLOTS // 4), st.booleans()),
     min_size=1,
     max_size=8,
 )
