@@ -20,15 +20,18 @@ _STYLES = {
     Verdict.NONE: "dim",
     Verdict.UNKNOWN: "yellow",
 }
-_WIDTH = 150
-"""Columns of the table where it is not written to a terminal."""
+_UNBOUNDED = 10_000
+"""Columns of what has no edge; the table takes what its longest row needs."""
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """Prints one line a row, and below it what must be known about some of them."""
+    """Prints one line a row, and below it what must be known about some of them.
+
+    Only a terminal has an edge: written anywhere else, no line is folded.
+    """
     out = console or Console()
-    if not out.is_terminal and console is None:
-        out = Console(width=_WIDTH)
+    if not out.is_terminal:
+        out.width = _UNBOUNDED
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("what", "Disco", "yardstick", "its figure", "ratio", "must", "aim", "verdict"):
         right = heading in ("Disco", "its figure", "ratio", "must", "aim")

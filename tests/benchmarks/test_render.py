@@ -37,3 +37,19 @@ def test_what_holds_for_a_whole_section_is_said_once():
     print_report(report, Console(file=out, width=150))
     notes = [line for line in out.getvalue().splitlines() if ": " in line]
     assert notes == ["one: not measured: no library", "two.1: remark"]
+
+
+def test_nothing_is_folded_where_there_is_no_terminal():
+    """However wide its figures make the table, a row is one line with its whole name."""
+    report = Report()
+    what = "(S[0], R) @ (R, S[1]), 64 KiB, one and its wait"
+    wide = Limit("excess", must=123.4e-6, aim=123.4e-6)
+    report.announce([Spec("a.one", what, "s"), Spec("a.two", "other", "s", "yardstick " * 9, wide)])
+    report.record("a.one", Measured(3e-3))
+    report.record("a.two", Measured(3e-3, 1e-3))
+    out = io.StringIO()
+    print_report(report, Console(file=out))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3
+    assert what in lines[1]
+    assert "yardstick " * 9 in lines[2]
