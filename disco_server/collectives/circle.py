@@ -18,7 +18,7 @@ from disco_server.collectives.checks import Offer, Op
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.part_checks import Parts
 from disco_server.collectives.preflight import Lane
-from disco_server.collectives.rows import RowExchange
+from disco_server.collectives.rows import Place, RowExchange
 from disco_server.collectives.sides import DataMoves, Known, Side
 
 __all__ = ["Circle"]
@@ -110,7 +110,8 @@ class Circle(Side):
 
     def allgather(self, src: Array, dst: Array, counts: Sequence[int] | None = None) -> None:
         """Brings every source to every rank."""
-        agreement, place, parts = self._agreement, None, None
+        agreement, parts = self._agreement, None
+        place, rounds = None, ()
         # As in allreduce, what is small should cost little besides the meeting.
         if counts is None:
             offer = checks.check_parts(Op.ALLGATHER, src, dst, self.size, root=True)
@@ -122,22 +123,45 @@ class Circle(Side):
             offer = agreement.admit(offer)
         else:
             place = self.find_place(src, src.size if parts is None else parts.widest)
-        if place is None:
-            source, target = agreement.stage(offer, src, dst)
-            agreement.meet(self.lane, offer, src, dst)
-        else:
-            source, target = src, dst
-            agreement.meet(self.lane, offer, src, dst, self.put(place, src))
+            if place is None and parts is None:
+                rounds = self.find_rounds(src)
         if place is not None:
+            agreement.meet(self.lane, offer, src, dst, self.put(place, src))
             self.take_all(place, dst, None if parts is None else parts.counts)
-        elif offer.elements:
-            moves = self.moves_of(source)
-            if parts is None:
-                moves.allgather(source, target)
+        else:
+            source, target = agreement.stage(offer, src, dst)
+            if rounds:
+                self._allgather(offer, rounds, source, target)
             else:
-                moves.allgather_parts(source, target, parts.counts)
+                agreement.meet(self.lane, offer, src, dst)
+                self._allgather_whole(offer, source, target, parts)
             unstage(target, dst)
         self._notes.leave()
+
+    def _allgather(
+        self, offer: Offer, rounds: Sequence[tuple[slice, Place]], src: Array, dst: Array
+    ) -> None:
+        """Gathers contiguous arrays whose parts ride in several rounds."""
+        lane, rows = cast("Lane", self.lane), cast("RowExchange", self.rows)
+        parts = dst.reshape(self.size, -1)
+        in_place = src.ctypes.data == parts[self.rank].ctypes.data
+        if not in_place and np.may_share_memory(src, dst):
+            src = src.copy()  # an early piece of one part is a late piece of the source
+        source = src.reshape(-1)
+        for number, (piece, place) in enumerate(rounds):
+            rows.put(place, source[piece])
+            self._agree(lane, offer, src, dst, place.rider, first=number == 0)
+            for part, came in zip(parts, rows.parts(place), strict=True):
+                part[piece] = came
+
+    def _allgather_whole(self, offer: Offer, src: Array, dst: Array, parts: Parts | None) -> None:
+        """Lets a library gather contiguous arrays, whose ranks have met."""
+        if not offer.elements:
+            return
+        if parts is None:
+            self.moves_of(src).allgather(src, dst)
+        else:
+            self.moves_of(src).allgather_parts(src, dst, parts.counts)
 
     def broadcast(self, src: Array | None, dst: Array, root: int | None = None) -> None:
         """Copies the root's source to every rank."""

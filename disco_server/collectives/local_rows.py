@@ -65,7 +65,7 @@ class LocalRows(RowExchange):
 
     def __init__(self, lane: LocalLane, index: int) -> None:
         super().__init__()
-        self.data_bytes = self.most_bytes = _DATA_BYTES
+        self.data_bytes = self.most_bytes = self.most_gathered = _DATA_BYTES
         self._lane = lane
         self._index = index
         self._number = -1

@@ -70,7 +70,7 @@ class MpiRows(RowExchange):
     ) -> None:
         super().__init__()
         lengths = _LENGTHS if with_data and len(members) <= _MOST_RANKS else ()
-        self.data_bytes = self.most_bytes = max(lengths, default=0)
+        self.data_bytes = self.most_bytes = self.most_gathered = max(lengths, default=0)
         self._mpi, self._comm, self._tag = mpi, comm, tag
         self._peers = [member for member in members if member != me]
         slots = np.zeros((len(members), ROW_BYTES + self.data_bytes), np.uint8)

@@ -48,10 +48,12 @@ class RowExchange(ABC):
     Attributes:
         data_bytes: How much of one rank's data may ride along with one row.
         most_bytes: How much of it is worth reducing in one round after the other.
+        most_gathered: How much of it is worth gathering so.
     """
 
     data_bytes: int = 0
     most_bytes: int = 0
+    most_gathered: int = 0
 
     def __init__(self) -> None:
         self._places: dict[tuple[np.dtype[Any], int], Any] = {}

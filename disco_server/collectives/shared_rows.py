@@ -36,7 +36,8 @@ _LINE_BYTES = 64
 _SPINS = 20_000
 _NAP_S = 50e-6
 # Every rank reads what all have laid down. Two ranks reduce 64 MiB in a third of MPI's
-# time in this way; four are faster up to 4 MiB, and slower from 16 MiB on.
+# time in this way; four are faster up to 4 MiB, and slower from 16 MiB on. Gathering is
+# faster up to 4 MiB of each of four or eight, and never with two or three in several rounds.
 _FEW_RANKS, _MOST_PIECES = 3, 4
 _TEXT_RIDER = TEXT_BYTES.to_bytes(4, "little")
 
@@ -101,8 +102,9 @@ class SharedRows(RowExchange):
         super().__init__()
         size = _board_bytes(members, data_bytes)
         self.data_bytes = data_bytes
-        many = 1 << 40 if members <= _FEW_RANKS else _MOST_PIECES
-        self.most_bytes = data_bytes * many
+        few = members <= _FEW_RANKS
+        self.most_bytes = data_bytes * (1 << 40 if few else _MOST_PIECES)
+        self.most_gathered = data_bytes * (1 if few else _MOST_PIECES)
         self._boards = [
             _Board(memory[at : at + size], index, members, data_bytes) for at in (0, size)
         ]

@@ -172,6 +172,17 @@ class Side:
             return ()
         if family is Family.HALF and src.nbytes > _MOST_HALF_BYTES:
             return ()
+        return self._cut(rows, src)
+
+    def find_rounds(self, src: Array) -> tuple[tuple[slice, Place], ...]:
+        """Where what is to be gathered rides, round by round; as `find_places`."""
+        rows = self.rows
+        if rows is None or src.nbytes > rows.most_gathered:
+            return ()
+        return self._cut(rows, src)
+
+    @staticmethod
+    def _cut(rows: RowExchange, src: Array) -> tuple[tuple[slice, Place], ...]:
         piece = rows.data_bytes // src.itemsize
         bounds = [*range(0, src.size, piece), src.size]
         return tuple(

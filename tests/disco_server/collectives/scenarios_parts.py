@@ -58,6 +58,34 @@ def in_rounds(place: Place) -> list[str]:
     return wrong
 
 
+def gather_rounds(place: Place) -> list[str]:
+    """Allgather of parts that ride in several rounds, and of one that is too large for that."""
+    wrong: list[str] = []
+    comm, mine, dtype = place.flat, place.rank, np.dtype(np.int32)
+    rows = comm._world.rows
+    asked: list[int] = []
+    put = rows.put
+    rows.put = lambda found, data: (asked.append(data.size), put(found, data))[1]
+    for size, count in ((262_145, 2), (600_001, 3), (1_048_576, 4), (1_048_577, 0)):
+        data = make(mine, size, dtype)
+        want = np.concatenate([make(each, size, dtype) for each in range(4)])
+        whole = np.zeros(4 * size + 7, dtype)
+        for name, src, dst in (
+            ("apart", data, whole[: 4 * size]),
+            ("in its place", whole[: 4 * size].reshape(4, -1)[mine], whole[: 4 * size]),
+            ("elsewhere in it", whole[7 : 7 + size], whole[: 4 * size]),
+            ("with gaps", np.repeat(data, 2)[::2], np.zeros(8 * size, dtype)[::2]),
+        ):
+            src[:] = data
+            asked.clear()
+            place.step()
+            comm.allgather(src, dst)
+            wrong += differ(f"{name} {size}", dst, want)
+            if len(asked) != count or sum(asked) not in (0, size):
+                wrong.append(f"{name} {size}: rode in pieces of {asked}")
+    return wrong
+
+
 def rounds(place: Place, shared: bool) -> list[Any]:
     """Rounds of one lane by hand: rows, data that rides along, and texts."""
     mpi = place.flat._mpi

@@ -23,11 +23,17 @@ def test_large_reductions_go_in_several_rounds(ranks):
     assert ranks.run("in_rounds") == [[]] * 4
 
 
+def test_large_parts_are_gathered_in_several_rounds(ranks):
+    """Whether they lie apart, in their place, elsewhere in the whole or with gaps."""
+    assert ranks.run("gather_rounds") == [[]] * 4
+
+
 def test_how_much_goes_in_rounds_depends_on_the_ranks():
-    """Few ranks reduce anything in rounds, many only what is not much more than one."""
+    """Few ranks reduce anything in rounds; many reduce and gather what is some rounds long."""
     few, many = (
         SharedRows(memoryview(bytearray(lane_bytes(members, 4096))), 0, members, 4096)
         for members in (2, 8)
     )
     assert few.most_bytes > 1 << 32
-    assert many.most_bytes == 4 * many.data_bytes
+    assert many.most_bytes == many.most_gathered == 4 * many.data_bytes
+    assert few.most_gathered == few.data_bytes
