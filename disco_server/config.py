@@ -124,6 +124,8 @@ class ControllerConfig(Settings):
         max_sessions: How many sessions it takes, those that wait for slots included.
         max_client_sessions: How many of them one client may have: one token or certificate,
             or, where nobody is asked who he is, one process as it names itself.
+        expect_nodes: How many nodes there will ever be: once they are there, a session that
+            would not fit on all of them is refused, and not kept waiting. 0: nobody knows.
         http: Where it serves its metrics and health over HTTP, as `listen` is written, or
             ``off``. None: port 7601 of the loopback address, or a free one.
 
@@ -151,6 +153,7 @@ class ControllerConfig(Settings):
     max_connections: int = MAX_CONNECTIONS
     max_sessions: int = 1024
     max_client_sessions: int = 256
+    expect_nodes: int = 0
     http: str | None = None
 
     _TABLE: ClassVar[str] = "controller"
@@ -169,6 +172,7 @@ class ControllerConfig(Settings):
         "max_connections": whole(1, _MOST),
         "max_sessions": whole(1, _MOST),
         "max_client_sessions": whole(1, _MOST),
+        "expect_nodes": whole(0, _MOST),
         "http": read_http,
     }
 

@@ -68,6 +68,11 @@ __all__ = ["main"]
     metavar="COUNT",
     help="How many of them one client may have.  [default: 256]",
 )
+@click.option(
+    "--expect-nodes",
+    metavar="COUNT",
+    help="How many nodes there will ever be; what does not fit on them need not wait.",
+)
 @guard_options
 @daemon_options
 @report_errors

@@ -118,7 +118,8 @@ class LocalCluster:
         """
         level = ("--log-level", self._log_level)
         http = ["--http", self._http or OFF]
-        ready = self._run("controller", ["--listen", self._listen, *http, *level, *self._insecure])
+        door = ["--listen", self._listen, *http, *self._insecure]
+        ready = self._run("controller", [*door, "--expect-nodes", str(self._nodes), *level])
         self.address = ready.rsplit(" ", 1)[-1]
         threads = max(1, cpu_cores() // (self._nodes * self._slots))
         options = ["--controller", self.address, "--slots", str(self._slots), *level]

@@ -64,6 +64,7 @@ async def _run(config: ControllerConfig) -> int:
         config.heartbeat_s,
         node_return=config.node_return_s,
         limits=SessionLimits(config.max_sessions, config.max_client_sessions),
+        expect_nodes=config.expect_nodes,
     )
     door = Door(
         hub,

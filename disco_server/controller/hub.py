@@ -68,6 +68,7 @@ class Hub:
         min_slots: How many slots a node must offer to be let in.
         node_return: Seconds in which a node whose connection broke may come back.
         limits: How many sessions there may be.
+        expect_nodes: How many nodes there will ever be; 0 if nobody knows.
 
     Attributes:
         settled_at: From then on nobody tells any more of sessions of an earlier controller.
@@ -86,6 +87,7 @@ class Hub:
         min_slots: int = 1,
         node_return: float = 2.0,
         limits: SessionLimits = DEFAULT_LIMITS,
+        expect_nodes: int = 0,
     ) -> None:
         self.cluster = Cluster(
             session_lease,
@@ -94,6 +96,7 @@ class Hub:
             min_slots=min_slots,
             node_return=node_return,
             limits=limits,
+            expect_nodes=expect_nodes,
         )
         self.settled_at = time.monotonic() + node_lease
         self.heartbeat = heartbeat

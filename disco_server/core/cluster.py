@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from disco_client.errors import describe_exit
-from disco_client.wording import many
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.effects import (
     DropNode,
@@ -24,7 +23,8 @@ from disco_server.core.effects import (
     TellReady,
 )
 from disco_server.core.membership import Membership, Node
-from disco_server.core.placement import NodeShare, Placer, kind_for, place
+from disco_server.core.placement import FreeSlots, NodeShare, Placer, kind_for, place
+from disco_server.core.room import no_room
 from disco_server.core.session_limits import DEFAULT_LIMITS, SessionLimits
 from disco_server.core.session_state import (
     End,
@@ -51,6 +51,7 @@ class Cluster:
         min_slots: How many slots a node must offer to be let in.
         node_return: Seconds in which a node whose connection broke may come back.
         limits: How many sessions there may be.
+        expect_nodes: How many nodes there will ever be; 0 if nobody knows.
 
     Attributes:
         members: The nodes.
@@ -68,8 +69,10 @@ class Cluster:
         min_slots: int = 1,
         node_return: float = 2.0,
         limits: SessionLimits = DEFAULT_LIMITS,
+        expect_nodes: int = 0,
     ) -> None:
         self._place = placer
+        self._expect_nodes = expect_nodes
         self._limits = limits
         self._node_return = node_return
         self._session_lease = session_lease
@@ -237,7 +240,18 @@ class Cluster:
 
     def _find_place(self, session: SessionTable) -> tuple[NodeShare, ...] | None:
         """Finds slots for a session, all with devices of one kind; None for no room now."""
-        free = [node.free for node in self.members.nodes.values()]
+        return self._fit(session, [node.free for node in self.members.nodes.values()])
+
+    def _will_never_fit(self, session: SessionTable) -> bool:
+        """Whether all nodes are there, and have too few slots even if all were free."""
+        nodes = self.members.nodes.values()
+        if not 0 < self._expect_nodes <= len(nodes):
+            return False
+        return self._fit(session, [node.slots for node in nodes]) is None
+
+    def _fit(
+        self, session: SessionTable, free: Sequence[FreeSlots]
+    ) -> tuple[NodeShare, ...] | None:
         wanted = kind_for(session.ccl)
         for kind in [wanted] if wanted else self.members.slots_by_kind:
             shares = self._place(session.num_workers, [each.of_kind(kind) for each in free])
@@ -373,10 +387,12 @@ class Cluster:
         """Time has passed: waits, leases and silences that are over."""
         effects: list[Effect] = []
         for session in list(self.sessions.values()):
-            if session.state is SessionState.QUEUED and now >= session.deadline:
-                effects += self.end(
-                    session.session, End(EndReason.NO_SLOTS, self._no_slots(session, now))
-                )
+            if session.state is SessionState.QUEUED:
+                never = self._will_never_fit(session)
+                if never or now >= session.deadline:
+                    everybody = self.sessions.values()
+                    message = no_room(session, self.members, everybody, now, never=never)
+                    effects += self.end(session.session, End(EndReason.NO_SLOTS, message))
             elif session.state is SessionState.DETACHED and now >= session.deadline:
                 message = f"its client did not come back within {session.patience:g} s"
                 effects += self.end(session.session, End(EndReason.CLOSED, message))
@@ -395,37 +411,6 @@ class Cluster:
         message = f"node {node!r} did not come back to a controller that was started again"
         return self.end(session.session, End(EndReason.NODE_LOST, message, node=node))
 
-    def _no_slots(self, session: SessionTable, now: float) -> str:
-        members = self.members
-        names = len(members.nodes)
-        kinds, wanted = members.slots_by_kind, kind_for(session.ccl)
-        most = kinds.get(wanted, 0) if wanted else max(kinds.values(), default=0)
-        by_kind = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        text = (
-            f"no room for {session.num_workers} {f'{wanted} ' * bool(wanted)}workers in time: the "
-            f"cluster has {members.total_slots} slots"
-            f"{f' ({by_kind})' * (bool(wanted) or len(kinds) > 1)} on {many(names, 'node')}, "
-            f"{members.free_slots} of them free"
-        )
-        held = [
-            f"{s.name!r} holds {s.num_workers} ({s.owner}{_away(s, now)})"
-            for s in self.sessions.values()
-            if s.shares and s is not session
-        ]
-        if held:
-            text += "; session " + ", ".join(held)
-        if not names:
-            how = "start a worker daemon: disco-worker --controller HOST:PORT"
-        elif most >= session.num_workers:
-            how = "wait longer (timeout=...) or end a session"
-        elif wanted:
-            how = f"add nodes with --devices {wanted}, ask for fewer, or leave out ccl"
-        else:
-            how = "add nodes or slots, or ask for fewer workers"
-            if len(kinds) > 1:
-                how += " (those of one session have devices of one kind)"
-        return f"{text}; {how}"
-
     def drain(self) -> list[Effect]:
         """The controller is about to leave: every session ends, none begins."""
         self.draining = True
@@ -434,10 +419,3 @@ class Cluster:
         for session_id in list(self.sessions):
             effects += self.end(session_id, end)
         return effects
-
-
-def _away(session: SessionTable, now: float) -> str:
-    """Says of a session whose program is away how long it holds its slots yet."""
-    if session.state is not SessionState.DETACHED:
-        return ""
-    return f", which is away; free in {max(0.0, session.deadline - now):.0f} s unless it comes back"

@@ -64,6 +64,11 @@ class Node:
         return "draining" if self.draining else "ready"
 
     @property
+    def slots(self) -> FreeSlots:
+        """All its slots, as if no session held any."""
+        return FreeSlots(self.name, tuple(enumerate(self.devices)))
+
+    @property
     def free(self) -> FreeSlots:
         """The slots that no session holds."""
         if self.draining or self.away_since is not None:

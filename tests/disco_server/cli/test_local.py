@@ -151,6 +151,16 @@ def test_ctrl_c_keeps_the_code_of_a_command_that_ends_first(local, crowded_out):
     assert "Traceback" not in err
 
 
+def test_more_workers_than_it_can_ever_have_are_refused_at_once(local):
+    """Nobody waits out the timeout for slots that cannot come."""
+    code = "import disco_client; disco_client.connect(num_workers=3, timeout=600)"
+    started = local("--nodes", "2", "--slots", "1", "--", sys.executable, "-c", code)
+    _, printed = started.process.communicate(timeout=60)
+    assert started.process.returncode == 1
+    assert "NoSlots: no room for 3 workers: the cluster has 2 slots on 2 nodes, and" in printed
+    assert "start it with more nodes or slots, or ask for fewer workers" in printed
+
+
 def test_killed_by_force_it_takes_its_daemons_along(local, all_end):
     """After SIGKILL neither the daemons nor their interpreters remain."""
     run = local("--nodes", "2", "--slots", "2")
