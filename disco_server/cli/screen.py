@@ -20,12 +20,13 @@ from disco_client.errors import AccessDenied, ConnectionFailed
 __all__ = ["console", "repeat", "show_live"]
 
 _ENOUGH = frozenset(b"qQ\x03\x1b")
-_WIDTH = 120
+_UNBOUNDED = 10_000
+"""Columns of what has no edge; a table takes what its longest row needs."""
 
 
 def console() -> Console:
-    """Where tables go; where that is no terminal they are of a fixed width."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    """Where tables go; where that is no terminal nothing is folded or cut, for grep to find it."""
+    return Console(width=None if sys.stdout.isatty() else _UNBOUNDED, highlight=False)
 
 
 def repeat(act: Callable[[], None], interval: float, *, once: bool = False) -> None:

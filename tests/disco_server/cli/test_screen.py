@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+from rich.table import Table
 
 from disco_client.errors import AccessDenied, ConnectionFailed
 from disco_server.cli import screen
@@ -106,3 +107,15 @@ def test_on_a_terminal_a_key_ends_it_and_leaves_the_terminal_as_it_was(key):
     assert b"\x1b[?1049h" in shown  # to another screen
     assert shown.rindex(b"\x1b[?1049l") < shown.index(b"left in order")  # and back
     assert status == 0
+
+
+def test_what_is_no_terminal_has_no_edge(capsys):
+    """However long a name, it is in one piece for a program that looks for it."""
+    table = Table("session", "does")
+    table.add_column("node", no_wrap=True, overflow="ellipsis")
+    table.add_row("a long name " * 20, "waits " * 20, "n" * 300)
+    show_live(lambda: table, 1.0, once=True)
+    row = capsys.readouterr().out.splitlines()[3]
+    assert "a long name " * 20 in row
+    assert "waits " * 20 in row
+    assert "n" * 300 in row
