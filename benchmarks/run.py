@@ -22,6 +22,7 @@ from disco_bench.embedded import EMBEDDED, measure_embedded
 from disco_bench.memory import MEMORY, measure_memory
 from disco_bench.model import MODEL, measure_model
 from disco_bench.programs import PROGRAMS, measure_programs
+from disco_bench.recovery import RECOVERY, measure_recovery
 from disco_bench.running import (
     Section,
     describe_machine,
@@ -41,6 +42,7 @@ SECTIONS = {
     "commands": Section(COMMANDS, measure_commands),
     "programs": Section(PROGRAMS, measure_programs),
     "tracing": Section(TRACING, measure_tracing),
+    "recovery": Section(RECOVERY, measure_recovery),
     "sync": Section(SYNC, measure_sync),
     "secured": Section(SECURED, measure_secured),
     "embedded": Section(EMBEDDED, measure_embedded),

@@ -103,18 +103,24 @@ class Bench:
         return self._cluster
 
     def session(
-        self, num_workers: int = WORKERS, cluster: LocalCluster | None = None
+        self,
+        num_workers: int = WORKERS,
+        cluster: LocalCluster | None = None,
+        *,
+        recover: str | None = None,
     ) -> disco_client.Session:
         """Opens a session whose workers know the benchmark's functions.
 
         Args:
             num_workers: How many.
             cluster: Where; None for the one that most measurements share.
+            recover: See `disco_client.connect`.
         """
         session = disco_client.connect(
             (cluster or self.cluster).address,
             num_workers=num_workers,
             name=f"bench-{num_workers}",
+            recover=recover,
         )
         try:
             session.import_python_module(_FUNCTIONS)

@@ -1,0 +1,119 @@
+"""What it costs to be able to recover, and how long a lost worker is a pause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+
+import numpy as np
+
+import disco_client
+from disco_bench.bench import Bench
+from disco_bench.sampling import alternate, time_call
+from disco_bench.table import Spec
+
+__all__ = ["RECOVERY", "measure_recovery"]
+
+_KEEPING = "a session that does not recover"
+_WORKERS = 2
+_UPLOAD_BYTES = 16 << 20
+_REPLAYED = 1000
+_LOST_S = 60.0
+
+RECOVERY = (
+    Spec("recovery.commands", 'commands/s, no-ops, recover="replay"', "1/s", _KEEPING),
+    Spec("recovery.uploads", 'host -> worker 0, 16 MiB, recover="replay"', "B/s", _KEEPING),
+    Spec(
+        "recovery.pause",
+        f"a worker is killed, until {_REPLAYED:,} commands are done again",
+        "s",
+        "a new session, ready, and those commands",
+    ),
+)
+
+
+def measure_recovery(bench: Bench) -> None:
+    """Compares a session that recovers with one that does not, on the same cluster in turn.
+
+    Between rounds a checkpoint empties the log, as a program would do it.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        bench.session(_WORKERS, recover="replay") as keeping,
+        bench.session(_WORKERS) as plain,
+    ):
+        for name, measure, count in (
+            ("commands", _commands, bench.pick(20_000, 500)),
+            ("uploads", _uploads, bench.pick(4, 1)),
+        ):
+            pair = alternate(
+                lambda measure=measure, count=count: measure(keeping, count, folder),
+                lambda measure=measure, count=count: measure(plain, count, ""),
+                bench.pick(15, 2),
+            )
+            bench.record(f"recovery.{name}", pair.measured())
+    with bench.session(_WORKERS, recover="replay") as session:
+        _replayed(session)
+        pauses = alternate(
+            lambda: _pause(session),
+            lambda: time_call(lambda: _anew(bench)),
+            bench.pick(5, 1),
+        )
+    bench.record("recovery.pause", pauses.measured("with spare interpreters, where there are any"))
+
+
+def _commands(session: disco_client.Session, count: int, folder: str) -> float:
+    """Returns no-ops/s."""
+    noop = session.get_global_func("bench.noop")
+    session.sync_all()
+    started = time.perf_counter()
+    for _ in range(count):
+        noop(1, 2, 3)
+    session.sync_all()
+    rate = count / (time.perf_counter() - started)
+    if folder:
+        session.checkpoint(folder)
+    return rate
+
+
+def _uploads(session: disco_client.Session, count: int, folder: str) -> float:
+    """Returns bytes/s."""
+    array = np.ones(_UPLOAD_BYTES, np.uint8)
+    held = session.copy_to_worker_0(array)
+    session.sync_all()
+    started = time.perf_counter()
+    for _ in range(count):
+        session.copy_to_worker_0(array, held)
+    session.sync_worker_0()
+    speed = count * array.nbytes / (time.perf_counter() - started)
+    if folder:
+        session.checkpoint(folder)
+    return speed
+
+
+def _replayed(session: disco_client.Session) -> None:
+    noop = session.get_global_func("bench.noop")
+    for _ in range(_REPLAYED):
+        noop(1, 2, 3)
+    session.sync_all()
+
+
+def _pause(session: disco_client.Session) -> float:
+    """Kills a worker; returns the seconds until everything is done again."""
+    known = len(session.recoveries)
+    started = time.perf_counter()
+    os.kill(session.workers[1].pid, signal.SIGKILL)
+    while len(session.recoveries) == known:
+        if time.perf_counter() - started > _LOST_S:
+            msg = f"the session had no other workers within {_LOST_S:.0f} s"
+            raise TimeoutError(msg)
+        session.sync_all()
+    session.sync_all()
+    return time.perf_counter() - started
+
+
+def _anew(bench: Bench) -> None:
+    with bench.session(_WORKERS) as session:
+        _replayed(session)
