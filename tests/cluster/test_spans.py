@@ -46,10 +46,11 @@ FINDS_NO_ROOM = """
 import sys
 import disco_client
 
-try:
-    disco_client.connect(sys.argv[1], num_workers=64, name="crowded", timeout=0.5)
-except disco_client.NoSlots:
-    print("no room")
+with disco_client.connect(sys.argv[1], num_workers=4):
+    try:
+        disco_client.connect(sys.argv[1], num_workers=1, name="crowded", timeout=0.5)
+    except disco_client.NoSlots:
+        print("no room")
 """
 RECOVERS = """
 import sys
