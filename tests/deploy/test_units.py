@@ -26,8 +26,10 @@ for word; do
   case "$word" in --nodelist) names=first ;; disco-*) break ;; esac
   shift
 done
+trap 'told=1' TERM
 for node in ${names:-first second}; do DISCO_NAME=$node "$@" & steps+=("$!"); done
 trap 'kill "${steps[@]}"' TERM
+[ -z "${told:-}" ] || kill "${steps[@]}"
 wait; wait
 """
 
