@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError
 
 from disco_client.pb import controller_pb2, memory_pb2
 from disco_client.transport.doors import DoorShut, TransferFailed
+from disco_client.transport.mapped import MappedMemory
 from disco_client.transport.memory_frames import READ_BYTES, pack, unpack
-from disco_client.transport.shared import read_shared, write_shared
 
 __all__ = ["MemoryDoor"]
 
@@ -38,6 +38,7 @@ class MemoryDoor:
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._closed = False
+        self._memory = MappedMemory()
 
     def upload(self, transfer: controller_pb2.Transfer, data: memoryview) -> None:
         """Brings an array's bytes to a worker; returns when they may be changed.
@@ -50,7 +51,7 @@ class MemoryDoor:
             reply, fds = _receive(sock)
             try:
                 if reply.WhichOneof("what") == "granted":
-                    write_shared(_memory(reply, fds), data)
+                    self._memory.write(_memory(reply, fds), data)
                     _send(sock, memory_pb2.MemoryRequest(done=True))
                     _close(fds)
                     reply, fds = _receive(sock)
@@ -75,7 +76,7 @@ class MemoryDoor:
             try:
                 fd = _memory(reply, fds)
                 if reply.granted == len(into):
-                    read_shared(fd, into)
+                    self._memory.read(fd, into)
             finally:
                 _close(fds)
             return reply.granted
@@ -84,6 +85,7 @@ class MemoryDoor:
         """Breaks off what is under way, in whatever threads; idempotent."""
         with self._lock:
             self._closed = True
+            self._memory.close()
             for sock in self._sockets:
                 # Wakes a thread that waits for the daemon, which closing would not.
                 with contextlib.suppress(OSError):

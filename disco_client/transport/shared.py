@@ -11,31 +11,36 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import secrets
 import tempfile
 
 import numpy as np
 
 from disco_client.wire.arrays import ALIGNMENT, byte_view, empty_array
 
-__all__ = ["SharedPool", "allocate", "map_shared", "read_shared", "write_shared"]
+__all__ = ["ARRAY_NAME", "SharedPool", "allocate", "map_shared", "read_shared", "write_shared"]
+
+ARRAY_NAME = "disco-array"
+"""What lists of open files call memory for an array."""
 
 _PIECE_BYTES = 256 << 10
 """What is read at once where it cannot go straight to its place; small beside a cache."""
 
 
-def allocate(nbytes: int, name: str = "disco-array") -> int:
+def allocate(nbytes: int, name: str = ARRAY_NAME) -> int:
     """Makes shared memory and returns its descriptor.
 
     Args:
         nbytes: How much.
-        name: What lists of open files call it.
+        name: What lists of open files call it, with a number behind it that no other has.
 
     Raises:
         OSError: There is no room.
     """
     memfd = hasattr(os, "memfd_create")
     if memfd:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        unique = f"{name}-{secrets.token_hex(8)}"
+        fd = os.memfd_create(unique, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())

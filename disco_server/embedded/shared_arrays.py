@@ -10,7 +10,8 @@ from typing import Any
 
 from disco_client.errors import SessionError
 from disco_client.pb import controller_pb2
-from disco_client.transport.shared import SharedPool, read_shared, write_shared
+from disco_client.transport.mapped import MappedMemory
+from disco_client.transport.shared import SharedPool
 from disco_client.wire.arrays import in_pieces
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.channels.frames import frame
@@ -50,6 +51,7 @@ class SharedArrays:
         self._wait = wait
         self._lock = threading.Lock()
         self._memory = SharedPool()
+        self._mapped = MappedMemory()
         self._offers = Offers()
         self._under_way: dict[int, list[int]] = {}
         self._gates: list[threading.Lock] = []
@@ -90,7 +92,7 @@ class SharedArrays:
         try:
             for piece in in_pieces(data):
                 array.grown(at)
-                write_shared(fd, piece, at)
+                self._mapped.write(fd, piece, at)
                 at += len(piece)
         except BaseException:
             os.close(fd)
@@ -169,7 +171,7 @@ class SharedArrays:
             at = 0
             for piece in in_pieces(into):
                 self._await(array, at + len(piece))
-                read_shared(array.fd, piece, at)
+                self._mapped.read(array.fd, piece, at)
                 at += len(piece)
         finally:
             child.send(frame(envelope(Kind.ARRAY_BACK, session=self._session)), array.fd)
@@ -198,3 +200,4 @@ class SharedArrays:
         self._offers.close()
         with self._lock:
             self._memory.close()
+        self._mapped.close()

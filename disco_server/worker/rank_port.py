@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from disco_client.pb import controller_pb2, node_pb2
-from disco_client.transport.shared import SharedPool, read_shared, write_shared
+from disco_client.transport.mapped import MappedMemory
+from disco_client.transport.shared import SharedPool
 from disco_client.wire.arrays import CHUNK_BYTES, PIECE_BYTES, byte_view, empty_array, in_pieces
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_client.wire.porter import ArrayPorter
@@ -50,6 +51,7 @@ class _Offer:
     fd: int
     nbytes: int
     pieces: Iterator[memoryview]
+    mapped: MappedMemory
     there: int = 0
     error: str = ""
 
@@ -57,7 +59,7 @@ class _Offer:
         """Copies what is left, and yields after each piece, or when it fails."""
         try:
             for piece in self.pieces:
-                write_shared(self.fd, piece, self.there)
+                self.mapped.write(self.fd, piece, self.there)
                 self.there += len(piece)
                 yield
         except Exception as error:  # noqa: BLE001  (whatever a device says)
@@ -91,6 +93,7 @@ class RankPort(ArrayPorter):
         self._none_up_to = (0, "")
         self._unfilled: deque[_Offer] = deque()
         self._memory = SharedPool()
+        self._mapped = MappedMemory()
         self._tickets = 0
         self._session = 0
         self._worker = 0
@@ -229,7 +232,8 @@ class RankPort(ArrayPorter):
         names it has left: the client fetches its beginning meanwhile.
         """
         self._tickets += 1
-        offer = _Offer(self._tickets, self._memory.take(nbytes), nbytes, iter(pieces))
+        fd = self._memory.take(nbytes)
+        offer = _Offer(self._tickets, fd, nbytes, iter(pieces), self._mapped)
         whole = nbytes <= PIECE_BYTES
         if whole:
             for _ in offer.fill():
@@ -315,7 +319,7 @@ class RankPort(ArrayPorter):
             nonlocal at
             while not array.reaches(at + len(into)):
                 self._read()
-            read_shared(array.fd, into, at)
+            self._mapped.read(array.fd, into, at)
             at += len(into)
 
         try:

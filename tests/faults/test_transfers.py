@@ -13,6 +13,7 @@ import pytest
 
 from disco_client import attach, connect, errors
 from disco_client.arrays import Uploads
+from disco_client.transport.mapped import MappedMemory
 from fault_tools.proxy import Proxy
 
 MIB = 1 << 20
@@ -178,7 +179,7 @@ def test_an_interrupted_upload_leaves_no_worker_waiting(network, monkeypatch, wh
             if when == "before":
                 patch.setattr(Uploads, "send", interrupt)
             elif way == "memory":
-                patch.setattr("disco_client.transport.memory_client.write_shared", interrupt)
+                patch.setattr(MappedMemory, "write", interrupt)
             with contextlib.ExitStack() as stack:
                 if when == "during" and way == "relay":
                     stack.enter_context(proxy.there.after(4 * MIB, press_a_key))

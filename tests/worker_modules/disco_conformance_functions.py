@@ -17,8 +17,8 @@ from typing import ClassVar
 import numpy as np
 
 import disco_server
+from disco_client.transport.mapped import MappedMemory
 from disco_server.runtime.functions import resolve
-from disco_server.worker import rank_port
 
 _copies = {}
 
@@ -213,7 +213,7 @@ def hand_to_next_group(array):
 @disco_server.register_func("conformance.break_copies")
 def break_copies(pieces, how):
     """Lets this worker's copies to the client fail after so many pieces, or die; or stop that."""
-    where, name = rank_port, "write_shared"
+    where, name = MappedMemory, "write"
     if not disco_server.current_worker().arrays.on_host:
         where, name = import_module("cupy").cuda.runtime, "memcpyAsync"
     copy = _copies.setdefault(name, getattr(where, name))

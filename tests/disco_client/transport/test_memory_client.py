@@ -12,6 +12,7 @@ import pytest
 
 from disco_client.pb import memory_pb2
 from disco_client.transport.doors import DoorShut, TransferFailed
+from disco_client.transport.mapped import MappedMemory
 from disco_client.transport.memory_client import MemoryDoor
 from disco_client.transport.memory_frames import READ_BYTES, pack, unpack
 from disco_client.transport.shared import allocate, read_shared, write_shared
@@ -260,8 +261,7 @@ def test_a_program_that_this_one_starts_keeps_no_array(daemon, door, monkeypatch
     """What was granted is not inherited, as no other descriptor is."""
     seen = []
     monkeypatch.setattr(
-        "disco_client.transport.memory_client.write_shared",
-        lambda fd, data: seen.append(os.get_inheritable(fd)),
+        MappedMemory, "write", lambda _, fd, data: seen.append(os.get_inheritable(fd))
     )
 
     def script(self, sock):

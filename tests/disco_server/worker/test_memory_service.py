@@ -34,14 +34,14 @@ SIZES = (0, 1, (3 << 20) + 7)
 
 CLIENT = """
 import sys, time
-from disco_client.transport import memory_client
+from disco_client.transport import mapped, memory_client
 from disco_client.wire.arrays import encode_head
 
-def write(fd, data):
+def write(_, fd, data):
     print("granted", flush=True)
     time.sleep(600)
 
-memory_client.write_shared = write
+mapped.MappedMemory.write = write
 door = memory_client.MemoryDoor(sys.argv[1])
 door.upload(encode_head(5, b"secret", 7, 1 << 20), memoryview(bytes(1 << 20)))
 """

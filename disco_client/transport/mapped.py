@@ -1,0 +1,116 @@
+"""Shared memory that comes again and again stays mapped.
+
+Who copies arrays through shared memory uses the same memory for each (`SharedPool`).
+Reading and writing it with a call of the kernel takes two to three times as long as
+copying from or to a mapping does, and mapping it takes as long as such a call. So
+what comes for the first time is left to the kernel, and the second time it is mapped.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from disco_client.transport.shared import ARRAY_NAME, map_shared, read_shared, write_shared
+
+__all__ = ["MappedMemory"]
+
+_SMALLEST_BYTES = 1 << 20
+"""Below this the difference does not count."""
+
+_NAMED = f"/memfd:{ARRAY_NAME}-"
+
+_REMEMBERED = 64
+"""Of how much memory it is known that it was here before."""
+
+
+class MappedMemory:
+    """Copies to and from shared memory, given by descriptors; for any thread.
+
+    What is copied piece by piece is copied from its beginning on.
+
+    Args:
+        keep_bytes: How much stays mapped.
+    """
+
+    def __init__(self, keep_bytes: int = 128 << 20) -> None:
+        self._keep_bytes = keep_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()
+        self._seen: OrderedDict[str, None] = OrderedDict()
+
+    def write(self, fd: int, data: memoryview, offset: int = 0) -> None:
+        """Writes into shared memory; see `write_shared`."""
+        memory = self._find(fd, offset, len(data))
+        if memory is None:
+            write_shared(fd, data, offset)
+        else:
+            memory[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+
+    def read(self, fd: int, into: memoryview, offset: int = 0) -> None:
+        """Fills a buffer from shared memory; see `read_shared`.
+
+        Raises:
+            OSError: There is less in it.
+        """
+        memory = self._find(fd, offset, len(into))
+        if memory is None:
+            read_shared(fd, into, offset)
+        else:
+            np.frombuffer(into, np.uint8)[:] = memory[offset : offset + len(into)]
+
+    def close(self) -> None:
+        """Lets go of all mappings that no copy needs any more."""
+        with self._lock:
+            self._kept.clear()
+            self._seen.clear()
+
+    def _find(self, fd: int, offset: int, nbytes: int) -> np.ndarray[Any, Any] | None:
+        """The mapping of some memory, if it has one or shall have one from now on."""
+        if not nbytes:
+            return None
+        size = os.fstat(fd).st_size
+        if size < _SMALLEST_BYTES or size > self._keep_bytes or offset + nbytes > size:
+            return None
+        try:
+            # Its inode's number may be another's, too.
+            key = str(Path(f"/proc/self/fd/{fd}").readlink())
+        except OSError:
+            return None
+        with self._lock:
+            memory = self._kept.get(key)
+            if memory is None and not offset and self._came_before(key) and _is_ours(fd, key):
+                memory = self._kept[key] = np.frombuffer(map_shared(fd, size), np.uint8)
+                while sum(each.nbytes for each in self._kept.values()) > self._keep_bytes:
+                    self._kept.popitem(last=False)
+            elif memory is not None:
+                self._kept.move_to_end(key)
+        return memory
+
+    def _came_before(self, key: str) -> bool:
+        if key in self._seen:
+            return True
+        self._seen[key] = None
+        while len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        return False
+
+
+def _is_ours(fd: int, name: str) -> bool:
+    """Whether `allocate` made it: its name is its own, and nobody can make it smaller.
+
+    Who maps what somebody makes smaller ends with a bus error.
+    """
+    if not name.startswith(_NAMED):
+        return False
+    import fcntl  # not on every system on which a client runs
+
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False
