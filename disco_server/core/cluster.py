@@ -23,7 +23,14 @@ from disco_server.core.effects import (
     TellReady,
 )
 from disco_server.core.membership import Membership, Node
-from disco_server.core.placement import FreeSlots, NodeShare, Placer, kind_for, place
+from disco_server.core.placement import (
+    FreeSlots,
+    NodeShare,
+    Placer,
+    kind_for,
+    kind_of,
+    place,
+)
 from disco_server.core.room import no_room
 from disco_server.core.session_limits import DEFAULT_LIMITS, SessionLimits
 from disco_server.core.session_state import (
@@ -253,7 +260,8 @@ class Cluster:
         self, session: SessionTable, free: Sequence[FreeSlots]
     ) -> tuple[NodeShare, ...] | None:
         wanted = kind_for(session.ccl)
-        for kind in [wanted] if wanted else self.members.slots_by_kind:
+        kinds = dict.fromkeys(kind_of(device) for node in free for _, device in node.slots)
+        for kind in [wanted] if wanted else kinds:
             shares = self._place(session.num_workers, [each.of_kind(kind) for each in free])
             if shares is not None:
                 return shares

@@ -250,6 +250,17 @@ def test_what_fits_on_no_node_to_come_need_not_wait():
     assert cluster.tick(3.0) == []
 
 
+def test_slots_of_nodes_that_drain_may_come_back():
+    """A node that takes no sessions now will once it was started again."""
+    cluster = Cluster(LEASE, 1e9, expect_nodes=1)
+    cluster.node_joined(node("a"))
+    cluster.node_cordoned("a")
+    cluster.requested(session(1, 2))
+    assert cluster.tick(1.0) == []
+    cluster.requested(session(2, 3))
+    assert [told.session.session for told in of(cluster.tick(2.0), TellEnded)] == [2]
+
+
 def test_a_node_that_is_away_may_come_back_with_its_slots():
     """While fewer nodes are there than were promised nothing is hopeless."""
     cluster = Cluster(LEASE, 1e9, expect_nodes=2)
