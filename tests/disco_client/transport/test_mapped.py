@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from disco_client.transport.mapped import MappedMemory
-from disco_client.transport.shared import allocate, read_shared, write_shared
+from disco_client.transport.shared import read_shared, write_shared
 
 MIB = 1 << 20
 
@@ -26,20 +26,6 @@ def mapped():
     made = MappedMemory(keep_bytes=4 * MIB)
     yield made
     made.close()
-
-
-@pytest.fixture
-def memory():
-    """Makes shared memory that is closed after the test."""
-    fds = []
-
-    def make(nbytes):
-        fds.append(allocate(nbytes))
-        return fds[-1]
-
-    yield make
-    for fd in fds:
-        os.close(fd)
 
 
 def mappings(fd):

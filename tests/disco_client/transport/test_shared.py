@@ -28,20 +28,6 @@ shared[5:10] = b"there"
 """
 
 
-@pytest.fixture
-def memory():
-    """Makes shared memory that is closed after the test."""
-    fds = []
-
-    def make(nbytes):
-        fds.append(allocate(nbytes))
-        return fds[-1]
-
-    yield make
-    for fd in fds:
-        os.close(fd)
-
-
 def test_what_is_written_is_what_is_mapped(memory):
     """An array of several pages comes back bit for bit, and fresh memory is zero."""
     array = np.arange(70_001, dtype="float64")
