@@ -231,47 +231,6 @@ def test_what_to_do_depends_on_what_is_missing(nodes, workers, advice):
     assert advice in of(cluster.tick(2.0), TellEnded)[0].end.message
 
 
-def test_what_fits_on_no_node_to_come_need_not_wait():
-    """It is refused once all nodes are there; what would fit if slots were free waits."""
-    cluster = Cluster(LEASE, 1e9, expect_nodes=2)
-    cluster.node_joined(node("a"))
-    large, fitting = session(1, 5), session(2, 4)
-    cluster.requested(large)
-    assert cluster.tick(1.0) == []
-    start_first = session(3, 1)
-    cluster.requested(fitting)
-    cluster.node_joined(node("b"))
-    (told,) = of(cluster.tick(2.0), TellEnded)
-    assert told.session is large
-    assert told.end.reason is EndReason.NO_SLOTS
-    assert "there will be no others" in told.end.message
-    cluster.requested(start_first)
-    assert (fitting.state, start_first.state) == (SessionState.STARTING, SessionState.QUEUED)
-    assert cluster.tick(3.0) == []
-
-
-def test_slots_of_nodes_that_drain_may_come_back():
-    """A node that takes no sessions now will once it was started again."""
-    cluster = Cluster(LEASE, 1e9, expect_nodes=1)
-    cluster.node_joined(node("a"))
-    cluster.node_cordoned("a")
-    cluster.requested(session(1, 2))
-    assert cluster.tick(1.0) == []
-    cluster.requested(session(2, 3))
-    assert [told.session.session for told in of(cluster.tick(2.0), TellEnded)] == [2]
-
-
-def test_a_node_that_is_away_may_come_back_with_its_slots():
-    """While fewer nodes are there than were promised nothing is hopeless."""
-    cluster = Cluster(LEASE, 1e9, expect_nodes=2)
-    cluster.node_joined(node("a"))
-    cluster.node_joined(node("b"))
-    cluster.node_left("b", "it was ended")
-    cluster.requested(session(1, 4))
-    assert cluster.tick(1.0) == []
-    assert of(cluster.node_joined(node("b", incarnation=2)), StartOnNode)
-
-
 def test_a_client_that_is_cut_off_has_its_lease(cluster):
     """Its session ends when it does not come back; one that only waited ends at once."""
     asked = start(cluster, 1, 4)
