@@ -25,6 +25,9 @@ _SMALLEST_BYTES = 1 << 20
 
 _NAMED = f"/memfd:{ARRAY_NAME}-"
 
+_MOST_KEPT = 16
+"""Mappings at a time: each has a descriptor of its own."""
+
 _REMEMBERED = 64
 """Of how much memory it is known that it was here before."""
 
@@ -86,11 +89,17 @@ class MappedMemory:
             memory = self._kept.get(key)
             if memory is None and not offset and self._came_before(key) and _is_ours(fd, key):
                 memory = self._kept[key] = np.frombuffer(map_shared(fd, size), np.uint8)
-                while sum(each.nbytes for each in self._kept.values()) > self._keep_bytes:
-                    self._kept.popitem(last=False)
+                self._drop_some()
             elif memory is not None:
                 self._kept.move_to_end(key)
         return memory
+
+    def _drop_some(self) -> None:
+        kept = self._kept
+        while (
+            len(kept) > _MOST_KEPT or sum(each.nbytes for each in kept.values()) > self._keep_bytes
+        ):
+            kept.popitem(last=False)
 
     def _came_before(self, key: str) -> bool:
         if key in self._seen:

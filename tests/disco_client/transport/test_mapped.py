@@ -91,6 +91,19 @@ def test_no_more_stays_mapped_than_may(mapped, memory):
     assert [mappings(fd) for fd in (*fds, large, small)] == [0, 0, 1, 1, 1, 1, 0, 0]
 
 
+def test_few_descriptors_are_taken(memory):
+    """A mapping has one; however much memory there is, there are not many."""
+    mapped = MappedMemory(keep_bytes=128 * MIB)
+    fds = [memory(MIB) for _ in range(20)]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for fd in (*fds, *fds):
+        mapped.write(fd, memoryview(b"data"))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 16
+    assert [mappings(fd) for fd in fds] == [0] * 4 + [1] * 16
+    mapped.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_memory_that_may_shrink_is_never_mapped(mapped):
     """Whoever maps it would end with a bus error; this way there is an error that can be raised."""
     fd = os.memfd_create("disco-array-1", os.MFD_CLOEXEC)
