@@ -8,6 +8,7 @@ what comes for the first time is left to the kernel, and the second time it is m
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
@@ -88,8 +89,9 @@ class MappedMemory:
         with self._lock:
             memory = self._kept.get(key)
             if memory is None and not offset and self._came_before(key) and _is_ours(fd, key):
-                memory = self._kept[key] = np.frombuffer(map_shared(fd, size), np.uint8)
-                self._drop_some()
+                with contextlib.suppress(OSError):  # no room for another one: then without
+                    memory = self._kept[key] = np.frombuffer(map_shared(fd, size), np.uint8)
+                    self._drop_some()
             elif memory is not None:
                 self._kept.move_to_end(key)
         return memory

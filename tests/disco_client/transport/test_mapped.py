@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -102,6 +103,20 @@ def test_few_descriptors_are_taken(memory):
     assert [mappings(fd) for fd in fds] == [0] * 4 + [1] * 16
     mapped.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_where_there_is_no_room_for_a_mapping_it_is_done_without(mapped, memory, monkeypatch):
+    """Such as when too many files are open; the bytes are there all the same."""
+    monkeypatch.setattr("disco_client.transport.mapped.map_shared", refuse)
+    fd, into = memory(MIB), bytearray(3)
+    for _ in range(3):
+        mapped.write(fd, memoryview(b"abc"))
+        mapped.read(fd, memoryview(into))
+    assert into == b"abc"
+
+
+def refuse(*_):
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_memory_that_may_shrink_is_never_mapped(mapped):
