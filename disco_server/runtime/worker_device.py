@@ -135,6 +135,7 @@ class WorkerDevice:
         self.arrays.synchronize()
         if self._watch is not None:
             self._watch.check()
+            self._watch.settled()
 
     def close(self) -> None:
         """Ends what looks after the device."""

@@ -25,6 +25,7 @@ def settle(rank):
     """What a sync does."""
     rank.arrays.synchronize()
     rank.watches[0].check()
+    rank.watches[0].settled()
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,26 @@ def test_what_is_done_meanwhile_is_not_blamed_on_the_standin(device_ranks, monke
     assert not watch._look()
     words = "worker 0: allgather of command #6 failed in NCCL 2.32.3: a cable was pulled"
     assert rank.failed == [words]
+
+
+def test_what_a_wait_has_seen_to_its_end_is_not_blamed_on_the_standin(device_ranks):
+    """A device that fails after a sync fails for what was asked of it since."""
+    (rank,) = device_ranks(1, groups=1).ranks
+    watch = rank.watches[0]
+
+    class Event:
+        @property
+        def done(self):
+            raise RuntimeError("an illegal address")
+
+    watch.close()  # the test looks itself
+    watch._flights.append(_Flight("broadcast", 5, Event(), 0.0))
+    watch.settled()
+    assert watch._look()
+    watch._flights.append(_Flight("allgather", 6, Event(), 0.0))
+    assert not watch._look()
+    (words,) = rank.failed
+    assert words.startswith("worker 0: allgather of command #6 failed")
 
 
 def test_an_operation_of_the_standin_that_hangs_is_given_up(device_ranks, monkeypatch):
