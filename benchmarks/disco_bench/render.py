@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disco_bench.table import Report, Spec, Status, Verdict, describe_figure
+from disco_server.cli import screen
 
 __all__ = ["print_report"]
 
@@ -20,8 +21,6 @@ _STYLES = {
     Verdict.NONE: "dim",
     Verdict.UNKNOWN: "yellow",
 }
-_UNBOUNDED = 10_000
-"""Columns of what has no edge; the table takes what its longest row needs."""
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
@@ -29,9 +28,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
     Only a terminal has an edge: written anywhere else, no line is folded.
     """
-    out = console or Console()
-    if not out.is_terminal:
-        out.width = _UNBOUNDED
+    out = console or screen.console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("what", "Disco", "yardstick", "its figure", "ratio", "must", "aim", "verdict"):
         right = heading in ("Disco", "its figure", "ratio", "must", "aim")

@@ -18,6 +18,7 @@ from disco_client.version import __version__
 from disco_server.cli.checkup import gpu_kind, sections
 from disco_server.cli.looking import look_into
 from disco_server.cli.options import EXIT_FAILED, Controller, dial_options, report_errors
+from disco_server.cli.screen import console
 from disco_server.observe.findings import Finding, State
 
 __all__ = ["doctor"]
@@ -29,7 +30,6 @@ _COLOURS: Final = {
     State.BROKEN: "red",
     State.NOT_APPLICABLE: "dim",
 }
-_WIDTH: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +81,25 @@ def doctor(
     if cluster:
         _look_at_cluster(controller, as_json=as_json)
     kind = gpu_kind()
-    console = _console(quiet=as_json)
+    out = console(markup=False, quiet=as_json)
     checked: list[_Checked] = []
     for section in sections(kind, controller.credentials):
         required = section.required or (gpu and section.name == _GPU)
-        with console.status(f"looking at {section.name}"):
+        with out.status(f"looking at {section.name}"):
             checked += [_Checked(section.name, required, each) for each in section.look()]
     if as_json:
         click.echo(json.dumps(_as_json(checked, kind)))
     else:
-        _show(console, checked, kind)
+        _show(out, checked, kind)
     sys.exit(EXIT_FAILED if any(each.is_problem for each in checked) else 0)
-
-
-def _console(*, quiet: bool) -> Console:
-    width = None if sys.stdout.isatty() else _WIDTH
-    return Console(width=width, highlight=False, markup=False, quiet=quiet)
 
 
 def _look_at_cluster(controller: Controller, *, as_json: bool) -> NoReturn:
     from disco_client.transport.watching import ask_for_overview
     from disco_server.cli import checkup_cluster as checkup
 
-    console = _console(quiet=as_json)
-    with controller.dialled() as line, console.status("looking at the cluster"):
+    out = console(markup=False, quiet=as_json)
+    with controller.dialled() as line, out.status("looking at the cluster"):
         view = ask_for_overview(line)
         found = [checkup.look_at_controller(line, view), *checkup.look_at_nodes(view)]
         found.append(checkup.look_at_allreduce(controller, view))
@@ -115,7 +110,7 @@ def _look_at_cluster(controller: Controller, *, as_json: bool) -> NoReturn:
         about = {"version": __version__, "address": controller.address, "ok": ok}
         click.echo(json.dumps({**about, "checks": _checks(checked)}))
     else:
-        _show_table(console, checked, f"the cluster at {controller.address}")
+        _show_table(out, checked, f"the cluster at {controller.address}")
     sys.exit(0 if ok else EXIT_FAILED)
 
 
@@ -153,14 +148,14 @@ def _checks(checked: Sequence[_Checked]) -> list[dict[str, Any]]:
     ]
 
 
-def _show(console: Console, checked: Sequence[_Checked], kind: str) -> None:
-    _show_table(console, checked, f"disco {__version__} on {platform.node()}")
+def _show(out: Console, checked: Sequence[_Checked], kind: str) -> None:
+    _show_table(out, checked, f"disco {__version__} on {platform.node()}")
     ways = {"CPUs": _ready(checked, gpu=False), f"GPUs ({kind})": _ready(checked, gpu=True)}
     for way, ready in ways.items():
-        console.print(f"sessions on {way}: {'ready' if ready else 'not ready'}")
+        out.print(f"sessions on {way}: {'ready' if ready else 'not ready'}")
 
 
-def _show_table(console: Console, checked: Sequence[_Checked], title: str) -> None:
+def _show_table(out: Console, checked: Sequence[_Checked], title: str) -> None:
     table = Table(title=title, title_justify="left")
     for column in ("section", "check", "state", "found"):
         table.add_column(column, no_wrap=column != "found")
@@ -175,10 +170,10 @@ def _show_table(console: Console, checked: Sequence[_Checked], title: str) -> No
         state = Text(word, style=_COLOURS[found.state])
         table.add_row(section, found.name, state, Text(found.detail))
         before = each.section
-    console.print(table)
+    out.print(table)
     hints = [each.finding for each in checked if each.finding.hint]
     if hints:
-        console.print("what to do:")
+        out.print("what to do:")
     for found in hints:
         # Not folded, so that a command can be copied.
-        console.print(f"  {found.name}: {found.hint}", soft_wrap=True)
+        out.print(f"  {found.name}: {found.hint}", soft_wrap=True)

@@ -24,9 +24,10 @@ _UNBOUNDED = 10_000
 """Columns of what has no edge; a table takes what its longest row needs."""
 
 
-def console() -> Console:
+def console(*, markup: bool = True, quiet: bool = False) -> Console:
     """Where tables go; where that is no terminal nothing is folded or cut, for grep to find it."""
-    return Console(width=None if sys.stdout.isatty() else _UNBOUNDED, highlight=False)
+    width = None if sys.stdout.isatty() else _UNBOUNDED
+    return Console(width=width, highlight=False, markup=markup, quiet=quiet)
 
 
 def repeat(act: Callable[[], None], interval: float, *, once: bool = False) -> None:

@@ -39,7 +39,7 @@ def test_what_holds_for_a_whole_section_is_said_once():
     assert notes == ["one: not measured: no library", "two.1: remark"]
 
 
-def test_nothing_is_folded_where_there_is_no_terminal():
+def test_nothing_is_folded_where_there_is_no_terminal(capsys):
     """However wide its figures make the table, a row is one line with its whole name."""
     report = Report()
     what = "(S[0], R) @ (R, S[1]), 64 KiB, one and its wait"
@@ -47,9 +47,8 @@ def test_nothing_is_folded_where_there_is_no_terminal():
     report.announce([Spec("a.one", what, "s"), Spec("a.two", "other", "s", "yardstick " * 9, wide)])
     report.record("a.one", Measured(3e-3))
     report.record("a.two", Measured(3e-3, 1e-3))
-    out = io.StringIO()
-    print_report(report, Console(file=out))
-    lines = out.getvalue().splitlines()
+    print_report(report)
+    lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert what in lines[1]
     assert "yardstick " * 9 in lines[2]
