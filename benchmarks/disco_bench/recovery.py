@@ -6,11 +6,14 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 import disco_client
 from disco_bench.bench import Bench
+from disco_bench.control import Burst
 from disco_bench.sampling import alternate, time_call
 from disco_bench.table import Spec
 
@@ -44,18 +47,18 @@ def measure_recovery(bench: Bench) -> None:
         bench.session(_WORKERS, recover="replay") as keeping,
         bench.session(_WORKERS) as plain,
     ):
-        for name, measure, count in (
-            ("commands", _commands, bench.pick(20_000, 500)),
-            ("uploads", _uploads, bench.pick(4, 1)),
+        for name, kind, count in (
+            ("commands", Burst, bench.pick(20_000, 500)),
+            ("uploads", _Uploads, bench.pick(4, 1)),
         ):
             pair = alternate(
-                lambda measure=measure, count=count: measure(keeping, count, folder),
-                lambda measure=measure, count=count: measure(plain, count, ""),
+                partial(_then_checkpoint, kind(keeping, count), keeping, folder),
+                kind(plain, count),
                 bench.pick(15, 2),
             )
             bench.record(f"recovery.{name}", pair.measured())
     with bench.session(_WORKERS, recover="replay") as session:
-        _replayed(session)
+        Burst(session, _REPLAYED)()
         pauses = alternate(
             lambda: _pause(session),
             lambda: time_call(lambda: _anew(bench)),
@@ -64,40 +67,30 @@ def measure_recovery(bench: Bench) -> None:
     bench.record("recovery.pause", pauses.measured("with spare interpreters, where there are any"))
 
 
-def _commands(session: disco_client.Session, count: int, folder: str) -> float:
-    """Returns no-ops/s."""
-    noop = session.get_global_func("bench.noop")
-    session.sync_all()
-    started = time.perf_counter()
-    for _ in range(count):
-        noop(1, 2, 3)
-    session.sync_all()
-    rate = count / (time.perf_counter() - started)
-    if folder:
-        session.checkpoint(folder)
-    return rate
+def _then_checkpoint(
+    measure: Callable[[], float], session: disco_client.Session, folder: str
+) -> float:
+    figure = measure()
+    session.checkpoint(folder)
+    return figure
 
 
-def _uploads(session: disco_client.Session, count: int, folder: str) -> float:
-    """Returns bytes/s."""
-    array = np.ones(_UPLOAD_BYTES, np.uint8)
-    held = session.copy_to_worker_0(array)
-    session.sync_all()
-    started = time.perf_counter()
-    for _ in range(count):
-        session.copy_to_worker_0(array, held)
-    session.sync_worker_0()
-    speed = count * array.nbytes / (time.perf_counter() - started)
-    if folder:
-        session.checkpoint(folder)
-    return speed
+class _Uploads:
+    """Sends an array to worker 0 again and again; measures once, and returns bytes/s."""
 
+    def __init__(self, session: disco_client.Session, count: int) -> None:
+        self._session = session
+        self._count = count
+        self._array = np.ones(_UPLOAD_BYTES, np.uint8)
+        self._held = session.copy_to_worker_0(self._array)
 
-def _replayed(session: disco_client.Session) -> None:
-    noop = session.get_global_func("bench.noop")
-    for _ in range(_REPLAYED):
-        noop(1, 2, 3)
-    session.sync_all()
+    def __call__(self) -> float:
+        self._session.sync_all()
+        started = time.perf_counter()
+        for _ in range(self._count):
+            self._session.copy_to_worker_0(self._array, self._held)
+        self._session.sync_worker_0()
+        return self._count * self._array.nbytes / (time.perf_counter() - started)
 
 
 def _pause(session: disco_client.Session) -> float:
@@ -116,4 +109,4 @@ def _pause(session: disco_client.Session) -> float:
 
 def _anew(bench: Bench) -> None:
     with bench.session(_WORKERS) as session:
-        _replayed(session)
+        Burst(session, _REPLAYED)()
