@@ -88,12 +88,12 @@ class MappedMemory:
             return None
         with self._lock:
             memory = self._kept.get(key)
-            if memory is None and not offset and self._came_before(key) and _is_ours(fd, key):
+            if memory is not None:
+                self._kept.move_to_end(key)
+            elif not offset and self._came_before(key) and _is_ours(fd, key):
                 with contextlib.suppress(OSError):  # no room for another one: then without
                     memory = self._kept[key] = np.frombuffer(map_shared(fd, size), np.uint8)
                     self._drop_some()
-            elif memory is not None:
-                self._kept.move_to_end(key)
         return memory
 
     def _drop_some(self) -> None:
