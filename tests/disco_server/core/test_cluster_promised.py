@@ -32,15 +32,15 @@ def test_what_fits_on_no_node_to_come_need_not_wait():
     large, fitting = session(1, 5), session(2, 4)
     cluster.requested(large)
     assert cluster.tick(1.0) == []
-    start_first = session(3, 1)
+    later = session(3, 1)
     cluster.requested(fitting)
     cluster.node_joined(node("b"))
     (told,) = of(cluster.tick(2.0), TellEnded)
     assert told.session is large
     assert told.end.reason is EndReason.NO_SLOTS
     assert "there will be no others" in told.end.message
-    cluster.requested(start_first)
-    assert (fitting.state, start_first.state) == (SessionState.STARTING, SessionState.QUEUED)
+    cluster.requested(later)
+    assert (fitting.state, later.state) == (SessionState.STARTING, SessionState.QUEUED)
     assert cluster.tick(3.0) == []
 
 
