@@ -71,7 +71,7 @@ __all__ = ["main"]
 @click.option(
     "--expect-nodes",
     metavar="COUNT",
-    help="How many nodes there will ever be; what does not fit on them need not wait.",
+    help="How many nodes there will ever be; 0 where nobody knows.  [default: 0]",
 )
 @guard_options
 @daemon_options
