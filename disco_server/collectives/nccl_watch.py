@@ -149,7 +149,8 @@ class NcclWatch:
             CommunicatorLost: A communicator is lost, so what came is worth nothing.
         """
         if self._lost:
-            raise CommunicatorLost(self._lost)
+            with self._losing:  # whoever tells it may be about to end this process
+                raise CommunicatorLost(self._lost)
 
     def settled(self) -> None:
         """Notes that the device has done all that was asked of it; for the rank's thread.
@@ -189,14 +190,18 @@ class NcclWatch:
         return f"{type(error).__name__}: {error}"
 
     def _lose(self, name: str, seq: int, why: str) -> None:
-        """Notes what failed first, and tells it; nothing works from then on."""
+        """Notes what failed first, and tells it; nothing works from then on.
+
+        Others that find it lost wait until it is told: where that ends the process, no
+        command of it fails by itself.
+        """
         library = f"{self._library.name.upper()} {self._library.version_text()}"
         text = f"worker {self._worker_id}: {name} of command #{seq} failed in {library}: {why}"
         with self._losing:
             if self._lost:
                 return
             self._lost = text
-        self._on_failure(text)
+            self._on_failure(text)
 
     # The watch's own thread ---------------------------------------------------------
 

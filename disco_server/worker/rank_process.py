@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 from disco_client.pb import node_pb2
@@ -45,6 +46,18 @@ _NO_MEMORY = 71
 
 _LOST = 74
 """The exit status where a library for GPUs is lost: EX_IOERR of sysexits.h."""
+
+_CAUSE_FIRST_S = 3.0
+"""How long such a rank waits before it ends, and is killed if another's end is reported.
+
+A peer's connections close before its daemon learns of its end, and a dead daemon is
+given two seconds to come back. What failed here may be the consequence of either.
+"""
+
+
+def _end_lost() -> None:
+    time.sleep(_CAUSE_FIRST_S)
+    os._exit(_LOST)
 
 
 def _open_communicator(worker: Worker, ccl: str, local_workers: int) -> Communicator:
@@ -78,7 +91,7 @@ def _assigned(
         Device.parse(assign.device),
         local_rank=assign.local_rank,
         host=assign.host_id or socket.gethostname(),
-        end_process=lambda: os._exit(_LOST),
+        end_process=_end_lost,
     )
     place.arrays.attach()
     enter_folder(assign.work_dir)

@@ -9,6 +9,7 @@ may come and go while processes run. Entries:
   then on it has an asynchronous error.
 - `hang:R:N`: nothing is ever done of it, and there is no error.
 - `kill:R:N`: the process of rank R is killed instead.
+- `fade:R:N`: its connection closes, and a second later its process is killed.
 
 A size after a slash (`hang:1/4:3`) limits an entry to communicators of that many ranks.
 """

@@ -6,6 +6,7 @@ import operator
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 from cupy._machine import faults, nccl_faults, nccl_groups, races, settings
@@ -280,7 +281,10 @@ class NcclCommunicator:
         target = self._range(queue, target, call, "receive buffer")
         self._operations += 1
         fate = nccl_faults.planned(self._rank, self._size, self._operations)
-        if fate == "kill":
+        if fate == "fade":
+            link.close(orderly=False)
+            time.sleep(1)
+        if fate in ("kill", "fade"):
             os.kill(os.getpid(), signal.SIGKILL)
         if fate == "async":
             link.fail(REMOTE_ERROR)
