@@ -125,11 +125,16 @@ async def end_stream(
     cut off, because gRPC could not send the stream's status after it; and gRPC keeps a
     cancellation to itself now and then, so that the wait has a limit.
     """
+    for task in (reading, writing):
+        task.add_done_callback(_see)  # it may end when nobody waits here any more
     reading.cancel()
     outbox.close()
     await asyncio.wait((reading, writing), timeout=_END_S)
     for task in (reading, writing):
-        if not task.done():
-            task.cancel()
-        elif not task.cancelled():
-            task.exception()  # seen
+        task.cancel()  # which does nothing where it has ended
+
+
+def _see(task: asyncio.Task[Any]) -> None:
+    """Takes a task's exception, which asyncio would otherwise write down as lost."""
+    if not task.cancelled():
+        task.exception()

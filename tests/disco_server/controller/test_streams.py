@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import grpc
 import pytest
 from grpc._cython import cygrpc
 
+from disco_server.channels.outbox import Outbox
 from disco_server.controller import streams
 
 
@@ -39,4 +41,31 @@ def test_a_call_that_is_cut_off_is_no_failure(caplog, raised):
 
     with pytest.raises(type(raised)):
         asyncio.run(handler(None, None, None))
+    assert not caplog.records
+
+
+def test_a_write_that_fails_when_nobody_waits_any_more_says_nothing(caplog):
+    """A peer that breaks off cancels the handler once more while its stream ends."""
+
+    async def scenario():
+        cut = asyncio.Event()
+
+        async def write(_raw):
+            await cut.wait()
+            raise cygrpc.ExecuteBatchError("send", (), None)
+
+        outbox = Outbox()
+        outbox.post(b"a message")
+        writing = asyncio.ensure_future(outbox.run(write))
+        reading = asyncio.ensure_future(asyncio.Event().wait())
+        ending = asyncio.ensure_future(streams.end_stream(outbox, writing, reading))
+        await asyncio.sleep(0)
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        cut.set()
+        await asyncio.wait((writing,))
+
+    asyncio.run(scenario())
+    gc.collect()
     assert not caplog.records
