@@ -283,7 +283,7 @@ class NcclCommunicator:
         fate = nccl_faults.planned(self._rank, self._size, self._operations)
         if fate == "fade":
             link.close(orderly=False)
-            time.sleep(1)
+            time.sleep(1)  # the fault itself: the peers see the connection closed this long before
         if fate in ("kill", "fade"):
             os.kill(os.getpid(), signal.SIGKILL)
         if fate == "async":
