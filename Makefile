@@ -20,7 +20,12 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
 # Test processes; each may start daemons and ranks of its own.
-JOBS ?= 2
+JOBS ?= 3
+# Which tests `make test` runs: main, faults, carriers, interop, deploy, browser, benchmarks,
+# docs, or all. Without it, and without paths in ARGS, main.
+SUITE ?=
+# A folder of tests for `make test-quick`.
+FOLDER ?= tests/disco_client
 # Added to the command of `make test` and `make bench`, e.g. ARGS='-k config -x'.
 ARGS ?=
 # Numerical libraries that start a thread for every core get into each other's way
@@ -55,8 +60,12 @@ demo: $(VENV)/.stamp ## embed sentences on four workers of two daemons, and chec
 		$(BIN)/python examples/embed.py --workers 4 --check < examples/sentences.txt
 
 .PHONY: test
-test: $(VENV)/.stamp ## run all tests
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+test: $(VENV)/.stamp ## run the main suite; SUITE=faults another one, SUITE=all all of them
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(if $(SUITE),--suite=$(SUITE)) $(ARGS)
+
+.PHONY: test-quick
+test-quick: $(VENV)/.stamp ## run what needs no daemons of FOLDER=tests/..., for 30 s at most
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --quick --session-timeout 25 $(FOLDER) $(ARGS)
 
 .PHONY: coverage
 coverage: $(VENV)/.stamp ## run all tests and show the lines they miss
@@ -76,6 +85,10 @@ lint: $(VENV)/.stamp ## check style, types, imports and spelling
 .PHONY: audit
 audit: $(VENV)/.stamp ## look for known vulnerabilities and licences of dependencies
 	$(BIN)/python .ci/audit.py
+
+.PHONY: functions
+functions: $(VENV)/.stamp ## add what the installed numpy documents to the list that workers offer
+	$(BIN)/python tests/support/numpy_names.py
 
 .PHONY: format
 format: $(VENV)/.stamp ## put the sources into the house's format

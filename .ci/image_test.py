@@ -37,7 +37,7 @@ PACKAGES = (
 INSTALL = f"apt-get install --no-install-recommends {' '.join(PACKAGES)}"
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 CANNOT = 3
-PATIENCE_S = 60
+PATIENCE_S = 120
 # With limits that a container may have where this program may not raise its own.
 CONTAINERS = """[containers]
 default_ulimits = ["nofile=20000:20000", "nproc=10000:10000"]

@@ -19,6 +19,7 @@ from disco_bench.collectives import COLLECTIVES, measure_collectives
 from disco_bench.control import COMMANDS, SYNC, measure_commands, measure_sync
 from disco_bench.dtensor import DTENSOR, measure_dtensor
 from disco_bench.embedded import EMBEDDED, measure_embedded
+from disco_bench.fairness import FAIRNESS, measure_fairness
 from disco_bench.memory import MEMORY, measure_memory
 from disco_bench.model import MODEL, measure_model
 from disco_bench.programs import PROGRAMS, measure_programs
@@ -45,6 +46,7 @@ SECTIONS = {
     "recovery": Section(RECOVERY, measure_recovery),
     "sync": Section(SYNC, measure_sync),
     "secured": Section(SECURED, measure_secured),
+    "fairness": Section(FAIRNESS, measure_fairness),
     "embedded": Section(EMBEDDED, measure_embedded),
     "arrays": Section(ARRAYS, measure_arrays),
     "collectives": Section(COLLECTIVES, measure_collectives),

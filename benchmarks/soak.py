@@ -1,11 +1,14 @@
 """Runs random programs under random faults for some minutes, and counts what was lost.
 
 Sessions of all kinds take turns. Through a cluster they run on while connections are
-cut, daemons are frozen, and the controller is killed and started again, each time with a
-large array on its way; where a worker or its daemon is killed the session must say so,
-and the next one begins. Every result
-is compared with numpy's, and every worker counts the commands that it was given. Exit
-code 0 when nothing was lost, nothing executed twice, nothing wrong and nothing leaked.
+cut or slow, controller, daemons, ranks and the program itself stand still, and the
+controller is killed and started again, ranks print without end and the program forks,
+each time with a large array on its way; where a
+worker or its daemon is killed the session must say so, and the next one begins. Every
+second session recovers from that instead, and from daemons that stand still for longer
+than their lease; these are counted apart. Every result is compared with numpy's, and
+every worker counts the commands that it was given. Exit code 0 when nothing was lost,
+nothing executed twice, nothing wrong and nothing leaked.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -31,7 +35,7 @@ from disco_soak.leaks import Holdings, hold_little
 from disco_soak.program import Program, WrongResult
 
 from disco_client import ProcessSession, Session, SocketSession, ThreadedSession, errors
-from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
+from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 
 __all__ = ["Soak", "main"]
 
@@ -57,7 +61,7 @@ class Soak:
         self._seconds, self._seed, self._turn_s = seconds, seed, turn
         self.faults: Counter[str] = Counter()
         self.steps: Counter[str] = Counter()
-        self.transfers = 0
+        self.transfers = self.recovered = 0
         self.commands = self.lost = self.twice = self.wrong = self.untyped = 0
         self.leaks: Counter[str] = Counter()
         self.growth: list[int] = []
@@ -82,7 +86,9 @@ class Soak:
             self._deadline = time.monotonic() + self._seconds
             while time.monotonic() < self._deadline:
                 turn += 1
-                self._turn("connect", cluster.connect, turn, self._turn_s, cluster)
+                recover = "replay" if turn % 2 else None
+                opening = partial(cluster.connect, recover)
+                self._turn("connect", opening, turn, self._turn_s, cluster, recovers=bool(recover))
                 name = list(kinds)[turn % len(kinds)]
                 self._turn(name, kinds[name], turn, self._turn_s / 4, None)
                 left = max(0.0, self._deadline - time.monotonic())
@@ -105,6 +111,8 @@ class Soak:
         turn: int,
         seconds: float,
         cluster: Breakable | None,
+        *,
+        recovers: bool = False,
     ) -> None:
         """One session, from its beginning to its end; faults, at least one, in a cluster."""
         program: Program | None = None
@@ -118,11 +126,12 @@ class Soak:
                 while (time.monotonic() < ends or not whole) and not fatal:
                     program.step()
                     if cluster is not None and program.steps % _STEPS_A_FAULT == 0:
-                        fault = cluster.choose()
+                        fault = cluster.choose(recovers=recovers)
                         self.faults[fault] += 1
-                        whole, fatal = True, fault in FATAL
+                        whole, fatal = True, fault in FATAL and not recovers
                         self._transfer_meanwhile(program, cluster, fault)
                 lost, twice = program.check()
+                self.recovered += len(session.recoveries)
                 self.lost += lost
                 self.twice += twice
         except _LOST:
@@ -139,12 +148,22 @@ class Soak:
 
     def _transfer_meanwhile(self, program: Program, cluster: Breakable, fault: str) -> None:
         """Makes a fault while a large array is on its way, which has to come all the same."""
-        breaking = threading.Thread(target=cluster.break_something, args=(fault, program.session))
+        unexpected: list[Exception] = []
+
+        def break_it() -> None:
+            try:
+                cluster.break_something(fault, program.session)
+            except Exception as error:  # noqa: BLE001  (raised below, in the program)
+                unexpected.append(error)
+
+        breaking = threading.Thread(target=break_it)
         breaking.start()
         try:
             program.transfer()
         finally:
             breaking.join()
+        if unexpected:
+            raise unexpected[0]
         self.transfers += 1
 
     def _untyped(self, kind: str, turn: int) -> None:
@@ -161,6 +180,7 @@ class Soak:
             "steps": dict(self.steps),
             "commands counted on each worker": self.commands,
             "faults survived": dict(sorted(self.faults.items())),
+            "losses recovered from": self.recovered,
             "large transfers during faults": self.transfers,
             "commands lost": self.lost,
             "commands executed twice": self.twice,

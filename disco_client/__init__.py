@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from disco_client.version import __version__
 
 if TYPE_CHECKING:
-    from disco_client.capture import Program
     from disco_client.collectives import REDUCE_OPS
-    from disco_client.connecting import attach, connect
+    from disco_client.connection import attach, connect
+    from disco_client.core import DModule, DPackedFunc, DRef
     from disco_client.diagnosis import Diagnosis
     from disco_client.errors import (
         AccessDenied,
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
         WeightsMismatch,
         WorkerLost,
     )
-    from disco_client.flight import Flight, RankFlight
-    from disco_client.handles import DModule, DPackedFunc, DRef
+    from disco_client.program import Program
+    from disco_client.replies import Failures
     from disco_client.session import Session
-    from disco_client.weights.weight import Weight
-    from disco_client.wire.splits import Split
+    from disco_client.tracing.timeline import RankFlight
+    from disco_client.tracing.trace import Flight
     from disco_client.wire.values import Device, Opaque, Shape, cpu, cuda, rocm
-    from disco_server.embedded.process import ProcessSession as ProcessSession
-    from disco_server.embedded.socket import SocketSession as SocketSession
-    from disco_server.embedded.threaded import ThreadedSession as ThreadedSession
+    from disco_server.embedded.processes import ProcessSession as ProcessSession
+    from disco_server.embedded.sockets import SocketSession as SocketSession
+    from disco_server.embedded.threads import ThreadedSession as ThreadedSession
 
 __all__ = [
     "REDUCE_OPS",
@@ -77,6 +77,7 @@ __all__ = [
     "DiscoError",
     "EncodingError",
     "ExtraMissing",
+    "Failures",
     "Flight",
     "ForeignReference",
     "FunctionNotFound",
@@ -96,8 +97,6 @@ __all__ = [
     "SessionError",
     "SessionLost",
     "Shape",
-    "Split",
-    "Weight",
     "WeightsMismatch",
     "WorkerLost",
     "__version__",
@@ -109,15 +108,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "capture": ("Program",),
     "collectives": ("REDUCE_OPS",),
-    "connecting": ("attach", "connect"),
+    "connection": ("attach", "connect"),
     "diagnosis": ("Diagnosis",),
-    "flight": ("Flight", "RankFlight"),
-    "handles": ("DModule", "DPackedFunc", "DRef"),
+    "tracing.timeline": ("RankFlight",),
+    "tracing.trace": ("Flight",),
+    "core": ("DModule", "DPackedFunc", "DRef"),
+    "program": ("Program",),
+    "replies": ("Failures",),
     "session": ("Session",),
-    "weights.weight": ("Weight",),
-    "wire.splits": ("Split",),
     "wire.values": ("Device", "Opaque", "Shape", "cpu", "cuda", "rocm"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -125,13 +124,19 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 # Sessions that bring their own workers need the server's code, which is loaded
 # when one of them is first used; `from disco_client import *` leaves them out.
 _EMBEDDED = {
-    "ProcessSession": "process",
-    "SocketSession": "socket",
-    "ThreadedSession": "threaded",
+    "ProcessSession": "processes",
+    "SocketSession": "sockets",
+    "ThreadedSession": "threads",
 }
 
 
+# For one release: what load_weights took and returned, and what they are now.
+_RENAMED = {"Split": "PlacementSpec.fused", "Weight": "DTensor"}
+
+
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        return _find_renamed(name)
     if name in _EMBEDDED:
         value = _find_embedded(name)
     elif name in __all__:
@@ -144,6 +149,21 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(msg)
     globals()[name] = value
     return value
+
+
+def _find_renamed(name: str) -> Any:
+    import warnings
+    from operator import attrgetter
+
+    from disco_client import distributed
+
+    new = _RENAMED[name]
+    warnings.warn(
+        f"disco_client.{name} is disco_client.distributed.{new} and goes with the next release",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return attrgetter(new)(distributed)
 
 
 def _find_embedded(name: str) -> Any:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
-from disco_client.collectives import CCL_NAMES
 from disco_client.errors import ConfigError
+from disco_client.wording import hidden_in
 
 __all__ = [
+    "CCL_NAMES",
     "MAX_WORKERS",
     "RECOVER_LIMIT_BYTES",
+    "check_name",
     "check_recover",
     "check_session",
     "check_worker",
     "dims_of",
 ]
+
+CCL_NAMES = ("nccl", "rccl", "mpi", "local")
+"""The collective libraries that a session can be asked for."""
 
 MAX_WORKERS = 4096
 RECOVER_LIMIT_BYTES = 1 << 30
@@ -43,6 +48,17 @@ def check_session(num_workers: object, num_groups: object, ccl: str | None, time
     if not timeout > 0:
         msg = f"expected a timeout above 0 seconds, got {timeout!r}"
         raise ConfigError(msg)
+
+
+def check_name(name: str, what: str = "a session name") -> None:
+    """Refuses a name in which something hides.
+
+    Raises:
+        ConfigError: It has a character that is not seen, or moves others.
+    """
+    problem = hidden_in(name, what)
+    if problem is not None:
+        raise ConfigError(problem)
 
 
 def check_recover(recover: object, limit: object) -> None:

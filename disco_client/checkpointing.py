@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError, RemoteError, SessionError
-from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.telemetry.spans import spanned
 from disco_client.wire.codec import Action, EncodedCommand
 from disco_client.wire.values import Shape
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
 
-    from disco_client.command_log import CommandLog
-    from disco_client.handles import DPackedFunc, DRef
-    from disco_client.transport.base import Transport
-    from disco_client.transport.replaying import Recovery, Replaying
+    from disco_client.core import DRef, SessionCore
+    from disco_client.recovery.replay import Recovery, Replaying
 
-__all__ = ["Checkpointing"]
+__all__ = ["checkpoint", "is_replaying", "recoveries"]
 
 _ATTEMPTS = 3
 _PAGE = 512
@@ -33,172 +28,157 @@ _OWN = ("take", "kinds", "seal", "facts", "write", "check", "remove")
 _RESTORE = "runtime.disco._snapshot_restore"
 
 
-class Checkpointing(ABC):
-    """The part of a session that recovers which says from where."""
+class _Former:
+    """The checkpoints that a session has made so far.
 
-    _log: CommandLog
-    _transport: Transport
-    _checkpoints: int = 0
-    _checkpoint: str = ""
-    _span: Span = NO_SPAN
+    Attributes:
+        count: How many.
+        folder: Of the last one; empty where there is none.
+    """
 
-    @property
-    @abstractmethod
-    def num_workers(self) -> int:
-        """How many workers the session has."""
+    def __init__(self, core: SessionCore) -> None:
+        del core
+        self.count = 0
+        self.folder = ""
 
-    @property
-    @abstractmethod
-    def session_id(self) -> str:
-        """The session's id at the controller, in hexadecimal."""
 
-    @abstractmethod
-    def sync_all(self) -> None:
-        """Waits until every worker has executed every command issued before."""
+def _replaying(core: SessionCore) -> Replaying | None:
+    from disco_client.recovery.replay import Replaying
 
-    @abstractmethod
-    def _builtin(self, name: str) -> DPackedFunc: ...
+    return core.transport if isinstance(core.transport, Replaying) else None
 
-    @abstractmethod
-    def _call_now(self, name: str, *args: object) -> DRef: ...
 
-    @abstractmethod
-    def _get_all(self, ref: DRef, workers: Sequence[int], *, own: bool = False) -> list[Any]: ...
+def is_replaying(core: SessionCore) -> bool:
+    """Whether the session goes on with other workers where some are lost."""
+    return _replaying(core) is not None
 
-    @property
-    def recoveries(self) -> tuple[Recovery, ...]:
-        """The times that the session went on with other workers, in order."""
-        replaying = self._replaying()
-        return replaying.recoveries if replaying is not None else ()
 
-    @spanned("disco.checkpoint")
-    def checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Saves what the workers hold, so that less must be done again where they are lost.
+def recoveries(core: SessionCore) -> tuple[Recovery, ...]:
+    """The times that the session went on with other workers, in order."""
+    replaying = _replaying(core)
+    return replaying.recoveries if replaying is not None else ()
 
-        What was issued before is forgotten then, and makes room. Arrays and plain values
-        of all live references are saved, distributed tensors among them, and published
-        ones; each worker writes its own. Functions, modules and programs are made again
-        by the commands that made them. References stay as they are. Waits until all is
-        durable; other threads that issue commands wait meanwhile. However it ends, the
-        checkpoint before stays of use until a new one has taken its place.
 
-        Args:
-            path: A folder that all workers share, also those that will come; each
-                checkpoint is a folder in it. A relative path is taken from the client's
-                own folder.
+@spanned("disco.checkpoint")
+def checkpoint(core: SessionCore, path: str | os.PathLike[str]) -> None:
+    """Saves what the workers hold; see ``Session.checkpoint``."""
+    from disco_client.bulk_io import whole_path
 
-        Raises:
-            ConfigError: The path is none, or the session does not recover
-                (``disco_client.connect(..., recover="replay")``).
-            EncodingError: A reference stands for an object that can neither be saved nor
-                made again without its history, or too much was issued before.
-            BadFile: The folder cannot be written, has no room, or is not shared by all.
-            NotAllowed: A worker's ``--allow-save`` or ``--allow-read`` does not cover it.
-            RemoteError: A command failed on some worker and no call has raised it.
-            SessionError: The session is closed or lost.
-        """
-        from disco_client.weights.progress import whole_path
-
-        where = whole_path(path)
-        replaying = self._replaying()
-        if replaying is None:
-            raise ConfigError(
-                "this session does not recover from lost workers, so it needs no checkpoint; open"
-                " it with disco_client.connect(..., recover='replay'), or save tensors with"
-                " session.save"
-            )
-        self.sync_all()
-        replaying.check_can_cut()
-        for name in (*(f"save_{step}" for step in _STEPS), *(f"snapshot_{step}" for step in _OWN)):
-            self._builtin(f"runtime.disco._{name}")
-        for attempt in range(1, _ATTEMPTS + 1):
-            before = len(replaying.recoveries)
-            try:
-                with self._log.alone():
-                    self._save_all(replaying, where)
-            except RemoteError:
-                # Some of it was done twice, because workers were lost meanwhile?
-                if attempt == _ATTEMPTS or len(replaying.recoveries) == before:
-                    raise
-            else:
-                return
-
-    def _replaying(self) -> Replaying | None:
-        from disco_client.transport.replaying import Replaying
-
-        return self._transport if isinstance(self._transport, Replaying) else None
-
-    def _save_all(self, replaying: Replaying, where: str) -> None:
-        self.sync_all()  # also lets go of what nobody refers to
-        self._checkpoints += 1
-        folder = f"{where}/{self.session_id}-{self._checkpoints}"
-        numbers = np.asarray(sorted(self._log.live_registers()), np.uint32)
-        taken = self._snapshot("take", numbers)
-        made, names = self._find_made(taken, numbers)
-        self._snapshot("seal", taken, np.asarray(sorted(made), np.uint32), sorted(names))
-        begun = self._save("begin", folder, f"generation-{secrets.token_hex(8)}")
+    where = whole_path(path)
+    core.log.check_open()
+    replaying = _replaying(core)
+    if replaying is None:
+        raise ConfigError(
+            "this session does not recover from lost workers, so it needs no checkpoint; open"
+            " it with disco_client.connect(..., recover='replay'), or save tensors with"
+            " session.save"
+        )
+    core.sync()
+    replaying.check_can_prune()
+    for name in (*(f"save_{step}" for step in _STEPS), *(f"snapshot_{step}" for step in _OWN)):
+        core.builtin(f"runtime.disco._{name}")
+    for attempt in range(1, _ATTEMPTS + 1):
+        before = len(replaying.recoveries)
         try:
-            self.sync_all()
-            fingerprint = self._write(taken, begun, folder)
-        except BaseException:
-            with suppress(RemoteError, SessionError):
-                self._save("close", begun)
-                self.sync_all()
-            raise
-        del begun, taken
-        self.sync_all()
-        last = self._log.last_seq
-        live = self._log.live_registers()
-        high = self._log.high_water
-        restore = _restore(last, high, folder, fingerprint)
-        restore[-1][1].released.extend(int(n) for n in numbers if int(n) not in live)
-        replaying.cut([int(n) for n in numbers if int(n) in made], names, live, restore, last)
-        former, self._checkpoint = self._checkpoint, folder
-        if former:
-            self._snapshot("remove", former)
+            with core.log.alone():
+                _save_all(core, replaying, where)
+        except RemoteError:
+            # Some of it was done twice, because workers were lost meanwhile?
+            if attempt == _ATTEMPTS or len(replaying.recoveries) == before:
+                raise
+        else:
+            return
 
-    def _snapshot(self, step: str, *args: object) -> DRef:
-        return self._call_now(f"runtime.disco._snapshot_{step}", *args)
 
-    def _save(self, step: str, *args: object) -> DRef:
-        return self._call_now(f"runtime.disco._save_{step}", *args)
+def _save_all(core: SessionCore, replaying: Replaying, where: str) -> None:
+    core.sync()  # also lets go of what nobody refers to
+    made_before = core.part(_Former)
+    made_before.count += 1
+    folder = f"{where}/{core.session_id}-{made_before.count}"
+    numbers = np.asarray(sorted(core.log.live_registers()), np.uint32)
+    taken = _snapshot(core, "take", numbers)
+    made, names = _find_made(core, replaying, taken, numbers)
+    _snapshot(core, "seal", taken, np.asarray(sorted(made), np.uint32), sorted(names))
+    begun = _save(core, "begin", folder, f"generation-{secrets.token_hex(8)}")
+    try:
+        core.sync()
+        fingerprint = _write(core, taken, begun, folder)
+    except BaseException:
+        with suppress(RemoteError, SessionError):
+            _save(core, "close", begun)
+            core.sync()
+        raise
+    del begun, taken
+    core.sync()
+    last = core.log.last_seq
+    live = core.log.live_registers()
+    high = core.log.high_water
+    restore = _restore(last, high, folder, fingerprint)
+    restore[-1][1].released.extend(int(n) for n in numbers if int(n) not in live)
+    replaying.prune([int(n) for n in numbers if int(n) in made], names, live, restore, last)
+    former, made_before.folder = made_before.folder, folder
+    if former:
+        _snapshot(core, "remove", former)
+        core.sync()  # whoever counts on its space does so from now on
 
-    def _find_made(self, taken: DRef, numbers: np.ndarray[Any, Any]) -> tuple[set[int], set[str]]:
-        """Asks what cannot be saved as it is: registers, and published names."""
-        made: set[int] = set()
-        names: set[str] = set()
-        kinds = self._get_all(self._snapshot("kinds", taken), range(self.num_workers))
-        for worker, found in enumerate(kinds):
-            for what, kind in found["refused"]:
-                raise EncodingError(
-                    f"cannot save the session: {what} stands for an object of type {kind} on"
-                    f" worker {worker}; let it go, or keep what it consists of as arrays"
-                )
-            made.update(int(numbers[place]) for place in found["made"])
-            names.update(found["names"])
-        return made, names
 
-    def _write(self, taken: DRef, begun: DRef, folder: str) -> str:
-        """Lets the workers write; returns what tells this checkpoint from others."""
-        facts = self._get_all(self._snapshot("facts", taken), range(self.num_workers))
-        rows: list[dict[str, object]] = []
-        starts: list[int] = []
-        for worker, found in enumerate(facts):
-            starts.append(len(rows))
-            rows += [_row(worker, at, fact, self.num_workers) for at, fact in enumerate(found)]
-        for first in range(0, len(rows), _PAGE):
-            self._save("describe", begun, rows[first : first + _PAGE])
-        self._save("start", begun)
-        self.sync_all()
-        self._snapshot("write", begun, taken, starts)
-        self._save("finish", begun)
-        self.sync_all()
-        self._save("commit", begun)
-        self._save("close", begun)
-        self.sync_all()
-        # Also shows whether all workers may read it.
-        seen = self._get_all(self._snapshot("check", folder), range(self.num_workers))
-        return cast("str", seen[0])
+def _snapshot(core: SessionCore, step: str, *args: object) -> DRef:
+    return core.call_now(f"runtime.disco._snapshot_{step}", *args)
+
+
+def _save(core: SessionCore, step: str, *args: object) -> DRef:
+    return core.call_now(f"runtime.disco._save_{step}", *args)
+
+
+def _find_made(
+    core: SessionCore, replaying: Replaying, taken: DRef, numbers: np.ndarray[Any, Any]
+) -> tuple[set[int], set[str]]:
+    """Asks what cannot be saved as it is: registers, and published names."""
+    made: set[int] = set()
+    names: set[str] = set()
+    kinds = core.get_all(_snapshot(core, "kinds", taken), range(core.num_workers))
+    for worker, found in enumerate(kinds):
+        for place, kind in found["refused"]:
+            what = f"what is published as {place!r}"
+            if isinstance(place, int):
+                what = _what(core, replaying, int(numbers[place]))
+            raise EncodingError(
+                f"cannot save the session: {what} is an object of type {kind} on"
+                f" worker {worker}; let it go, or keep what it consists of as arrays"
+            )
+        made.update(int(numbers[place]) for place in found["made"])
+        names.update(found["names"])
+    return made, names
+
+
+def _what(core: SessionCore, replaying: Replaying, register: int) -> str:
+    """What is in a register, for people: who made it, and which line asked for that."""
+    line, name = core.log.maker(register), replaying.maker_of(register)
+    at = f" ({line})" if line is not None else ""
+    return f"what {name}() returned{at}" if name else f"what was made by a program{at}"
+
+
+def _write(core: SessionCore, taken: DRef, begun: DRef, folder: str) -> str:
+    """Lets the workers write; returns what tells this checkpoint from others."""
+    facts = core.get_all(_snapshot(core, "facts", taken), range(core.num_workers))
+    rows: list[dict[str, object]] = []
+    starts: list[int] = []
+    for worker, found in enumerate(facts):
+        starts.append(len(rows))
+        rows += [_row(worker, at, fact, core.num_workers) for at, fact in enumerate(found)]
+    for first in range(0, len(rows), _PAGE):
+        _save(core, "describe", begun, rows[first : first + _PAGE])
+    _save(core, "start", begun)
+    core.sync()
+    _snapshot(core, "write", begun, taken, starts)
+    _save(core, "finish", begun)
+    core.sync()
+    _save(core, "commit", begun)
+    _save(core, "close", begun)
+    core.sync()
+    # Also shows whether all workers may read it.
+    seen = core.get_all(_snapshot(core, "check", folder), range(core.num_workers))
+    return cast("str", seen[0])
 
 
 def _row(worker: int, at: int, fact: list[Any], num_workers: int) -> dict[str, object]:

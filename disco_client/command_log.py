@@ -15,27 +15,175 @@ waits for wakes nobody.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import CodeType
+from typing import Any, Protocol, TypeAlias
 
-from disco_client.call_sites import Site, call_site, locate
-from disco_client.errors import EncodingError, IssuedAt, SessionError
-from disco_client.registers import RegisterIds
+from disco_client.errors import EncodingError, IssuedAt, RemoteFailure, SessionError
+from disco_client.replies import LongWaits
+from disco_client.scopes import NO_SCOPE, Scope, current_scope
 from disco_client.transport.base import OutgoingBatch
-from disco_client.waiting import LongWaits
 from disco_client.wire.codec import Action, EncodedCommand
 
-if TYPE_CHECKING:
-    from disco_client.timeline import Timeline
+__all__ = [
+    "CommandLog",
+    "Fill",
+    "LogWatcher",
+    "RegisterIds",
+    "Site",
+    "StepLines",
+    "call_site",
+    "locate",
+]
 
-__all__ = ["CommandLog", "Fill"]
+
+# Register ids: the client hands them out, so calls need no answer first.
+#
+# Freed ids are reused last in, first out, before the counter moves on, as in the
+# original; that keeps the workers' register files as small as the program's
+# largest number of live references.
+
+
+class RegisterIds:
+    """The free list of one session; the owner's lock guards it."""
+
+    __slots__ = ("_free", "_next")
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._next = 1  # 0 is never a live register
+
+    def allocate(self) -> int:
+        """Takes an id that no live reference has."""
+        if self._free:
+            return self._free.pop()
+        register = self._next
+        self._next = register + 1
+        return register
+
+    def free(self, register: int) -> None:
+        """Gives an id back; the caller has put its release into the log."""
+        self._free.append(register)
+
+    def live(self) -> set[int]:
+        """The ids that are handed out at this moment."""
+        return set(range(1, self._next)).difference(self._free)
+
+    @property
+    def high_water(self) -> int:
+        """The largest id ever handed out."""
+        return self._next - 1
+
+
+# The lines of a program that issue commands, and the scopes to which they belong.
+
+
+_REMEMBERED_STEPS = 1 << 17
+_PACKAGE = str(Path(__file__).parent) + os.sep
+
+Site: TypeAlias = tuple[CodeType, int, Scope]
+"""A position in code: cheap to take, and turned into a line when somebody asks. And the scope."""
+
+_inside: set[str] = set()
+_outside: set[str] = set()
+"""File names of code met so far, in this package and outside of it."""
+
+
+def call_site(scope: Scope = NO_SCOPE) -> Site:
+    """The innermost code position outside this package, with the scope that issues there."""
+    frame = sys._getframe(2)  # noqa: SLF001  (the one way that costs a fraction of a microsecond)
+    code = frame.f_code
+    while code.co_filename in _inside or not _is_outside(code.co_filename):
+        back = frame.f_back
+        if back is None:
+            break
+        frame, code = back, back.f_code
+    return code, frame.f_lasti, scope
+
+
+def _is_outside(filename: str) -> bool:
+    if filename in _outside:
+        return True
+    met = _inside if filename.startswith(_PACKAGE) else _outside
+    met.add(filename)
+    return met is _outside
+
+
+def locate(site: Site) -> IssuedAt:
+    """The file, line and function of a position."""
+    code, lasti, _ = site
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= lasti < end and number is not None:
+            line = number
+    return IssuedAt(code.co_filename, line, code.co_name)
+
+
+Locate: TypeAlias = Callable[[int], IssuedAt | None]
+"""Finds the line that captured a step."""
+
+
+class StepLines:
+    """The lines of the client's program in which the steps of programs were captured.
+
+    They outlive a program for a while, because what it failed may be told later.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[int, tuple[str, int, Locate]] = {}
+        self._ended: deque[int] = deque()
+        self._fading: deque[int] = deque()
+        self._fading_steps = 0
+
+    def add(self, defined: int, name: str, num_steps: int, locate: Locate) -> None:
+        """Remembers a program.
+
+        Args:
+            defined: The number of the command that defined it.
+            name: Its name.
+            num_steps: How many steps it has.
+            locate: Finds a step's line.
+        """
+        with self._lock:
+            self._known[defined] = name, num_steps, locate
+            self._forget()
+
+    def end(self, defined: int) -> None:
+        """Notes that a program is gone; safe inside the garbage collector."""
+        self._ended.append(defined)
+
+    def _forget(self) -> None:
+        while self._ended:
+            defined = self._ended.popleft()
+            self._fading.append(defined)
+            self._fading_steps += self._known[defined][1] + 1
+        while self._fading_steps > _REMEMBERED_STEPS:
+            self._fading_steps -= self._known.pop(self._fading.popleft())[1] + 1
+
+    def explain(self, failure: RemoteFailure) -> RemoteFailure:
+        """Adds to a failure in a program which one it was, and the step's line."""
+        with self._lock:
+            known = self._known.get(failure.program)
+        if known is None:
+            return failure
+        name, _, locate = known
+        return replace(failure, program_name=name, captured_at=locate(failure.step))
+
 
 MAX_BATCH_COMMANDS = 2048
-MAX_BATCH_BYTES = 1 << 20
+MAX_BATCH_BYTES = 128 << 10
+"""Of arrays in commands. Other sessions' commands wait behind a batch wherever it is
+read, copied and written in one go."""
+
 MAX_COMMAND_BYTES = 32 << 20
 """What one command may hold, so that a batch with it passes every relay."""
 
@@ -102,6 +250,22 @@ class _Batch:
         return self.sites[index] if 0 <= index < len(self.sites) else None
 
 
+class LogWatcher(Protocol):
+    """Is told what happens in a log while its session is traced."""
+
+    def wake(self) -> None:
+        """A command was issued and nobody is about to send it."""
+        ...
+
+    def leave(self, first: int, sites: Sequence[Site]) -> None:
+        """Commands leave; called under the log's lock."""
+        ...
+
+    def note(self, name: str, category: str, began_ns: int) -> None:
+        """Something has ended that began then."""
+        ...
+
+
 class CommandLog:
     """The ordered commands of one session, from issue to acknowledgement.
 
@@ -125,6 +289,7 @@ class CommandLog:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._ids = RegisterIds()
+        self._makers: dict[int, Site] = {}
         self._dead: deque[int] = deque()
         self._seq = first_seq - 1
         self._filling = _Batch(first_seq)
@@ -142,7 +307,7 @@ class CommandLog:
         self.direct = False
         self.told = False
         self.long_waits = LongWaits()
-        self.timeline: Timeline | None = None
+        self.timeline: LogWatcher | None = None
 
     # The program's side ----------------------------------------------------
 
@@ -175,7 +340,7 @@ class CommandLog:
         Raises:
             SessionError: The session is closed or lost.
         """
-        site = call_site()
+        site = call_site(current_scope(self))
         command = EncodedCommand(action=action, func=func)  # type: ignore[arg-type]  (the numbers are the same)
         nbytes = fill(command) if fill is not None else 0
         if nbytes > MAX_COMMAND_BYTES:
@@ -192,6 +357,7 @@ class CommandLog:
                 command.released.extend(self._take_dead())
             if reg is None:
                 reg = self._ids.allocate()
+                self._makers[reg] = site
             command.reg = reg
             batch = self._filling
             seq = batch.next_seq
@@ -218,11 +384,12 @@ class CommandLog:
         Raises:
             SessionError: The session is closed or lost.
         """
-        site = call_site()
+        site = call_site(current_scope(self))
         with self._lock:
             self._await_room()
             released = self._take_dead() if self._dead else ()
             reg = self._ids.allocate()
+            self._makers[reg] = site
             record = (len(released), *released, func, reg, len(args), *args)
             self._append(self._filling, site, record)
         self._wake_sender()
@@ -230,8 +397,11 @@ class CommandLog:
 
     def allocate(self, count: int) -> list[int]:
         """Takes registers, for a command that has several results."""
+        site = call_site()
         with self._lock:
-            return [self._ids.allocate() for _ in range(count)]
+            registers = [self._ids.allocate() for _ in range(count)]
+            self._makers.update(dict.fromkeys(registers, site))
+        return registers
 
     def _append(self, batch: _Batch, site: Site, entry: _Record | EncodedCommand) -> None:
         entries = batch.entries
@@ -313,12 +483,23 @@ class CommandLog:
 
     def site(self, seq: int) -> IssuedAt | None:
         """The line that issued a command not yet executed everywhere."""
+        origin = self.origin(seq)
+        return None if origin is None else origin[0]
+
+    def origin(self, seq: int) -> tuple[IssuedAt, Scope] | None:
+        """The line and the scope that issued a command not yet executed everywhere."""
         with self._lock:
             for batch in (*self._under_way, *self._sealed, self._filling):
                 site = batch.site(seq)
                 if site is not None:
-                    return locate(site)
+                    return locate(site), site[2]
         return None
+
+    def maker(self, register: int) -> IssuedAt | None:
+        """The line that issued the command whose result is in a register."""
+        with self._lock:
+            site = self._makers.get(register)
+        return None if site is None else locate(site)
 
     def check_open(self) -> None:
         """Raises the error that closed the log, if it is closed.
@@ -478,6 +659,8 @@ class CommandLog:
         """Refuses everything in a forked child, whoever held the lock in the parent."""
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
+        self._wake = SimpleQueue()
+        self.timeline = None
         self.close(why, drop=True)
 
     def statistics(self) -> dict[str, Any]:

@@ -1,34 +1,6 @@
 """Every error a user of Disco can meet.
 
-The tree::
-
-    DiscoError
-    ├── ConfigError               a setting or argument is wrong (also a ValueError)
-    │   └── WeightsMismatch       files and plan of load_weights do not fit
-    ├── ConnectionFailed          no controller there, or it speaks another protocol
-    │   └── AccessDenied          its certificate, or what this program showed, was refused
-    ├── ExtraMissing              a part that is not installed (also an ImportError)
-    ├── EncodingError             a value that cannot travel (also a TypeError)
-    ├── SessionError              this session cannot do what was asked
-    │   ├── SessionClosed         it was shut down
-    │   ├── CaptureError          not while a program is captured, or not outside of it
-    │   ├── NoSlots               the cluster had no room in time
-    │   ├── NoSuchSession         the controller knows none of that name or id
-    │   ├── ForeignReference      a reference of another session, or one that died
-    │   └── SessionLost           it ended by itself; nothing more can be done with it
-    │       ├── WorkerLost        a worker process ended
-    │       ├── NodeLost          a worker daemon went away
-    │       ├── ControllerLost    the controller went away or is leaving
-    │       └── PoisonCommand     the same command ended workers again and again
-    └── RemoteError               a worker could not execute a command; the session goes on
-        ├── RemoteException       a called function raised
-        ├── FunctionNotFound      no function or module of that name on the worker
-        ├── NotAllowed            the worker's allow-list says no
-        ├── BadArgument           an argument the called thing refuses
-        ├── CollectiveMismatch    ranks brought different things to one collective
-        ├── CollectiveAborted     another rank could not enter the collective
-        ├── CclError              the collective library is missing, did not start, or failed
-        └── BadFile               a file on a worker is missing, unreadable or malformed
+docs/errors.md draws the tree, and says where each error is raised.
 """
 
 from __future__ import annotations
@@ -126,7 +98,7 @@ class SessionError(DiscoError):
 
 
 class SessionClosed(SessionError):
-    """The session was shut down before this call."""
+    """The session was shut down before this call, or is that of a process that forked this one."""
 
 
 class CaptureError(SessionError):

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
+
+from disco_client.wording import for_terminal
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-__all__ = ["StatusLine", "facts_table", "in_notebook", "progress"]
+__all__ = ["StatusLine", "draw_with", "facts_table", "html_of", "in_notebook", "progress"]
 
 _LEFT = 'style="text-align:left"'
 _UPLOAD_S = 0.5
 """A copy shorter than this is not worth a bar."""
+
+
+_drawn: dict[type, Callable[[Any], str]] = {}
+
+
+def draw_with(kind: type, draw: Callable[[Any], str]) -> None:
+    """Says what draws the objects of a class, which need not know of it.
+
+    Args:
+        kind: The class.
+        draw: Makes HTML of one of them.
+    """
+    _drawn[kind] = draw
+
+
+def html_of(thing: object) -> str:
+    """Draws an object as HTML."""
+    return _drawn[type(thing)](thing)
 
 
 def facts_table(caption: str, facts: Mapping[str, str]) -> str:
@@ -84,7 +104,8 @@ class StatusLine:
     def say(self, text: str) -> None:
         """Shows a text instead of the one before."""
         if not in_notebook():
-            print(f"disco: {text}", file=sys.stderr, flush=True)  # noqa: T201  (for who waits)
+            said = for_terminal(f"disco: {text}", sys.stderr)
+            print(said, file=sys.stderr, flush=True)  # noqa: T201  (for who waits)
             return
         bar = self._bar
         if bar is None:

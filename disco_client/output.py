@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import TypeAlias
 
+from disco_client.wording import harmless
+
 __all__ = ["LogSink", "drop_logs", "print_logs"]
 
 LogSink: TypeAlias = Callable[[int, str, bool, list[str]], None]
@@ -17,8 +19,12 @@ def drop_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
 
 
 def print_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
-    """Writes workers' output to this process's standard error, each line with its rank."""
+    """Writes workers' output to this process's standard error, each line with its rank.
+
+    On a terminal a line cannot do more than be coloured (see `disco_client.wording.harmless`).
+    """
     del stderr
-    for line in lines:
-        sys.stderr.write(f"[worker {worker} {node}] {line}\n")
+    if sys.stderr.isatty():
+        lines = [harmless(line, colours=True) for line in lines]
+    sys.stderr.write("".join(f"[worker {worker} {node}] {line}\n" for line in lines))
     sys.stderr.flush()

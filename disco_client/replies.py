@@ -1,23 +1,127 @@
-"""What workers answer: who waits for it, and errors nobody has seen yet."""
+"""What workers answer: who waits for it, and failures that their scopes have not seen yet."""
 
 from __future__ import annotations
 
+import math
+import os
+import sys
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 from disco_client import errors
-from disco_client.errors import IssuedAt, RemoteError, RemoteFailure, SessionError
+from disco_client.errors import ConfigError, IssuedAt, RemoteError, RemoteFailure, SessionError
+from disco_client.scopes import NO_SCOPE, Scope
 from disco_client.transport.base import Live, Pump
-from disco_client.waiting import LongWaits
 from disco_client.wire.codec import EncodedReply, FailureKind, decode_failure
+from disco_client.wording import for_terminal
 
-__all__ = ["Answer", "Inbox"]
+__all__ = ["AUTO", "Answer", "Failures", "Inbox", "LongWaits", "Wait", "read_hang_report"]
 
-_REMEMBERED_SITES = 1024
+
+# Waits that take long say so by themselves.
+
+
+AUTO = -1.0
+"""Stands for what ``DISCO_HANG_REPORT_S`` says, or else 30 seconds."""
+
+_VARIABLE = "DISCO_HANG_REPORT_S"
+_DEFAULT_S = 30.0
+
+
+def read_hang_report(value: object, environ: Mapping[str, str] = os.environ) -> float:
+    """After how many seconds a wait says what it waits for; infinite for never.
+
+    Args:
+        value: Seconds; 0 or None for never; `AUTO` for what the environment says.
+        environ: The environment.
+
+    Raises:
+        ConfigError: It is no such number.
+    """
+    where = "hang_report"
+    if value == AUTO:
+        where, value = _VARIABLE, environ.get(_VARIABLE) or _DEFAULT_S
+    if value is None:
+        return math.inf
+    try:
+        seconds = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not seconds >= 0:
+        msg = f"{where}: expected a number of seconds, 0 or None for never, got {value!r}"
+        raise ConfigError(msg)
+    return seconds or math.inf
+
+
+class Wait(NamedTuple):
+    """How long somebody has waited.
+
+    Attributes:
+        began: When it began.
+        quiet: Until when nothing is said; infinite where all has been said.
+        told: Whether something was said.
+    """
+
+    began: float
+    quiet: float
+    told: bool = False
+
+
+class LongWaits:
+    """Says what a session waits for, on standard error.
+
+    Of one that goes on it says so once, and looks again from time to time whether it does.
+
+    Args:
+        after: Seconds that a wait may take before.
+        describe: Finds out what the session does, and whether it goes on.
+    """
+
+    def __init__(
+        self,
+        after: float = math.inf,
+        describe: Callable[[], tuple[str, bool]] = lambda: ("", False),
+    ) -> None:
+        self._after = after
+        self._describe = describe
+
+    def look(self, wait: Wait | None) -> Wait:
+        """Called each second by whoever waits.
+
+        Args:
+            wait: What it returned the last time; None the first time.
+
+        Returns:
+            What to give the next time.
+        """
+        now = time.monotonic()
+        if wait is None:
+            wait = Wait(now - 1.0, now - 1.0 + self._after)
+        if now < wait.quiet:
+            return wait
+        try:
+            text, goes_on = self._describe()
+        except Exception as error:  # noqa: BLE001  (the wait must go on, whatever this is)
+            text, goes_on = f"what the ranks do cannot be found out: {error}", False
+        if not (goes_on and wait.told):
+            waited = (
+                f"disco: this call has waited for {now - wait.began:.0f} s, and goes on waiting"
+            )
+            said = for_terminal(f"{waited}\n{text}", sys.stderr)
+            print(said, file=sys.stderr, flush=True)  # noqa: T201  (for the person who waits)
+        return Wait(wait.began, now + self._after if goes_on else math.inf, told=True)
+
+
+_REMEMBERED = 1024
+"""Of how many failed commands it is known what they were, and whether it was seen."""
+
+_KEPT = 1000
+"""How many failures of a scope, or of those that have ended, are kept until they are seen."""
+
 _CAUSE_WAIT_S = 1.0
 """How long an aborted collective waits for the report of the rank that caused it."""
 
@@ -35,6 +139,47 @@ _ERRORS: dict[FailureKind, type[RemoteError]] = {
 }
 
 
+_Report: TypeAlias = tuple[RemoteFailure, FailureKind]
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """What threads, tasks and blocks left without having seen it.
+
+    Attributes:
+        total: How many commands that were.
+        last: The errors of the last 1,000 of them, the oldest first.
+    """
+
+    total: int = 0
+    last: tuple[RemoteError, ...] = ()
+
+
+class _Failed:
+    """A command that failed on one worker or more.
+
+    Attributes:
+        seq: Its number.
+        scope: Who issued it, and the line, where that is known.
+        reports: What the workers said.
+        seen: Whether a call of its scope has raised it.
+    """
+
+    __slots__ = ("issued_at", "reports", "scope", "seen", "seq")
+
+    def __init__(self, seq: int, issued_at: IssuedAt | None, scope: Scope) -> None:
+        self.seq = seq
+        self.issued_at = issued_at
+        self.scope = scope
+        self.reports: list[_Report] = []
+        self.seen = False
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether it says only that others could not come."""
+        return all(kind is FailureKind.ABORTED for _, kind in self.reports)
+
+
 class Answer:
     """The replies to one command; complete when every asked worker replied."""
 
@@ -43,7 +188,7 @@ class Answer:
     def __init__(self, answers: int) -> None:
         self.asked = self.missing = answers
         self.values: dict[int, Any] = {}
-        self.failures: list[tuple[RemoteFailure, FailureKind]] = []
+        self.failures: list[_Report] = []
         self.error: SessionError | None = None
         self.gate = threading.Lock()
         self.gate.acquire()
@@ -65,7 +210,8 @@ class Inbox:
     Args:
         acknowledge: Told (worker, seq) with every reply.
         acked: The newest command that every worker has executed.
-        site: Finds the client's line of a command that is still remembered.
+        origin: Finds the client's line and scope of a command that is still remembered.
+        here: Says in which scope the program calls.
         explain: Adds to a failure inside a program where the client captured it.
         first_seq: The number of its first command; those before are of a program that
             has left the session, and so are their failures.
@@ -80,21 +226,29 @@ class Inbox:
         self,
         acknowledge: Callable[[int, int], None],
         acked: Callable[[], int],
-        site: Callable[[int], IssuedAt | None],
+        origin: Callable[[int], tuple[IssuedAt, Scope] | None],
+        here: Callable[[], Scope] = lambda: NO_SCOPE,
         explain: Callable[[RemoteFailure], RemoteFailure] = lambda failure: failure,
         first_seq: int = 1,
     ) -> None:
         self._first_seq = first_seq
         self._acknowledge = acknowledge
         self._acked = acked
-        self._site = site
+        self._origin = origin
+        self._here = here
+        self._opener = here()
         self._explain = explain
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._answers: dict[int, Answer] = {}
-        self._pending: dict[int, list[tuple[RemoteFailure, FailureKind]]] = {}
-        self._sites: OrderedDict[int, IssuedAt] = OrderedDict()
-        self._raised: OrderedDict[int, None] = OrderedDict()
+        self._failed: OrderedDict[int, _Failed] = OrderedDict()
+        self._skipped: OrderedDict[int, int] = OrderedDict()
+        # What their scopes have not seen, by scope, and what scopes that ended have left.
+        self._unseen: dict[Scope, dict[int, _Failed]] = {}
+        self._many_scopes = 64
+        self._orphans: dict[int, _Failed] = {}
+        self._left: deque[_Failed] = deque(maxlen=_KEPT)
+        self._num_left = 0
         self._lost: SessionError | None = None
         self.pump: Pump | None = None
         self.long_waits = LongWaits()
@@ -109,9 +263,8 @@ class Inbox:
                 answer.error = self._lost
                 answer.open()
 
-    def receive(self, worker: int, raw: bytes) -> None:
-        """Takes one encoded reply from a worker."""
-        reply = EncodedReply.FromString(raw)
+    def receive(self, worker: int, reply: EncodedReply) -> None:
+        """Takes one reply from a worker."""
         outcome = reply.WhichOneof("outcome")
         if outcome == "failure":
             # Before the acknowledgement, which may forget the command's line.
@@ -131,30 +284,70 @@ class Inbox:
     def _receive_failure(self, worker: int, reply: EncodedReply) -> None:
         failure, kind = decode_failure(reply.failure)
         failure = self._explain(failure)
-        issued_at = self._site(failure.seq)
+        origin = self._origin(failure.seq)
         with self._lock:
-            if issued_at is not None:
-                self._sites[failure.seq] = issued_at
-                if len(self._sites) > _REMEMBERED_SITES:
-                    self._sites.popitem(last=False)
-            known = self._sites.get(failure.seq)
-            failure = replace(failure, issued_at=known)
+            failed = self._remember(failure.seq, origin)
+            failure = replace(failure, issued_at=failed.issued_at)
             if reply.seq not in self._answers:
-                if failure.seq < self._first_seq:
-                    return
-                if reply.seq and failure.seq in self._raised:
-                    return  # other ranks' part in a failure that a call has raised
-                self._pending.setdefault(failure.seq, []).append((failure, kind))
-                self._arrived.notify_all()
+                self._note(reply.seq, failed, (failure, kind))
                 return
         self._complete(reply.seq, worker, None, (failure, kind))
+
+    def _remember(self, seq: int, origin: tuple[IssuedAt, Scope] | None) -> _Failed:
+        """What is known of a command that failed; the lock is held."""
+        failed = self._failed.get(seq)
+        if failed is None:
+            failed = self._failed[seq] = _Failed(seq, *(origin or (None, NO_SCOPE)))
+            if len(self._failed) > _REMEMBERED:
+                self._failed.popitem(last=False)
+        return failed
+
+    def _note(self, seq: int, failed: _Failed, report: _Report) -> None:
+        """Keeps a failure of which nobody waits to hear; the lock is held.
+
+        Args:
+            seq: The command that could not be executed; 0 for none in particular.
+            failed: The command that failed.
+            report: What a worker says of it.
+        """
+        if seq not in (0, failed.seq):
+            # A worker left out what depends on the failure.
+            self._skipped[seq] = failed.seq
+            if len(self._skipped) > _REMEMBERED:
+                self._skipped.popitem(last=False)
+        elif failed.seq < self._first_seq:
+            return
+        elif failed.seen and seq:
+            failed.reports.append(report)  # other ranks' part in what was raised
+            return
+        else:
+            if failed.seen:  # a device failed later than its last command
+                failed = _Failed(failed.seq, failed.issued_at, failed.scope)
+                self._failed[failed.seq] = failed
+            failed.reports.append(report)
+            self._keep(failed)
+        self._arrived.notify_all()
+
+    def _keep(self, failed: _Failed) -> None:
+        """Keeps a failure until its scope waits; that of no scope goes to the opener."""
+        if failed.scope is NO_SCOPE:
+            self._leave(failed, to_opener=True)
+            return
+        unseen = self._unseen.setdefault(failed.scope, {})
+        if failed.seq in unseen or len(unseen) < _KEPT:
+            unseen[failed.seq] = failed
+        else:
+            self._leave(failed)
+        if len(self._unseen) > self._many_scopes:
+            self._sweep()
+            self._many_scopes = 2 * len(self._unseen) + 64
 
     def _complete(
         self,
         seq: int,
         worker: int,
         value: Any,
-        failure: tuple[RemoteFailure, FailureKind] | None,
+        failure: _Report | None,
     ) -> None:
         with self._lock:
             answer = self._answers.get(seq)
@@ -180,6 +373,13 @@ class Inbox:
                     answer.open()
             self._arrived.notify_all()
 
+    def disown(self, why: SessionError) -> None:
+        """Ends every wait in a forked child, whoever held the lock in the parent."""
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self.told = True  # leaving is no wait, and the errors of workers are the parent's
+        self.lose(why)
+
     def reopen(self) -> None:
         """Other workers will answer everything once more that is still waited for."""
         with self._lock:
@@ -203,10 +403,19 @@ class Inbox:
         finally:
             self.forget(seq)
 
-    def forget(self, seq: int) -> None:
-        """Expects no more replies to a command."""
+    def forget(self, seq: int, *, told: bool = False) -> None:
+        """Expects no more replies to a command.
+
+        Args:
+            seq: The command.
+            told: Whether its caller is told by another error that it failed, so that no
+                later wait raises what the worker says of it.
+        """
+        origin = self._origin(seq)
         with self._lock:
-            self._answers.pop(seq, None)
+            expected = self._answers.pop(seq, None)
+            if told and expected is not None:
+                self._remember(seq, origin).seen = True
 
     def look(self, seq: int, alive: Callable[[], None]) -> Answer:
         """Waits for the replies to a command, which may be asked for once more.
@@ -227,7 +436,7 @@ class Inbox:
             self.told = True
             raise answer.error.with_traceback(None)
         if answer.failures:
-            raise self._build(answer.failures)
+            raise self._choose(answer.failures)
         return answer
 
     def reach(self, workers: Sequence[int], pump: Pump, alive: Callable[[], None]) -> None:
@@ -261,51 +470,151 @@ class Inbox:
             self.told = True
             raise self._lost.with_traceback(None)
 
-    def raise_pending(self) -> None:
-        """Raises the first error that no call has raised yet, if there is one.
+    # What went wrong -----------------------------------------------------------------
+
+    def raise_pending(self, *, sync: bool = False) -> None:
+        """Raises the oldest failure that this scope has not seen, if there is one.
+
+        Args:
+            sync: Whether this is a sync, in which the thread that opened the session is
+                also told of what threads have left that ended.
 
         Raises:
-            RemoteError: The failure of the oldest failed command.
+            RemoteError: The failure. Later ones of the scope are counted, and are seen too.
         """
-        if not self._pending:
+        if not (self._unseen or self._orphans):
             return
+        scope = self._here()
         with self._lock:
-            first = min(self._pending, default=0)
-            if all(kind is FailureKind.ABORTED for _, kind in self._pending.get(first, ())):
-                self._await_cause(first)
-                first = min(self._pending, default=0)
-            if not first:
-                return  # another thread's call has raised it
-            failures = self._pending.pop(first)
-            others = len(self._pending)
-            self._pending.clear()
-        error = self._build(failures)
-        if others:
-            error.add_note(f"{others} later command(s) failed too; the first cause is shown")
-        raise error
+            failed = self._oldest(scope, sync=sync)
+            if failed is not None and failed.is_aborted:
+                self._await_cause(failed)
+                failed = self._oldest(scope, sync=sync)
+            if failed is None:
+                return  # perhaps another thread in this scope has raised it
+            error = self._build(failed)
+            others = self._see(scope, failed, sync=sync)
+        raise _with_others(error, others)
 
-    def _await_cause(self, seq: int) -> None:
+    def raise_left(self) -> None:
+        """Raises the oldest failure that nobody has seen, whoever issued its command.
+
+        Raises:
+            RemoteError: The failure.
+        """
+        with self._lock:
+            self._sweep()
+            unseen = [failed for each in self._unseen.values() for failed in each.values()]
+            unseen += [
+                failed for failed in (*self._left, *self._orphans.values()) if not failed.seen
+            ]
+            if not unseen:
+                return
+            failed = min(unseen, key=lambda each: each.seq)
+            error = self._build(failed)
+            others = len({id(each) for each in unseen}) - 1
+        raise _with_others(error, others)
+
+    def failures(self) -> Failures:
+        """What scopes left unseen that have ended, and what was counted but not raised."""
+        with self._lock:
+            self._sweep()
+            return Failures(self._num_left, tuple(map(self._build, self._left)))
+
+    def _choose(self, reports: list[_Report]) -> RemoteError:
+        """The error of an answer; or, where that is older, what its scope has not seen yet."""
+        scope = self._here()
+        with self._lock:
+            answered = min(failure.seq for failure, _ in reports)
+            mine = self._unseen.get(scope, {})
+            first = min(mine, default=answered)
+            if first < answered:
+                failed = mine[first]
+                error = self._build(failed)
+                return _with_others(error, self._see(scope, failed))
+            for failure, _ in reports:
+                failed = self._failed.get(failure.seq)
+                if failed is not None and failed.scope in (scope, NO_SCOPE):
+                    failed.seen = True
+                if failed is not None and failed.scope is NO_SCOPE:
+                    self._orphans.pop(failure.seq, None)
+                if mine.pop(failure.seq, None) is not None and not mine:
+                    del self._unseen[scope]
+            return _error_of(reports)
+
+    def _oldest(self, scope: Scope, *, sync: bool) -> _Failed | None:
+        """The oldest failure that a scope is to be told of; the lock is held."""
+        mine = self._unseen.get(scope, {})
+        if sync and scope is self._opener:
+            self._sweep()
+            mine = {**self._orphans, **mine}
+        return mine[min(mine)] if mine else None
+
+    def _see(self, scope: Scope, failed: _Failed, *, sync: bool = False) -> int:
+        """Notes that a scope is told of a failure; returns how many others it is told of."""
+        mine = self._unseen.pop(scope, {})
+        later = [each for each in mine.values() if each is not failed]
+        for each in later:
+            self._leave(each)
+        if sync and scope is self._opener:
+            mine = {**self._orphans, **mine}
+            self._orphans = {}
+        for each in (failed, *mine.values()):
+            each.seen = True
+        return len(mine.keys() - {failed.seq})
+
+    def _leave(self, failed: _Failed, *, to_opener: bool = False) -> None:
+        """Writes down what a scope leaves; the lock is held."""
+        if to_opener and len(self._orphans) < _KEPT:
+            self._orphans[failed.seq] = failed
+        if failed not in self._left:
+            self._left.append(failed)
+            self._num_left += 1
+
+    def _sweep(self) -> None:
+        """Looks which scopes have ended; the lock is held."""
+        for scope in [scope for scope in self._unseen if scope.ended]:
+            for failed in self._unseen.pop(scope).values():
+                self._leave(failed, to_opener=scope.is_thread)
+
+    def _await_cause(self, failed: _Failed) -> None:
         """An aborted collective names other ranks; their own report is the cause.
 
         A rank reports before it acknowledges, so once every rank has passed the
         command there is nothing more to wait for.
         """
         deadline = time.monotonic() + _CAUSE_WAIT_S
-        while self._lost is None and self._acked() < seq and time.monotonic() < deadline:
-            kinds = (kind for found in self._pending.values() for _, kind in found)
-            if any(kind is not FailureKind.ABORTED for kind in kinds):
+        while self._lost is None and self._acked() < failed.seq and time.monotonic() < deadline:
+            if not failed.is_aborted or failed.seq in self._skipped:
                 return
             self._arrived.wait(_CAUSE_POLL_S)
 
-    def _build(self, failures: list[tuple[RemoteFailure, FailureKind]]) -> RemoteError:
-        """One error from the failures of one command; causes before consequences."""
-        ordered = sorted(
-            failures, key=lambda f: (f[1] is FailureKind.ABORTED, f[0].seq, f[0].worker)
+    def _build(self, failed: _Failed) -> RemoteError:
+        """The error of a command; where it was aborted, of what kept a rank from coming."""
+        cause = failed
+        while cause.is_aborted:
+            before = self._failed.get(self._skipped.get(cause.seq, 0))
+            if before is None or not before.reports or before.seq >= cause.seq:
+                break
+            cause = before
+        if cause is failed:
+            return _error_of(failed.reports)
+        error = _error_of([*cause.reports, *failed.reports])
+        where = f", issued at {failed.issued_at}" if failed.issued_at is not None else ""
+        error.add_note(f"command #{failed.seq} could not be executed for it{where}")
+        return error
+
+
+def _error_of(reports: Iterable[_Report]) -> RemoteError:
+    """One error from what workers say; causes before consequences."""
+    ordered = sorted(reports, key=lambda r: (r[1] is FailureKind.ABORTED, r[0].seq, r[0].worker))
+    return _ERRORS[ordered[0][1]]([failure for failure, _ in ordered])
+
+
+def _with_others(error: RemoteError, others: int) -> RemoteError:
+    if others:
+        error.add_note(
+            f"{others} later command(s) failed too; the first cause is shown, and"
+            " session.failures() has the others"
         )
-        with self._lock:
-            for failure, _ in ordered:
-                self._pending.pop(failure.seq, None)
-                self._raised[failure.seq] = None
-            while len(self._raised) > _REMEMBERED_SITES:
-                self._raised.popitem(last=False)
-        return _ERRORS[ordered[0][1]]([failure for failure, _ in ordered])
+    return error

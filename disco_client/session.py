@@ -2,71 +2,50 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any, Self, SupportsIndex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
 
-from disco_client.arguments import check_worker, dims_of
-from disco_client.arrays import Array, Downloads, Uploads, as_host_array, kind_of
-from disco_client.capture import Capturing, StepLines
-from disco_client.checkpointing import Checkpointing
-from disco_client.collectives import Collectives
-from disco_client.command_log import Fill
-from disco_client.distributed.sessions import Distribution
-from disco_client.errors import (
-    EncodingError,
-    ForeignReference,
-    SessionClosed,
-)
-from disco_client.handles import Distributed, DPackedFunc, DRef
-from disco_client.identity import Identity
-from disco_client.inspecting import Inspecting
-from disco_client.lasting import Lasting
-from disco_client.modules import Modules
-from disco_client.output import LogSink, drop_logs, print_logs
-from disco_client.starting import close, start
-from disco_client.telemetry import spans
-from disco_client.telemetry.base import Span
-from disco_client.transport.base import Interrupted, Live, Transport
-from disco_client.waiting import AUTO
-from disco_client.weights.loading import WeightLoading
-from disco_client.wire.arrays import TICKETS_SHIFT
-from disco_client.wire.codec import (
-    Action,
-    EncodedCommand,
-    EncodedValue,
-    decode_value,
-    encode_value,
-)
-from disco_client.wire.values import Device, Shape, dtype_from_name, is_array
+from disco_client import checkpointing, collectives, modules, publishing
+from disco_client.core import SessionCore
+from disco_client.diagnosis import look_at
+from disco_client.output import LogSink, print_logs
+from disco_client.replies import AUTO
+from disco_client.scopes import Block
+
+if TYPE_CHECKING:
+    import os
+    from contextlib import AbstractContextManager
+
+    from disco_client.arrays.transfer import Array
+    from disco_client.core import DModule, DPackedFunc, DRef
+    from disco_client.diagnosis import Diagnosis
+    from disco_client.distributed.dispatch import Engine
+    from disco_client.distributed.dtensor import DTensor
+    from disco_client.distributed.mesh import DeviceMesh
+    from disco_client.distributed.placement import Placement, PlacementSpec
+    from disco_client.program import Program
+    from disco_client.recovery.replay import Recovery
+    from disco_client.replies import Failures
+    from disco_client.telemetry.base import Span
+    from disco_client.tracing.trace import Flight, Trace
+    from disco_client.transport.base import RankPlace, Transport
+    from disco_client.wire.values import Device
 
 __all__ = ["Session"]
 
-_SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
-"""Integers that still fit 64 bits when they are doubled."""
 
-
-class Session(
-    Identity,
-    Checkpointing,
-    Collectives,
-    Capturing,
-    Distribution,
-    Inspecting,
-    Modules,
-    WeightLoading,
-    Lasting,
-):
+class Session:
     """One SPMD program: its workers, their registers, and its ordered command log.
 
     Calls are asynchronous: they return at once, and every worker executes them in
     the order in which they were issued. What goes wrong on a worker is raised by
-    the next call that waits: :meth:`sync_worker_0`, :meth:`sync_worker`,
-    :meth:`sync_all`, fetching a value or an array, or leaving the ``with`` block.
+    the next call that waits in the same scope: :meth:`sync_worker_0`,
+    :meth:`sync_worker`, :meth:`sync_all`, fetching a value or an array; what nobody
+    has seen, by leaving the ``with`` block.
 
     Made by :func:`disco_client.connect`. A context manager; its methods may be
-    called from several threads.
+    called from several threads and asyncio tasks, which are scopes of their own, as
+    are blocks of :meth:`scope`.
     """
 
     def __init__(
@@ -74,42 +53,87 @@ class Session(
         transport: Transport,
         *,
         num_groups: int = 1,
-        ccl: str | None = None,
         log_sink: LogSink | None = print_logs,
         hang_report: float | None = AUTO,
         span: Span | None = None,
     ) -> None:
-        welcome = transport.welcome
-        self._span = span = span or spans.begin("disco.session")
-        self._transport = transport
-        self._num_groups = num_groups
-        self._ccl = ccl
-        self._log_sink = log_sink
-        self._builtins: dict[str, DPackedFunc] = {}
-        self._builtins_lock = threading.Lock()
-        # Not those of a program that has used the session before.
-        self._tickets = (welcome.first_seq - 1) << TICKETS_SHIFT
-        self._closed = False
-        self._recorders = {}
-        self._step_lines = StepLines()
-        # What the transport's threads call must not keep the session alive.
-        self._log, self._inbox = start(
-            transport, log_sink or drop_logs, self._step_lines.explain, hang_report, span
+        self._core = SessionCore.start(
+            transport,
+            num_groups=num_groups,
+            log_sink=log_sink,
+            hang_report=hang_report,
+            span=span,
         )
-        self._finalizer = weakref.finalize(self, close, self._log, transport, welcome.name, span)
+        self._core.show_as(self)
 
-    # What it is ----------------------------------------------------------------
+    @classmethod
+    def _of(cls, core: SessionCore) -> Self:
+        """What programs hold of a core that is there already."""
+        face = cls.__new__(cls)
+        face._core = core  # noqa: SLF001  (its own)
+        core.show_as(face)
+        return face
+
+    # What it is ------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the session has."""
+        return self._core.num_workers
+
+    @property
+    def num_groups(self) -> int:
+        """Into how many equal groups the workers are divided."""
+        return self._core.num_groups
+
+    @property
+    def name(self) -> str:
+        """The session's name at the controller."""
+        return self._core.name
+
+    @property
+    def session_id(self) -> str:
+        """The session's id at the controller, in hexadecimal."""
+        return self._core.session_id
+
+    @property
+    def workers(self) -> tuple[RankPlace, ...]:
+        """Where each worker runs: node, process id, device."""
+        return self._core.welcome.ranks
 
     def statistics(self) -> dict[str, Any]:
         """Counts of this moment: commands issued and executed, registers in use."""
-        return self._log.statistics()
+        return self._core.log.statistics()
+
+    @property
+    def recoveries(self) -> tuple[Recovery, ...]:
+        """The times that the session went on with other workers, in order."""
+        return checkpointing.recoveries(self._core)
+
+    def __reduce__(self) -> NoReturn:
+        return self._core.__reduce__()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
-        nodes = len({rank.node for rank in self._welcome.ranks})
-        return f"<Session {self.name!r}: {self.num_workers} workers on {nodes} nodes, {state}>"
+        return repr(self._core)
 
-    # Functions -----------------------------------------------------------------
+    def _repr_html_(self) -> str:
+        from disco_client.distributed.pictures.model import ranges
+        from disco_client.notebook import facts_table
+
+        counts = self.statistics()
+        facts = {
+            "state": "closed" if self._core.closed else "open",
+            "id": self.session_id,
+            "workers": f"{self.num_workers} in {self.num_groups} group(s)",
+        }
+        for node in dict.fromkeys(rank.node for rank in self.workers):
+            here = [rank for rank in self.workers if rank.node == node]
+            devices = ", ".join(dict.fromkeys(rank.device for rank in here))
+            facts[f"node {node}"] = f"workers {ranges([rank.worker for rank in here])} on {devices}"
+        facts["commands"] = f"{counts['issued']} issued, {counts['acked']} known to be executed"
+        return facts_table(f"Session {self.name}", facts)
+
+    # Functions and programs ------------------------------------------------------
 
     def get_global_func(self, name: str) -> DPackedFunc:
         """Refers to a function by name; the workers look it up.
@@ -125,15 +149,7 @@ class Session(
         if not isinstance(name, str):
             msg = f"expected a function's name, got {name!r} of type {type(name).__name__}"
             raise TypeError(msg)
-        return self._here()._look_up(name)
-
-    def _look_up(self, name: str) -> DPackedFunc:
-        def fill(command: EncodedCommand) -> int:
-            command.args.add().str = name
-            return 0
-
-        _, reg = self._log.issue(Action.GET_GLOBAL_FUNC, fill)
-        return DPackedFunc(DRef(reg, self), self)
+        return self._core.here().look_up(name)
 
     def call_packed(self, func: DRef, *args: object) -> DRef:
         """Calls a function on every worker; returns at once.
@@ -154,45 +170,7 @@ class Session(
             ForeignReference: A reference belongs to another session.
             SessionError: The session is closed or lost.
         """
-        if self._recorders and (here := self._here()) is not self:
-            return here.call_packed(func, *args)
-        if not isinstance(func, DRef):
-            msg = (
-                f"expected a function reference (from get_global_func or a module), got {func!r} "
-                f"of type {type(func).__name__}"
-            )
-            raise TypeError(msg)
-        function = self._check_ref(func)
-        plain: list[int] = []
-        for arg in args:
-            if isinstance(arg, DRef):
-                plain.append(self._check_ref(arg) * 2 + 1)
-            elif type(arg) is int and _SMALLEST <= arg <= _LARGEST:
-                plain.append(arg * 2)
-            else:
-                return self._call_with_values(function, args)
-        return DRef(self._log.issue_call(function, plain), self)
-
-    def _call_with_values(self, function: int, args: tuple[object, ...]) -> DRef:
-        """Calls a function with arguments of any kind that may travel."""
-        uploads = self._uploads()
-
-        def fill(command: EncodedCommand) -> int:
-            add = command.args.add
-            for arg in args:
-                encode_value(add(), arg, uploads, self._register_of)
-            return command.ByteSize()
-
-        with uploads:
-            _, reg = self._log.issue(Action.CALL_PACKED, fill, func=function, beside=uploads.nbytes)
-            out = DRef(reg, self)
-            uploads.send()
-        return out
-
-    def _uploads(self, worker: int | None = None) -> Uploads:
-        """Collects large arrays for a worker, or for all of them."""
-        workers = range(self.num_workers) if worker is None else (worker,)
-        return Uploads(self._take_ticket, self._carrier, workers, self._raise_if_lost, self._span)
+        return self._core.call(func, *args)
 
     def import_python_module(self, name: str) -> None:
         """Imports a Python module on every worker, so that its functions register.
@@ -201,23 +179,73 @@ class Session(
         worker's allow-list does not cover it, :class:`~disco_client.FunctionNotFound`
         where there is no such module.
         """
-        self._call_builtin("runtime.disco._import_python_module", name)
+        self._core.call_builtin("runtime.disco._import_python_module", name)
 
-    def _builtin(self, name: str) -> DPackedFunc:
-        func = self._builtins.get(name)
-        if func is None:
-            with self._builtins_lock:
-                func = self._builtins.get(name)
-                if func is None:
-                    func = self._builtins[name] = self._look_up(name)
-        return func
+    def load_vm_module(
+        self, path: str | os.PathLike[str], device: Device | str | None = None
+    ) -> DModule:
+        """Loads a module on every worker; ``module["name"]`` is one of its functions.
 
-    def _call_builtin(self, name: str, *args: object) -> DRef:
-        return self.call_packed(self._builtin(name), *args)
+        A file that is at the client decides what is loaded: each node uses its own
+        file of that path where the content is the same, and otherwise gets the
+        client's, once, into its cache. This waits until each node has the file; a
+        path that is not at the client is one of the workers, and nothing is waited
+        for. Loading itself goes on behind the call, as every command does.
 
-    def _call_now(self, name: str, *args: object) -> DRef:
-        """Calls a function for this session, also in a thread that captures a program."""
-        return self._call_with_values(self._builtin(name).reg_id, args)
+        Args:
+            path: A library that TVM compiled (``.so``, ``.tar``), a Python file
+                (``.py``: its public functions), or a file for which the workers
+                have a loader of the entry-point group ``disco.module_loaders``.
+            device: Where its functions run; None means each worker's own device.
+
+        Returns:
+            The module. What is wrong on a worker is raised by the next call that
+            waits, or by this one: :class:`~disco_client.BadFile` for a file that is
+            missing or of no known kind, :class:`~disco_client.NotAllowed` for one
+            that the worker's settings do not let sessions load,
+            :class:`~disco_client.FunctionNotFound` for a missing function.
+
+        Raises:
+            ConfigError: A wrong device.
+            TypeError: The path is none.
+            OSError: The file at the client cannot be read.
+            RemoteError: See above.
+            SessionError: The session is closed or lost.
+        """
+        return modules.load_vm_module(self._core, path, device)
+
+    def capture(self, name: str | None = None) -> AbstractContextManager[Program]:
+        """Records commands instead of running them.
+
+        ::
+
+            with session.capture() as program:
+                x = program.input("x")
+                program.output(step(x, weights))
+            for _ in range(1000):
+                x = program(x)
+
+        Inside the block, what this thread issues on this session is written down: calls,
+        lookups of functions, allocations, collectives, and copies of arrays of up to
+        64 KiB to worker 0. Other threads go on as usual. References made inside are of
+        use inside only, except as outputs; those from outside are taken by reference:
+        each run sees what their registers hold then, and in-place changes are seen
+        outside. A run ends with its first failing step; see :class:`Program`.
+
+        Args:
+            name: What reports call the program.
+
+        Returns:
+            The program, to be entered with ``with``; a block that raises discards it.
+
+        Raises:
+            CaptureError: On entering: this thread captures already. Inside the block:
+                a call that would have to wait, such as a sync.
+            SessionError: The session is closed or lost.
+        """
+        from disco_client.program import Capture
+
+        return Capture(self._core, name, Session._of)
 
     # Arrays ----------------------------------------------------------------------
 
@@ -243,15 +271,7 @@ class Session(
             ConfigError: A wrong dtype or device.
             TypeError, ValueError: A wrong shape.
         """
-        where = Device.parse(device) if isinstance(device, str) else device
-        return self._call_builtin(
-            "runtime.disco.empty",
-            Shape(dims_of(shape)),
-            dtype_from_name(dtype),
-            where,
-            bool(worker0_only),
-            bool(in_group),
-        )
+        return self._core.empty(shape, dtype, device, worker0_only, in_group)
 
     def copy_to_worker_0(self, host_array: object, remote_array: DRef | None = None) -> DRef:
         """Copies a host array to worker 0.
@@ -270,10 +290,7 @@ class Session(
             EncodingError: The host array holds Python objects.
             SessionError: The session is closed or lost.
         """
-        here = self._here()
-        array = as_host_array(host_array)
-        reg = here._send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
-        return DRef(reg, here) if remote_array is None else remote_array
+        return self._core.copy_to_worker_0(host_array, remote_array)
 
     def copy_from_worker_0(self, host_array: Array, remote_array: DRef) -> None:
         """Fills a host array from worker 0; waits until it is filled.
@@ -288,207 +305,626 @@ class Session(
             EncodingError: The host array cannot be written.
             SessionError: The session is closed or lost.
         """
-        if not is_array(host_array) or not host_array.flags.writeable:
-            msg = f"expected a writable numpy array to copy into, got {kind_of(host_array)}"
-            raise EncodingError(msg)
+        self._core.copy_from_worker_0(host_array, remote_array)
 
-        def fill(command: EncodedCommand) -> int:
-            encode_value(command.args.add(), Shape(host_array.shape))
-            encode_value(command.args.add(), host_array.dtype)
-            return 0
+    def load_weights(
+        self,
+        path: str | os.PathLike[str],
+        plan: Mapping[str, str | int | PlacementSpec | None],
+        *,
+        dtype: object = None,
+        expect: Mapping[str, Sequence[int] | None] | None = None,
+        strict: bool = True,
+        in_group: bool = True,
+        progress: bool | None = None,
+    ) -> dict[str, DTensor]:
+        """Loads a model's tensors; each worker reads its own parts from its own disk.
 
-        here = self._here()
-        asked = here._question(Action.COPY_FROM_WORKER0, remote_array, 0, fill)
-        got = here._answered(asked, 0, into=host_array)
-        if got is not host_array:
-            host_array[...] = got.reshape(host_array.shape)
+        Names, shapes and the plan are checked before any worker allocates
+        anything, and everything that is wrong is in one error. Waits until all
+        is loaded.
 
-    def _get(self, ref: DRef, worker: int) -> Any:
-        return self._get_all(ref, (self._check_worker(worker),))[0]
+        Args:
+            path: On the workers: a safetensors file, a safetensors index
+                (``model.safetensors.index.json``), a ``tensor-cache.json``, or a
+                folder with such files. A relative path is taken from the client's
+                own folder.
+            plan: How each tensor is divided: names or patterns (``*`` matches dots
+                too; the first match counts) with ``"R"`` or None (every worker has
+                the whole), ``"S[0]"`` or 0 (split along that axis, whose extent the
+                workers must divide), a `PlacementSpec` (``sharding`` for uneven
+                extents, ``fused``, ``explicit``), or ``"skip"`` (not loaded).
+            dtype: A floating-point dtype that tensors of floating-point numbers
+                are converted to; None keeps what the files have.
+            expect: Every tensor that the program needs, with its whole shape, or
+                None for any shape.
+            strict: Whether a pattern that matches nothing, and a tensor that no
+                pattern matches or that is not expected, is an error. Otherwise
+                they are ignored, and such tensors left out.
+            in_group: Whether each group has a full copy among its workers;
+                otherwise one copy is divided among all workers.
+            progress: Whether to show a progress bar on standard error; None shows
+                it on a terminal.
 
-    def _get_all(self, ref: DRef, workers: Sequence[int], *, own: bool = False) -> list[Any]:
-        """Fetches from several workers; ``own``: also between threads, arrays are copies."""
-        here, action = self._here(), Action.DEBUG_GET_FROM_REMOTE
-        asked = [(here._question(action, ref, worker), worker) for worker in workers]
-        return [here._answered(seq, worker, own=own) for seq, worker in asked]
+        Returns:
+            Distributed tensors by name, in the order of the files: on a mesh of all
+            workers, or with groups, unless ``in_group`` is False, on one with a row for
+            each group.
 
-    def _fill(self, ref: DRef, worker: int, array: Array) -> None:
-        """Copies into the array of one worker's register; errors come later."""
-        self._here()._send_array(Action.COPY_TO_WORKER0, ref, worker, array, answers=0)
+        Raises:
+            ConfigError: The plan, ``expect`` or the dtype is none.
+            WeightsMismatch: Files and plan do not fit; nothing was loaded.
+            BadFile: A file is missing on a worker, malformed, or differs from
+                worker 0's.
+            NotAllowed: A worker's ``--allow-read`` does not cover a file.
+            SessionError: The session is closed or lost.
+        """
+        from disco_client import weights
 
-    def _set(self, ref: DRef, worker: int, value: object) -> None:
-        array = as_host_array(value)
-        self._here()._send_array(
-            Action.DEBUG_SET_REGISTER, ref, self._check_worker(worker), array, answers=1
+        return weights.load_weights(
+            self._core,
+            path,
+            plan,
+            self._engine,
+            dtype=dtype,
+            expect=expect,
+            strict=strict,
+            in_group=in_group,
+            progress=progress,
         )
 
-    def _question(self, action: Action, ref: DRef, worker: int, fill: Fill | None = None) -> int:
-        reg = self._check_ref(ref)
-        return self._log.issue(action, fill, reg=reg, worker=worker, answers=1)[0]
+    # Distributed tensors ---------------------------------------------------------
 
-    def _answered(
-        self, seq: int, worker: int, into: Array | None = None, *, own: bool = False
-    ) -> Any:
-        try:
-            value = self._read_answer(seq, worker, into, own=own)
-            while isinstance(value, Interrupted):
-                value = self._read_answer(seq, worker, into, own=own)
-        finally:
-            self._inbox.forget(seq)
-        self._inbox.raise_pending()
-        return value
+    def mesh(
+        self, shape: Sequence[int] | int | None = None, names: Sequence[str] = ()
+    ) -> DeviceMesh:
+        """Makes a mesh of this session's first workers.
 
-    def _read_answer(self, seq: int, worker: int, into: Array | None, *, own: bool) -> Any:
-        answer = self._inbox.look(seq, self._transport.check_alive)
-        got: EncodedValue | Live = answer.values[worker]
-        if isinstance(got, Live):
-            return got.value.copy() if own else got.value
-        try:
-            # Decoded in any case: an array that is offered must be fetched.
-            return decode_value(got, Downloads(self._carrier, worker, into, self._span))
-        except Interrupted as lost:
-            return lost
+        Args:
+            shape: How many workers along each axis; a number for so many in one row,
+                None for all.
+            names: A name for each axis, such as ``("dp", "tp")``.
 
-    def _send_array(
-        self, action: Action, ref: DRef | None, worker: int, array: Array, *, answers: int
-    ) -> int:
-        """Issues a copy to a worker; returns the register, a new one without ``ref``."""
-        uploads = self._uploads(worker)
+        Raises:
+            ConfigError: The session has fewer workers, or the names do not fit.
+        """
+        from disco_client.distributed.dispatch import make_mesh
 
-        def fill(command: EncodedCommand) -> int:
-            value = command.args.add()
-            encode_value(value, array, uploads)
-            command.args.add().bool = ref is None
-            return value.ByteSize()
+        return make_mesh(self._core, shape, names)
 
-        reg = None if ref is None else self._check_ref(ref)
-        with uploads:
-            seq, reg = self._log.issue(
-                action, fill, reg=reg, worker=worker, answers=answers, beside=uploads.nbytes
-            )
-            uploads.send()
-        if answers:
-            self._inbox.wait(seq, self._transport.check_alive)
-        return reg
+    def distribute(
+        self, array: object, mesh: DeviceMesh | None = None, placement: Placement | str = "R"
+    ) -> DTensor:
+        """Brings a host array to the workers of a mesh; each gets its own part.
 
-    def _bring(self, worker: int, array: Array) -> DRef:
-        reg = self._send_array(Action.COPY_TO_WORKER0, None, worker, array, answers=0)
-        return DRef(reg, self)
+        Parts may be of different sizes, and empty, where the mesh does not divide the
+        tensor. The array may be changed as soon as this returns. Of a memory-mapped
+        array (``numpy.load(..., mmap_mode="r")``) only what is sent is read, part by
+        part; of a file the workers read their own parts, after this has waited for what
+        the file says of itself.
 
-    def _take_ticket(self) -> int:
-        self._tickets += 1  # under the log's lock
-        return self._tickets
+        Args:
+            array: An array, or what ``numpy.asarray`` makes one of; or a file that the
+                workers read: :func:`~disco_client.distributed.from_safetensors`,
+                :func:`~disco_client.distributed.from_npy`.
+            mesh: The mesh; None for all workers in one row.
+            placement: How it is to lie there, such as ``"S[0], R"``: a spec for each
+                axis of the mesh.
 
-    # Waiting -----------------------------------------------------------------------
+        Raises:
+            ConfigError: The placement does not fit the array or the mesh.
+            EncodingError: The array holds Python objects.
+            BadFile: A worker's file is missing, malformed, or not what another has.
+            NotAllowed: A worker's ``--allow-read`` does not cover the file.
+        """
+        return self._engine.distribute(array, self.mesh() if mesh is None else mesh, placement)
+
+    def apply(self, name: str, *operands: Any, **options: Any) -> DTensor:
+        """Computes a function of distributed tensors by its name; returns at once.
+
+        Args:
+            name: Of one of Disco's functions, or of a rule that was registered.
+            *operands: Distributed tensors on one mesh, host arrays, and numbers.
+            **options: The function's.
+
+        Raises:
+            ConfigError: There is no rule of that name, or the operands do not fit it.
+        """
+        return self._engine.call(name, *operands, **options)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        tensors: Mapping[str, DTensor],
+        *,
+        progress: bool | None = None,
+    ) -> None:
+        """Saves distributed tensors; each worker writes its own parts.
+
+        What is saved is what the commands before this one made of the tensors. Waits
+        until everything is durable. However a save ends, the checkpoint that was at
+        ``path`` before stays whole until the new one has taken its place.
+
+        Args:
+            path: A folder that all workers share; made where it is missing. A relative
+                path is taken from the client's own folder.
+            tensors: The tensors by their names. Of copies the first worker's is
+                written; partial values are combined first.
+            progress: Whether to show a progress bar on standard error; None shows it
+                on a terminal.
+
+        Raises:
+            ConfigError: The path or a name is none, or something is no distributed
+                tensor.
+            ForeignReference: A tensor belongs to another session.
+            BadFile: The folder cannot be written, has no room, is not shared by all
+                workers, or another session saves there.
+            NotAllowed: A worker's ``--allow-save`` does not cover the folder.
+            RemoteError: A tensor could not be computed.
+            SessionError: The session is closed or lost.
+        """
+        from disco_client.distributed import storage
+
+        storage.save(self._core, path, self._engine, tensors, progress=progress)
+
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        mesh: DeviceMesh | None = None,
+        placements: Placement | str | Mapping[str, Placement | str] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> dict[str, DTensor]:
+        """Loads the tensors that :meth:`save` wrote; each worker reads its own parts.
+
+        They may come to lie on another mesh, in another way, on more or fewer workers.
+        Waits until all is loaded.
+
+        Args:
+            path: The checkpoint's folder, on all workers. A relative path is taken from
+                the client's own folder.
+            mesh: On which mesh they are to lie; None for the mesh on which each was
+                saved.
+            placements: How they are to lie: one placement for all, or by names and
+                patterns (``*`` matches dots too; the first match counts). None, and
+                what no pattern matches, for as they were saved, which needs a mesh of
+                the same shape.
+            progress: Whether to show a progress bar on standard error; None shows it
+                on a terminal.
+
+        Returns:
+            The tensors by name.
+
+        Raises:
+            ConfigError: Mesh and placements do not fit the tensors or the session.
+            BadFile: A file is missing on a worker, was damaged or cut short, or is of
+                another checkpoint.
+            NotAllowed: A worker's ``--allow-read`` does not cover the folder.
+            SessionError: The session is closed or lost.
+        """
+        from disco_client.distributed import storage
+
+        return storage.load(self._core, path, self._engine, mesh, placements, progress=progress)
+
+    @property
+    def _engine(self) -> Engine:
+        # Most programs compute with no distributed tensor, and load nothing of them.
+        from disco_client.distributed.dispatch import Engine
+
+        return self._core.part(Engine)
+
+    # Collectives -----------------------------------------------------------------
+
+    def init_ccl(self, ccl: str, *device_ids: int) -> None:
+        """Starts a collective library on all workers; waits until it runs.
+
+        Not needed before the first collective, which starts one by itself.
+
+        Args:
+            ccl: ``"mpi"``, ``"nccl"``, ``"rccl"`` or ``"local"``.
+            *device_ids: For a library of GPUs, the number of each worker's GPU on its
+                machine, in the workers' order; the worker computes there from now on.
+                Not needed where the workers' slots are GPUs.
+
+        Raises:
+            ConfigError: There is no library of that name, or a GPU has no number.
+            CclError: It is missing on a worker, or could not start.
+        """
+        collectives.init_ccl(self._core, ccl, *device_ids)
+
+    def broadcast(
+        self,
+        src: object,
+        dst: DRef | None = None,
+        in_group: bool = True,
+    ) -> DRef:
+        """Copies a host array to every worker.
+
+        Args:
+            src: An array, or what ``numpy.asarray`` makes one of.
+            dst: An array of the same size and dtype on every worker; None
+                allocates one.
+            in_group: Every worker receives ``src`` either way.
+
+        Returns:
+            The reference of the copies.
+        """
+        del in_group  # only worker 0 has the data, so it alone can be the source
+        return collectives.broadcast(self._core, src, dst)
+
+    def broadcast_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+        """Copies worker 0's array (each group's first worker's) to all workers.
+
+        Args:
+            src: The array on the source; the other workers' content is ignored.
+            dst: An array of its size and dtype on every worker; may be ``src``.
+            in_group: Whether each group has a source of its own.
+
+        Returns:
+            ``dst``.
+        """
+        return collectives.broadcast_from_worker0(self._core, src, dst, in_group)
+
+    def scatter(
+        self,
+        src: object,
+        dst: DRef | None = None,
+        in_group: bool = True,
+    ) -> DRef:
+        """Gives each worker one slice of a host array along its first axis.
+
+        Args:
+            src: An array whose first axis has one entry for each worker.
+            dst: An array of a slice's size and dtype on every worker; None
+                allocates one of shape ``src.shape[1:]``.
+            in_group: Worker w receives ``src[w]`` either way.
+
+        Returns:
+            The reference of the slices.
+
+        Raises:
+            ConfigError: The first axis does not fit.
+        """
+        del in_group  # only worker 0 has the data, so it alone can be the source
+        return collectives.scatter(self._core, src, dst)
+
+    def scatter_from_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> DRef:
+        """Gives each worker one equal flat chunk of worker 0's array.
+
+        Args:
+            from_array: The array on worker 0 (each group's first worker).
+            to_array: An array of a chunk's size and dtype on every worker.
+            in_group: Whether each group has a source of its own.
+
+        Returns:
+            ``to_array``.
+        """
+        return collectives.scatter_from_worker0(self._core, from_array, to_array, in_group)
+
+    def gather_to_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> DRef:
+        """Collects every worker's array on worker 0, in rank order.
+
+        Args:
+            from_array: An array on every worker.
+            to_array: On worker 0 (each group's first worker), an array with room
+                for all of them.
+            in_group: Whether each group has a destination of its own.
+
+        Returns:
+            ``to_array``.
+        """
+        return collectives.gather_to_worker0(self._core, from_array, to_array, in_group)
+
+    def allreduce(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:
+        """Reduces the workers' arrays element by element; all get the result.
+
+        Args:
+            src: An array of the same size and dtype on every worker.
+            dst: An array of that size and dtype; may be ``src``.
+            op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``. Integers
+                wrap; ``avg`` of integers truncates toward zero.
+            in_group: Whether the reduction stays inside each group.
+
+        Returns:
+            ``dst``.
+
+        Raises:
+            ConfigError: No such reduction.
+        """
+        return collectives.allreduce(self._core, src, dst, op, in_group)
+
+    def allgather(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+        """Collects every worker's array on every worker, in rank order.
+
+        Args:
+            src: An array of the same size and dtype on every worker.
+            dst: An array with room for all of them.
+            in_group: Whether the collection stays inside each group.
+
+        Returns:
+            ``dst``.
+        """
+        return collectives.allgather(self._core, src, dst, in_group)
+
+    def reduce_scatter(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:
+        """Reduces the workers' arrays; each worker gets one equal chunk of the result.
+
+        Args:
+            src: An array of the same size and dtype on every worker.
+            dst: An array of one chunk's size: ``src`` divided by the workers.
+            op: As in :meth:`allreduce`.
+            in_group: Whether the reduction stays inside each group.
+
+        Returns:
+            ``dst``.
+
+        Raises:
+            ConfigError: No such reduction.
+        """
+        return collectives.reduce_scatter(self._core, src, dst, op, in_group)
+
+    def all_to_all(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+        """Sends one equal chunk of each worker's array to each worker.
+
+        Args:
+            src: An array of the same size and dtype on every worker.
+            dst: An array of that size: chunk ``i`` comes from worker ``i``.
+            in_group: Whether the exchange stays inside each group.
+
+        Returns:
+            ``dst``.
+        """
+        return collectives.all_to_all(self._core, src, dst, in_group)
+
+    def compare_shapes(self, enabled: bool = True) -> None:
+        """Makes collectives stricter, to find a mistake: shapes must be equal, too.
+
+        Always refused is another operation, reduction, dtype or number of elements, and
+        a collective of another command. With this, arrays of as many elements but
+        another shape are refused as well. ``DISCO_DEBUG=1`` in the environment of
+        :func:`connect`, or of a worker daemon, switches it on from the start.
+
+        Args:
+            enabled: Whether shapes are compared from here on.
+        """
+        self._core.call_builtin("runtime.disco._compare_shapes", bool(enabled))
+
+    # Waiting ---------------------------------------------------------------------
 
     def sync_worker(self, worker_id: int) -> None:
         """Waits until a worker has executed every command issued before.
 
         Raises:
-            RemoteError: A command failed on some worker and no call has raised it.
+            RemoteError: A command of this scope failed on some worker and no call has
+                raised it.
             SessionError: The session is closed or lost.
         """
-        self._sync(self._check_worker(worker_id))
+        self._core.sync(self._core.check_worker(worker_id))
 
     def sync_worker_0(self) -> None:
         """Waits until worker 0 has executed every command issued before.
 
         Raises:
-            RemoteError: A command failed on some worker and no call has raised it.
+            RemoteError: A command of this scope failed on some worker and no call has
+                raised it.
             SessionError: The session is closed or lost.
         """
-        self._sync(0)
+        self._core.sync(0)
 
     def sync_all(self) -> None:
         """Waits until every worker has executed every command issued before.
 
         Raises:
-            RemoteError: A command failed on some worker and no call has raised it.
+            RemoteError: A command of this scope failed on some worker and no call has
+                raised it.
             SessionError: The session is closed or lost.
         """
-        self._sync(None)
-
-    def _sync(self, worker: int | None) -> None:
-        if self._recorders and (here := self._here()) is not self:
-            here._sync(worker)
-        pump = self._inbox.pump
-        if pump is None:
-            self._await(self._mark(worker))
-            return
-        self._log.check_open()
-        workers = range(self.num_workers) if worker is None else (worker,)
-        self._inbox.reach(workers, pump, self._transport.check_alive)
-        self._inbox.raise_pending()
-
-    def _mark(self, worker: int | None = None) -> int:
-        """Asks to be told when what was issued before is executed; :meth:`_await` waits."""
-        answers = self.num_workers if worker is None else 1
-        seq, _ = self._log.issue(Action.SYNC_WORKER, reg=0, worker=worker, answers=answers)
-        return seq
-
-    def _await(self, mark: int) -> None:
-        self._inbox.wait(mark, self._transport.check_alive)
-        self._inbox.raise_pending()
+        self._core.sync()
 
     _sync_worker = sync_worker
     _sync_all = sync_all
 
-    # The end ------------------------------------------------------------------------
+    # Whose errors are whose ------------------------------------------------------
+
+    def scope(self) -> Block:
+        """Makes a scope: what is issued in its ``with`` block raises its errors there.
+
+        ::
+
+            with session.scope():
+                serve(session, request)
+
+        The waits in the block raise what goes wrong in the block, and those outside of it
+        do not. Without one, each asyncio task is a scope, also where it works in
+        ``asyncio.to_thread``, and each thread. Tasks that are begun in a block belong to
+        it. What the block has not seen when it ends stays with :meth:`failures`.
+
+        Returns:
+            The block, to be entered once with ``with``.
+        """
+        return Block(self._core.log)
+
+    def failures(self) -> Failures:
+        """What went wrong and was raised by no call, of threads, tasks and blocks that ended.
+
+        Looking at it changes nothing: leaving the session still raises what is unseen.
+
+        Returns:
+            Their number since the session began, and the errors of the last 1,000.
+        """
+        return self._core.inbox.failures()
+
+    # What the ranks do -----------------------------------------------------------
+
+    def diagnose(self) -> Diagnosis:
+        """Finds out what every rank does, and what the session waits for.
+
+        Nothing is asked of the ranks, so this works while they hang, from any thread,
+        and within seconds: where something is under way they are looked at for most of a
+        second, to tell who stands still from who is slow. A rank's stack is written by a
+        signal handler, which may end a sleep in C code of a library early, as every
+        signal does.
+
+        Returns:
+            A table of the ranks with their stacks, and a verdict; print it.
+
+        Raises:
+            SessionError: The controller does not answer.
+        """
+        return look_at(self._core.transport, self._core.log)
+
+    def flight(self) -> Flight:
+        """Fetches the last commands and collectives of every rank, with their times.
+
+        Also of ranks that were killed: the records are in memory that outlives them,
+        and over a controller they are kept for ten minutes after the session.
+
+        Raises:
+            SessionError: The controller does not answer, or has nothing any more.
+            ValueError: A rank's records are damaged.
+        """
+        from disco_client.tracing.trace import Flight
+
+        return Flight.of(self._core.transport.inspect(stacks=False, flights=True))
+
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """Writes what the ranks and the program do during a ``with`` block, as a picture of time.
+
+        The file is in Chrome's trace format; open it at https://ui.perfetto.dev. It has a
+        process for each rank, with rows for its commands, its collectives (bytes, dtype,
+        workers), its waits for other ranks and its copies; and one for the program: when
+        commands left and which lines issued them, with arrows to where ranks began them,
+        and what its threads waited for. Clocks of different machines are corrected;
+        ``otherData`` in the file says by how much, how well that is known, and whether
+        anything is missing, as where the ranks were faster than their records could be
+        fetched.
+
+        A block that ends without an error waits until all ranks have executed what was
+        issued inside. A session can have one trace at a time::
+
+            with session.trace("step.json"):
+                step()
+
+        Args:
+            path: The file; one that exists is overwritten.
+
+        Returns:
+            A context manager.
+
+        Raises:
+            ConfigError: On entering: the session is traced already.
+            OSError: On entering, the file cannot be written.
+            SessionError: On entering: the session is closed or lost.
+        """
+        from disco_client.tracing.trace import Trace
+
+        return Trace(self._core, path)
+
+    # What outlives the workers, or the program -----------------------------------
+
+    def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Saves what the workers hold, so that less must be done again where they are lost.
+
+        What was issued before is forgotten then, and makes room. Arrays and plain values
+        of all live references are saved, distributed tensors among them, and published
+        ones; each worker writes its own. Functions, modules and programs are made again
+        by the commands that made them. References stay as they are. Waits until all is
+        durable; other threads that issue commands wait meanwhile. However it ends, the
+        checkpoint before stays of use until a new one has taken its place.
+
+        Args:
+            path: A folder that all workers share, also those that will come; each
+                checkpoint is a folder in it. A relative path is taken from the client's
+                own folder.
+
+        Raises:
+            ConfigError: The path is none, or the session does not recover
+                (``disco_client.connect(..., recover="replay")``).
+            EncodingError: A reference stands for an object that can neither be saved nor
+                made again without its history, or too much was issued before.
+            BadFile: The folder cannot be written, has no room, or is not shared by all.
+            NotAllowed: A worker's ``--allow-save`` or ``--allow-read`` does not cover it.
+            RemoteError: A command failed on some worker and no call has raised it.
+            SessionError: The session is closed or lost.
+        """
+        checkpointing.checkpoint(self._core, path)
+
+    def publish(self, name: str, value: DRef | DTensor) -> None:
+        """Keeps a value on the workers under a name, beyond the life of its references.
+
+        Another program that attaches to the session finds it with :meth:`published`.
+        What had the name before is replaced.
+
+        Args:
+            name: At most 256 characters.
+            value: A reference of this session, or a distributed tensor.
+
+        Raises:
+            ConfigError: The name is empty or too long.
+            ForeignReference: The value belongs to another session.
+        """
+        publishing.publish(self._core, name, value)
+
+    def published(self, name: str) -> DRef | DTensor:
+        """Refers to a value that was published under a name; waits for the workers.
+
+        Returns:
+            A distributed tensor where one was published, else a reference.
+
+        Raises:
+            BadArgument: Nothing is published under this name; the error says what is.
+        """
+        return publishing.published(self._core, name)
+
+    def list_published(self) -> list[str]:
+        """The names under which values are published, in order; waits for worker 0."""
+        return publishing.list_published(self._core)
+
+    def unpublish(self, name: str) -> None:
+        """Forgets a name; what it stood for lives on as long as its references do."""
+        self._core.call_builtin("runtime.disco._unpublish", name)
+
+    def release_all(self) -> None:
+        """Empties every register of the workers, those of references that live included."""
+        self._core.release_all()
+
+    def detach(self, lease: float = 3600.0) -> str:
+        """Leaves the session as it is on its workers, for another program to attach to.
+
+        Waits until everything that was issued is executed. References of this session
+        are of no use afterwards; what should be found again is to be published first.
+
+        Args:
+            lease: Seconds that the session waits for somebody to attach; at most a week.
+                After that it ends.
+
+        Returns:
+            The session's id, for :func:`disco_client.attach`; its name serves as well.
+
+        Raises:
+            ConfigError: The session is no session of a controller daemon, which would
+                keep it, or the lease is no number of seconds.
+            RemoteError: A command failed on some worker and no call has raised it.
+        """
+        return self._core.leave(lease)
+
+    # The end ---------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Ends the session and frees its slots; idempotent.
 
         Errors that no call has raised are not raised here; leaving the ``with``
-        block, or :meth:`sync_all` before, raises them.
+        block, or :meth:`sync_all` before, raises them. In a process that was forked
+        from the session's own it does nothing, as does leaving the block there.
         """
-        self._closed = True
-        self._finalizer()
+        self._core.shutdown()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, value: object, trace: object) -> None:
         try:
-            if kind is None and not self._closed:
-                self._raise_unseen()
+            if kind is None and not self._core.closed:
+                self._core.raise_unseen()
         finally:
             self.shutdown()
-
-    def _raise_unseen(self) -> None:
-        """Raises what no call has raised yet."""
-        lost = self._log.closed
-        if lost is None:
-            self.sync_all()
-        elif not (self._log.told or self._inbox.told):
-            raise lost
-
-    # Checks --------------------------------------------------------------------------
-
-    def _release(self, register: int) -> None:
-        self._log.release(register)
-
-    def _here(self) -> Session:
-        """This session, or what records for it in a thread that captures a program."""
-        return self._recorders.get(threading.get_ident(), self) if self._recorders else self
-
-    def _check_ref(self, ref: DRef) -> int:
-        return ref.reg_id if ref.session is self else ref.session._lend(ref, self)
-
-    def _lend(self, ref: DRef, to: Session) -> int:
-        msg = (
-            f"expected a reference of session {to.name!r}, got one of session {ref.session.name!r}"
-        )
-        raise ForeignReference(msg)
-
-    def _register_of(self, value: object) -> int | None:
-        if isinstance(value, DRef):
-            return self._check_ref(value)
-        return self._check_ref(value.ref) if isinstance(value, Distributed) else None
-
-    def _check_worker(self, worker: int) -> int:
-        return check_worker(worker, self.num_workers)
-
-    def _raise_if_lost(self) -> None:
-        error = self._log.closed
-        if error is not None and not isinstance(error, SessionClosed):
-            raise error

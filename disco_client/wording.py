@@ -1,10 +1,75 @@
-"""How messages for people put things."""
+"""How messages for people put things, and what of other people's texts a terminal gets."""
 
 from __future__ import annotations
 
-__all__ = ["many"]
+import re
+import unicodedata
+from typing import Final, TextIO
+
+__all__ = ["for_terminal", "harmless", "hidden_in", "many", "natural"]
+
+_HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+"""Unicode's categories of what is not seen, or moves what is: controls, formats, separators."""
+
+_ACTING: Final = re.compile(
+    r"(\x1b\[[0-9;:]*m)"
+    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
+"""What a terminal does something at, besides showing it; the group is what chooses colours."""
+
+_PLAIN: Final = "\x1b[0m"
+
+_NUMBER: Final = re.compile("([0-9]+)")
 
 
 def many(number: int, what: str) -> str:
     """A number of things: ``1 node``, ``2 nodes``."""
     return f"{number} {what}{'s' * (number != 1)}"
+
+
+def hidden_in(text: str, what: str) -> str | None:
+    """Says which character of a name nobody would see; None where there is none.
+
+    Controls, escape sequences, line separators, zero-width characters and what changes the
+    direction of writing could make a name look like another one, or act on a terminal.
+
+    Args:
+        text: The name.
+        what: What it is the name of, for the message.
+    """
+    for place, character in enumerate(text):
+        if unicodedata.category(character) in _HIDDEN:
+            called = unicodedata.name(character, "a control character")
+            return (
+                f"expected {what} of characters that can be seen, got U+{ord(character):04X} "
+                f"({called}) at position {place} of {text[:200]!a}"
+            )
+    return None
+
+
+def harmless(text: str, *, colours: bool = False) -> str:
+    r"""A line in which what would act on a terminal is written out, as in ``\x1b``.
+
+    Args:
+        text: The line; a line break inside it is written out too.
+        colours: Whether escape sequences that choose colours stay; they end with the line.
+    """
+    shown = _ACTING.sub(lambda m: (colours and m[1]) or ascii(m[0])[1:-1], text)
+    return shown + _PLAIN if "\x1b" in shown else shown
+
+
+def for_terminal(text: str, stream: TextIO) -> str:
+    """A text as it may be written to a stream: harmless line by line if that is a terminal.
+
+    Pipes and files get it as it is.
+    """
+    if not stream.isatty():
+        return text
+    return "\n".join(harmless(line, colours=True) for line in text.split("\n"))
+
+
+def natural(name: str) -> tuple[tuple[str, int], ...]:
+    """The key by which names are sorted as people count: ``node-2`` before ``node-10``."""
+    parts = _NUMBER.split(name)
+    texts, numbers = parts[::2], [*map(int, parts[1::2]), -1]
+    return tuple(zip(texts, numbers, strict=True))

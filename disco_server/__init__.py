@@ -17,15 +17,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from disco_server.runtime.context import Worker, current_worker
-    from disco_server.runtime.functions import register_func
+    from disco_server.rank.functions import register_func
+    from disco_server.rank.worker import Worker, current_worker
 
 __all__ = ["Worker", "current_worker", "register_func"]
 
 _HOMES = {
-    "Worker": "disco_server.runtime.context",
-    "current_worker": "disco_server.runtime.context",
-    "register_func": "disco_server.runtime.functions",
+    "Worker": "disco_server.rank.worker",
+    "current_worker": "disco_server.rank.worker",
+    "register_func": "disco_server.rank.functions",
 }
 
 

@@ -9,28 +9,21 @@ a refusal always names the place where the person wrote it.
 
 from __future__ import annotations
 
+import os
+import pwd
+import re
 import socket
-from collections.abc import Mapping
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, Self, cast
 
 from disco_client.errors import ConfigError
 from disco_client.transport.credentials import Credentials
-from disco_server.guarding import (
-    CERTIFICATE_PREFIX,
-    GUARD_READERS,
-    Guard,
-    check_dial,
-    read_prefix,
-)
-from disco_server.limits import (
-    MAX_REGISTERS,
-    machine_memory,
-    read_environment,
-    read_size,
-    read_user,
-)
+from disco_server.security import CERTIFICATE_PREFIX, GUARD_READERS, Guard, check_dial, read_prefix
 from disco_server.settings import (
     AUTO,
     OFF,
@@ -38,6 +31,7 @@ from disco_server.settings import (
     Address,
     Reader,
     cpu_cores,
+    did_you_mean,
     file_allowed,
     module_allowed,
     one_of,
@@ -53,28 +47,298 @@ from disco_server.settings import (
     read_path,
     read_patterns,
     read_seconds,
+    refuse,
     whole,
 )
-from disco_server.sources import Settings
 
 __all__ = [
     "AUTO",
     "DEFAULT_ADDRESS",
-    "DEFAULT_MODULES",
+    "LEAST_MEMORY",
     "LOG_FORMATS",
     "LOG_LEVELS",
     "MAX_CONNECTIONS",
+    "MAX_REGISTERS",
     "ON_OFF",
     "UPLOADS",
+    "Account",
     "Address",
     "ControllerConfig",
+    "Settings",
     "WorkerConfig",
     "file_allowed",
+    "machine_memory",
     "module_allowed",
+    "passes",
+    "read_environment",
+    "read_size",
+    "read_user",
+    "size_text",
 ]
 
+
+# Reading the settings of what a session's processes may use: memory, environment, user.
+
+
+LEAST_MEMORY: Final = 256 << 20
+"""With less, a rank could not even start."""
+
+MAX_REGISTERS: Final = 1 << 20
+"""How many registers a session may have unless the node's settings say otherwise."""
+
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE: Final = re.compile(r"([0-9]{1,15})\s*(?:([kmgt])(?:ib)?)?", re.IGNORECASE)
+_MOST_BYTES: Final = 1 << 60
+_VARIABLE: Final = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*")
+
+
+def read_size(value: object, where: str) -> int:
+    """Reads a size in bytes, such as ``800MiB`` or ``4g``; 0 is none at all."""
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    size = -1
+    if match is not None:
+        size = int(match[1]) * _UNITS[(match[2] or "").lower()]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    if size == 0 or LEAST_MEMORY <= size <= _MOST_BYTES:
+        return size
+    raise refuse(where, f"a size from {size_text(LEAST_MEMORY)} up, such as 4GiB, or 0", value)
+
+
+def size_text(nbytes: int) -> str:
+    """A size in words, in the largest unit that has no fraction."""
+    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes and nbytes % (1 << shift) == 0:
+            return f"{nbytes >> shift} {unit}"
+    return f"{nbytes} bytes"
+
+
+def read_environment(value: object, where: str) -> tuple[str, ...]:
+    """Reads names and patterns of environment variables, and ``NAME=VALUE``."""
+    expected = "names of variables (* and ? allowed) or NAME=VALUE"
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)):
+        raise refuse(where, expected, value)
+    read: list[str] = []
+    for item in cast("Iterable[object]", items):
+        name, _, content = item.partition("=") if isinstance(item, str) else ("", "", "")
+        if not _VARIABLE.fullmatch(name.strip()) or "\0" in content:
+            raise refuse(where, expected, item)
+        read.append(str(item).strip())
+    return tuple(dict.fromkeys(read))
+
+
+def passes(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of some patterns matches the name of a variable."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def read_user(value: object, where: str) -> str | None:
+    """Reads the name of a user; None stays None."""
+    if value is None or (isinstance(value, str) and re.fullmatch(r"[\w.-]{1,64}\$?", value)):
+        return value
+    raise refuse(where, "the name of a user of this machine", value)
+
+
+def machine_memory() -> int:
+    """How many bytes of memory this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The user as whom ranks run.
+
+    Attributes:
+        name: Its name.
+        uid: Its number.
+        gid: Its first group.
+        groups: All of its groups, those that may use the machine's GPUs among them.
+        home: Its folder.
+    """
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: Path
+
+    @property
+    def cache(self) -> Path:
+        """Where its processes may keep what is of use later."""
+        owned = self.home.is_dir() and self.home.stat().st_uid == self.uid
+        base = self.home / ".cache" if owned else Path(tempfile.gettempdir(), f"disco-{self.uid}")
+        return base / "disco" / "modules"
+
+    @classmethod
+    def find(cls, name: str | None) -> Self | None:
+        """Finds the account that ranks run as; None where that is this process's own.
+
+        Raises:
+            ConfigError: There is no such user, or this process may not become it.
+        """
+        if name is None:
+            return None
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            raise refuse("--user", "a user of this machine", name) from None
+        if os.geteuid() == entry.pw_uid:
+            return None
+        if os.geteuid():
+            raise ConfigError(
+                f"--user: only a daemon that runs as root can run ranks as {name!r}; this one runs "
+                f"as user {os.geteuid()}"
+            )
+        groups = tuple(os.getgrouplist(name, entry.pw_gid))
+        return cls(name, entry.pw_uid, entry.pw_gid, groups, Path(entry.pw_dir))
+
+
+# Where settings come from: command line, environment, file, and whose word counts.
+#
+# The classes of `disco_server.config` say what there is to set; this says how a value is
+# found, read by the same code wherever it came from, and refused at the place where a
+# person wrote it.
+
+
+_TABLES: Final = ("controller", "worker")
+_SINGULAR: Final = {"allow_modules": "allow_module", "allow_functions": "allow_function"}
+
+
+class Settings:
+    """What both configurations share: checking and loading.
+
+    `_READERS` has one reader a field; it turns what a person wrote into the
+    field's type, and takes its own results back unchanged.
+    """
+
+    __slots__ = ()
+
+    _TABLE: ClassVar[str]
+    _READERS: ClassVar[Mapping[str, Reader]]
+    _RETIRED: ClassVar[Mapping[str, str]] = {}
+    """Settings that an earlier release had and this one ignores, each with the reason."""
+
+    def __post_init__(self) -> None:
+        for name, read in self._READERS.items():
+            # Frozen for everybody else; this is still the construction.
+            object.__setattr__(self, name, read(getattr(self, name), name))
+        self._complete()
+
+    def _complete(self) -> None:
+        """Chooses what was left to choose and checks settings against each other."""
+
+    @classmethod
+    def load(
+        cls,
+        flags: Mapping[str, object | None] | None = None,
+        environ: Mapping[str, str] | None = None,
+        file: Path | None = None,
+    ) -> Self:
+        """Gathers the settings: flags before environment before file before default.
+
+        Args:
+            flags: Settings from the command line by field name; None and the
+                empty tuple mean that the flag was not given.
+            environ: The environment; by default this process's. An empty
+                variable counts as absent.
+            file: A TOML file with tables ``[controller]`` and ``[worker]``.
+
+        Raises:
+            ConfigError: A value is wrong, or the file cannot be read or names
+                a setting that does not exist.
+        """
+        flags = flags or {}
+        environ = os.environ if environ is None else environ
+        table: Mapping[str, object] = {}
+        if file is not None:
+            table = _read_table(file, cls._TABLE, (*cls._READERS, *cls._RETIRED))
+        for name in flags:
+            if name not in cls._READERS and name not in cls._RETIRED:
+                raise ConfigError(
+                    f"{_flag(name)}: no such setting{did_you_mean(name, cls._READERS)}"
+                )
+        chosen: dict[str, Any] = {}
+        for name, read in cls._READERS.items():
+            variable = f"DISCO_{name.upper()}"
+            if flags.get(name) not in (None, ()):
+                value, where = flags[name], _flag(name)
+            elif environ.get(variable):
+                value, where = environ[variable], variable
+            elif name in table:
+                value, where = table[name], f"[{cls._TABLE}] {name} in {file}"
+            else:
+                continue
+            chosen[name] = read(value, where)
+        return cls(**chosen)
+
+    @classmethod
+    def retired(
+        cls,
+        flags: Mapping[str, object | None] | None = None,
+        environ: Mapping[str, str] | None = None,
+        file: Path | None = None,
+    ) -> list[str]:
+        """Says, a line each, which given settings :meth:`load` ignores, and why.
+
+        Args:
+            flags: As for :meth:`load`.
+            environ: As for :meth:`load`.
+            file: As for :meth:`load`.
+
+        Raises:
+            ConfigError: The file cannot be read.
+        """
+        flags = flags or {}
+        environ = os.environ if environ is None else environ
+        known = (*cls._READERS, *cls._RETIRED)
+        table: Mapping[str, object] = {}
+        if file is not None:
+            table = _read_table(file, cls._TABLE, known)
+        lines: list[str] = []
+        for name, why in cls._RETIRED.items():
+            variable = f"DISCO_{name.upper()}"
+            places = [_flag(name)] if flags.get(name) is not None else []
+            places += [variable] if environ.get(variable) else []
+            places += [f"[{cls._TABLE}] {name} in {file}"] if name in table else []
+            lines += [
+                f"{where} is ignored, and will be refused by the next release: {why}"
+                for where in places
+            ]
+        return lines
+
+
+def _flag(name: str) -> str:
+    """What a setting is called on the command line, where it is given once a value."""
+    return f"--{_SINGULAR.get(name, name).replace('_', '-')}"
+
+
+def _read_table(file: Path, table: str, known: Iterable[str]) -> Mapping[str, object]:
+    """Returns one table of a TOML file, empty where the file has none of that name."""
+    try:
+        with file.open("rb") as stream:
+            content: dict[str, object] = tomllib.load(stream)
+    except OSError as error:
+        raise ConfigError(f"{file}: expected a readable file, got: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: expected TOML, got: {error}") from error
+    for name in content:
+        if name not in _TABLES:
+            raise ConfigError(f"{file}: no table or setting {name!r}{did_you_mean(name, _TABLES)}")
+    values = content.get(table, {})
+    if not isinstance(values, dict):
+        raise refuse(f"{table} in {file}", f"a table [{table}]", values)
+    settings = cast("dict[str, object]", values)
+    known = list(known)
+    for name in settings:
+        if name not in known:
+            raise ConfigError(
+                f"[{table}] in {file}: no setting {name!r}{did_you_mean(name, known)}"
+            )
+    return settings
+
+
 DEFAULT_ADDRESS: Final = "127.0.0.1:7600"
-DEFAULT_MODULES: Final = ("numpy", "numpy.*", "cupy", "cupy.*")
 ON_OFF: Final = ("on", "off")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
@@ -83,7 +347,6 @@ MAX_CONNECTIONS: Final = 4096
 
 _MOST: Final = 1_000_000
 _MAX_SLOTS: Final = 4096
-_MAX_WARM: Final = 8
 _MAX_CACHE_MIB: Final = 1 << 30
 _LEAST_REGISTERS: Final = 1 << 10
 _MOST_REGISTERS: Final = 1 << 26
@@ -218,12 +481,11 @@ class WorkerConfig(Settings):
         device_check: Whether a daemon that offers GPUs tries them when it starts, ``on``
             or ``off``.
         name: What this node is called; by default its host name.
-        allow_modules: Patterns of what sessions may import (see
-            `module_allowed`). What a flag, a variable or the file says is
-            added to DEFAULT_MODULES; the constructor takes the whole list.
-        allow_functions: Patterns of functions in these modules that sessions may call
-            although they do more than compute, such as ``numpy.load`` (see
-            `disco_server.runtime.dotted`).
+        allow_modules: Patterns of modules that sessions may import and call as a whole
+            (see `module_allowed`), besides the functions of numpy and cupy that
+            every worker offers (see `disco_server.rank.numpy_functions`).
+        allow_functions: Patterns of other functions of numpy and cupy that sessions may
+            call, such as ``numpy.load`` (see `disco_server.rank.functions`).
         allow_read: Folders and files that sessions may read weights from (see
             `file_allowed`); ``*`` for everything.
         allow_save: Folders in which sessions may save checkpoints (see
@@ -234,8 +496,6 @@ class WorkerConfig(Settings):
         module_cache: Where modules that clients bring are kept. None: ``disco/modules``
             in the user's folder for caches.
         module_cache_mib: How many MiB of them are kept; the longest unused go first.
-        warm: Interpreters kept ready so that a session starts quickly; 0 for
-            none. AUTO: as many as slots, at most 8.
         rank_threads: Threads a rank's numerical libraries may use. AUTO: an
             equal share of the cores.
         env: What ranks get of this process's environment besides what computing needs:
@@ -277,14 +537,13 @@ class WorkerConfig(Settings):
     devices: tuple[str, ...] = ("cpu",)
     device_check: str = "on"
     name: str = field(default_factory=socket.gethostname)
-    allow_modules: tuple[str, ...] = DEFAULT_MODULES
+    allow_modules: tuple[str, ...] = ()
     allow_functions: tuple[str, ...] = ()
     allow_read: tuple[str, ...] = ()
     allow_save: tuple[str, ...] = ()
     allow_load: tuple[str, ...] = ()
     module_cache: Path | None = None
     module_cache_mib: int = 10240
-    warm: int = AUTO
     rank_threads: int = AUTO
     env: tuple[str, ...] = ()
     max_memory: int = 0
@@ -306,6 +565,9 @@ class WorkerConfig(Settings):
     log_format: str = "text"
 
     _TABLE: ClassVar[str] = "worker"
+    _RETIRED: ClassVar[Mapping[str, str]] = {
+        "warm": "workers are forked from one process that is always ready; leave it out"
+    }
     _READERS: ClassVar[Mapping[str, Reader]] = {
         "controller": read_dial,
         "slots": whole(1, _MAX_SLOTS, auto=True),
@@ -319,7 +581,6 @@ class WorkerConfig(Settings):
         "allow_load": read_loads,
         "module_cache": read_cache,
         "module_cache_mib": whole(1, _MAX_CACHE_MIB),
-        "warm": whole(0, _MAX_SLOTS, auto=True),
         "rank_threads": whole(1, _MAX_SLOTS, auto=True),
         "env": read_environment,
         "max_memory": read_size,
@@ -348,8 +609,6 @@ class WorkerConfig(Settings):
                 f"{','.join(self.devices)}, or none given, got {self.slots}"
             )
         object.__setattr__(self, "slots", slots)
-        if self.warm == AUTO:
-            object.__setattr__(self, "warm", min(slots, _MAX_WARM))
         if self.rank_threads == AUTO:
             object.__setattr__(self, "rank_threads", max(1, cores // slots))
         check_dial(self.credentials, self.controller_address, insecure=self.insecure)
@@ -359,13 +618,6 @@ class WorkerConfig(Settings):
             self.guard.check_door(self.http_address, "http")
         if self.max_array_mib == AUTO:
             object.__setattr__(self, "max_array_mib", machine_memory() >> 20)
-
-    @classmethod
-    def _combine(cls, name: str, value: object) -> object:
-        if name != "allow_modules":
-            return value
-        added = cast("tuple[str, ...]", value)
-        return tuple(dict.fromkeys((*DEFAULT_MODULES, *added)))
 
     @property
     def guard(self) -> Guard:

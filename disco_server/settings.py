@@ -9,18 +9,17 @@ says where, what was expected and what came.
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import math
 import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, Self, cast
+from typing import Final, cast
 
 from disco_client.errors import ConfigError
+from disco_client.transport.address import Address
 
 __all__ = [
     "AUTO",
@@ -65,7 +64,6 @@ OFF: Final = "off"
 UPLOADS: Final = "uploads"
 """Stands for the files that clients bring, where it is said what may be loaded."""
 
-_MAX_PORT: Final = 65535
 _GPU_KINDS: Final = ("cuda", "rocm")
 
 Reader = Callable[[object, str], object]
@@ -77,68 +75,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     known = list(known)
     near = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
-
-
-# --- addresses ---------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a daemon listens or is found: a TCP port or a Unix socket.
-
-    Attributes:
-        host: A name or an IP address, IPv6 without its brackets; empty for a
-            Unix socket.
-        port: 0 to 65535; 0 lets the system choose where a daemon listens.
-        path: The file of a Unix socket; empty for TCP.
-    """
-
-    host: str = ""
-    port: int = 0
-    path: str = ""
-
-    def __str__(self) -> str:
-        """The form in which a person writes it, which is also what gRPC takes."""
-        if self.path:
-            return f"unix:{self.path}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-    @classmethod
-    def parse(cls, text: object, *, where: str = "address", any_port: bool = False) -> Self:
-        """Reads ``HOST:PORT``, ``[IPV6]:PORT`` or ``unix:/path``.
-
-        Args:
-            text: What to read.
-            where: The name of the setting, for the error.
-            any_port: Whether port 0 (the system chooses) makes sense here.
-
-        Raises:
-            ConfigError: It is none of the three forms.
-        """
-        wanted = "HOST:PORT, [IPV6]:PORT or unix:/PATH"
-        if not isinstance(text, str):
-            raise refuse(where, wanted, text)
-        kind, _, path = text.partition(":")
-        if kind == "unix":
-            if not path.startswith("/"):
-                raise refuse(where, "an absolute path after unix:", text)
-            return cls(path=path)
-        host, colon, digits = text.rpartition(":")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-            try:
-                ipaddress.IPv6Address(host)
-            except ValueError:
-                raise refuse(where, "an IPv6 address in the brackets", text) from None
-        elif ":" in host:
-            raise refuse(where, f"{wanted} (an IPv6 address in brackets)", text)
-        if not (colon and host) or re.search(r"[\s/\[\]]", host):
-            raise refuse(where, wanted, text)
-        lowest = 0 if any_port else 1
-        if not re.fullmatch(r"[0-9]{1,5}", digits) or not lowest <= int(digits) <= _MAX_PORT:
-            raise refuse(where, f"a port from {lowest} to {_MAX_PORT}", text)
-        return cls(host=host, port=int(digits))
 
 
 # --- what may be imported ----------------------------------------------------

@@ -149,7 +149,7 @@ def announce() -> Callable[..., tuple[DRef, int]]:
     """Issues a copy to worker 0 without its upload; returns the reference and the ticket."""
 
     def issue(session: Session, array: object) -> tuple[DRef, int]:
-        uploads = session._uploads(0)
+        uploads = session._core.uploads(0)
 
         def fill(command: Any) -> int:
             value = command.args.add()
@@ -157,7 +157,7 @@ def announce() -> Callable[..., tuple[DRef, int]]:
             command.args.add().bool = True
             return value.ByteSize()
 
-        _, reg = session._log.issue(Action.COPY_TO_WORKER0, fill, worker=0)
+        _, reg = session._core.log.issue(Action.COPY_TO_WORKER0, fill, worker=0)
         ((ticket, _),) = uploads.offered
         return DRef(reg, session), ticket
 
@@ -269,6 +269,18 @@ class Daemon:
         """The daemon's descendants of this moment."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def ranks(self) -> list[psutil.Process]:
+        """Those of them that are ranks, or were started by ranks."""
+        return [child for child in self.family() if not _forks_ranks(child)]
+
+
+def _forks_ranks(process: psutil.Process) -> bool:
+    """Whether a process is a daemon's fork server or one of its keepers, or has ended."""
+    try:
+        return "disco_server.rank.fork_server" in process.cmdline()
+    except psutil.NoSuchProcess:
+        return True
+
 
 class Daemons:
     """Starts daemons of one test.
@@ -339,13 +351,72 @@ def shared_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons
     started.close()
 
 
+SUITES = {
+    "faults": ("tests/faults/", "tests/cluster/"),
+    "carriers": ("tests/gpu/", "tests/standin/", "tests/examples/test_embed_gpu.py"),
+    "interop": ("tests/examples/", "tests/disco_client/telemetry/"),
+    "deploy": ("tests/deploy/",),
+    "browser": ("tests/browser/",),
+    "benchmarks": ("tests/benchmarks/",),
+    "docs": ("tests/docs/",),
+}
+"""Which tests are a suite of their own; all others are the suite "main"."""
+
+_CARRIED = "standin-gpus"
+"""Names, in the parameters of a test, sessions whose arrays another library carries."""
+
+_STARTING = frozenset(
+    {"cluster", "daemons", "open_kind", "processes", "run_program", "shared_daemons"}
+)
+"""Fixtures whose tests are not quick, because they start daemons or workers."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Tells which tests are run."""
+    group = parser.getgroup("disco")
+    group.addoption(
+        "--suite",
+        choices=("main", *SUITES, "all"),
+        help="run one suite; without it and without paths, main",
+    )
+    group.addoption("--quick", action="store_true", help="leave out tests that start daemons")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Decides, before other test processes are started, which suite it is."""
+    everything = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    config.option.suite = config.option.suite or ("all" if everything else "main")
+
+
+def suite_of(nodeid: str) -> str:
+    """The suite of a test."""
+    found = (name for name, places in SUITES.items() if nodeid.startswith(places))
+    return next(found, "carriers" if _CARRIED in nodeid else "main")
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    """Whether a test starts what takes its time; of session kinds threads alone are quick."""
+    kind = getattr(getattr(getattr(item, "callspec", None), "params", {}).get("case"), "kind", None)
+    return (
+        item.get_closest_marker("slow") is not None
+        or not _STARTING.isdisjoint(getattr(item, "fixturenames", ()))
+        or getattr(kind, "processes", False)
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the tests of a file in one process, and all that make namespaces in one.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Selects a suite; keeps the tests of a file in one process, and all that make namespaces.
 
     With ``--dist loadgroup`` tests without a group are dealt out one by one,
     and each process would start the daemons of a file's fixtures again.
     """
+    wanted = config.option.suite
+    kept = [item for item in items if wanted in ("all", suite_of(item.nodeid))]
+    if config.option.quick:
+        kept = [item for item in kept if not _is_slow(item)]
+    config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+    items[:] = kept
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             alone = item.get_closest_marker("netns") is not None

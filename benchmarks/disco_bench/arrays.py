@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-import disco_client
 from disco_bench.bench import Bench, new_cluster
 from disco_bench.grpc_yardstick import RawGrpc, raw_grpc
 from disco_bench.sampling import alternate, time_call
 from disco_bench.table import Limit, Spec
+
+if TYPE_CHECKING:
+    import disco_client
 
 __all__ = ["ARRAYS", "measure_arrays"]
 

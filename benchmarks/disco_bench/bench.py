@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator
-from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import disco_client
 from disco_bench.child import BENCHMARKS
-from disco_bench.table import Measured, Report
 from disco_server.cli.local import LocalCluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from disco_bench.table import Measured, Report
 
 __all__ = ["NODES", "SLOTS", "WORKERS", "Bench", "new_cluster", "variable"]
 
@@ -25,27 +28,23 @@ EXAMPLES = BENCHMARKS.parent / "examples"
 _T = TypeVar("_T")
 
 
-def new_cluster(warm: int | None = None, array_listen: str | None = None) -> LocalCluster:
+def new_cluster(array_listen: str | None = None) -> LocalCluster:
     """A cluster of this run's shape over TCP, not yet started.
 
     Over TCP because its yardsticks go over TCP too; and with an allow-list,
     because a port is open to every user of the machine.
 
     Args:
-        warm: Interpreters that each daemon keeps ready; None for its own choice.
         array_listen: Where each of them serves host arrays; None for its own choice,
             which is shared memory.
     """
     paths: list[Path] = [BENCHMARKS, EXAMPLES]
-    with (
-        variable("DISCO_WARM", None if warm is None else str(warm)),
-        variable("DISCO_ARRAY_LISTEN", array_listen),
-    ):
+    with variable("DISCO_ARRAY_LISTEN", array_listen):
         return LocalCluster(
             NODES,
             SLOTS,
             listen="127.0.0.1:0",
-            allow_modules=[_FUNCTIONS, *_MODELS, "numpy"],
+            allow_modules=[_FUNCTIONS, *_MODELS],
             import_path=[str(path) for path in paths],
         )
 

@@ -6,13 +6,16 @@ import contextlib
 import importlib.util
 import time
 from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
-import disco_client
 from disco_bench.bench import WORKERS, Bench
 from disco_bench.child import BENCHMARKS, Child, ChildFailed, with_path
 from disco_bench.grpc_yardstick import raw_grpc
 from disco_bench.sampling import Pair, alone, alternate, median_of, rotate
 from disco_bench.table import Limit, Spec, Unavailable
+
+if TYPE_CHECKING:
+    import disco_client
 
 __all__ = ["COMMANDS", "SYNC", "Burst", "ask_tvm", "measure_commands", "measure_sync", "tvm_peer"]
 

@@ -21,7 +21,7 @@ from disco_bench.sampling import alternate, time_call
 from disco_bench.table import Limit, Spec, Unavailable
 from disco_client.wire.values import Device
 from disco_server.devices.base import DeviceUnavailable
-from disco_server.devices.gpu_library import load_cupy
+from disco_server.devices.gpu import load_cupy
 
 __all__ = [
     "COPIES",

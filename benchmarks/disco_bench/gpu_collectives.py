@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from disco_bench.bench import Bench
+from typing import TYPE_CHECKING
+
 from disco_bench.collectives import slowest
 from disco_bench.gpu import Gpus, gpu_session
 from disco_bench.table import Limit, Spec, Unavailable
+
+if TYPE_CHECKING:
+    from disco_bench.bench import Bench
 
 __all__ = ["ALONE", "TOGETHER", "measure_alone", "measure_together"]
 

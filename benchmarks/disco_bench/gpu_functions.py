@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import disco_server
-from disco_server.collectives.base import ReduceOp
+from disco_server.collectives.types import ReduceOp
 
 __all__ = ["add", "matmul", "numbers", "time_collective"]
 

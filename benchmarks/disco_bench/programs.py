@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import disco_client
-from disco_bench.bench import Bench
 from disco_bench.sampling import alternate
 from disco_bench.table import Limit, Spec
+
+if TYPE_CHECKING:
+    import disco_client
+    from disco_bench.bench import Bench
 
 __all__ = ["PROGRAMS", "measure_programs"]
 

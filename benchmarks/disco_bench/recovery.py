@@ -8,14 +8,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-import disco_client
-from disco_bench.bench import Bench
 from disco_bench.control import Burst
 from disco_bench.sampling import alternate, time_call
 from disco_bench.table import Spec
+
+if TYPE_CHECKING:
+    import disco_client
+    from disco_bench.bench import Bench
 
 __all__ = ["RECOVERY", "measure_recovery"]
 
@@ -64,7 +67,7 @@ def measure_recovery(bench: Bench) -> None:
             lambda: time_call(lambda: _anew(bench)),
             bench.pick(5, 1),
         )
-    bench.record("recovery.pause", pauses.measured("with spare interpreters, where there are any"))
+    bench.record("recovery.pause", pauses.measured())
 
 
 def _then_checkpoint(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from disco_bench.table import Report, Spec, Status, Verdict, describe_figure
-from disco_server.cli import screen
+from disco_server.cli import output
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["print_report"]
 
@@ -28,7 +31,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
     Only a terminal has an edge: written anywhere else, no line is folded.
     """
-    out = console or screen.console()
+    out = console or output.console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("what", "Disco", "yardstick", "its figure", "ratio", "must", "aim", "verdict"):
         right = heading in ("Disco", "its figure", "ratio", "must", "aim")

@@ -8,14 +8,17 @@ import platform
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from disco_bench.bench import Bench
 from disco_bench.render import print_report
 from disco_bench.table import Report, Spec, Status
 from disco_client import __version__
 from disco_server.settings import cpu_cores
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from disco_bench.bench import Bench
 
 __all__ = ["Section", "describe_machine", "exit_code", "measure_section", "publish"]
 

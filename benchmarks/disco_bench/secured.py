@@ -6,13 +6,16 @@ import contextlib
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import disco_client
 from disco_bench.bench import WORKERS, Bench, new_cluster, variable
 from disco_bench.control import Burst
 from disco_bench.sampling import alternate
 from disco_bench.table import Limit, Spec
 from disco_server.cli.authority import Authority
+
+if TYPE_CHECKING:
+    import disco_client
 
 __all__ = ["SECURED", "measure_secured"]
 

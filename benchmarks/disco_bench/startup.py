@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import psutil
+import numpy as np
 
 import disco_client
-from disco_bench.bench import NODES, SLOTS, WORKERS, Bench, new_cluster
+from disco_bench.bench import WORKERS, Bench, new_cluster
 from disco_bench.sampling import alone, rotate, time_call
 from disco_bench.table import Limit, Measured, Spec
-from disco_server.cli.local import LocalCluster
+
+if TYPE_CHECKING:
+    from disco_server.cli.local import LocalCluster
 
 __all__ = ["IMPORTS", "SESSIONS", "measure_imports", "measure_sessions"]
 
-_SPARES_S = 60.0
-_POLL_S = 0.3
 _CLIENT = "from disco_client import connect"
 _BARE = "import grpc, numpy"
 _SERVER_MODULES = (
@@ -30,18 +30,19 @@ _SERVER_MODULES = (
 SESSIONS = (
     Spec(
         "session.cold",
-        f"ready session, {WORKERS} workers, no spare interpreters",
+        f"ready session, {WORKERS} workers, daemons just started",
         "s",
         f"{WORKERS} interpreters that import numpy",
         Limit("figure", must=2.0, aim=0.8),
     ),
     Spec(
-        "session.warm",
-        f"ready session, {WORKERS} workers, spare interpreters",
+        "session.ready",
+        f"ready session, {WORKERS} workers, daemons that are there",
         "s",
         "",
-        Limit("figure", must=0.3, aim=0.05),
+        Limit("figure", must=0.2, aim=0.1),
     ),
+    Spec("session.mpi", "the same and its first allreduce, with which MPI starts", "s", ""),
 )
 IMPORTS = (
     Spec(
@@ -65,29 +66,42 @@ IMPORTS = (
 
 
 def measure_sessions(bench: Bench) -> None:
-    """Times from the call of connect to the return of the first sync of all workers."""
+    """Times from the call of connect to the return of the first sync, or allreduce."""
     rounds = bench.pick(5, 1)
     cold: list[float] = []
     bare: list[float] = []
     for _ in range(rounds):
         bare.append(time_call(_start_interpreters))
-        with new_cluster(warm=0) as cluster:
+        with new_cluster() as cluster:
             cold.append(_time_session(cluster))
-    note = "each with daemons just started"
-    bench.record("session.cold", alone(cold, statistics.median(bare), note))
-    warm: list[float] = []
-    for turn in range(bench.pick(9, 1) + 1):
-        _await_spares(bench.cluster)
-        seconds = _time_session(bench.cluster)
-        if turn:
-            warm.append(seconds)
-    bench.record("session.warm", alone(warm))
+    bench.record("session.cold", alone(cold, statistics.median(bare)))
+    ready, with_mpi = rotate(
+        (
+            lambda: _time_session(bench.cluster),
+            lambda: _time_session(bench.cluster, _allreduce),
+        ),
+        bench.pick(9, 1),
+    )
+    bench.record("session.ready", alone(ready))
+    bench.record("session.mpi", alone(with_mpi))
 
 
-def _time_session(cluster: LocalCluster) -> float:
+def _sync(session: disco_client.Session) -> None:
+    session.sync_all()
+
+
+def _allreduce(session: disco_client.Session) -> None:
+    ones = session.broadcast(np.ones(4, "float32"))
+    session.allreduce(ones, ones)
+    session.sync_all()
+
+
+def _time_session(
+    cluster: LocalCluster, use: Callable[[disco_client.Session], None] = _sync
+) -> float:
     started = time.perf_counter()
     session = disco_client.connect(cluster.address, num_workers=WORKERS)
-    session.sync_all()
+    use(session)
     seconds = time.perf_counter() - started
     session.shutdown()
     return seconds
@@ -98,35 +112,6 @@ def _start_interpreters() -> None:
     running = [subprocess.Popen([sys.executable, "-c", "import numpy"]) for _ in range(WORKERS)]
     for process in running:
         process.wait()
-
-
-def _await_spares(cluster: LocalCluster) -> None:
-    """Waits until every daemon has as many spare interpreters as slots, and they are idle.
-
-    Raises:
-        TimeoutError: They never were.
-    """
-    deadline = time.monotonic() + _SPARES_S
-    before: list[float] = []
-    while time.monotonic() < deadline:
-        spent = _children_cpu(cluster.pids[1:])
-        if len(spent) == NODES * SLOTS and spent == before:
-            return
-        before = spent
-        time.sleep(_POLL_S)
-    msg = f"the daemons had no {NODES * SLOTS} idle spare interpreters within {_SPARES_S:.0f} s"
-    raise TimeoutError(msg)
-
-
-def _children_cpu(pids: Sequence[int]) -> list[float]:
-    """The CPU seconds of each child of some processes."""
-    spent: list[float] = []
-    for child in (child for pid in pids for child in psutil.Process(pid).children()):
-        # Ranks of the session before may be on their way out.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = child.cpu_times()
-            spent.append(times.user + times.system)
-    return spent
 
 
 # The import ---------------------------------------------------------------------

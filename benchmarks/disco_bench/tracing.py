@@ -6,13 +6,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-import disco_client
-from disco_bench.bench import Bench
 from disco_bench.sampling import alternate
 from disco_bench.table import Limit, Spec
+
+if TYPE_CHECKING:
+    import disco_client
+    from disco_bench.bench import Bench
 
 __all__ = ["TRACING", "measure_tracing"]
 

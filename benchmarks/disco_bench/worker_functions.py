@@ -10,12 +10,28 @@ import numpy as np
 
 import disco_server
 
-__all__ = ["noop", "time_collective"]
+__all__ = ["noop", "print_for", "spin_for", "time_collective"]
 
 
 @disco_server.register_func("bench.noop")
 def noop(_first: object, _second: object, _third: object) -> None:
     """Takes three arguments and does nothing."""
+
+
+@disco_server.register_func("bench.print_for")
+def print_for(seconds: float) -> None:
+    """Prints short lines for a while, as fast as it can."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        print("x")
+
+
+@disco_server.register_func("bench.spin_for")
+def spin_for(seconds: float) -> None:
+    """Does something else for a while."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
 
 
 @disco_server.register_func("bench.time_collective")

@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import psutil
 
-from disco_client import Session, connect
+from disco_client import Session, connect, errors
 from disco_soak.program import FUNCTIONS
-from fault_tools.proxy import Proxy
+from disco_soak.ways import Ways
 
-__all__ = ["FATAL", "Breakable"]
+__all__ = ["FATAL", "LOSSES", "Breakable"]
 
 _READY_S = 60.0
 _BENCHMARKS = str(Path(__file__).parents[1])
 FATAL = ("rank killed", "daemon killed")
 """Faults that end the session, which the program then opens anew."""
+
+LOSSES = ("daemon stalled beyond its lease",)
+"""Faults that are made only where the session recovers from them."""
+
+_CLIENT, _NODE = range(2)
+"""The ways of client and node."""
+
+_STALL_S = 12.0
+"""Beyond the lease of nodes."""
+
+_BRIEF_STALL_S = 8.0
+"""Below it."""
+
+_FAR_S = 0.15
+"""How long each byte is on its way over a slow link."""
+
+_RARE = ("stalled", "killed")
+"""What takes so long, or costs so much, that it is made less often."""
+
+_CHILD_S = 20.0
+"""How long a forked child may take to find that the session is not its own, and to end."""
+
+_FLOOD_LINES = 100_000
 
 
 class _Daemon:
@@ -78,11 +106,10 @@ class Breakable:
     def __enter__(self) -> Self:
         address = f"127.0.0.1:{self._port}"
         self._controller = _Daemon("controller", "--listen", address)
-        self._client_way = self._stack.enter_context(Proxy(address))
-        self._node_way = self._stack.enter_context(Proxy(address))
-        for number, way in enumerate((address, self._node_way.address)):
+        self._ways = self._stack.enter_context(Ways(address, 2))
+        for number, way in enumerate((address, self._ways.addresses[_NODE])):
             options = ("--controller", way, "--name", f"n{number}", "--slots", "2")
-            allow = ("--allow-module", FUNCTIONS, "--allow-module", "numpy", "--warm", "0")
+            allow = ("--allow-module", FUNCTIONS, "--allow-module", "numpy")
             self._nodes.append(_Daemon("worker", *options, *allow))
         return self
 
@@ -91,9 +118,10 @@ class Breakable:
             daemon.stop()
         self._stack.close()
 
-    def connect(self) -> Session:
+    def connect(self, recover: str | None = None) -> Session:
         """Opens a session on all its slots."""
-        return connect(self._client_way.address, num_workers=4, logs=False)
+        where = self._ways.addresses[_CLIENT]
+        return connect(where, num_workers=4, logs=False, recover=recover)
 
     @property
     def daemons(self) -> list[psutil.Process]:
@@ -102,10 +130,11 @@ class Breakable:
 
     # Faults --------------------------------------------------------------------------
 
-    def choose(self) -> str:
-        """Names the next fault."""
-        names = list(self._faults)
-        (name,) = self._random.choices(names, [1 if name in FATAL else 4 for name in names])
+    def choose(self, *, recovers: bool = False) -> str:
+        """Names the next fault, for a session that recovers from losses or one that does not."""
+        names = [name for name in self._faults if recovers or name not in LOSSES]
+        weights = [1 if any(word in name for word in _RARE) else 3 for name in names]
+        (name,) = self._random.choices(names, weights)
         return name
 
     def break_something(self, name: str, session: Session) -> None:
@@ -115,44 +144,53 @@ class Breakable:
     @property
     def _faults(self) -> dict[str, Callable[[Session], Any]]:
         return {
-            "client cut": lambda _: self._cut(self._client_way),
-            "node cut": lambda _: self._cut(self._node_way),
-            "client silent": lambda _: self._silence(self._client_way),
-            "node silent": lambda _: self._silence(self._node_way),
+            "client cut": lambda _: self._cut(_CLIENT),
+            "node cut": lambda _: self._cut(_NODE),
+            "client silent": lambda _: self._silence(_CLIENT),
+            "node silent": lambda _: self._silence(_NODE),
+            "client far away": lambda _: self._slow_down(_CLIENT),
+            "node far away": lambda _: self._slow_down(_NODE),
             "controller killed": lambda _: self._restart_controller(),
-            "controller frozen": lambda _: self._freeze(self._controller),
-            "daemon frozen": lambda _: self._freeze(self._random.choice(self._nodes)),
-            "rank frozen": self._freeze_rank,
+            "controller stalled": lambda _: _stall(self._controller.process.pid, _STALL_S),
+            "client stalled": lambda _: _stand_still(_STALL_S),
+            "rank stalled": lambda session: self._stall_rank(session, _STALL_S),
+            "daemon stalled": lambda _: self._stall_node(_BRIEF_STALL_S),
+            "daemon stalled beyond its lease": lambda _: self._stall_node(_STALL_S),
             "rank killed": self._kill_rank,
             "daemon killed": lambda _: self._restart_node(),
+            "fork": _fork,
+            "flood of output": lambda session: session.get_global_func("soak.print")(_FLOOD_LINES),
         }
 
     def _pause(self, longest: float) -> None:
         time.sleep(self._random.uniform(0.05, longest))
 
-    def _cut(self, way: Proxy) -> None:
-        way.cut()
+    def _cut(self, way: int) -> None:
+        self._ways.tell(way, "cut")
         self._pause(0.5)
-        way.heal()
+        self._ways.tell(way, "heal")
 
-    def _silence(self, way: Proxy) -> None:
+    def _silence(self, way: int) -> None:
         # What a proxy swallows no end sends again, so the connection has to break then.
-        with way.black_hole():
-            self._pause(1.5)
-            way.cut()
-        way.heal()
+        self._ways.tell(way, "swallow", 1)
+        self._pause(1.5)
+        self._ways.tell(way, "cut")
+        self._ways.tell(way, "swallow", 0)
+        self._ways.tell(way, "heal")
 
-    def _freeze(self, daemon: _Daemon) -> None:
-        daemon.process.send_signal(signal.SIGSTOP)
+    def _slow_down(self, way: int) -> None:
+        self._ways.tell(way, "delay", _FAR_S)
         self._pause(3.0)
-        daemon.process.send_signal(signal.SIGCONT)
+        self._ways.tell(way, "cut")  # so that what comes next connects over the slow link
+        self._ways.tell(way, "heal")
+        self._pause(3.0)
+        self._ways.tell(way, "delay", 0)
 
-    def _freeze_rank(self, session: Session) -> None:
-        pid = self._random.choice(session.workers).pid
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-            self._pause(1.0)
-            os.kill(pid, signal.SIGCONT)
+    def _stall_node(self, seconds: float) -> None:
+        _stall(self._random.choice(self._nodes).process.pid, seconds)
+
+    def _stall_rank(self, session: Session, seconds: float) -> None:
+        _stall(self._random.choice(session.workers).pid, seconds)
 
     def _restart_controller(self) -> None:
         self._controller.kill()
@@ -167,6 +205,48 @@ class Breakable:
         node = self._random.choice(self._nodes)
         node.kill()
         node.start()
+
+
+def _stall(pid: int, seconds: float) -> None:
+    """Lets a process stand still."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGCONT)
+
+
+def _stand_still(seconds: float) -> None:
+    """Lets this process stand still, with all its threads."""
+    program = "import os, signal, sys, time; time.sleep(float(sys.argv[1]))"
+    program += "; os.kill(os.getppid(), signal.SIGCONT)"
+    with subprocess.Popen([sys.executable, "-S", "-c", program, str(seconds)]):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _fork(session: Session) -> None:
+    """Forks, lets the child try to use the session, and waits for its end."""
+    child = multiprocessing.get_context("fork").Process(target=_use_the_parents, args=(session,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        child.start()
+    child.join(_CHILD_S)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+    if child.exitcode != 0:
+        msg = f"a forked child ended with {child.exitcode}, not with 0"
+        raise AssertionError(msg)
+
+
+def _use_the_parents(session: Session) -> None:
+    """What a forked child does: every use must be refused, and its end is quick."""
+    for use in (partial(session.broadcast, np.full(40_000, 666.0)), session.sync_all):
+        try:
+            use()
+        except errors.SessionClosed:
+            continue
+        sys.exit(1)
+    gc.collect()
 
 
 def _free_port() -> int:

@@ -81,7 +81,7 @@ class Program:
             WrongResult: It came back as another one.
             errors.SessionError: The session is lost.
         """
-        arrays = getattr(self.session._transport, "_arrays", None)  # noqa: SLF001  (clients elsewhere have no doors)
+        arrays = getattr(self.session._core.transport, "_arrays", None)  # noqa: SLF001  (clients elsewhere have no doors)
         doors = getattr(arrays, "_doors", None)
         if doors and self._random.random() < 0.5:  # noqa: PLR2004  (half of the time)
             doors.clear()

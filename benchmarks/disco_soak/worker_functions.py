@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import disco_server
-from disco_server.runtime.context import Worker
+
+if TYPE_CHECKING:
+    from disco_server.rank.worker import Worker
 
 __all__ = ["note", "noted"]
 
@@ -37,3 +40,10 @@ def fail_on(worker: int) -> None:
     if disco_server.current_worker().worker_id == worker:
         msg = "told to fail"
         raise ValueError(msg)
+
+
+@disco_server.register_func("soak.print")
+def print_lines(count: int) -> None:
+    """Prints short lines."""
+    for number in range(count):
+        print(number)

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from disco_client.distributed.dtensor import DTensor
-from disco_client.distributed.files import FileTensor, from_npy, from_safetensors
 from disco_client.distributed.mesh import DeviceMesh, device_mesh
-from disco_client.distributed.pattern import LOCAL_AXIS, Pattern
-from disco_client.distributed.placement import Placement, PlacementSpec
-from disco_client.distributed.plan import Plan
-from disco_client.distributed.rules import Local, register_rule
-from disco_client.distributed.struct_info import DTensorStructInfo, DTensorType, TensorStructInfo
+from disco_client.distributed.ops import LOCAL_AXIS, Local, Pattern, register_rule
+from disco_client.distributed.placement import (
+    DTensorStructInfo,
+    DTensorType,
+    Placement,
+    PlacementSpec,
+    TensorStructInfo,
+)
+from disco_client.distributed.redistribute import Plan
+from disco_client.distributed.storage import FileTensor, from_npy, from_safetensors
+from disco_client.notebook import draw_with
 
 if TYPE_CHECKING:
     from disco_client.distributed.pictures.show import ShardingPicture, visualize_sharding
@@ -38,6 +43,22 @@ __all__ = [
 ]
 
 _PICTURES = ("ShardingPicture", "visualize_sharding")
+
+
+def _mesh_html(mesh: DeviceMesh) -> str:
+    from disco_client.distributed.pictures.show import mesh_html
+
+    return mesh_html(mesh)
+
+
+def _tensor_html(tensor: DTensor) -> str:
+    from disco_client.distributed.pictures.show import tensor_html
+
+    return tensor_html(tensor.info)
+
+
+draw_with(DeviceMesh, _mesh_html)
+draw_with(DTensor, _tensor_html)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,25 +2,216 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
-from disco_client.distributed.array_like import ArrayLike
-from disco_client.distributed.plan import Plan, make_plan
+from disco_client.core import Distributed, DRef
+from disco_client.distributed.redistribute import Plan, make_plan
 from disco_client.errors import ConfigError
-from disco_client.handles import Distributed, DRef
-from disco_client.wire.layout import shape_within
+from disco_client.notebook import html_of
 
 if TYPE_CHECKING:
-    from disco_client.distributed.engine import Engine
     from disco_client.distributed.mesh import DeviceMesh
-    from disco_client.distributed.placement import Placement
-    from disco_client.distributed.struct_info import DTensorStructInfo
+    from disco_client.distributed.placement import DTensorStructInfo, Placement, PlacementSpec
     from disco_client.wire.values import Shape
 
-__all__ = ["DTensor", "Origin", "several"]
+__all__ = ["ArrayLike", "Computing", "DTensor", "Origin", "several"]
+
+
+class Computing(ABC):
+    """What tensors ask of the engine that computes with them, one for each session."""
+
+    @abstractmethod
+    def takes(self, operand: object) -> bool:
+        """Whether something can be computed with."""
+
+    @abstractmethod
+    def call(self, name: str, *operands: Any, **options: Any) -> DTensor:
+        """Computes a function of distributed tensors, arrays and numbers; returns at once."""
+
+    @abstractmethod
+    def call_ufunc(
+        self, ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Mapping[str, Any]
+    ) -> Any:
+        """Computes one of numpy's ufuncs."""
+
+    @abstractmethod
+    def call_function(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Computes another of numpy's functions."""
+
+    @abstractmethod
+    def redistribute(self, tensor: DTensor, placement: Placement | str) -> DTensor:
+        """Brings a tensor to another placement."""
+
+    @abstractmethod
+    def fetch(self, tensor: DTensor) -> np.ndarray[Any, Any]:
+        """Returns the whole as a host array; waits for it."""
+
+    @abstractmethod
+    def part(self, tensor: DTensor, worker: int) -> np.ndarray[Any, Any]:
+        """Returns one worker's part as a host array; waits for it."""
+
+
+# What people expect of anything that looks like one of numpy's arrays.
+
+
+class ArrayLike(ABC):
+    """The part of a distributed tensor that Python and numpy ask for.
+
+    What needs values on the host fetches them, and waits: ``float``, ``bool``,
+    ``item``, ``tolist``, ``in``, and whatever calls ``numpy.asarray``. Everything else
+    is computed on the workers and returns at once. No tensor ever changes: ``x += y``
+    makes another tensor and calls it ``x``.
+    """
+
+    __slots__ = ()
+
+    _engine: Computing
+
+    @property
+    @abstractmethod
+    def shape(self) -> Shape:
+        """The extents of the whole."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype."""
+
+    @abstractmethod
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Fetches the whole; waits for it."""
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements the whole has."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def itemsize(self) -> int:
+        """How many bytes an element has."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the whole has; copies on several workers do not count."""
+        return self.size * self.itemsize
+
+    # On the workers ---------------------------------------------------------------------
+
+    def any(self, axis: Any = None, *, keepdims: bool = False) -> DTensor:
+        """Whether one along an axis, several, or all is true."""
+        return self._engine.call("any", self, axis=axis, keepdims=keepdims)
+
+    def all(self, axis: Any = None, *, keepdims: bool = False) -> DTensor:
+        """Whether each along an axis, several, or all is true."""
+        return self._engine.call("all", self, axis=axis, keepdims=keepdims)
+
+    def clip(self, low: Any = None, high: Any = None) -> DTensor:
+        """Each element, or the nearer one of two limits."""
+        return self._engine.call("clip", self, low, high)
+
+    def round(self, decimals: int = 0) -> DTensor:
+        """Each element, rounded as ``numpy.round`` does."""
+        return np.round(self, decimals)  # type: ignore[call-overload]
+
+    def take(self, ids: Any, axis: int | None = None) -> DTensor:
+        """What stands at positions along an axis, by default of all elements in a row."""
+        return np.take(self, ids, axis=axis)  # type: ignore[call-overload]
+
+    def __round__(self, ndigits: int | None = None) -> DTensor:
+        return self.round(ndigits or 0)
+
+    def __iter__(self) -> Iterator[DTensor]:
+        if not self.shape:
+            msg = "a tensor without axes cannot be iterated over"
+            raise TypeError(msg)
+        return (self._engine.call("getitem", self, items=at) for at in range(self.shape[0]))
+
+    def __setitem__(self, items: Any, value: Any) -> NoReturn:
+        msg = (
+            "a distributed tensor does not change; numpy.where(condition, value, x) makes another"
+            " one, and numpy.concatenate puts parts together"
+        )
+        raise TypeError(msg)
+
+    # On the host ------------------------------------------------------------------------
+
+    def item(self) -> Any:
+        """Fetches the only element, as Python's own number.
+
+        Raises:
+            ValueError: There is not exactly one.
+            RemoteError: The tensor could not be computed.
+        """
+        if self.size != 1:
+            msg = f"only a tensor of one element is a number, got one of shape {tuple(self.shape)}"
+            raise ValueError(msg)
+        return self.numpy().item()
+
+    def tolist(self) -> Any:
+        """Fetches the whole as nested lists of Python's own numbers."""
+        return self.numpy().tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            msg = "the elements are on the workers, so an array of them is always a copy"
+            raise ValueError(msg)
+        host = self.numpy()
+        return host if dtype is None else host.astype(dtype, copy=False)
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            msg = (
+                f"a tensor of shape {tuple(self.shape)} is neither true nor false:"
+                " use .any() or .all(), and & and | instead of and, or and chains of comparisons"
+            )
+            raise ValueError(msg)
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self._number())
+
+    def __int__(self) -> int:
+        return int(self._number())
+
+    def __complex__(self) -> complex:
+        return complex(self._number())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu":
+            msg = f"only integers count positions, got a tensor of {self.dtype.name}"
+            raise TypeError(msg)
+        return int(self._number())
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self == value).any())  # type: ignore[attr-defined]
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
+    def _number(self) -> Any:
+        if self.shape:
+            msg = (
+                f"only a tensor without axes is a number, got one of shape {tuple(self.shape)};"
+                " .item() takes the only element of others"
+            )
+            raise TypeError(msg)
+        return self.numpy()[()]
 
 
 class Origin(NamedTuple):
@@ -86,19 +277,21 @@ class DTensor(Distributed, ArrayLike):
         info: Its shape, dtype, mesh and placement.
         ref: The reference of the parts.
         origin: What made it, and what was moved for that.
+        name: Its name in the files that it was loaded from; otherwise empty.
     """
 
-    __slots__ = ("_engine", "info", "origin", "ref")
+    __slots__ = ("_engine", "info", "name", "origin", "ref")
 
     # Before numpy's own arrays: `array + dtensor` comes here.
     __array_priority__ = 1000.0
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Computing,
         info: DTensorStructInfo,
         ref: DRef,
         origin: Origin = _FROM_HOST,
+        name: str = "",
     ) -> None:
         """Made by an engine, never by a program.
 
@@ -107,7 +300,9 @@ class DTensor(Distributed, ArrayLike):
             info: What it is, and where it lies.
             ref: Its parts.
             origin: The function that made it, and what had to be moved for it.
+            name: Its name in the files that it was loaded from.
         """
+        self.name = name
         self._engine = engine
         self.origin = origin
         self.info = info
@@ -138,7 +333,31 @@ class DTensor(Distributed, ArrayLike):
         """With the axes in the opposite order."""
         return self._engine.call("transpose", self)
 
-    def belongs_to(self, engine: Engine) -> bool:
+    @property
+    def split(self) -> PlacementSpec | None:
+        """Deprecated: how it is split along the last axis of the mesh; None for copies."""
+        _deprecated("split", "placement")
+        spec = self.placement.dim_specs[-1]
+        return None if spec.is_replica else spec
+
+    def debug_get_from_remote(self, worker_id: int) -> np.ndarray[Any, Any]:
+        """Deprecated: fetches the part of one worker, as :meth:`shard` does."""
+        _deprecated("debug_get_from_remote", "shard")
+        return self.shard(worker_id)
+
+    @property
+    def reg_id(self) -> int:
+        """Deprecated: the register of the parts."""
+        _deprecated("reg_id", "ref.reg_id")
+        return self.ref.reg_id
+
+    @property
+    def session(self) -> Any:
+        """Deprecated: the session of the parts."""
+        _deprecated("session", "ref.session")
+        return self.ref.session
+
+    def belongs_to(self, engine: Computing) -> bool:
         """Whether an engine, and so its session, computes with it."""
         return self._engine is engine
 
@@ -190,6 +409,16 @@ class DTensor(Distributed, ArrayLike):
         """
         return self._engine.redistribute(self, placement)
 
+    def shape_on(self, worker: int) -> tuple[int, ...]:
+        """The shape of the part of one worker; no round trip.
+
+        Raises:
+            ConfigError: The mesh has no such worker.
+        """
+        if worker not in self.mesh.device_ids:
+            raise ConfigError(f"worker {worker} is none of {self.mesh!r}")
+        return self.info.local_shape(self.mesh.device_ids.index(worker))
+
     def shard(self, worker: int) -> np.ndarray[Any, Any]:
         """Fetches the part of one worker; waits for it.
 
@@ -203,15 +432,21 @@ class DTensor(Distributed, ArrayLike):
             raise ConfigError(f"worker {worker} is none of {self.mesh!r}")
         return self._engine.part(self, worker)
 
-    def numpy(self) -> np.ndarray[Any, Any]:
+    def numpy(self, worker_id: int | None = None) -> np.ndarray[Any, Any]:
         """Fetches the whole; waits for it.
 
         Partial values are combined by the workers first; parts come from the workers
         that hold them, and nothing else moves between workers.
 
+        Args:
+            worker_id: Deprecated; :meth:`shard` fetches one worker's part.
+
         Raises:
             RemoteError: The tensor could not be computed.
         """
+        if worker_id is not None:
+            _deprecated("numpy(worker)", "shard(worker)")
+            return self.shard(worker_id)
         return self._engine.fetch(self)
 
     def astype(self, dtype: object) -> DTensor:
@@ -319,17 +554,24 @@ class DTensor(Distributed, ArrayLike):
         return self.shape[0]
 
     def _repr_html_(self) -> str:
-        from disco_client.distributed.pictures.reprs import tensor_html
-
-        return tensor_html(self.info)
+        return html_of(self)
 
     def __repr__(self) -> str:
-        parts = [shape_within(self.info.bounds(place)) for place in range(self.mesh.size)]
+        parts = [self.info.local_shape(place) for place in range(self.mesh.size)]
         each = sorted(set(parts), reverse=True)
+        name = f"{self.name!r}, " if self.name else ""
         return (
-            f"DTensor({tuple(self.shape)}, {self.dtype.name}, {str(self.placement)!r} on"
-            f" {self.mesh!r}, parts of {' or '.join(map(str, each[:2]))})"
+            f"DTensor({name}{tuple(self.shape)}, {self.info.tensor_sinfo.dtype_name},"
+            f" {str(self.placement)!r} on {self.mesh!r}, parts of"
+            f" {' or '.join(map(str, each[:2]))})"
         )
+
+
+def _deprecated(old: str, new: str) -> None:
+    """Warns of what the tensors of load_weights had before they were of this class."""
+    warnings.warn(
+        f"DTensor.{old} is {new} and goes with the next release", DeprecationWarning, stacklevel=3
+    )
 
 
 def several(value: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from typing import SupportsIndex, cast, final
 import numpy as np
 
 from disco_client.errors import ConfigError
+from disco_client.notebook import html_of
 from disco_client.wire.values import Shape
 
 __all__ = ["DeviceMesh", "device_mesh"]
@@ -130,9 +131,7 @@ class DeviceMesh:
         return hash(self._key)
 
     def _repr_html_(self) -> str:
-        from disco_client.distributed.pictures.reprs import mesh_html
-
-        return mesh_html(self)
+        return html_of(self)
 
     def __repr__(self) -> str:
         if self.device_range is not None and self.device_range.step == 1:

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import enum
+import functools
+import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NoReturn, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeGuard, cast
 
+from disco_client.distributed.mesh import DeviceMesh
 from disco_client.errors import ConfigError
+from disco_client.wire.partition import (
+    WHOLE,
+    Bounds,
+    Intervals,
+    bounds_of,
+    coordinate_of,
+    divide_all,
+    length_of,
+)
+from disco_client.wire.values import Shape, dtype_from_name, dtype_name, is_extension
 
-__all__ = ["Kind", "Placement", "PlacementSpec", "mixes"]
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "DTensorStructInfo",
+    "DTensorType",
+    "Kind",
+    "Placement",
+    "PlacementSpec",
+    "TensorStructInfo",
+    "crosses",
+    "mixes",
+]
+
 
 _OPS = ("sum", "prod", "min", "max")
 
@@ -23,22 +49,37 @@ class Kind(enum.IntEnum):
     PARTIAL = 2
 
 
+class Fused(NamedTuple):
+    """An axis that several matrices were fused along, each of which is split by itself.
+
+    Attributes:
+        sizes: Their number, if they are equally long, or the extent of each.
+        uneven: Whether an extent may be one that the workers do not divide.
+    """
+
+    sizes: int | tuple[int, ...]
+    uneven: bool
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementSpec:
     """How a tensor lies along one axis of a mesh.
 
-    Made by :meth:`sharding`, :meth:`replica` and :meth:`partial`. Equal ones compare
-    as equal, which the original's do not.
+    Made by :meth:`sharding`, :meth:`fused`, :meth:`explicit`, :meth:`replica` and
+    :meth:`partial`. Equal ones compare as equal, which the original's do not.
 
     Attributes:
         kind: Split, copied or partial.
         axis: The tensor's axis that is split; -1 where none is.
         op: How partial values become the whole; empty where they are not partial.
+        parts: What each along the mesh axis holds of the tensor's axis, where that is not
+            as equal as can be; what a :meth:`fused` axis comes to is known with a tensor.
     """
 
     kind: Kind
     axis: int = -1
     op: str = ""
+    parts: tuple[Intervals, ...] | Fused = ()
 
     @staticmethod
     def sharding(axis: int) -> PlacementSpec:
@@ -51,6 +92,57 @@ class PlacementSpec:
             msg = f"expected an axis of the tensor, got {axis!r}"
             raise TypeError(msg)
         return PlacementSpec(Kind.SHARDING, axis.__index__())
+
+    @staticmethod
+    def fused(axis: int, parts: int | Sequence[int] = 1, uneven: bool = False) -> PlacementSpec:
+        """Split along an axis that matrices were fused along, such as query, key and value.
+
+        Each of them is split by itself, and a worker's part is its slice of the first,
+        then of the second, and so on.
+
+        Args:
+            axis: The axis; from the end where negative.
+            parts: The number of matrices, if they are equally long, or the extent of each.
+            uneven: Whether an extent may be one that the workers do not divide; the first
+                workers then get one more.
+
+        Raises:
+            ConfigError: An argument is not as described.
+        """
+        if not _is_int(axis):
+            msg = f"expected an axis such as 0 or -1, got {axis!r}"
+            raise ConfigError(msg)
+        given: object = parts
+        if isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
+            sizes = tuple(cast("Sequence[object]", given))
+            if sizes and all(_is_int(size) and size >= 0 for size in sizes):
+                return PlacementSpec(
+                    Kind.SHARDING, axis, "", Fused(cast("tuple[int, ...]", sizes), bool(uneven))
+                )
+        elif _is_int(given) and given >= 1:
+            if given == 1 and uneven:
+                return PlacementSpec.sharding(axis)
+            return PlacementSpec(Kind.SHARDING, axis, "", Fused(given, bool(uneven)))
+        msg = f"expected the number of fused parts, or the extent of each, got {parts!r}"
+        raise ConfigError(msg)
+
+    @staticmethod
+    def explicit(
+        axis: int, parts: Sequence[tuple[int, int] | Sequence[tuple[int, int]]]
+    ) -> PlacementSpec:
+        """Split along an axis in given parts, which may be uneven and may overlap.
+
+        Args:
+            axis: The axis; from the end where negative.
+            parts: For each worker along the axis of the mesh what it holds: the first
+                index and the one behind the last, or several such pairs in ascending order.
+
+        Raises:
+            TypeError: The axis is no integer.
+            ConfigError: These are no such parts.
+        """
+        spec = PlacementSpec.sharding(axis)
+        return PlacementSpec(Kind.SHARDING, spec.axis, "", tuple(map(_pieces, parts)))
 
     @staticmethod
     def replica() -> PlacementSpec:
@@ -81,10 +173,50 @@ class PlacementSpec:
         """Whether each has values that are still to be combined."""
         return self.kind is Kind.PARTIAL
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether two workers along the axis of the mesh hold the same index in given parts."""
+        if not self.parts or isinstance(self.parts, Fused):
+            return False
+        ends = [stop for pieces in self.parts for _, stop in pieces]
+        return sum(map(length_of, self.parts)) > max(ends, default=0)
+
     def __str__(self) -> str:
+        if isinstance(self.parts, Fused):
+            sizes, uneven = self.parts
+            more = [] if sizes == 1 else [f"parts={sizes}"]
+            more += ["uneven"] if uneven else []
+            return f"S[{self.axis}]" + (f" ({', '.join(more)})" if more else "")
+        if self.parts:
+            each = ("+".join(f"{a}-{b}" for a, b in pieces) or "-" for pieces in self.parts)
+            return f"S[{self.axis}: {', '.join(each)}]"
         if self.kind is Kind.SHARDING:
             return f"S[{self.axis}]"
         return "R" if self.is_replica else f"P[{self.op}]"
+
+
+def _pieces(part: object) -> Intervals:
+    """Reads what one worker holds of an axis; adjacent pieces are joined."""
+    given = tuple(cast("Iterable[Any]", part)) if isinstance(part, Sequence) else (None,)
+    if given and all(map(_is_int, given)):
+        given = (given,)
+    found: list[tuple[int, int]] = []
+    for piece in given:
+        pair = tuple(cast("Iterable[Any]", piece)) if isinstance(piece, Sequence) else ()
+        ahead = found[-1][1] if found else 0
+        if len(pair) != 2 or not all(map(_is_int, pair)) or not ahead <= pair[0] <= pair[1]:  # noqa: PLR2004
+            msg = f"expected parts such as (0, 4) or [(0, 4), (8, 10)], ascending, got {part!r}"
+            raise ConfigError(msg)
+        if pair[0] == pair[1]:
+            continue
+        if found and pair[0] == ahead:
+            pair = (found.pop()[0], pair[1])
+        found.append(pair)
+    return tuple(found)
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +251,8 @@ class Placement:
     def from_text(text: str) -> Placement:
         """Reads ``"S[0], R"``: a spec for each axis of the mesh.
 
-        ``R`` is a copy for each, ``S[1]`` a split along axis 1, ``P`` or ``P[max]``
+        ``R`` is a copy for each, ``S[1]`` a split along axis 1, ``S[1: 0-4, 2-6+8-9]``
+        one in these parts (``-`` for none), ``P`` or ``P[max]``
         values that are still to be combined. Spaces and commas between them do not
         matter. The original reads no ``P``, and reads some texts that break off
         (``S[0``) or numbers of more than 32 bits, which are refused here.
@@ -146,6 +279,13 @@ class Placement:
         whole = PlacementSpec.replica()
         return Placement(whole if spec.is_partial else spec for spec in self.dim_specs)
 
+    def plain(self) -> Placement:
+        """The same with copies for partial values, and equal parts for given ones."""
+        specs = self.combined().dim_specs
+        return Placement(
+            PlacementSpec.sharding(spec.axis) if spec.parts else spec for spec in specs
+        )
+
     def __len__(self) -> int:
         return len(self.dim_specs)
 
@@ -161,7 +301,17 @@ def mixes(specs: Sequence[PlacementSpec]) -> bool:
     return len({spec.op for spec in specs if spec.is_partial}) > 1
 
 
-_SPEC = re.compile(r"R|S\s*\[\s*([+-]?\d{1,9})\]|P(?:\s*\[\s*(\w*)\s*\])?")
+def crosses(specs: Sequence[PlacementSpec]) -> bool:
+    """Whether an axis that lies in given parts is split along another axis of the mesh too."""
+    split = [spec.axis for spec in specs if spec.kind is Kind.SHARDING]
+    return any(spec.parts and split.count(spec.axis) > 1 for spec in specs)
+
+
+_PART = r"(?:\d{1,18}-\d{1,18}(?:\+\d{1,18}-\d{1,18})*|-)"
+_SPEC = re.compile(
+    rf"R|S\s*\[\s*([+-]?\d{{1,9}})(?::\s*({_PART}(?:[\s,]+{_PART})*))?\]"
+    r"|P(?:\s*\[\s*(\w*)\s*\])?"
+)
 _BETWEEN = re.compile(r"[\s,]*")
 _BEGUN = re.compile(r"S\s*(\[\s*([+-]?\d*))?|P\s*\[\s*\w*")
 
@@ -176,11 +326,20 @@ def _spec(text: str, match: re.Match[str]) -> PlacementSpec:
     if kind == "R":
         return PlacementSpec.replica()
     if kind == "S":
-        return PlacementSpec.sharding(int(match[1]))
-    op = match[2]
+        if match[2] is None:
+            return PlacementSpec.sharding(int(match[1]))
+        return PlacementSpec.explicit(
+            int(match[1]), list(map(_read_part, re.split(r"[\s,]+", match[2])))
+        )
+    op = match[3]
     if op is not None and op not in _OPS:
-        _refuse(text, match.start(2), f"one of {', '.join(_OPS)}")
+        _refuse(text, match.start(3), f"one of {', '.join(_OPS)}")
     return PlacementSpec.partial(op or "sum")
+
+
+def _read_part(text: str) -> list[tuple[int, int]]:
+    pairs = (piece.partition("-") for piece in text.split("+") if piece != "-")
+    return [(int(start), int(stop)) for start, _, stop in pairs]
 
 
 def _refuse(text: str, at: int, expected: str = "") -> NoReturn:
@@ -197,3 +356,211 @@ def _refuse(text: str, at: int, expected: str = "") -> NoReturn:
         f"expected {expected} at character {at + 1} of a placement\n  {text!r}\n  {' ' * (at + 1)}^"
     )
     raise ConfigError(msg)
+
+
+# What a tensor is, and how it lies on which mesh.
+
+
+_dtype = functools.cache(dtype_from_name)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStructInfo:
+    """The shape and dtype of a tensor.
+
+    Args:
+        shape: The extents.
+        dtype: A dtype or its name.
+
+    Raises:
+        ConfigError: There is no such dtype.
+    """
+
+    shape: Shape
+    dtype_name: str
+
+    def __init__(self, shape: Sequence[int], dtype: object) -> None:
+        object.__setattr__(self, "shape", Shape(shape))
+        name = dtype if is_extension(dtype) else dtype_name(dtype_from_name(dtype))
+        object.__setattr__(self, "dtype_name", name)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype.
+
+        Raises:
+            ConfigError: It is one of ``ml_dtypes``, which is not installed here.
+        """
+        return _dtype(self.dtype_name)
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the whole has."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class DTensorStructInfo:
+    """A tensor on a mesh, after ``tvm.relax.distributed.DTensorStructInfo``.
+
+    Args:
+        tensor_sinfo: The tensor as a whole.
+        device_mesh: The mesh.
+        placement: How it lies there, or the text of it. Negative axes are counted
+            from the end, and come out as those from the front.
+
+    Raises:
+        TypeError: An argument is of another type.
+        ConfigError: The placement has not one spec for each axis of the mesh, or an
+            axis that the tensor has not, or partial values of a kind that its
+            dtype does not have.
+    """
+
+    tensor_sinfo: TensorStructInfo
+    device_mesh: DeviceMesh
+    placement: Placement
+    _hash: int = field(repr=False, compare=False)
+
+    def __init__(
+        self,
+        tensor_sinfo: TensorStructInfo,
+        device_mesh: DeviceMesh,
+        placement: Placement | str,
+    ) -> None:
+        given: tuple[tuple[str, object, type[object]], ...] = (
+            ("tensor_sinfo", tensor_sinfo, TensorStructInfo),
+            ("device_mesh", device_mesh, DeviceMesh),
+        )
+        for name, value, kind in given:
+            if not isinstance(value, kind):
+                msg = f"expected a {kind.__name__} for {name}, got {value!r}"
+                raise TypeError(msg)
+        found = Placement.from_text(placement) if isinstance(placement, str) else placement
+        if not isinstance(cast("object", found), Placement):
+            msg = f"expected a Placement or its text for placement, got {placement!r}"
+            raise TypeError(msg)
+        object.__setattr__(self, "tensor_sinfo", tensor_sinfo)
+        object.__setattr__(self, "device_mesh", device_mesh)
+        placed = _resolved(tensor_sinfo, device_mesh, found)
+        object.__setattr__(self, "placement", placed)
+        # Each call looks up what is known of its operands, by this.
+        object.__setattr__(self, "_hash", hash((tensor_sinfo, device_mesh, placed)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def tensor_ty(self) -> TensorStructInfo:
+        """The tensor as a whole, under the name that newer versions of the original use."""
+        return self.tensor_sinfo
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """For each axis of the mesh the tensor's axis that it splits, or WHOLE."""
+        return tuple(
+            spec.axis if spec.kind is Kind.SHARDING else WHOLE for spec in self.placement.dim_specs
+        )
+
+    def bounds(self, place: int) -> Bounds:
+        """The part that the worker at a place of the mesh's list holds.
+
+        Raises:
+            ConfigError: It is not one block; :meth:`pieces` says what it is.
+        """
+        if not self.is_explicit:
+            return self._plain_bounds(place)
+        pieces = self.pieces(place)
+        if any(len(each) > 1 for each in pieces):
+            raise ConfigError(f"the parts of {self.placement} have no bounds, only pieces")
+        return tuple(each[0] if each else (0, 0) for each in pieces)
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether an axis lies in given parts."""
+        return any(spec.parts for spec in self.placement.dim_specs)
+
+    def pieces(self, place: int) -> tuple[Intervals, ...]:
+        """What the worker at a place of the mesh's list holds of each axis."""
+        at = coordinate_of(self.device_mesh.shape, place)
+        found: list[Intervals] = [(each,) for each in self._plain_bounds(place)]
+        for spec, index in zip(self.placement.dim_specs, at, strict=True):
+            if spec.parts:
+                found[spec.axis] = cast("tuple[Intervals, ...]", spec.parts)[index]
+        return tuple(found)
+
+    def local_shape(self, place: int) -> tuple[int, ...]:
+        """The shape of the part that the worker at a place of the mesh's list holds."""
+        if self.is_explicit:
+            return tuple(map(length_of, self.pieces(place)))
+        return tuple(stop - start for start, stop in self._plain_bounds(place))
+
+    def _plain_bounds(self, place: int) -> Bounds:
+        mesh = self.device_mesh.shape
+        return bounds_of(self.tensor_sinfo.shape, mesh, self.axes, coordinate_of(mesh, place))
+
+    def __repr__(self) -> str:
+        tensor = self.tensor_sinfo
+        return (
+            f"DTensor({tuple(tensor.shape)}, {tensor.dtype_name!r}, {self.device_mesh!r},"
+            f" {str(self.placement)!r})"
+        )
+
+
+DTensorType = DTensorStructInfo
+"""The name that newer versions of the original give it."""
+
+
+def _resolved(tensor: TensorStructInfo, mesh: DeviceMesh, placement: Placement) -> Placement:
+    if len(placement) != mesh.ndim:
+        raise ConfigError(
+            f"expected a spec for each of the {mesh.ndim} axes of the mesh, got {len(placement)}:"
+            f" {str(placement)!r}"
+        )
+    ops = dict.fromkeys(spec.op for spec in placement.dim_specs if spec.is_partial)
+    if ops and tensor.dtype.kind == "c" and not ops.keys().isdisjoint(("min", "max")):
+        raise ConfigError(f"{tensor.dtype.name} has no order, so no {' and '.join(ops)}")
+    specs: list[PlacementSpec] = []
+    for spec, count in zip(placement.dim_specs, mesh.shape, strict=True):
+        if spec.kind is not Kind.SHARDING:
+            specs.append(spec)
+            continue
+        if not -tensor.ndim <= spec.axis < tensor.ndim:
+            raise ConfigError(
+                f"{spec} splits an axis that a tensor of shape {tuple(tensor.shape)} does not have"
+            )
+        axis = spec.axis % tensor.ndim
+        specs.append(
+            _divided(spec, axis, tensor.shape[axis], count)
+            if spec.parts
+            else PlacementSpec.sharding(axis)
+        )
+    if crosses(specs):
+        raise ConfigError(
+            f"{', '.join(map(str, specs))}: an axis in given parts cannot be split along another"
+            " axis of the mesh too"
+        )
+    return Placement(specs)
+
+
+def _divided(spec: PlacementSpec, axis: int, extent: int, count: int) -> PlacementSpec:
+    """What a spec with parts comes to for an axis of a tensor, among so many workers."""
+    parts = spec.parts
+    if isinstance(parts, Fused):
+        parts = divide_all(extent, count, parts.sizes, uneven=parts.uneven)
+    if len(parts) != count:
+        raise ConfigError(f"{spec} has {len(parts)} parts, and there are {count} workers")
+    at = 0
+    for start, stop in sorted(piece for pieces in parts for piece in pieces):
+        if start > at:
+            break
+        at = max(at, stop)
+    if at != extent:
+        raise ConfigError(f"the parts of {spec} do not make up an axis of extent {extent}")
+    if parts == divide_all(extent, count):
+        return PlacementSpec.sharding(axis)
+    return PlacementSpec(Kind.SHARDING, axis, "", parts)

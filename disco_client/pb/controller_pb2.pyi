@@ -171,14 +171,28 @@ class Received(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REPLIES_FIELD_NUMBER: builtins.int
+    GIVEN_UP_FIELD_NUMBER: builtins.int
+    UNWANTED_FIELD_NUMBER: builtins.int
     @property
     def replies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def given_up(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Transfer]:
+        """Uploads that will not come, or not the rest of them: worker, ticket and error. Said
+        again until the workers have executed the commands that wait for them.
+        """
+
+    @property
+    def unwanted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Transfer]:
+        """Downloads that it will not ask for, or not again: worker and ticket."""
+
     def __init__(
         self,
         *,
         replies: collections.abc.Iterable[builtins.int] | None = ...,
+        given_up: collections.abc.Iterable[global___Transfer] | None = ...,
+        unwanted: collections.abc.Iterable[global___Transfer] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["replies", b"replies"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["given_up", b"given_up", "replies", b"replies", "unwanted", b"unwanted"]) -> None: ...
 
 global___Received = Received
 
@@ -551,6 +565,9 @@ class SessionInfo(google.protobuf.message.Message):
     AGE_S_FIELD_NUMBER: builtins.int
     ATTACHED_FIELD_NUMBER: builtins.int
     LEASE_LEFT_S_FIELD_NUMBER: builtins.int
+    ENDED_S_FIELD_NUMBER: builtins.int
+    END_REASON_FIELD_NUMBER: builtins.int
+    END_MESSAGE_FIELD_NUMBER: builtins.int
     session: builtins.int
     name: builtins.str
     owner: builtins.str
@@ -562,6 +579,12 @@ class SessionInfo(google.protobuf.message.Message):
     much longer.
     """
     lease_left_s: builtins.float
+    ended_s: builtins.float
+    """Where it is over: how long ago it ended, in seconds, the family of the reason, and, for
+    who may know, the reason in words.
+    """
+    end_reason: builtins.str
+    end_message: builtins.str
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankInfo]: ...
     def __init__(
@@ -576,9 +599,15 @@ class SessionInfo(google.protobuf.message.Message):
         age_s: builtins.float = ...,
         attached: builtins.bool = ...,
         lease_left_s: builtins.float | None = ...,
+        ended_s: builtins.float | None = ...,
+        end_reason: builtins.str = ...,
+        end_message: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_lease_left_s", b"_lease_left_s", "lease_left_s", b"lease_left_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_lease_left_s", b"_lease_left_s", "age_s", b"age_s", "attached", b"attached", "lease_left_s", b"lease_left_s", "name", b"name", "num_workers", b"num_workers", "owner", b"owner", "ranks", b"ranks", "session", b"session", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "_lease_left_s", b"_lease_left_s", "ended_s", b"ended_s", "lease_left_s", b"lease_left_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "_lease_left_s", b"_lease_left_s", "age_s", b"age_s", "attached", b"attached", "end_message", b"end_message", "end_reason", b"end_reason", "ended_s", b"ended_s", "lease_left_s", b"lease_left_s", "name", b"name", "num_workers", b"num_workers", "owner", b"owner", "ranks", b"ranks", "session", b"session", "state", b"state"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ended_s", b"_ended_s"]) -> typing.Literal["ended_s"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_lease_left_s", b"_lease_left_s"]) -> typing.Literal["lease_left_s"] | None: ...
 
 global___SessionInfo = SessionInfo
@@ -635,9 +664,14 @@ class LogLines(google.protobuf.message.Message):
     NODE_FIELD_NUMBER: builtins.int
     STDERR_FIELD_NUMBER: builtins.int
     LINES_FIELD_NUMBER: builtins.int
+    FIRST_FIELD_NUMBER: builtins.int
     worker: builtins.int
     node: builtins.str
     stderr: builtins.bool
+    first: builtins.int
+    """How many lines the rank had printed before these, dropped ones included, so that
+    whoever reads knows how many are missing. Without lines it says only that.
+    """
     @property
     def lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -647,8 +681,9 @@ class LogLines(google.protobuf.message.Message):
         node: builtins.str = ...,
         stderr: builtins.bool = ...,
         lines: collections.abc.Iterable[builtins.str] | None = ...,
+        first: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lines", b"lines", "node", b"node", "stderr", b"stderr", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first", "lines", b"lines", "node", b"node", "stderr", b"stderr", "worker", b"worker"]) -> None: ...
 
 global___LogLines = LogLines
 
@@ -803,6 +838,7 @@ class RankReport(google.protobuf.message.Message):
     COLLECTIVE_BYTES_FIELD_NUMBER: builtins.int
     CLOCK_ERROR_NS_FIELD_NUMBER: builtins.int
     CLOCK_AT_NS_FIELD_NUMBER: builtins.int
+    ENTERED_FIELD_NUMBER: builtins.int
     worker: builtins.int
     node: builtins.str
     pid: builtins.int
@@ -833,6 +869,10 @@ class RankReport(google.protobuf.message.Message):
     def finished(self) -> global___CommandReport: ...
     @property
     def collective(self) -> global___CollectiveReport: ...
+    @property
+    def entered(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EnteredReport]:
+        """The last collective that it entered of each circle of workers, but for the one above."""
+
     def __init__(
         self,
         *,
@@ -853,11 +893,40 @@ class RankReport(google.protobuf.message.Message):
         collective_bytes: builtins.int = ...,
         clock_error_ns: builtins.int = ...,
         clock_at_ns: builtins.int = ...,
+        entered: collections.abc.Iterable[global___EnteredReport] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["collective", b"collective", "current", b"current", "finished", b"finished"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock_at_ns", b"clock_at_ns", "clock_error_ns", b"clock_error_ns", "clock_offset_ns", b"clock_offset_ns", "collective", b"collective", "collective_bytes", b"collective_bytes", "collectives", b"collectives", "current", b"current", "emptied", b"emptied", "finished", b"finished", "flight", b"flight", "memory_bytes", b"memory_bytes", "node", b"node", "note", b"note", "pid", b"pid", "stack", b"stack", "state", b"state", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock_at_ns", b"clock_at_ns", "clock_error_ns", b"clock_error_ns", "clock_offset_ns", b"clock_offset_ns", "collective", b"collective", "collective_bytes", b"collective_bytes", "collectives", b"collectives", "current", b"current", "emptied", b"emptied", "entered", b"entered", "finished", b"finished", "flight", b"flight", "memory_bytes", b"memory_bytes", "node", b"node", "note", b"note", "pid", b"pid", "stack", b"stack", "state", b"state", "worker", b"worker"]) -> None: ...
 
 global___RankReport = RankReport
+
+@typing.final
+class EnteredReport(google.protobuf.message.Message):
+    """A collective that a rank has entered, and left."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: builtins.int
+    SEQ_FIELD_NUMBER: builtins.int
+    NTH_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    seq: builtins.int
+    """In which command, which of its circle in that, and the operation."""
+    nth: builtins.int
+    name: builtins.str
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        members: collections.abc.Iterable[builtins.int] | None = ...,
+        seq: builtins.int = ...,
+        nth: builtins.int = ...,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["members", b"members", "name", b"name", "nth", b"nth", "seq", b"seq"]) -> None: ...
+
+global___EnteredReport = EnteredReport
 
 @typing.final
 class CommandReport(google.protobuf.message.Message):
@@ -939,9 +1008,15 @@ global___CollectiveReport = CollectiveReport
 class OverviewRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    ENDED_FIELD_NUMBER: builtins.int
+    ended: builtins.bool
+    """Whether sessions that ended within the last ten minutes are wanted too."""
     def __init__(
         self,
+        *,
+        ended: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ended", b"ended"]) -> None: ...
 
 global___OverviewRequest = OverviewRequest
 

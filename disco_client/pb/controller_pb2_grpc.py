@@ -357,7 +357,7 @@ class ArrayServiceServicer(object):
 
     def Upload(self, request_iterator, context):
         """Carries one host array to the worker that waits for its ticket. What was cut
-        is sent again from its beginning; a head with an error says that it will not be.
+        is sent again from its beginning.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -177,7 +177,7 @@ class ArrayServiceStub:
         disco_client.pb.controller_pb2.UploadResult,
     ]
     """Carries one host array to the worker that waits for its ticket. What was cut
-    is sent again from its beginning; a head with an error says that it will not be.
+    is sent again from its beginning.
     """
 
     Download: grpc.UnaryStreamMultiCallable[
@@ -199,7 +199,7 @@ class ArrayServiceAsyncStub:
         disco_client.pb.controller_pb2.UploadResult,
     ]
     """Carries one host array to the worker that waits for its ticket. What was cut
-    is sent again from its beginning; a head with an error says that it will not be.
+    is sent again from its beginning.
     """
 
     Download: grpc.aio.UnaryStreamMultiCallable[
@@ -223,7 +223,7 @@ class ArrayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[disco_client.pb.controller_pb2.UploadResult, collections.abc.Awaitable[disco_client.pb.controller_pb2.UploadResult]]:
         """Carries one host array to the worker that waits for its ticket. What was cut
-        is sent again from its beginning; a head with an error says that it will not be.
+        is sent again from its beginning.
         """
 
     @abc.abstractmethod

@@ -91,7 +91,10 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     KIND_ASSIGNED: _Kind.ValueType  # 41
     """empty"""
     KIND_ARRAY_IN: _Kind.ValueType  # 42
-    """Transfer, with a file descriptor"""
+    """The file descriptors of arrays cannot be passed on at times; where one is missing,
+    the transfer has an error.
+    Transfer, with a file descriptor
+    """
     KIND_ARRAY_OUT: _Kind.ValueType  # 43
     """Transfer, with a file descriptor"""
     KIND_OPEN_CCL: _Kind.ValueType  # 44
@@ -100,7 +103,7 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """
     KIND_ARRAY_BACK: _Kind.ValueType  # 45
     """The memory of an array that was taken, with a file descriptor, to use again.
-    empty
+    Transfer
     """
     KIND_ARRAY_MORE: _Kind.ValueType  # 46
     """More of an array is in its memory, or no more will come.
@@ -192,7 +195,10 @@ AssignRank
 KIND_ASSIGNED: Kind.ValueType  # 41
 """empty"""
 KIND_ARRAY_IN: Kind.ValueType  # 42
-"""Transfer, with a file descriptor"""
+"""The file descriptors of arrays cannot be passed on at times; where one is missing,
+the transfer has an error.
+Transfer, with a file descriptor
+"""
 KIND_ARRAY_OUT: Kind.ValueType  # 43
 """Transfer, with a file descriptor"""
 KIND_OPEN_CCL: Kind.ValueType  # 44
@@ -201,7 +207,7 @@ empty
 """
 KIND_ARRAY_BACK: Kind.ValueType  # 45
 """The memory of an array that was taken, with a file descriptor, to use again.
-empty
+Transfer
 """
 KIND_ARRAY_MORE: Kind.ValueType  # 46
 """More of an array is in its memory, or no more will come.

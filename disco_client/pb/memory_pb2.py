@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from disco_client.pb import controller_pb2 as disco__client_dot_pb_dot_controller__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64isco_client/pb/memory.proto\x12\x08\x64isco.v1\x1a disco_client/pb/controller.proto\"u\n\rMemoryRequest\x12$\n\x06upload\x18\x01 \x01(\x0b\x32\x12.disco.v1.TransferH\x00\x12&\n\x08\x64ownload\x18\x02 \x01(\x0b\x32\x12.disco.v1.TransferH\x00\x12\x0e\n\x04\x64one\x18\x03 \x01(\x08H\x00\x42\x06\n\x04what\"L\n\x0bMemoryReply\x12\x11\n\x07granted\x18\x01 \x01(\x04H\x00\x12\x0f\n\x05taken\x18\x02 \x01(\x08H\x00\x12\x11\n\x07refused\x18\x03 \x01(\tH\x00\x42\x06\n\x04whatb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64isco_client/pb/memory.proto\x12\x08\x64isco.v1\x1a disco_client/pb/controller.proto\"u\n\rMemoryRequest\x12$\n\x06upload\x18\x01 \x01(\x0b\x32\x12.disco.v1.TransferH\x00\x12&\n\x08\x64ownload\x18\x02 \x01(\x0b\x32\x12.disco.v1.TransferH\x00\x12\x0e\n\x04\x64one\x18\x03 \x01(\x08H\x00\x42\x06\n\x04what\"^\n\x0bMemoryReply\x12\x11\n\x07granted\x18\x01 \x01(\x04H\x00\x12\x0f\n\x05taken\x18\x02 \x01(\x08H\x00\x12\x11\n\x07refused\x18\x03 \x01(\tH\x00\x12\x10\n\x06\x66\x61iled\x18\x04 \x01(\tH\x00\x42\x06\n\x04whatb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,5 +35,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MEMORYREQUEST']._serialized_start=76
   _globals['_MEMORYREQUEST']._serialized_end=193
   _globals['_MEMORYREPLY']._serialized_start=195
-  _globals['_MEMORYREPLY']._serialized_end=271
+  _globals['_MEMORYREPLY']._serialized_end=289
 # @@protoc_insertion_point(module_scope)

@@ -56,6 +56,7 @@ class MemoryReply(google.protobuf.message.Message):
     GRANTED_FIELD_NUMBER: builtins.int
     TAKEN_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
+    FAILED_FIELD_NUMBER: builtins.int
     granted: builtins.int
     """Memory with an array of so many bytes, or for one; its descriptor comes
     with this message.
@@ -64,15 +65,18 @@ class MemoryReply(google.protobuf.message.Message):
     """The worker has been handed what was done."""
     refused: builtins.str
     """Why there is nothing; the connection ends here."""
+    failed: builtins.str
+    """The same, of a session that goes on here."""
     def __init__(
         self,
         *,
         granted: builtins.int = ...,
         taken: builtins.bool = ...,
         refused: builtins.str = ...,
+        failed: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["granted", b"granted", "refused", b"refused", "taken", b"taken", "what", b"what"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["granted", b"granted", "refused", b"refused", "taken", b"taken", "what", b"what"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["what", b"what"]) -> typing.Literal["granted", "taken", "refused"] | None: ...
+    def HasField(self, field_name: typing.Literal["failed", b"failed", "granted", b"granted", "refused", b"refused", "taken", b"taken", "what", b"what"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["failed", b"failed", "granted", b"granted", "refused", b"refused", "taken", b"taken", "what", b"what"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["what", b"what"]) -> typing.Literal["granted", "taken", "refused", "failed"] | None: ...
 
 global___MemoryReply = MemoryReply

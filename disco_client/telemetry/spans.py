@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from disco_client.forks import ForkLock
 from disco_client.telemetry.base import NO_SPAN, Attributes, Span
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _MAX_CARRIED = 512
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 _logger = logging.getLogger(__name__)
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 @dataclass
@@ -71,7 +71,7 @@ def _find() -> Tracing | None:
     """What makes spans; None where nobody wants any, or they cannot be had."""
     if _state.tried or (variable := _endpoint_variable()) is None:
         return _state.tracing
-    with _lock:
+    with _lock.held():
         if not _state.tried:
             _state.tracing = _try(variable)
             _state.tried = True
@@ -142,13 +142,13 @@ def active_ids() -> Mapping[str, str]:
 
 
 def spanned(name: str) -> Callable[[_Method], _Method]:
-    """Makes a span of each call of a session's method whose first argument is a path."""
+    """Makes a span of each call of a function of a session's core and a path."""
 
     def wrap(method: _Method) -> _Method:
         @functools.wraps(method)
-        def call(self: Any, path: Any, *args: Any, **options: Any) -> Any:
-            with self._span.within(name, {"disco.path": str(path)}):
-                return method(self, path, *args, **options)
+        def call(core: Any, path: Any, *args: Any, **options: Any) -> Any:
+            with core.span.within(name, {"disco.path": str(path)}):
+                return method(core, path, *args, **options)
 
         return cast("_Method", call)
 

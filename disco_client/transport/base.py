@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from disco_client.errors import ConfigError, SessionError
-from disco_client.wire.codec import EncodedBatch, EncodedCommand, Kind, envelope
-from disco_client.wire.flight_cuts import Since
-from disco_client.wire.inspection import Inspection
+from disco_client.wire.codec import EncodedBatch, EncodedCommand, EncodedReply, Kind, envelope
+
+if TYPE_CHECKING:
+    import threading
+
+    from disco_client.pb import controller_pb2
+    from disco_client.tracing.ring import Since
+    from disco_client.wire.reports import Inspection
 
 __all__ = [
     "Bound",
+    "Door",
+    "DoorShut",
     "Events",
+    "ForeignTransport",
     "Interrupted",
     "Live",
     "OutgoingBatch",
     "Pump",
     "RankPlace",
+    "TransferFailed",
+    "TransferRefused",
     "Transport",
     "Waiting",
     "Welcome",
@@ -158,16 +167,18 @@ class Events:
             False ends the sending.
         nudge: Wakes a thread that blocks in ``await_commands``.
         acked: Returns the newest command that every worker has executed.
+        issued: Returns the newest command of all.
         take_batch: Gets whether freed registers alone are reason enough; returns
             what should leave now, or None. See ``CommandLog``.
-        reply: Gets (worker, encoded reply).
+        reply: Gets (worker, reply), which it may change.
+        send: Returns the next envelope that should leave, or None, and keeps it until it
+            is executed: ``take_batch`` for connections that may lose it. See ``SentLog``.
+        resend: What goes beyond a command is to leave again.
         live: Gets (worker, seq, value): the answer of a worker that shares memory
             with the client, with everything up to it executed.
         acknowledge: Gets (worker, seq): everything up to it is executed there.
         log: Gets (worker, node, to standard error, lines).
         lost: Gets the error that ended the session, once.
-        disown: Ends the session in a forked child, with this error; takes no lock
-            that a thread of the parent may hold.
         reopen: Everything that is still waited for will be answered once more.
         is_open: Whether the answer to a command is still waited for.
         mark: Issues a command that says how far workers are.
@@ -177,15 +188,17 @@ class Events:
     nudge: Callable[[], None]
     acked: Callable[[], int]
     take_batch: Callable[[bool], OutgoingBatch | None]
-    reply: Callable[[int, bytes], None]
+    reply: Callable[[int, EncodedReply], None]
     live: Callable[[int, int, Any], None]
     acknowledge: Callable[[int, int], None]
     log: Callable[[int, str, bool, list[str]], None]
     lost: Callable[[SessionError], None]
-    disown: Callable[[SessionError], None]
+    send: Callable[[], bytes | None] = lambda: None
+    resend: Callable[[int], None] = lambda _seq: None
     reopen: Callable[[], None] = lambda: None
     is_open: Callable[[int], bool] = lambda _seq: False
     mark: Callable[[], object] = lambda: None
+    issued: Callable[[], int] = lambda: 0
 
 
 class Pump(Protocol):
@@ -260,12 +273,20 @@ class Transport(Protocol):
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
         """Sends an array's bytes to a worker; returns when they may be changed.
 
-        Where this raises, the worker does not wait for the array.
+        Where this raises, the worker may wait for the rest until it is given up.
         """
         ...
 
-    def give_up(self, uploads: Sequence[tuple[int, int]]) -> None:
-        """Says of arrays, by ticket and worker, that no upload of them will begin."""
+    def give_up(self, uploads: Sequence[tuple[int, int]], why: str = "") -> None:
+        """Says of arrays, by ticket and worker, that they will not come, or not the rest.
+
+        It needs no descriptor and no thread that is not there already: those may be
+        what an upload failed for.
+        """
+        ...
+
+    def decline(self, downloads: Sequence[tuple[int, int]]) -> None:
+        """Says of arrays, by ticket and worker, that no download of them will come any more."""
         ...
 
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
@@ -306,4 +327,84 @@ class Transport(Protocol):
 
     def close(self, timeout: float) -> None:
         """Waits until what was sent has left, then ends; idempotent."""
+        ...
+
+    def disown(self) -> None:
+        """Closes a forked child's copies of descriptors; nothing of it is used there again.
+
+        Sends nothing, and takes no lock that a thread of the parent may hold.
+        """
+        ...
+
+
+class ForeignTransport:
+    """What a session has for a transport in a forked child: each use is refused.
+
+    Args:
+        welcome: Which session it was, and where its workers run.
+        why: What is raised.
+    """
+
+    pump = None
+
+    def __init__(self, welcome: Welcome, why: SessionError) -> None:
+        self.welcome = welcome
+        self._why = why
+
+    def disown(self) -> None:
+        """Does nothing: a child of the child has nothing either."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # The same error is raised each time, with the traceback of this time.
+        raise self._why.with_traceback(None)
+
+
+# Doors through which host arrays reach a worker: what each kind does, and how it fails.
+
+
+class TransferFailed(Exception):
+    """An array could not be carried; the text says why."""
+
+
+class TransferRefused(TransferFailed):
+    """The daemon cannot carry this array; its session goes on."""
+
+
+class DoorShut(TransferFailed):
+    """Nobody answers at this door, or not any more; the array may be carried anew."""
+
+
+class Door(Protocol):
+    """One way to worker daemons; may be used from several threads.
+
+    Attributes:
+        spoiled: Whether it cannot be used any more, nor waited for in :meth:`close`.
+    """
+
+    spoiled: bool
+
+    def upload(self, transfer: controller_pb2.Transfer, data: memoryview) -> None:
+        """Brings an array's bytes to a worker; returns when they may be changed.
+
+        Raises:
+            TransferFailed: The worker does not get them.
+            OSError, RuntimeError: The system has no descriptor, memory or thread for it.
+        """
+        ...
+
+    def download(self, transfer: controller_pb2.Transfer, into: memoryview) -> int:
+        """Fills a buffer with the array that a worker offered.
+
+        Returns:
+            The array's size in bytes; where it is not the buffer's, the buffer holds
+            no array.
+
+        Raises:
+            TransferFailed: It cannot be had.
+            OSError, RuntimeError: As for :meth:`upload`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Shuts the door; what is on its way through it fails."""
         ...

@@ -7,17 +7,17 @@ the workers: both dispatch on a type or field name through one table.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure
 from disco_client.pb import commands_pb2, envelope_pb2, values_pb2
-from disco_client.wire.porter import ArrayPorter
 from disco_client.wire.values import (
     INLINE_ARRAY_BYTES,
     MAX_DEPTH,
+    ArrayPorter,
     Device,
     Opaque,
     Shape,
@@ -27,6 +27,7 @@ from disco_client.wire.values import (
 )
 
 __all__ = [
+    "PROTOCOL",
     "Action",
     "EncodedBatch",
     "EncodedCommand",
@@ -42,8 +43,11 @@ __all__ = [
     "encode_failure",
     "encode_value",
     "envelope",
+    "mismatch",
+    "tickets_in",
     "type_name",
 ]
+
 
 EncodedValue: TypeAlias = values_pb2.Value
 EncodedCommand: TypeAlias = commands_pb2.Command
@@ -488,3 +492,44 @@ def decode_failure(encoded: commands_pb2.Failure) -> tuple[RemoteFailure, Failur
         step=encoded.step,
     )
     return failure, kind
+
+
+# Which arrays beside the log a command names.
+
+
+def tickets_in(values: Iterable[EncodedValue]) -> Iterator[int]:
+    """Yields the tickets of the arrays in encoded values, those inside others included."""
+    for value in values:
+        kind = value.WhichOneof("kind")
+        if kind == "array":
+            if value.array.WhichOneof("data") == "ticket":
+                yield value.array.ticket
+        elif kind == "list":
+            yield from tickets_in(value.list.items)
+        elif kind == "map":
+            yield from tickets_in(value.map.items.values())
+
+
+# The version of the protocol, and what two versions say to each other.
+
+
+PROTOCOL = 2
+"""Raised by one whenever a peer of the former version would misunderstand."""
+
+
+def mismatch(mine: str, my_protocol: int, theirs: str, their_protocol: int) -> str | None:
+    """Says why two peers cannot talk, or None when they can.
+
+    Args:
+        mine: The side that judges, with its release: ``"controller 0.1.0"``.
+        my_protocol: The protocol it speaks.
+        theirs: The other side, likewise.
+        their_protocol: The protocol that the other side speaks.
+    """
+    if my_protocol == their_protocol:
+        return None
+    older = mine if my_protocol < their_protocol else theirs
+    return (
+        f"{mine} speaks protocol {my_protocol}, {theirs} speaks protocol {their_protocol}; "
+        f"upgrade the {older.split()[0]} so that both are the same"
+    )

@@ -21,19 +21,22 @@ numpy scalar          ``int``, ``float`` or ``bool``
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeGuard
 
 import numpy as np
 
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, EncodingError
+from disco_client.wire.arrays import byte_view, in_pieces
 
 __all__ = [
     "INLINE_ARRAY_BYTES",
     "MAX_DEPTH",
     "MAX_STEPS",
+    "ArrayPorter",
     "Device",
     "Opaque",
     "Shape",
@@ -42,9 +45,11 @@ __all__ = [
     "dtype_from_name",
     "dtype_name",
     "is_array",
+    "is_extension",
     "is_floating",
     "rocm",
 ]
+
 
 INLINE_ARRAY_BYTES = 64 * 1024
 """Arrays up to this many bytes travel inside a command; larger ones beside the log."""
@@ -153,6 +158,11 @@ def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
     return isinstance(value, np.ndarray)
 
 
+def is_extension(name: object) -> TypeGuard[str]:
+    """Whether it names a dtype of the ``ml_dtypes`` package, which only workers need."""
+    return isinstance(name, str) and name in _EXTENSION_TYPES
+
+
 def is_floating(name: str) -> bool:
     """Whether the dtype of that name holds real floating-point numbers."""
     return name.startswith(("float", "bfloat"))
@@ -179,7 +189,7 @@ def dtype_from_name(name: object) -> np.dtype[Any]:
     Raises:
         ConfigError: No such dtype, or ``ml_dtypes`` is not installed.
     """
-    if isinstance(name, str) and name in _EXTENSION_TYPES:
+    if is_extension(name):
         return _extension_dtype(name)
     try:
         dtype: np.dtype[Any] = np.dtype(name)  # type: ignore[call-overload]
@@ -197,3 +207,72 @@ def _extension_dtype(name: str) -> np.dtype[Any]:
         msg = f"dtype {name!r} needs the package ml_dtypes: pip install ml_dtypes"
         raise ConfigError(msg) from None
     return np.dtype(getattr(ml_dtypes, name))
+
+
+# What moves the arrays of values that are too large for a command; no I/O here.
+
+
+class ArrayPorter:
+    """Moves arrays that are too large for a command; the base refuses them.
+
+    It also knows arrays that are not numpy's, where there are such.
+    """
+
+    def knows(self, value: object) -> bool:  # noqa: ARG002  (nothing, here)
+        """Whether a value is an array of another kind, that it can offer."""
+        return False
+
+    def content(self, array: Any) -> bytes:
+        """The bytes of a small array in C order."""
+        content: bytes = array.tobytes()
+        return content
+
+    def arrived(self, array: np.ndarray[Any, Any]) -> Any:
+        """What becomes of an array that came inside a value."""
+        return array
+
+    def offer(self, array: Any) -> int:
+        """Hands over an array and returns its ticket."""
+        msg = f"an array of {array.nbytes} bytes cannot travel inside a value here"
+        raise EncodingError(msg)
+
+    def offer_pieces(self, nbytes: int, pieces: Iterable[memoryview]) -> int:
+        """Hands over an array whose bytes come piece by piece, and returns its ticket."""
+        whole = np.empty(nbytes, np.uint8)
+        at = 0
+        for piece in pieces:
+            whole[at : at + len(piece)] = piece
+            at += len(piece)
+        return self.offer(whole)
+
+    def withdraw(self) -> None:
+        """Takes back what was offered since the last reply, because none leaves that names it."""
+
+    def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
+        """Returns the array that was offered under this ticket."""
+        msg = f"no array can be collected here (ticket {ticket}, {dtype}, {tuple(shape)})"
+        raise EncodingError(msg)
+
+    def collect_into(self, ticket: int, out: np.ndarray[Any, Any]) -> None:
+        """Fills an array with the one of its dtype and size under this ticket."""
+        out[...] = self.collect(ticket, out.dtype, out.shape)
+
+    def discard(self, ticket: int) -> None:
+        """Lets go of the array under this ticket, now or when it comes."""
+
+    @contextlib.contextmanager
+    def lend(
+        self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]
+    ) -> Generator[np.ndarray[Any, Any]]:
+        """Gives access to the array under this ticket, while a block runs."""
+        yield self.collect(ticket, dtype, shape)
+
+    def collect_pieces(
+        self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]
+    ) -> Generator[memoryview]:
+        """Yields the bytes of the array under this ticket in order, piece by piece.
+
+        Each piece has at most PIECE_BYTES, and is good until the next is asked for.
+        """
+        with self.lend(ticket, dtype, shape) as array:
+            yield from in_pieces(byte_view(array))

@@ -7,8 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -16,7 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from disco_client.errors import ConfigError
-from disco_server.guarding import CERTIFICATE_PREFIX
+from disco_server.security import CERTIFICATE_PREFIX
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Authority", "Issued", "write_private"]
 

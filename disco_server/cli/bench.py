@@ -12,9 +12,8 @@ from rich.text import Text
 
 from disco_client.version import __version__
 from disco_client.wording import many
-from disco_server.cli.figures import duration, rate, size
 from disco_server.cli.options import Controller, dial_options, json_option, report_errors
-from disco_server.cli.screen import console
+from disco_server.cli.output import console, duration, rate, size
 
 if TYPE_CHECKING:
     from disco_client.session import Session
@@ -69,13 +68,14 @@ def _read_sizes(_context: click.Context, _parameter: click.Parameter, text: str)
 def bench(
     workers: int | None, sizes: tuple[int, ...], rounds: int, as_json: bool, controller: Controller
 ) -> None:
-    """Measures the cluster in a session of its own, for some seconds.
+    """Measures how fast the cluster is.
 
-    Commands and syncs are those of this program, so they take the way between it and the
-    cluster. Of each figure the median of the rounds is shown, and the best.
+    It takes some seconds, in a session of its own. Commands and syncs are those of this
+    program, so they take the way between it and the cluster. Of each figure the median of
+    the rounds is shown, and the best.
     """
     # Help loads none of what this needs.
-    from disco_client.transport.watching import ask_for_overview
+    from disco_client.transport.admin import ask_for_overview
     from disco_server.cli.measuring import free_workers, measure_all
 
     with controller.dialled() as line:

@@ -118,9 +118,10 @@ def _what_next(folder: Path, host: str) -> str:
 def issue(
     folder: Path, role: str, name: str, hosts: tuple[str, ...], days: float, as_json: bool
 ) -> None:
-    """Makes one more certificate with the authority in DIR, as ROLE-NAME.pem.
+    """Makes one more certificate with the authority in DIR.
 
-    NAME is a person, or of a worker its node, which may register under no other name.
+    It is called ROLE-NAME.pem. NAME is a person, or of a worker its node, which may register
+    under no other name.
     """
     from disco_server.cli.authority import Authority
 

@@ -6,33 +6,219 @@ the commands need are in one that is this module run as a program.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import importlib
 import os
 import platform
+import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import disco_server
+from disco_client.errors import AccessDenied, ConfigError, DiscoError, NoSlots
 from disco_client.version import __version__
-from disco_server.cli.checkup_host import (
-    look_at_certificates,
-    look_at_clock,
-    look_at_host_name,
-    look_at_ports,
-)
+from disco_client.wording import many
+from disco_server.cli.output import duration, rate, size
 from disco_server.collectives.mpi_probe import probe_mpi
 from disco_server.devices.probe import probe_gpus
-from disco_server.observe.findings import Finding, State, ask, first_line, tell
+from disco_server.observe.checks import Finding, State, ask, first_line, tell
 from disco_server.settings import cpu_cores, visible_gpus
 
 if TYPE_CHECKING:
-    from disco_client.transport.credentials import Credentials
+    from cryptography.x509 import Certificate
 
-__all__ = ["Section", "gpu_kind", "look_at_memory", "sections"]
+    from disco_client.transport.channel import Line
+    from disco_client.transport.credentials import Credentials
+    from disco_client.wire.reports import NodeView, Overview
+    from disco_server.cli.options import Controller
+
+__all__ = [
+    "Section",
+    "gpu_kind",
+    "look_at_allreduce",
+    "look_at_certificates",
+    "look_at_clock",
+    "look_at_controller",
+    "look_at_host_name",
+    "look_at_memory",
+    "look_at_nodes",
+    "look_at_ports",
+    "sections",
+]
+
+
+# Checks of ``disco doctor`` for what a cluster of several machines needs of this one.
+
+
+PORTS: Final = {7600: "--listen", 7601: "--http"}
+"""The ports that daemons take unless they are told another, and how to tell it."""
+
+_ANSWER_S: Final = 1.0
+_SOON: Final = timedelta(days=14)
+_TIME_ERROR: Final = 5
+_UNSYNCHRONISED: Final = 0x40
+_TIMEX_BYTES: Final = 256
+_MAX_ERROR_AT: Final = 24
+_STATUS_AT: Final = 40
+
+
+def look_at_ports() -> list[Finding]:
+    """Whether the ports of the daemons are free on the loopback address, or who has them."""
+    return [_look_at_port(port, flag) for port, flag in PORTS.items()]
+
+
+def _look_at_port(port: int, flag: str) -> Finding:
+    name = f"port {port}"
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                hint = "let the process bind sockets of the loopback interface"
+                return Finding(name, State.BROKEN, f"cannot be bound: {error.strerror}", hint)
+        else:
+            return Finding(name, State.OK, "free", facts={"free": True})
+    facts = {"free": False, "controller": _serves_disco(port)}
+    if facts["controller"]:
+        return Finding(name, State.OK, "a controller answers there", facts=facts)
+    hint = f"nothing, if that is a daemon of yours; else choose another port with {flag}"
+    return Finding(name, State.OK, "in use by another program", hint, facts)
+
+
+def _serves_disco(port: int) -> bool:
+    """Whether a controller answers at a port, if only that it lets nobody in."""
+    try:
+        from disco_client.transport.admin import ask_for_sessions
+        from disco_client.transport.channel import Line
+    except ImportError:  # that is for the section of the libraries
+        return False
+    with contextlib.closing(Line(f"127.0.0.1:{port}")) as line:
+        try:
+            ask_for_sessions(line, _ANSWER_S)
+        except AccessDenied:
+            return True
+        except DiscoError:
+            return False
+        return True
+
+
+def look_at_host_name() -> Finding:
+    """Whether this machine knows itself by its name, as MPI asks it to."""
+    name, own = "host name", socket.gethostname()
+    try:
+        found = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(own, None)})
+    except OSError as error:
+        hint = f"name it in /etc/hosts: 127.0.1.1 {own}"
+        detail = f"{own} has no address ({error.strerror})"
+        return Finding(name, State.MISSING, detail, hint, {"name": own, "addresses": []})
+    facts = {"name": own, "addresses": found}
+    return Finding(name, State.OK, f"{own} is {', '.join(found)}", facts=facts)
+
+
+def look_at_clock() -> Finding:
+    """Whether the clock is kept right, without which certificates are refused."""
+    name = "clock"
+    installed = Path(disco_server.__file__).stat().st_mtime
+    now = datetime.now(UTC).isoformat(" ", "seconds")
+    if time.time() < installed - _SOON.total_seconds():
+        hint = "set it, and have it kept right: timedatectl set-ntp true"
+        return Finding(name, State.BROKEN, f"{now} is before Disco was installed", hint)
+    found = _ask_kernel()
+    if found is None:
+        return Finding(name, State.OK, f"{now}; the kernel does not say whether it is kept right")
+    synchronised, error_s = found
+    facts = {"synchronised": synchronised, "max_error_s": error_s}
+    if synchronised:
+        return Finding(name, State.OK, f"kept right within {error_s * 1e3:.0f} ms", facts=facts)
+    hint = "unless somebody else keeps it right for this machine: timedatectl set-ntp true"
+    return Finding(name, State.OK, f"{now}; not synchronised by this kernel", hint, facts)
+
+
+def _ask_kernel() -> tuple[bool, float] | None:
+    """Whether the clock is synchronised, and its greatest error in seconds."""
+    if sys.platform != "linux":
+        return None
+    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
+    if state < 0:
+        return None
+    status = int.from_bytes(buffer.raw[_STATUS_AT : _STATUS_AT + 4], sys.byteorder)
+    error_us = int.from_bytes(buffer.raw[_MAX_ERROR_AT : _MAX_ERROR_AT + 8], sys.byteorder)
+    return state != _TIME_ERROR and not status & _UNSYNCHRONISED, error_us / 1e6
+
+
+def look_at_certificates(credentials: Credentials) -> list[Finding]:
+    """Whether what commands show a controller is of use today.
+
+    Args:
+        credentials: As the options or the environment say.
+    """
+    if credentials.ca is None:
+        detail = "none given (--tls-ca, DISCO_TLS_CA)"
+        return [Finding("certificates", State.NOT_APPLICABLE, detail)]
+    try:
+        return _look_at_files(credentials.ca, credentials.cert)
+    except (OSError, ValueError, ImportError) as error:
+        hint = "disco certs init makes certificates"
+        return [Finding("certificates", State.BROKEN, first_line(error), hint)]
+
+
+def _look_at_files(ca: Path, cert: Path | None) -> list[Finding]:
+    authorities = _load(ca)
+    found = [_look_at_dates("authority", ca, each) for each in authorities]
+    if cert is None:
+        return found
+    own = _load(cert)[0]
+    finding = _look_at_dates("own certificate", cert, own)
+    if finding.state is State.OK and not any(_signs(each, own) for each in authorities):
+        detail = f"{cert} is not signed by {ca}"
+        hint = "a controller with that authority refuses it; disco certs issue makes another"
+        finding = Finding(finding.name, State.BROKEN, detail, hint)
+    return [*found, finding]
+
+
+def _load(path: Path) -> list[Certificate]:
+    from cryptography import x509
+
+    loaded = x509.load_pem_x509_certificates(path.read_bytes())
+    if not loaded:
+        raise ConfigError(f"expected a certificate in {path}, found none")
+    return loaded
+
+
+def _signs(authority: Certificate, cert: Certificate) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        cert.verify_directly_issued_by(authority)
+    except (InvalidSignature, TypeError, ValueError):
+        return False
+    return True
+
+
+def _look_at_dates(name: str, path: Path, cert: Certificate) -> Finding:
+    now, begins, ends = datetime.now(UTC), cert.not_valid_before_utc, cert.not_valid_after_utc
+    facts = {"file": str(path), "valid_from": begins.isoformat(), "valid_until": ends.isoformat()}
+    again = "make another: disco certs issue, or whoever made this one"
+    if now > ends:
+        return Finding(name, State.BROKEN, f"{path} was valid until {ends:%Y-%m-%d}", again, facts)
+    if now < begins:
+        hint = "see whether the clock of this machine is right"
+        detail = f"{path} is valid from {begins:%Y-%m-%d %H:%M} on"
+        return Finding(name, State.BROKEN, detail, hint, facts)
+    hint = again if ends - now < _SOON else ""
+    return Finding(name, State.OK, f"{path} is valid until {ends:%Y-%m-%d}", hint, facts)
+
 
 _INSTALL: Final = "pip install 'disco-runtime[server]'"
 _LIBRARIES: Final = {
@@ -41,7 +227,6 @@ _LIBRARIES: Final = {
     "protobuf": "disco_client.pb.controller_pb2",
     "numpy": "numpy",
     "ml_dtypes": "ml_dtypes",
-    "safetensors": "safetensors",
 }
 _LIBRARIES_S: Final = 30.0
 _SHARED: Final = Path("/dev/shm")  # noqa: S108  (where MPI and NCCL keep their shared memory)
@@ -176,3 +361,82 @@ def _look_at_disco() -> Finding:
 if __name__ == "__main__":
     libraries = [(n, partial(look_at_library, n, module)) for n, module in _LIBRARIES.items()]
     tell([("disco-runtime", _look_at_disco), *libraries])
+
+
+# Checks of ``disco doctor --cluster``: releases, latencies, and a collective.
+
+
+_ROUNDS: Final = 5
+_SIZES: Final = (64 << 10, 4 << 20)
+_WAIT_S: Final = 30.0
+_UPDATE: Final = "install the same release on all machines"
+
+
+def look_at_controller(line: Line, view: Overview) -> Finding:
+    """Its release, and how long a call takes from here.
+
+    Args:
+        line: To the controller.
+        view: Of its cluster.
+    """
+    from disco_client.transport.admin import ask_for_sessions
+
+    took: list[float] = []
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        ask_for_sessions(line)
+        took.append(time.perf_counter() - started)
+    facts = {"version": view.version, "latency_s": min(took)}
+    hint = "" if view.version == __version__ else f"{_UPDATE}; this one has {__version__}"
+    detail = f"{view.version}, a call from here takes {duration(min(took))}"
+    return Finding("controller", State.OK, detail, hint, facts)
+
+
+def look_at_nodes(view: Overview) -> list[Finding]:
+    """Each node's release, and how long it and the controller take to hear each other."""
+    if not view.nodes:
+        hint = "start worker daemons: disco-worker --controller HOST:PORT"
+        return [Finding("nodes", State.MISSING, "no worker daemon is there", hint)]
+    return [_look_at_node(node, view.version) for node in view.nodes]
+
+
+def _look_at_node(node: NodeView, version: str) -> Finding:
+    name = f"node {node.name}"
+    facts = {"version": node.version, "state": node.state, "latency_s": node.latency_s}
+    hint = "see the log of its disco-worker"
+    if node.state == "away":
+        return Finding(name, State.BROKEN, "its connection is broken", hint, facts)
+    if node.latency_s is None:
+        return Finding(name, State.BROKEN, "it did not answer within a second", hint, facts)
+    hint = "" if node.version == version else f"{_UPDATE}; the controller has {version}"
+    state = "" if node.state == "ready" else f", {node.state}"
+    detail = (
+        f"{node.version}, {duration(node.latency_s)} from the controller and back, "
+        f"{node.used} of {node.slots} slots used{state}"
+    )
+    return Finding(name, State.OK, detail, hint, facts)
+
+
+def look_at_allreduce(controller: Controller, view: Overview) -> Finding:
+    """Whether the workers of all free slots come together, and how fast their sums are."""
+    from disco_server.cli.measuring import free_workers, measure_allreduce
+
+    name = "allreduce"
+    try:
+        workers = free_workers(view)
+    except NoSlots:
+        return Finding(name, State.NOT_APPLICABLE, "not measured, because no slot is free")
+    try:
+        with controller.open_session(
+            num_workers=workers, name="disco-doctor", logs=False, timeout=_WAIT_S
+        ) as session:
+            found = [f for nbytes in _SIZES for f in measure_allreduce(session, nbytes, _ROUNDS)]
+            nodes = len({rank.node for rank in session.workers})
+    except DiscoError as error:
+        hint = "MPI needs the machines with workers to reach each other; see disco bench"
+        return Finding(name, State.BROKEN, first_line(error), hint)
+    rates = [each for each in found if each.unit == "B/s"]
+    text = ", ".join(f"{size(each.nbytes)} at {rate(each.best, 'B')}" for each in rates)
+    facts = {"workers": workers, "nodes": nodes, "figures": [each.as_dict() for each in found]}
+    detail = f"{many(workers, 'worker')} on {many(nodes, 'node')}: {text}"
+    return Finding(name, State.OK, detail, facts=facts)

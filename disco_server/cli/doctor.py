@@ -7,19 +7,26 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from disco_client.version import __version__
-from disco_server.cli.checkup import gpu_kind, sections
-from disco_server.cli.looking import look_into
-from disco_server.cli.options import EXIT_FAILED, Controller, dial_options, report_errors
-from disco_server.cli.screen import console
-from disco_server.observe.findings import Finding, State
+from disco_server.cli.checkup import (
+    gpu_kind,
+    look_at_allreduce,
+    look_at_controller,
+    look_at_nodes,
+    sections,
+)
+from disco_server.cli.options import EXIT_FAILED, Controller, dial_options, report_errors, say
+from disco_server.cli.output import console
+from disco_server.observe.checks import Finding, State
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["doctor"]
 
@@ -95,14 +102,13 @@ def doctor(
 
 
 def _look_at_cluster(controller: Controller, *, as_json: bool) -> NoReturn:
-    from disco_client.transport.watching import ask_for_overview
-    from disco_server.cli import checkup_cluster as checkup
+    from disco_client.transport.admin import ask_for_overview
 
     out = console(markup=False, quiet=as_json)
     with controller.dialled() as line, out.status("looking at the cluster"):
         view = ask_for_overview(line)
-        found = [checkup.look_at_controller(line, view), *checkup.look_at_nodes(view)]
-        found.append(checkup.look_at_allreduce(controller, view))
+        found = [look_at_controller(line, view), *look_at_nodes(view)]
+        found.append(look_at_allreduce(controller, view))
     checked = [_Checked("cluster", required=True, finding=each) for each in found]
     # Nothing is wrong with a cluster that is busy.
     ok = not any(c.is_problem and c.finding.state is not State.NOT_APPLICABLE for c in checked)
@@ -115,11 +121,15 @@ def _look_at_cluster(controller: Controller, *, as_json: bool) -> NoReturn:
 
 
 def _look_at(session: str, controller: Controller, *, as_json: bool) -> None:
-    # Help loads none of what this needs.
-    from disco_client.diagnosis import Diagnosis
+    # It must also run where gRPC is broken, and help loads none of what this needs.
+    from disco_client.diagnosis import diagnose
+    from disco_client.transport.admin import ask_for_inspection
 
-    diagnosis = Diagnosis.of(look_into(controller, session, stacks=True, flights=False))
-    click.echo(json.dumps(diagnosis.as_dict()) if as_json else str(diagnosis))
+    with controller.dialled() as line:
+        diagnosis = diagnose(
+            lambda stacks: ask_for_inspection(line, session, stacks=stacks, flights=False)
+        )
+    say(json.dumps(diagnosis.as_dict()) if as_json else str(diagnosis))
 
 
 def _ready(checked: Sequence[_Checked], *, gpu: bool) -> bool:

@@ -27,18 +27,19 @@ def worker() -> None:
 
 
 def _run(command: str, module: str) -> None:
+    """Runs a command; whatever of it needs an extra imports it when it begins, or when it runs."""
     try:
-        main = import_module(module).main
+        import_module(module).main()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("disco_client", "disco_server"):
             raise  # ours are always there; this is a fault, not an extra that is missing
         _refuse(command, error.name)
-    main()
 
 
 def _refuse(command: str, missing: str | None) -> NoReturn:
+    extra = "cli" if command == "disco" and missing in ("click", "rich") else "server"
     sys.stderr.write(
-        f"{command}: expected what the extra `server` brings, and {missing} is not installed: "
-        "pip install 'disco-runtime[server]'\n"
+        f"{command}: expected what the extra `{extra}` brings, and {missing} is not installed: "
+        f"pip install 'disco-runtime[{extra}]'\n"
     )
     sys.exit(_MISSING)

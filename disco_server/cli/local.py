@@ -20,7 +20,7 @@ import click
 
 from disco_client.errors import ConfigError, DiscoError
 from disco_server.cli.options import json_option, log_level_option, report_errors
-from disco_server.devices.require import explain
+from disco_server.devices.probe import explain
 from disco_server.observe.lifetime import PARENT_VARIABLE, die_with
 from disco_server.settings import OFF, NoVisibleGpu, cpu_cores, read_devices, refuse
 
@@ -43,12 +43,13 @@ class LocalCluster:
     Args:
         nodes: How many worker daemons.
         slots: How many slots each of them has.
-        allow_modules: What sessions may import; empty for anything.
+        allow_modules: What sessions may import, besides the functions of numpy and cupy
+            that every worker offers; None for anything.
         allow_read: Folders and files that sessions may read; ``*`` for anything.
         allow_save: Folders in which sessions may save; ``*`` for anywhere.
         allow_load: What sessions may load modules from: folders, files, ``uploads``
-            or ``*``. Empty for anything where ``allow_modules`` is empty too,
-            otherwise for nothing.
+            or ``*``. Empty for anything where ``allow_modules`` is None, otherwise for
+            nothing.
         log_level: Of the daemons' logs, which go to standard error.
         import_path: Folders that the workers' Python searches first.
         listen: Listen on this address instead, ``HOST:PORT``.
@@ -72,7 +73,7 @@ class LocalCluster:
         nodes: int = 1,
         slots: int = 2,
         *,
-        allow_modules: Sequence[str] = (),
+        allow_modules: Sequence[str] | None = None,
         allow_read: Sequence[str] = ("*",),
         allow_save: Sequence[str] = ("*",),
         allow_load: Sequence[str] = (),
@@ -86,11 +87,11 @@ class LocalCluster:
         self._nodes = nodes
         self._shares = share_devices(devices, nodes)
         self._slots = len(self._shares[0]) or slots
-        self._allow = tuple(allow_modules) or ("*",)
+        self._allow = ("*",) if allow_modules is None else tuple(allow_modules)
         self._allow_read = tuple(allow_read)
         self._allow_save = tuple(allow_save)
         # Who may load any file may import anything.
-        self._allow_load = tuple(allow_load) or (() if allow_modules else ("*",))
+        self._allow_load = tuple(allow_load) or (("*",) if allow_modules is None else ())
         self._log_level = log_level
         self._http = http
         self._folder = Path(tempfile.mkdtemp(prefix="disco-"))
@@ -295,7 +296,8 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     "allow_modules",
     multiple=True,
     metavar="PATTERN",
-    help="What sessions may import; repeatable.  [default: anything]",
+    help="What sessions may import besides the functions of numpy and cupy; repeatable.  "
+    "[default: anything, or nothing beside --listen]",
 )
 @click.option(
     "--allow-read",
@@ -343,10 +345,8 @@ def local(  # noqa: PLR0913  (what a person may say, each by its name)
     if command and shutil.which(command[0]) is None:
         msg = f"expected a command to run, found no program {command[0]!r}"
         raise ConfigError(msg)
-    if listen is not None and not allow["allow_modules"]:
-        # A port is open to every user of the machine, the private socket is not.
-        allow["allow_modules"] = ("numpy",)
-    if listen is None:
+    modules = allow.pop("allow_modules")
+    if listen is None:  # a port is open to every user of the machine, the private socket is not
         for name in ("allow_read", "allow_save"):
             allow[name] = allow[name] or ("*",)
     each = len(share_devices(devices, nodes)[0])
@@ -355,6 +355,7 @@ def local(  # noqa: PLR0913  (what a person may say, each by its name)
     cluster = LocalCluster(
         nodes,
         slots or cpu_cores(),
+        allow_modules=modules if modules or listen is not None else None,
         **allow,
         log_level=log_level or "warning",
         import_path=_script_folder(command),

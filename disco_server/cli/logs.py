@@ -14,11 +14,12 @@ from disco_server.cli.options import (
     dial_options,
     json_option,
     report_errors,
+    say,
     session_argument,
 )
 
 if TYPE_CHECKING:
-    from disco_client.transport.watching import LoggedLines
+    from disco_client.transport.admin import LoggedLines
 
 __all__ = ["logs"]
 
@@ -47,12 +48,13 @@ def logs(
     as_json: bool,
     controller: Controller,
 ) -> None:
-    """Shows what the ranks of SESSION printed, given by its name or its id.
+    """Shows what the ranks of SESSION printed.
 
-    The controller keeps the last 10000 lines of a session, in 1 MiB at most, for ten
-    minutes beyond its end. Who reads too slowly misses lines, and is told how many.
+    SESSION is a name or an id. The controller keeps the last 10000 lines of a session, in
+    1 MiB at most, for ten minutes beyond its end. Who reads too slowly misses lines, and is
+    told how many.
     """
-    from disco_client.transport.watching import read_logs
+    from disco_client.transport.admin import read_logs
 
     with controller.dialled() as line, contextlib.suppress(KeyboardInterrupt):
         for part in read_logs(line, session, worker=rank, last=lines, follow=follow):
@@ -64,7 +66,7 @@ def logs(
                 if as_json:
                     click.echo(json.dumps(_as_json(part, text)))
                 else:
-                    click.echo(_prefix(part, named=rank is None, timestamps=timestamps) + text)
+                    say(_prefix(part, named=rank is None, timestamps=timestamps) + text)
 
 
 def _prefix(part: LoggedLines, *, named: bool, timestamps: bool) -> str:

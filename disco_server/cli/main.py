@@ -3,29 +3,68 @@
 from __future__ import annotations
 
 import errno
+import json
 import signal
 import sys
 import traceback
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from disco_client.version import __version__
 from disco_server.cli.bench import bench
 from disco_server.cli.certs import certs
-from disco_server.cli.completion import completion
 from disco_server.cli.doctor import doctor
 from disco_server.cli.local import local
 from disco_server.cli.logs import logs
-from disco_server.cli.options import EXIT_FAILED, wants_all
+from disco_server.cli.options import EXIT_FAILED, json_option, wants_all
 from disco_server.cli.run import run
-from disco_server.cli.sessions import sessions
-from disco_server.cli.status import status
-from disco_server.cli.stop import stop
+from disco_server.cli.sessions import sessions, status, stop
 from disco_server.cli.top import top
 from disco_server.cli.trace import trace
 
-__all__ = ["main"]
+__all__ = ["completion", "main"]
+
+
+# ``disco completion``: what a shell needs to complete commands, options and sessions.
+
+
+_WHERE = {
+    "bash": "~/.bashrc",
+    "zsh": "~/.zshrc",
+    "fish": "~/.config/fish/completions/disco.fish",
+}
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(tuple(_WHERE)))
+@json_option("One JSON object with the script.")
+@click.pass_context
+def completion(context: click.Context, shell: str, as_json: bool) -> None:
+    """Prints a script for the completion of commands by SHELL.
+
+    For bash, in ~/.bashrc:
+
+        eval "$(disco completion bash)"
+
+    For zsh the same in ~/.zshrc; for fish, into a file:
+
+        disco completion fish > ~/.config/fish/completions/disco.fish
+
+    Where a command takes a session, the names of those that run are completed, if the
+    controller answers at once.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101  (click knows those that may be chosen)
+    made = kind(context.find_root().command, {}, "disco", "_DISCO_COMPLETE")
+    # Not source(), which runs bash to see its version.
+    script = made.source_template % made.source_vars()
+    if as_json:
+        click.echo(json.dumps({"shell": shell, "file": _WHERE[shell], "script": script}))
+    else:
+        click.echo(script)
+
 
 _EPILOG = """Exit codes: 0 done; 1 failed, or something is wrong; 2 an option, a setting or a
 file cannot be as it is; 3 no controller answers; 4 it lets you not in, or that is somebody
@@ -42,6 +81,8 @@ class _Disco(click.Group):
             sys.exit(128 + signal.SIGINT)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except ModuleNotFoundError:
+            raise  # the beginning of all commands says which extra brings it
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # whoever read what is written has left; click ends in silence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ from disco_client.errors import (
     DiscoError,
     NoSuchSession,
 )
+from disco_client.wording import for_terminal
 from disco_server.config import DEFAULT_ADDRESS, LOG_FORMATS, LOG_LEVELS
 
 if TYPE_CHECKING:
     from disco_client.session import Session
+    from disco_client.transport.channel import Line
     from disco_client.transport.credentials import Credentials
-    from disco_client.transport.line import Line
 
 __all__ = [
     "EXIT_DENIED",
@@ -45,6 +47,7 @@ __all__ = [
     "log_level_option",
     "quieten_grpc",
     "report_errors",
+    "say",
     "session_argument",
     "spare_grpc_forks",
     "wants_all",
@@ -225,9 +228,9 @@ def session_argument(*, required: bool = True, **options: Any) -> Callable[..., 
 def _complete_session(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """The names of sessions, where the controller answers at once."""
     quieten_grpc()
+    from disco_client.transport.admin import ask_for_sessions
+    from disco_client.transport.channel import Line
     from disco_client.transport.credentials import Credentials
-    from disco_client.transport.line import Line
-    from disco_client.transport.watching import ask_for_sessions
 
     given = context.params
     try:
@@ -269,8 +272,7 @@ class Controller:
         """
         # `disco doctor` must also run where gRPC is broken, and help need not load it.
         quieten_grpc()
-        from disco_client.transport.line import Line
-        from disco_client.transport.reaching import await_controller
+        from disco_client.transport.channel import Line, await_controller
 
         line = Line(self.address, self.credentials)
         try:
@@ -323,6 +325,12 @@ def spare_grpc_forks() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Prints what somebody else may have written: harmless on a terminal, else as it is."""
+    stream = sys.stderr if err else sys.stdout
+    click.echo(for_terminal(text, stream), err=err, color=True)  # colours are not ours to remove
+
+
 def fail(error: DiscoError) -> NoReturn:
     """Ends the command with the error's first line on stderr and the exit code of its kind.
 
@@ -332,8 +340,8 @@ def fail(error: DiscoError) -> NoReturn:
     context = click.get_current_context(silent=True)
     name = context.find_root().info_name if context is not None else None
     if wants_all():
-        traceback.print_exception(error)
-    click.echo(f"{name or 'disco'}: {lines[0]}", err=True)
+        say("".join(traceback.format_exception(error)).rstrip(), err=True)
+    say(f"{name or 'disco'}: {lines[0]}", err=True)
     raise SystemExit(next((code for kind, code in _EXITS if isinstance(error, kind)), EXIT_FAILED))
 
 

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from disco_client.errors import ConfigError, DiscoError
-from disco_server.cli.options import Controller, dial_options, json_option, report_errors, wants_all
+from disco_server.cli.options import (
+    Controller,
+    dial_options,
+    json_option,
+    report_errors,
+    say,
+    wants_all,
+)
 
 if TYPE_CHECKING:
     from disco_client.session import Session
@@ -64,10 +71,11 @@ def run(
     controller: Controller,
     **wanted: Any,
 ) -> None:
-    """Runs SCRIPT, a Python file, with an open session as its global ``session``.
+    """Runs a Python file, SCRIPT, with an open session.
 
-    Everything after SCRIPT is for the script, in sys.argv. The session ends with it, and
-    the exit code is the script's. Options stand before SCRIPT:
+    The session is its global ``session``. Everything after SCRIPT is for the script, in
+    sys.argv. The session ends with it, and the exit code is the script's. Options stand
+    before SCRIPT:
 
         disco run --workers 4 train.py --epochs 3
 
@@ -164,6 +172,6 @@ def _show(error: BaseException, script: str) -> None:
         frames = frames.tb_next
     if frames is None and isinstance(error, DiscoError):
         # The session's end found it, and no line of the script.
-        click.echo(f"disco: {error}", err=True)
+        say(f"disco: {error}", err=True)
     else:
-        traceback.print_exception(type(error), error, frames)
+        say("".join(traceback.format_exception(type(error), error, frames)).rstrip("\n"), err=True)

@@ -3,49 +3,94 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import sys
+import time
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from disco_client.errors import NoSuchSession
-from disco_server.cli.figures import count, duration, rate, size
+from disco_client.errors import AccessDenied, ConnectionFailed, NoSuchSession, SessionError
+from disco_client.wording import natural
 from disco_server.cli.options import (
     Controller,
     dial_options,
     json_option,
     report_errors,
+    say,
     session_argument,
 )
-from disco_server.cli.screen import console
+from disco_server.cli.output import (
+    Column,
+    FittedTable,
+    console,
+    count,
+    duration,
+    rate,
+    repeat,
+    show_live,
+    size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
-    from disco_client.wire.overview import Overview, RankView, SessionView
+    from disco_client.pb import controller_pb2
+    from disco_client.transport.channel import Line
+    from disco_client.wire.reports import Overview, RankView, SessionView
 
-__all__ = ["choose", "doing", "ranks_table", "sessions"]
+__all__ = ["choose", "doing", "ranks_table", "sessions", "status", "stop"]
+
+
+_LISTED = (
+    Column("session", 4),
+    Column("name", 9, least=40),
+    Column("owner", 1, least=10),
+    Column("state", 8),
+    Column("client", 5, least=8),
+    Column("age", 6),
+    Column("workers", 7, right=True),
+    Column("nodes", 0, right=True),
+    Column("commands", 3, right=True),
+    Column("queued", 2, right=True),
+)
+_ENDED = (
+    Column("session", 4),
+    Column("name", 9, least=40),
+    Column("owner", 1, least=10),
+    Column("state", 6),
+    Column("ended", 7),
+    Column("workers", 0, right=True),
+    Column("reason", 8, least=32, folded=True),
+)
 
 
 @click.command()
 @session_argument(required=False)
+@click.option(
+    "--all",
+    "with_ended",
+    is_flag=True,
+    help="Also those that ended or failed within the last ten minutes, and why.",
+)
 @json_option()
 @report_errors
 @dial_options
-def sessions(session: str | None, as_json: bool, controller: Controller) -> None:
+def sessions(session: str | None, with_ended: bool, as_json: bool, controller: Controller) -> None:
     """Lists sessions, or shows what each rank of SESSION does.
 
     SESSION is a name or an id. Of sessions that are somebody else's only what lists say
     is shown.
     """
-    from disco_client.transport.watching import ask_for_overview
+    from disco_client.transport.admin import ask_for_overview
 
     with controller.dialled() as line:
-        view = ask_for_overview(line)
+        view = ask_for_overview(line, ended=with_ended)
     if session is not None:
         chosen = choose(view, session)
         if as_json:
@@ -56,6 +101,8 @@ def sessions(session: str | None, as_json: bool, controller: Controller) -> None
         click.echo(json.dumps([each.as_dict() for each in view.sessions]))
     else:
         console().print(_list(view.sessions))
+        if with_ended:
+            console().print(_list_ended(view.sessions))
 
 
 def choose(view: Overview, name: str) -> SessionView:
@@ -66,10 +113,10 @@ def choose(view: Overview, name: str) -> SessionView:
     """
     found = [s for s in view.sessions if name in (s.name, f"{s.session:016x}")]
     if not found:
-        known = ", ".join(repr(s.name) for s in view.sessions) or "none"
+        known = ", ".join(repr(s.name) for s in view.sessions if s.ended_s is None) or "none"
         msg = f"expected a session that runs, got {name!r}; there run: {known}"
         raise NoSuchSession(msg)
-    return max(found, key=lambda s: (s.yours, -s.age_s))
+    return max(found, key=lambda s: (s.yours, s.ended_s is None, -s.age_s))
 
 
 def _client(session: SessionView) -> str:
@@ -80,26 +127,30 @@ def _client(session: SessionView) -> str:
     return "away" if left is None else f"away, {duration(left)} left"
 
 
-def _list(found: Sequence[SessionView]) -> Table:
-    table = Table(title="sessions", title_justify="left")
-    for column in ("session", "name", "owner", "state", "client", "age"):
-        table.add_column(column, no_wrap=column == "session")
-    for column in ("workers", "nodes", "commands", "queued"):
-        table.add_column(column, justify="right")
+def _list(found: Sequence[SessionView]) -> FittedTable:
+    rows: list[tuple[str, ...]] = []
     for s in found:
+        if s.ended_s is not None:
+            continue
         known = (count(s.executed), count(s.queued)) if s.yours else ("", "")
-        table.add_row(
-            f"{s.session:016x}",
-            Text(s.name),
-            Text(s.owner),
-            s.state,
-            _client(s),
-            duration(s.age_s),
-            str(s.num_workers),
-            str(len(s.nodes)) if s.ranks else "",
-            *known,
+        where = str(len(s.nodes)) if s.ranks else ""
+        life = (s.state, _client(s), duration(s.age_s))
+        named = (f"{s.session:016x}", s.name, s.owner)
+        rows.append((*named, *life, str(s.num_workers), where, *known))
+    return FittedTable("sessions", _LISTED, rows)
+
+
+def _list_ended(found: Sequence[SessionView]) -> FittedTable:
+    """Those that are over, the last one first."""
+    over = sorted(((s.ended_s, s) for s in found if s.ended_s is not None), key=itemgetter(0))
+    rows = [
+        (
+            *(f"{s.session:016x}", s.name, s.owner, s.state, f"{duration(ago)} ago"),
+            *(str(s.num_workers), s.end_message),
         )
-    return table
+        for ago, s in over
+    ]
+    return FittedTable("ended within the last ten minutes", _ENDED, rows)
 
 
 def _details(session: SessionView) -> RenderableType:
@@ -111,12 +162,16 @@ def _details(session: SessionView) -> RenderableType:
         "client": _client(session),
         "workers": f"{session.num_workers} on {', '.join(session.nodes) or 'no node yet'}",
     }
-    if session.yours:
+    if session.ended_s is not None:
+        ended = f"{session.state} {duration(session.ended_s)} ago"
+        facts["state"] = f"{ended}: {session.end_message}" if session.yours else ended
+        del facts["client"]
+    elif session.yours:
         facts["commands"] = f"{session.executed} executed, {session.queued} queued"
         facts["memory"] = size(session.memory_bytes)
     for name, fact in facts.items():
         head.add_row(name, Text(fact))
-    return Group(head, ranks_table(session.ranks))
+    return head if session.ended_s is not None else Group(head, ranks_table(session.ranks))
 
 
 def doing(rank: RankView) -> tuple[str, str]:
@@ -129,29 +184,166 @@ def doing(rank: RankView) -> tuple[str, str]:
     return ("idle" if rank.state == "running" else "", "")
 
 
-def ranks_table(ranks: Sequence[RankView], *, rates: bool = False) -> Table:
+_RANKS = (
+    Column("rank", 9),
+    Column("node", 6, least=8),
+    Column("pid", 1),
+    Column("device", 0),
+    Column("state", 5),
+    Column("executed", 4, right=True),
+    Column("commands", 3, right=True),
+    Column("collectives", 2, right=True),
+    Column("memory", 2, right=True),
+    Column("does", 8, least=16),
+    Column("since", 7, right=True),
+)
+_RATES = ("commands", "collectives")
+
+
+def ranks_table(ranks: Sequence[RankView], *, rates: bool = False) -> FittedTable:
     """A row for each rank.
 
     Args:
         ranks: Which.
         rates: Whether to show how much they do in a second.
     """
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("rank", "node", "pid", "device", "state"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("executed", justify="right", no_wrap=True)
-    if rates:
-        table.add_column("commands", justify="right", no_wrap=True)
-        table.add_column("collectives", justify="right", no_wrap=True)
-    table.add_column("memory", justify="right", no_wrap=True)
-    table.add_column("does", overflow="ellipsis", no_wrap=True)
-    table.add_column("since", justify="right", no_wrap=True)
+    columns = [column for column in _RANKS if rates or column.name not in _RATES]
+    rows: list[tuple[str, ...]] = []
     for r in ranks:
-        place = (str(r.worker), Text(r.node), str(r.pid), r.device, r.state)
+        place = (str(r.worker), r.node, str(r.pid), r.device, r.state)
         if r.state == "unknown":
-            table.add_row(*place)
+            rows.append((*place, *("" for _ in columns[len(place) :])))
             continue
         lately = (rate(r.commands_per_s), rate(r.collective_bytes_per_s, "B")) if rates else ()
-        what, since = doing(r)
-        table.add_row(*place, count(r.executed), *lately, size(r.memory_bytes), Text(what), since)
-    return table
+        rows.append((*place, count(r.executed), *lately, size(r.memory_bytes), *doing(r)))
+    return FittedTable("", columns, rows, framed=False)
+
+
+# ``disco status``: what a cluster has and runs.
+
+
+_TIMEOUT_S = 5.0
+_INTERVAL_S = 2.0
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Show it every 2 s, until q or Ctrl-C.")
+@json_option("One JSON object instead of tables; with --watch, one a line.")
+@report_errors
+@dial_options
+def status(controller: Controller, watch: bool, as_json: bool) -> None:
+    """Shows nodes, slots and sessions."""
+    with controller.dialled() as line:
+        if as_json:
+            repeat(lambda: _write(_ask(line)), _INTERVAL_S, once=not watch)
+        else:
+            show_live(lambda: _draw(_ask(line), line.address), _INTERVAL_S, once=not watch)
+
+
+def _ask(line: Line) -> controller_pb2.ListResult:
+    # Help loads none of what this needs.
+    import grpc
+
+    from disco_client.pb import controller_pb2
+    from disco_client.transport.channel import ask, denied, details
+
+    listing = line.unary_unary(
+        "/disco.v1.SessionService/List",
+        response_deserializer=controller_pb2.ListResult.FromString,
+    )
+    try:
+        return ask(listing, b"", timeout=_TIMEOUT_S)
+    except grpc.RpcError as error:
+        refused: AccessDenied | None = denied(error)
+        msg = f"the controller at {line.address} does not answer ({details(error)})"
+        raise refused or ConnectionFailed(msg) from None
+
+
+def _write(found: controller_pb2.ListResult) -> None:
+    from google.protobuf.json_format import MessageToDict
+
+    content: dict[str, Any] = MessageToDict(
+        found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    for session in content["sessions"]:
+        session["session"] = f"{int(session['session']):016x}"  # as commands take it
+    click.echo(json.dumps(content))
+    sys.stdout.flush()
+
+
+_NODES = (
+    Column("node", 9, least=40),
+    Column("state", 8),
+    Column("slots", 6),
+    Column("free", 7),
+    Column("devices", 5, least=8),
+    Column("version", 3),
+    Column("here for", 4),
+)
+_SESSIONS = (
+    Column("session", 4),
+    Column("name", 9, least=40),
+    Column("state", 8, least=8),
+    Column("workers", 7),
+    Column("nodes", 2, least=10),
+    Column("owner", 3, least=10),
+    Column("age", 6),
+)
+
+
+def _draw(found: controller_pb2.ListResult, address: str) -> Group:
+    nodes: list[tuple[str, ...]] = []
+    for node in found.nodes:
+        kinds = ", ".join(sorted(set(node.devices)))
+        counts = (str(node.slots), str(node.free_slots))
+        nodes.append((node.name, node.state, *counts, kinds, node.version, duration(node.age_s)))
+    sessions: list[tuple[str, ...]] = []
+    for s in found.sessions:
+        where = ", ".join(sorted({rank.node for rank in s.ranks}, key=natural))
+        left = f", {duration(s.lease_left_s)} left" * s.HasField("lease_left_s")
+        known = (s.state + left, str(s.num_workers), where, s.owner, duration(s.age_s))
+        sessions.append((f"{s.session:016x}", s.name, *known))
+    return Group(
+        FittedTable(f"nodes at {address}", _NODES, nodes),
+        FittedTable("sessions", _SESSIONS, sessions),
+    )
+
+
+# ``disco stop``: ends sessions.
+
+
+_GONE_S = 15.0
+_LOOK_S = 0.1
+
+
+@click.command()
+@session_argument(nargs=-1)
+@json_option("One JSON object with what was stopped.")
+@report_errors
+@dial_options
+def stop(session: tuple[str, ...], as_json: bool, controller: Controller) -> None:
+    """Ends each SESSION, and waits until its slots are free.
+
+    SESSION is a name or an id. Its program is told that the session is over. You may end
+    what is yours; administrators may end everything.
+    """
+    from disco_client.transport.admin import ask_for_sessions, close_session
+
+    stopped: list[dict[str, str]] = []
+    with controller.dialled() as line:
+        for name in session:
+            number, called = close_session(line, name)
+            deadline = time.monotonic() + _GONE_S
+            while any(each == number for each, _ in ask_for_sessions(line)):
+                if time.monotonic() > deadline:
+                    msg = (
+                        f"session {called!r} is over, but after {_GONE_S:g} s some of its ranks "
+                        "have not ended; see the logs of their worker daemons"
+                    )
+                    raise SessionError(msg)
+                time.sleep(_LOOK_S)
+            stopped.append({"session": f"{number:016x}", "name": called})
+            if not as_json:
+                say(f"session {called!r} ({number:016x}) is stopped")
+    if as_json:
+        click.echo(json.dumps({"stopped": stopped}))

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from disco_client.wording import many
-from disco_server.cli.figures import count, duration, rate, size
 from disco_server.cli.options import (
     Controller,
     dial_options,
@@ -22,13 +20,22 @@ from disco_server.cli.options import (
     report_errors,
     session_argument,
 )
-from disco_server.cli.screen import repeat, show_live
+from disco_server.cli.output import (
+    Column,
+    FittedTable,
+    count,
+    duration,
+    rate,
+    repeat,
+    show_live,
+    size,
+)
 from disco_server.cli.sessions import choose, ranks_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from disco_client.wire.overview import Overview, SessionView
+    from disco_client.wire.reports import Overview, SessionView
 
 __all__ = ["top"]
 
@@ -53,13 +60,13 @@ _AGAIN_S = 1.1
 def top(
     session: str | None, interval: float, once: bool, as_json: bool, controller: Controller
 ) -> None:
-    """Shows live what nodes, sessions and ranks do, or those of SESSION; q or Ctrl-C ends it.
+    """Shows live what nodes, sessions and ranks do.
 
-    Nodes are asked once a second at most, however many look. What is done in a second
-    is the mean since they were asked before; bytes of collectives are those of the ranks'
-    arrays.
+    With SESSION it shows that one alone; q or Ctrl-C ends it. Nodes are asked once a second
+    at most, however many look. What is done in a second is the mean since they were asked
+    before; bytes of collectives are those of the ranks' arrays.
     """
-    from disco_client.transport.watching import ask_for_overview
+    from disco_client.transport.admin import ask_for_overview
 
     with controller.dialled() as line:
 
@@ -125,23 +132,27 @@ def _cluster(view: Overview, address: str) -> Text:
     return text
 
 
-def _sessions(view: Overview) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("session", "owner", "state", "age"):
-        table.add_column(column, no_wrap=True, overflow="ellipsis")
-    for column in ("workers", "executed", "queued", "commands", "collectives", "memory"):
-        table.add_column(column, justify="right", no_wrap=True)
+_SESSIONS = (
+    Column("session", 9, least=40),
+    Column("owner", 0, least=10),
+    Column("state", 6),
+    Column("age", 3),
+    Column("workers", 2, right=True),
+    Column("executed", 5, right=True),
+    Column("queued", 4, right=True),
+    Column("commands", 8, right=True),
+    Column("collectives", 7, right=True),
+    Column("memory", 1, right=True),
+)
+
+
+def _sessions(view: Overview) -> FittedTable:
+    rows: list[tuple[str, ...]] = []
     for s in view.sessions:
         known = (
             *(count(s.executed), count(s.queued), rate(s.commands_per_s)),
             *(rate(s.collective_bytes_per_s, "B"), size(s.memory_bytes)),
         )
-        table.add_row(
-            Text(s.name),
-            Text(s.owner),
-            s.state,
-            duration(s.age_s),
-            str(s.num_workers),
-            *(known if s.yours else ()),
-        )
-    return table
+        about = (s.name, s.owner, s.state, duration(s.age_s), str(s.num_workers))
+        rows.append((*about, *(known if s.yours else 5 * ("",))))
+    return FittedTable("", _SESSIONS, rows, framed=False)

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from disco_client.errors import ConfigError, SessionError
-from disco_server.cli.looking import look_into
 from disco_server.cli.options import (
     Controller,
     dial_options,
     json_option,
     report_errors,
+    say,
     session_argument,
 )
 
@@ -32,21 +32,25 @@ __all__ = ["trace"]
 @report_errors
 @dial_options
 def trace(session: str, output: str | None, as_json: bool, controller: Controller) -> None:
-    """Writes the last commands and collectives of every rank of SESSION as a trace.
+    """Writes what the ranks of SESSION did last, as a trace.
 
-    SESSION is a name or an id. It may run, hang, or have ended some minutes ago. The
+    They are the last commands and collectives of every rank. SESSION is a name or an id. It
+    may run, hang, or have ended some minutes ago. The
     file is in Chrome's trace format: open it at https://ui.perfetto.dev.
     """
-    from disco_client.flight import Flight  # help loads none of what this needs
+    # Help loads none of what this needs.
+    from disco_client.tracing.trace import Flight
+    from disco_client.transport.admin import ask_for_inspection
 
-    found = look_into(controller, session, stacks=False, flights=True)
+    with controller.dialled() as line:
+        found = ask_for_inspection(line, session, stacks=False, flights=True)
     try:
         flight = Flight.of(found)
     except ValueError as error:
         msg = f"the records of session {session} cannot be read: {error}"
         raise SessionError(msg) from None
     for silence in found.silent:
-        click.echo(f"node {silence.node} did not answer; its ranks are left out", err=True)
+        say(f"node {silence.node} did not answer; its ranks are left out", err=True)
     if output == "-":
         click.echo(json.dumps(flight.chrome_trace()))
         return
@@ -62,7 +66,7 @@ def trace(session: str, output: str | None, as_json: bool, controller: Controlle
         counts = {"ranks": len(flight.ranks), "commands": commands, "collectives": collectives}
         click.echo(json.dumps({"file": str(path), **counts}))
         return
-    click.echo(
+    say(
         f"{path}: {len(flight.ranks)} ranks, {commands} commands, {collectives} collectives; "
         "open it at https://ui.perfetto.dev"
     )

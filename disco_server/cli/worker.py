@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,10 +18,13 @@ from disco_server.cli.options import (
     spare_grpc_forks,
 )
 from disco_server.config import ON_OFF, WorkerConfig
-from disco_server.devices.require import explain, require_devices
+from disco_server.devices.probe import explain, require_devices
 from disco_server.observe import logs
 from disco_server.observe.lifetime import die_with_parent_in
 from disco_server.settings import NoVisibleGpu
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["main"]
 
@@ -56,14 +60,15 @@ __all__ = ["main"]
     "allow_modules",
     multiple=True,
     metavar="PATTERN",
-    help="What sessions may import, besides numpy and cupy; repeatable.",
+    help="What sessions may import and call as a whole, besides the functions of numpy and cupy "
+    "that workers offer; repeatable.",
 )
 @click.option(
     "--allow-function",
     "allow_functions",
     multiple=True,
     metavar="PATTERN",
-    help="What sessions may call of these though it does more than compute, such as numpy.load; "
+    help="Other functions of numpy and cupy that sessions may call, such as numpy.load; "
     "repeatable.  [default: none]",
 )
 @click.option(
@@ -96,12 +101,7 @@ __all__ = ["main"]
     metavar="N",
     help="How many MiB of them are kept.  [default: 10240]",
 )
-@click.option(
-    "--warm",
-    type=int,
-    metavar="N",
-    help="Interpreters kept ready for new sessions.  [default: slots, at most 8]",
-)
+@click.option("--warm", metavar="N", hidden=True)
 @click.option(
     "--rank-threads",
     type=int,
@@ -165,6 +165,8 @@ def main(config: Path | None, **flags: object) -> None:
     if settings.device_check == "on":
         require_devices(settings.devices, where="--devices" if flags["devices"] else "devices")
     logs.setup(settings.log_level, settings.log_format)
+    for line in WorkerConfig.retired(flags, file=config):
+        logging.getLogger("disco.worker").warning("%s", line)
     quieten_grpc()
     spare_grpc_forks()
     from disco_server.worker.daemon import run  # loads gRPC, which --help need not

@@ -8,21 +8,93 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from disco_server.collectives import checks
-from disco_server.collectives.base import AbortedError, Array, MismatchError, name_workers
-from disco_server.collectives.checks import Offer
+from disco_client.tracing import ring as layout
+from disco_server.collectives import validation
+from disco_server.collectives.header_exchange import NO_DATA, RowExchange
 from disco_server.collectives.meeting_watch import MeetingWatch, Waiting, slow_seconds
-from disco_server.collectives.notes import Notes
 from disco_server.collectives.preflight import Lane, Preflight, VerdictKind
-from disco_server.collectives.rows import NO_DATA, RowExchange
+from disco_server.collectives.types import AbortedError, Array, MismatchError, name_workers
 from disco_server.devices.base import on_device
 
-__all__ = ["Agreement", "unstage"]
+if TYPE_CHECKING:
+    from disco_server.collectives.header_exchange import RowExchange
+    from disco_server.collectives.preflight import Lane
+    from disco_server.collectives.validation import Offer
+    from disco_server.observe.flight import FlightRecorder
+
+__all__ = ["Agreement", "Notes", "unstage"]
+
+
+# What the flight recorder learns of collectives.
+
+
+def _nothing() -> None:
+    """What is done where nobody writes anything down."""
+
+
+class Notes:
+    """Writes down which collectives a rank enters; for its one thread.
+
+    It stands in the way of each small collective, whose ranks may share processors:
+    everything here is done once for each of them.
+
+    Attributes:
+        meet: All have come to the collective that was entered last, and begin.
+        leave: The rank goes on.
+    """
+
+    def __init__(self) -> None:
+        self.meet: Callable[[], None] = _nothing
+        self.leave: Callable[[], None] = _nothing
+        self._flight: FlightRecorder | None = None
+        self._forms: dict[tuple[Lane, int, int, tuple[int, ...]], int] = {}
+
+    def begin(self, flight: FlightRecorder) -> None:
+        """Writes from now on; nothing is written before.
+
+        Args:
+            flight: Where to.
+        """
+        self._flight, self.meet, self.leave = flight, flight.meet, flight.leave
+        self._forms.clear()
+
+    def enter(self, lane: Lane, offer: Offer, src: object, dst: object) -> None:
+        """The rank is about to wait for its peers in a lane.
+
+        Args:
+            lane: Where; the row for it has been made.
+            offer: What it brings.
+            src: Its source, or what was given as one.
+            dst: Its destination, likewise.
+        """
+        flight = self._flight
+        if flight is None:
+            return
+        dtype = offer.dtype
+        shape = getattr(dst if src is None else src, "shape", ()) if dtype else ()
+        form = self._forms.get((lane, offer.op, dtype, shape))
+        if form is None:
+            form = self._describe(flight, lane, offer, shape)
+        lane.entered = number = lane.entered + 1
+        # While a library starts no command has been named yet: -1.
+        seq = lane.seq
+        flight.enter(form, number, max(0, seq), lane.nth - 1)
+
+    def _describe(
+        self, flight: FlightRecorder, lane: Lane, offer: Offer, shape: tuple[int, ...]
+    ) -> int:
+        if len(self._forms) == layout.FORMS:
+            self._forms.clear()  # the oldest is about to lose its place
+        name, itemsize = validation.dtype_of(offer)
+        form = flight.describe(validation.op_name(offer.op), name, itemsize, lane.members, shape)
+        self._forms[lane, offer.op, offer.dtype, shape] = form
+        return form
+
 
 _Result = TypeVar("_Result")
 _SPINS = 2000
@@ -127,7 +199,7 @@ class Agreement:
             first: Whether the collective begins with this round.
         """
         if self.with_shapes:
-            offer = checks.add_shapes(offer, src, dst)
+            offer = validation.add_shapes(offer, src, dst)
         preflight = self.preflight
         row = preflight.next_row(lane, offer)
         if first:
@@ -148,7 +220,7 @@ class Agreement:
         if verdict.kind is VerdictKind.ABORTED:
             if offer.problem:
                 raise MismatchError((self._me,), mine)
-            raise AbortedError(verdict.workers, preflight.position, checks.op_name(offer.op))
+            raise AbortedError(verdict.workers, preflight.position, validation.op_name(offer.op))
         peers = [member for member in lane.members if member != self._me]
         brought: dict[str, list[int]] = {mine: [self._me]}
         for worker, text in zip(peers, exchange.tell(mine), strict=True):
@@ -159,7 +231,7 @@ class Agreement:
         """Says what this rank brought, and what is wrong with it."""
         again = f", collective {nth + 1} of it" if nth else ""
         seq = self.preflight.position
-        text = f"{checks.describe(offer, src, dst)} (command #{seq}{again})"
+        text = f"{validation.describe(offer, src, dst)} (command #{seq}{again})"
         return f"{text}: {offer.problem}" if offer.problem else text
 
     def close(self, *, orderly: bool) -> None:

@@ -11,16 +11,22 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from disco_server.collectives.base import name_workers
-from disco_server.collectives.checks import op_name
-from disco_server.collectives.rows import RowExchange
+from disco_server.collectives.header_exchange import RowExchange
+from disco_server.collectives.types import name_workers
+from disco_server.collectives.validation import op_name
 from disco_server.settings import seconds_in
+
+if TYPE_CHECKING:
+    from disco_server.collectives.header_exchange import RowExchange
 
 __all__ = ["MeetingWatch", "Waiting", "say", "slow_seconds"]
 
+
 _LOOKS_A_WAIT = 8
+
+
 _SLOW_S = 30.0
 
 

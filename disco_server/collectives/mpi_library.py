@@ -19,13 +19,31 @@ import sys
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from disco_client.errors import ConfigError
-from disco_server.collectives.base import UnavailableError
-from disco_server.collectives.mpi_moves import Pieces
+from disco_server.collectives.types import UnavailableError
 
-__all__ = ["LIBRARIES", "MpiLibrary", "find_library", "load_mpi"]
+__all__ = [
+    "LIBRARIES",
+    "MpiLibrary",
+    "Pieces",
+    "find_library",
+    "load_mpi",
+    "version_text",
+]
+
+
+class Pieces(NamedTuple):
+    """How large allreduces are cut.
+
+    Attributes:
+        above: Bytes up to which one goes whole.
+        piece: Bytes of a piece of a larger one.
+    """
+
+    above: int
+    piece: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +133,12 @@ def load_mpi(
             f" {wanted.package}, or unset DISCO_MPI"
         )
     return mpi, loaded, _start(mpi, loaded)
+
+
+def version_text(mpi: Any) -> str:
+    """The name and version of the library behind `mpi4py.MPI`, as people write them."""
+    line = str(mpi.Get_library_version()).partition("\n")[0]
+    return " ".join(line.rstrip("\0").replace(" Version:", "").split())
 
 
 def find_library(wanted: MpiLibrary, folders: Iterator[Path] | None = None) -> Path | None:

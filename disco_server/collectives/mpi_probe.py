@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from disco_client.errors import ConfigError
-from disco_server.observe.findings import Finding, State, ask, first_line, tell
+from disco_server.observe.checks import Finding, State, ask, first_line, tell
 
 __all__ = ["probe_mpi"]
 
@@ -42,8 +42,8 @@ def look() -> Finding:
     if find_spec("mpi4py") is None:
         return Finding("mpi", State.MISSING, "mpi4py is not installed", _INSTALL)
     # They load numpy, which may be what is broken in the process that asks.
-    from disco_server.collectives.base import UnavailableError
-    from disco_server.collectives.mpi_library import load_mpi
+    from disco_server.collectives.mpi_library import load_mpi, version_text
+    from disco_server.collectives.types import UnavailableError
 
     version = metadata.version("mpi4py")
     facts = {"mpi4py": version}
@@ -53,8 +53,7 @@ def look() -> Finding:
         cause = error.__cause__ or error
         hint = _HINT if error.__cause__ else "see the variable DISCO_MPI"
         return Finding("mpi", State.BROKEN, f"mpi4py {version}: {first_line(cause)}", hint, facts)
-    line = str(mpi.Get_library_version()).partition("\n")[0]
-    shown = " ".join(line.rstrip("\0").replace(" Version:", "").split())
+    shown = version_text(mpi)
     if started:
         mpi.Finalize()
     facts |= {"library": known.name, "library_version": shown}

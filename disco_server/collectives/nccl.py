@@ -12,22 +12,247 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from disco_server.collectives.base import CommunicatorLost, UnavailableError, name_workers
-from disco_server.collectives.meeting import MeetingCommunicator
 from disco_server.collectives.nccl_library import NcclLibrary, version_text
-from disco_server.collectives.nccl_parts import NcclPartMoves
 from disco_server.collectives.nccl_watch import Limits, NcclWatch
-from disco_server.collectives.part_checks import Lines
-from disco_server.collectives.sides import DataMoves, Tag
-from disco_server.devices.base import Arrays
-from disco_server.devices.gpu import GpuArrays
+from disco_server.collectives.types import CommunicatorLost, Tag, UnavailableError, name_workers
+from disco_server.devices.base import address, overlap
 
-__all__ = ["NcclHooks", "start_nccl"]
+if TYPE_CHECKING:
+    from disco_server.collectives.communicator import Communicator
+    from disco_server.collectives.group import Backend
+    from disco_server.collectives.types import Array, ReduceOp
+    from disco_server.collectives.validation import Family, Lines
+    from disco_server.devices.base import Arrays
+    from disco_server.devices.gpu import GpuArrays
+
+__all__ = ["NcclBackend", "NcclHooks", "start_nccl"]
+
+
+# The data operations of one NCCL communicator, once its ranks agreed to begin.
+#
+# Arrays here are cupy's, C-contiguous, of the right sizes and with at least one
+# element. Everything is enqueued on the rank's communication stream, which begins
+# when what was computed before is there; what is computed afterwards waits for it.
+
+
+class _Part(NamedTuple):
+    """Where a part lies in the GPU's memory, and how long it is in bytes."""
+
+    at: int
+    nbytes: int
+
+
+_NOTHING = _Part(0, 0)
+
+
+class NcclBackend:
+    """Moves and combines arrays on GPUs; see `Backend`.
+
+    NCCL has no operations for uneven parts, but runs sends and receives of a group at
+    once, and so it does reductions that each leave their result on one rank.
+
+    Args:
+        comm: The `NcclCommunicator`, used for nothing else.
+        rank: This rank in it.
+        size: How many ranks it has.
+        library: Where it comes from.
+        arrays: This rank's device.
+        watch: Is told what was enqueued.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        rank: int,
+        size: int,
+        *,
+        library: NcclLibrary,
+        arrays: GpuArrays,
+        watch: NcclWatch,
+    ) -> None:
+        self._comm, self._rank, self._size = comm, rank, size
+        self._library, self._arrays, self._watch = library, arrays, watch
+        self._runtime = arrays.xp.cuda.runtime
+        self._stream: int = arrays.comm.ptr
+
+    def allreduce(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
+        """Combines into every rank's destination, which may be the source."""
+        kind, call = self._library.type_of(src.dtype), self._library.reduction(op, family)
+        with self._enqueue(f"allreduce({op.name.lower()})", src, dst) as (source, stream):
+            count = source.size * kind.each
+            self._comm.allReduce(address(source), address(dst), count, kind.number, call, stream)
+
+    def reduce_scatter(
+        self,
+        src: Array,
+        dst: Array,
+        op: ReduceOp,
+        family: Family,
+        counts: Sequence[int] | None = None,
+    ) -> None:
+        """Combines and leaves each rank its part."""
+        kind, call = self._library.type_of(src.dtype), self._library.reduction(op, family)
+        name = f"reduce_scatter({op.name.lower()})"
+        if counts is None:
+            with self._enqueue(name, src, dst, -self._rank * dst.nbytes) as (source, stream):
+                count = dst.size * kind.each
+                self._comm.reduceScatter(
+                    address(source), address(dst), count, kind.number, call, stream
+                )
+            return
+        own = -_start(src, counts, self._rank)
+        with self._enqueue(name, src, dst, own) as (source, stream), self._together():
+            for root, (part, count) in enumerate(zip(_split(source, counts), counts, strict=True)):
+                if count:
+                    to = address(dst) if root == self._rank else 0
+                    elements = count * kind.each
+                    self._comm.reduce(part.at, to, elements, kind.number, call, root, stream)
+
+    def allgather(self, src: Array, dst: Array, counts: Sequence[int] | None = None) -> None:
+        """Brings every source to every rank."""
+        if counts is None:
+            own, byte = self._rank * src.nbytes, self._library.byte
+            with self._enqueue("allgather", src, dst, own) as (source, stream):
+                self._comm.allGather(address(source), address(dst), source.nbytes, byte, stream)
+            return
+        own = _start(dst, counts, self._rank)
+        with self._enqueue("allgather", src, dst, own) as (source, stream):
+            self._exchange([_whole(source)] * self._size, _split(dst, counts), stream)
+
+    def broadcast(self, src: Array, dst: Array, root: int = 0) -> None:
+        """Copies the root's source to all."""
+        src, byte = src if self._rank == root else dst, self._library.byte
+        with self._enqueue("broadcast", src, dst) as (source, stream):
+            self._comm.broadcast(address(source), address(dst), dst.nbytes, byte, root, stream)
+
+    def scatter(
+        self, src: Array | None, dst: Array, counts: Sequence[int] | None = None, root: int = 0
+    ) -> None:
+        """Gives each rank its part of the root's source."""
+        lengths = counts or [dst.size] * self._size
+        incoming = self._only(_whole(dst), root)
+        if src is None or self._rank != root:
+            with self._enqueue("scatter", dst, dst) as (_, stream):
+                self._exchange(self._only(_NOTHING, root), incoming, stream)
+            return
+        own = -_start(src, lengths, root)
+        with self._enqueue("scatter", src, dst, own) as (source, stream):
+            self._exchange(_split(source, lengths), incoming, stream)
+
+    def gather(
+        self, src: Array, dst: Array | None, counts: Sequence[int] | None = None, root: int = 0
+    ) -> None:
+        """Collects every source at the root."""
+        if dst is None or self._rank != root:
+            with self._enqueue("gather", src, src) as (_, stream):
+                outgoing = self._only(_whole(src), root)
+                self._exchange(outgoing, self._only(_NOTHING, root), stream)
+            return
+        lengths = counts or [src.size] * self._size
+        own = _start(dst, lengths, root)
+        with self._enqueue("gather", src, dst, own) as (source, stream):
+            outgoing = self._only(_whole(source), root)
+            self._exchange(outgoing, _split(dst, lengths), stream)
+
+    def all_to_all(
+        self, src: Array, dst: Array, table: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """Sends `table[i][j]` elements from each rank i to each rank j."""
+        rows = table or [[src.size // self._size] * self._size] * self._size
+        sent, received = rows[self._rank], [row[self._rank] for row in rows]
+        with self._enqueue("all_to_all", src, dst, None) as (source, stream):
+            self._exchange(_split(source, sent), _split(dst, received), stream)
+
+    def send(self, buf: Array, rank: int) -> None:
+        """Sends to one rank."""
+        with self._enqueue("send", buf, buf) as (_, stream):
+            self._comm.send(address(buf), buf.nbytes, self._library.byte, rank, stream)
+
+    def recv(self, buf: Array, rank: int) -> None:
+        """Receives from one rank."""
+        with self._enqueue("recv", buf, buf) as (_, stream):
+            self._comm.recv(address(buf), buf.nbytes, self._library.byte, rank, stream)
+
+    @contextmanager
+    def _enqueue(
+        self, name: str, src: Array, dst: Array, own: int | None = 0
+    ) -> Generator[tuple[Array, int]]:
+        """Around the calls of one operation: orders it among what is computed.
+
+        Args:
+            name: The operation.
+            src: Its source.
+            dst: Its destination.
+            own: Where in the destination the source may begin, in bytes; None if
+                they may not overlap at all.
+
+        Yields:
+            The source, or a copy of it, and the stream.
+        """
+        with self._watch.launching(name):
+            if overlap(src, dst) and (own is None or address(src) != address(dst) + own):
+                src = src.copy()
+            self._arrays.enter_comm()
+            yield src, self._stream
+            self._arrays.leave_comm()
+
+    @contextmanager
+    def _together(self) -> Generator[None]:
+        """Around sends and receives that must not wait for one another."""
+        binding = self._library.binding
+        binding.groupStart()
+        try:
+            yield
+        finally:
+            binding.groupEnd()
+
+    def _copy(self, to: int, source: int, nbytes: int) -> None:
+        if to != source:
+            kind = self._runtime.memcpyDeviceToDevice
+            self._runtime.memcpyAsync(to, source, nbytes, kind, self._stream)
+
+    def _exchange(self, outgoing: Sequence[_Part], incoming: Sequence[_Part], stream: int) -> None:
+        """Sends a part to each rank and receives one from each; parts may be empty."""
+        byte = self._library.byte
+        with self._together():
+            for peer, (there, here) in enumerate(zip(outgoing, incoming, strict=True)):
+                if peer == self._rank:
+                    continue
+                if there.nbytes:
+                    self._comm.send(there.at, there.nbytes, byte, peer, stream)
+                if here.nbytes:
+                    self._comm.recv(here.at, here.nbytes, byte, peer, stream)
+        there, here = outgoing[self._rank], incoming[self._rank]
+        if here.nbytes:
+            self._copy(here.at, there.at, here.nbytes)
+
+    def _only(self, part: _Part, rank: int) -> list[_Part]:
+        """Parts that are empty but for the one of a rank."""
+        return [part if each == rank else _NOTHING for each in range(self._size)]
+
+
+def _start(array: Array, counts: Sequence[int], rank: int) -> int:
+    """Where in an array of all parts the one of a rank begins, in bytes."""
+    return sum(counts[:rank]) * array.dtype.itemsize
+
+
+def _whole(array: Array) -> _Part:
+    return _Part(address(array), array.nbytes)
+
+
+def _split(array: Array, counts: Iterable[int]) -> list[_Part]:
+    """The parts of an array."""
+    sizes = [count * array.dtype.itemsize for count in counts]
+    starts = accumulate(sizes, initial=address(array))
+    return [_Part(at, size) for at, size in zip(starts, sizes, strict=False)]
+
 
 _PROBLEM_CHARACTERS = 300
 _RECORD_BYTES = 512 + 12 * _PROBLEM_CHARACTERS  # escaped, a character is at most 12 bytes
@@ -39,13 +264,10 @@ class NcclHooks(NamedTuple):
     """What a rank's process does for its watch.
 
     Attributes:
-        on_failure: Called once, on another thread, with what failed; the session
-            cannot go on.
         on_slow: Called with what takes long.
         limits: How long operations may take.
     """
 
-    on_failure: Callable[[str], None]
     on_slow: Callable[[str], None]
     limits: Limits = Limits()
 
@@ -80,7 +302,7 @@ class _Record(NamedTuple):
 
 
 def start_nccl(
-    comm: MeetingCommunicator, arrays: Arrays, name: str, host: str, hooks: NcclHooks
+    comm: Communicator, arrays: Arrays, name: str, host: str, hooks: NcclHooks
 ) -> NcclWatch:
     """Starts the library on all ranks; every rank calls it in the same command.
 
@@ -89,7 +311,7 @@ def start_nccl(
         arrays: This rank's device.
         name: "nccl" or "rccl".
         host: Tells this rank's machine from others.
-        hooks: What to do when something fails or takes long.
+        hooks: What to do when something takes long.
 
     Returns:
         What watches over the operations of this rank.
@@ -115,7 +337,7 @@ def start_nccl(
         gpu,
         comm.worker_id,
         position=lambda: comm.position,
-        on_failure=hooks.on_failure,
+        loss=comm.loss,
         on_slow=hooks.on_slow,
         limits=hooks.limits,
     )
@@ -125,7 +347,7 @@ def start_nccl(
 
 
 def _prepare(
-    comm: MeetingCommunicator, arrays: Arrays, name: str, host: str
+    comm: Communicator, arrays: Arrays, name: str, host: str
 ) -> tuple[NcclLibrary | None, _Record]:
     """Finds out what this rank has; what it lacks is told to the others, not raised."""
     if arrays.on_host:
@@ -174,7 +396,7 @@ class _Opening:
 
     def __init__(
         self,
-        comm: MeetingCommunicator,
+        comm: Communicator,
         library: NcclLibrary,
         arrays: GpuArrays,
         watch: NcclWatch,
@@ -184,7 +406,7 @@ class _Opening:
         self._watch, self._records = watch, records
         self._world: Any = None
 
-    def make_moves(self, tag: Tag, members: tuple[int, ...]) -> NcclPartMoves:
+    def make_moves(self, tag: Tag, members: tuple[int, ...]) -> NcclBackend:
         """Makes what moves data among these members, of whom this rank is one."""
         rank, size = members.index(self._comm.worker_id), len(members)
         try:
@@ -203,9 +425,7 @@ class _Opening:
             ) from error
         return self._wrap(made, rank, size)
 
-    def open_device(
-        self, lines: Lines, place: int | None, moves: DataMoves
-    ) -> NcclPartMoves | None:
+    def open_device(self, lines: Lines, place: int | None, moves: Backend) -> NcclBackend | None:
         """Makes what moves data in a line of teams; see `teams.OpenDevice`.
 
         Raises:
@@ -224,13 +444,13 @@ class _Opening:
                 made = None
         return self._wrap(made, rank, size) if members else None
 
-    def _wrap(self, made: Any, rank: int, size: int) -> NcclPartMoves:
+    def _wrap(self, made: Any, rank: int, size: int) -> NcclBackend:
         self._watch.add(made)
-        return NcclPartMoves(
+        return NcclBackend(
             made, rank, size, library=self._library, arrays=self._arrays, watch=self._watch
         )
 
-    def _share_id(self, rank: int, moves: DataMoves) -> bytes:
+    def _share_id(self, rank: int, moves: Backend) -> bytes:
         """Brings a unique id of the first member to all, on the host."""
         shared = np.zeros(_ID_BYTES, np.uint8)
         if rank == 0:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from disco_server.collectives.base import ReduceOp, UnavailableError
-from disco_server.collectives.checks import Family
-from disco_server.devices.base import Arrays
-from disco_server.devices.gpu_library import EXTRAS
+from disco_server.collectives.types import ReduceOp, UnavailableError
+from disco_server.collectives.validation import Family
+from disco_server.devices.gpu import EXTRAS
 from disco_server.settings import GPU_LIBRARIES
+
+if TYPE_CHECKING:
+    from disco_server.devices.base import Arrays
 
 __all__ = ["DeviceType", "NcclLibrary", "library_for"]
 

@@ -16,13 +16,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from disco_server.collectives.base import CommunicatorLost
 from disco_server.collectives.meeting_watch import slow_seconds
-from disco_server.collectives.nccl_library import NcclLibrary
-from disco_server.devices.gpu import GpuArrays
 from disco_server.settings import seconds_in
+
+if TYPE_CHECKING:
+    from disco_server.collectives.loss import Loss
+    from disco_server.collectives.nccl_library import NcclLibrary
+    from disco_server.devices.gpu import GpuArrays
 
 __all__ = ["Limits", "NcclWatch"]
 
@@ -80,8 +82,8 @@ class NcclWatch:
         arrays: The rank's device.
         worker_id: The rank.
         position: Returns the command that runs.
-        on_failure: Called once with what failed: on the watch's thread, or on the
-            rank's if an operation could not even be asked for.
+        loss: Is told what failed: on the watch's thread, or on the rank's if an
+            operation could not even be asked for.
         on_slow: Called once for each operation that takes long.
         limits: How long that is.
     """
@@ -93,12 +95,12 @@ class NcclWatch:
         worker_id: int,
         *,
         position: Callable[[], int],
-        on_failure: Callable[[str], None],
+        loss: Loss,
         on_slow: Callable[[str], None],
         limits: Limits,
     ) -> None:
         self._library, self._arrays, self._worker_id = library, arrays, worker_id
-        self._position, self._on_failure, self._on_slow = position, on_failure, on_slow
+        self._position, self._loss, self._on_slow = position, loss, on_slow
         self._limits = limits
         self._comms: list[Any] = []
         self._flights: deque[_Flight] = deque()
@@ -107,8 +109,6 @@ class NcclWatch:
         self._calls = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
-        self._lost = ""
-        self._losing = threading.Lock()
         self._thread = threading.Thread(
             target=self._run, name=f"nccl-watch-{worker_id}", daemon=True
         )
@@ -130,33 +130,27 @@ class NcclWatch:
             CommunicatorLost: The library or the device refused it, or the communicator
                 was lost before.
         """
-        self.check()
+        self._loss.check()
         try:
             with self._calls:
                 yield
                 event = self._spare.pop() if self._spare else self._new_event()
                 event.record(self._arrays.comm)
                 self._flights.append(_Flight(name, self._position(), event, time.monotonic()))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (whatever it is, peers wait)
             self._lose(name, self._position(), self._explain(error))
-            raise CommunicatorLost(self._lost) from error
+            self._loss.check()
         self._wake.set()
-
-    def check(self) -> None:
-        """To be called when a wait for the device is over.
-
-        Raises:
-            CommunicatorLost: A communicator is lost, so what came is worth nothing.
-        """
-        if self._lost:
-            with self._losing:  # whoever tells it may be about to end this process
-                raise CommunicatorLost(self._lost)
 
     def settled(self) -> None:
         """Notes that the device has done all that was asked of it; for the rank's thread.
 
         If something fails there afterwards, it was none of that.
+
+        Raises:
+            CommunicatorLost: A communicator is lost, so what came is worth nothing.
         """
+        self._loss.check()
         with self._landing:
             while self._flights:
                 self._spare.append(self._flights.popleft().event)
@@ -190,18 +184,8 @@ class NcclWatch:
         return f"{type(error).__name__}: {error}"
 
     def _lose(self, name: str, seq: int, why: str) -> None:
-        """Notes what failed first, and tells it; nothing works from then on.
-
-        Others that find it lost wait until it is told: where that ends the process, no
-        command of it fails by itself.
-        """
         library = f"{self._library.name.upper()} {self._library.version_text()}"
-        text = f"worker {self._worker_id}: {name} of command #{seq} failed in {library}: {why}"
-        with self._losing:
-            if self._lost:
-                return
-            self._lost = text
-            self._on_failure(text)
+        self._loss.lose(f"{name} of command #{seq}", library, why)
 
     # The watch's own thread ---------------------------------------------------------
 

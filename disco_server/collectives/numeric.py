@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from disco_server.collectives.base import Array, ReduceOp
-from disco_server.collectives.checks import Family
+from disco_server.collectives.types import Array, ReduceOp
+from disco_server.collectives.validation import Family
 
 __all__ = ["combine", "divide", "narrow"]
 

@@ -95,9 +95,10 @@ import struct
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from disco_server.collectives.checks import Offer
+if TYPE_CHECKING:
+    from disco_server.collectives.validation import Offer
 
 __all__ = ["ROW_BYTES", "Exchange", "Lane", "Preflight", "Row", "Verdict", "VerdictKind", "decide"]
 

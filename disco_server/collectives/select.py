@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from disco_server.collectives.base import Communicator, UnavailableError
+from typing import TYPE_CHECKING
+
 from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.types import UnavailableError
+
+if TYPE_CHECKING:
+    from disco_server.collectives.communicator import Communicator
+    from disco_server.collectives.loss import Loss
 
 __all__ = ["default_library", "open_communicator"]
 
@@ -22,6 +28,7 @@ def open_communicator(
     local_workers: int = 0,
     library: str = "",
     world: LocalWorld | None = None,
+    loss: Loss | None = None,
 ) -> Communicator:
     """Opens this rank's communicator; collective over the ranks of the session.
 
@@ -33,6 +40,7 @@ def open_communicator(
         local_workers: How many of them run on this machine; 0 if unknown.
         library: The MPI library: "mpich", "impi" or empty to choose.
         world: What the workers share if they are threads of this process.
+        loss: Is told of it if a library fails at work.
 
     Raises:
         ConfigError: The numbers do not fit one another, or there is no such MPI
@@ -51,7 +59,7 @@ def open_communicator(
                 "'mpi' works between processes, and the workers of this session are threads of"
                 " one, which MPI would take for a single rank; use 'local', or a ProcessSession"
             )
-        return LocalCommunicator(worker_id, world)
+        return LocalCommunicator(worker_id, world, loss)
     if wanted == "local":
         raise UnavailableError(
             "'local' works between threads of one process, and the workers of this session are"
@@ -61,5 +69,10 @@ def open_communicator(
     from disco_server.collectives.mpi import MpiCommunicator
 
     return MpiCommunicator.create(
-        worker_id, num_workers, num_groups, library=library, local_workers=local_workers
+        worker_id,
+        num_workers,
+        num_groups,
+        library=library,
+        local_workers=local_workers,
+        loss=loss,
     )

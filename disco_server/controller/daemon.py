@@ -15,25 +15,25 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from disco_client.telemetry.spans import setup
-from disco_client.transport import faults
-from disco_client.transport.options import SERVER_OPTIONS, connection_limit
+from disco_client.transport import fault_injection
+from disco_client.transport.channel import SERVER_OPTIONS, connection_limit
 from disco_client.wording import many
-from disco_server.channels.stopping import stop_server
-from disco_server.channels.tls import (
+from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
+from disco_server.controller.auth import Gate
+from disco_server.controller.hub import Hub
+from disco_server.controller.service import SERVICE_NAMES, Edge
+from disco_server.core.cluster import SessionLimits
+from disco_server.ipc.event_loop import RunLoop
+from disco_server.ipc.grpc_server import (
     CannotListen,
     add_port,
     http_secrets,
+    stop_server,
     warn_of_open_door,
 )
-from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
-from disco_server.controller.gate import Gate
-from disco_server.controller.hub import Hub
-from disco_server.controller.servicer import SERVICE_NAMES, Edge
-from disco_server.core.session_limits import SessionLimits
-from disco_server.guarding import Guard
-from disco_server.observe.audit import setup_audit
-from disco_server.observe.http import HttpDoor
-from disco_server.observe.metrics import exposition
+from disco_server.observe.http import HttpDoor, exposition
+from disco_server.observe.logs import setup_audit
+from disco_server.security import Guard
 from disco_server.settings import OFF
 
 __all__ = ["Door", "beat", "run"]
@@ -50,11 +50,12 @@ def run(config: ControllerConfig) -> int:
     Raises:
         ConfigError: The address cannot be listened on, or ``DISCO_TEST_FAULTS`` is malformed.
     """
-    faults.check()
+    fault_injection.check()
     setup_audit(config.audit_log)
     setup("disco-controller")
     warn_of_open_door(_logger, config.guard)
-    return asyncio.run(_run(config))
+    with asyncio.Runner(loop_factory=RunLoop) as runner:
+        return runner.run(_run(config))
 
 
 async def _run(config: ControllerConfig) -> int:
@@ -65,6 +66,7 @@ async def _run(config: ControllerConfig) -> int:
         node_return=config.node_return_s,
         limits=SessionLimits(config.max_sessions, config.max_client_sessions),
         expect_nodes=config.expect_nodes,
+        clock=asyncio.get_running_loop().time,
     )
     door = Door(
         hub,
@@ -95,8 +97,8 @@ async def _run(config: ControllerConfig) -> int:
 async def _open_http(hub: Hub, config: ControllerConfig, gate: Gate) -> HttpDoor | None:
     if config.http == OFF:
         return None
+    from disco_server.controller.dashboard import Page
     from disco_server.controller.metrics import collect
-    from disco_server.controller.page import Page
 
     http = HttpDoor(
         config.http_address,

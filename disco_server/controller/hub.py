@@ -11,39 +11,183 @@ import hmac
 import logging
 import secrets
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
 from disco_client.pb import controller_pb2, node_pb2
+from disco_client.telemetry import spans
+from disco_client.telemetry.base import NO_SPAN, Attributes, Span
 from disco_client.version import __version__
 from disco_client.wire.codec import Kind, envelope
-from disco_server.channels.outbox import Outbox
-from disco_server.controller.exchange import Exchanges
-from disco_server.controller.inspections import Inspections
+from disco_server.controller.inspect import Inspections, Overviews
 from disco_server.controller.logs import Logs
-from disco_server.controller.overview import Overviews
-from disco_server.controller.spans import OF_A_RANK, SessionSpans
-from disco_server.controller.tally import Tally
-from disco_server.controller.transfers import Transfers
+from disco_server.controller.relay import Exchanges, Transfers
 from disco_server.core.access import EVERYBODY, Identity, Role
-from disco_server.core.cluster import Cluster
-from disco_server.core.effects import (
+from disco_server.core.cluster import (
+    DEFAULT_LIMITS,
+    Cluster,
     DropNode,
     Effect,
     EndOnNode,
     Rejoined,
     SessionGone,
+    SessionLimits,
     StartOnNode,
     TellEnded,
     TellQueued,
     TellReady,
 )
-from disco_server.core.placement import Placer, place
-from disco_server.core.session_limits import DEFAULT_LIMITS, SessionLimits
-from disco_server.core.session_state import End, SessionTable
-from disco_server.observe import audit
+from disco_server.core.nodes import Placer, place
+from disco_server.core.session_state import End, EndReason, SessionTable
+from disco_server.observe import logs
+from disco_server.observe.http import Buckets
 from disco_server.observe.logs import bind
 
-__all__ = ["Hub", "NodeLink", "ended_message", "rank_infos", "session_info", "signed"]
+if TYPE_CHECKING:
+    from disco_server.ipc.grpc_server import Outbox
+
+__all__ = [
+    "OF_A_RANK",
+    "Hub",
+    "NodeLink",
+    "SessionSpans",
+    "Tally",
+    "ended_message",
+    "rank_infos",
+    "signed",
+]
+
+
+# What a controller counts while it relays.
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the start; plain numbers, because they stand in the way of each batch.
+
+    Attributes:
+        commands, batches: Of clients, relayed to nodes.
+        to_workers, to_clients: Bytes relayed, of batches and of replies and output.
+        created: Sessions asked for.
+        resumed: Connections of sessions that came back, or that others attached to.
+        ended: Sessions that are over, by the reason.
+        joined: Registrations of nodes.
+        node_round_trip: Seconds from a heartbeat to the node's answer.
+    """
+
+    commands: int = 0
+    batches: int = 0
+    to_workers: int = 0
+    to_clients: int = 0
+    created: int = 0
+    resumed: int = 0
+    ended: Counter[EndReason] = field(default_factory=Counter[EndReason])
+    joined: int = 0
+    node_round_trip: Buckets = field(default_factory=Buckets)
+
+
+# What a controller's spans tell of its sessions: how they are placed, begin and end.
+
+
+OF_A_RANK = (EndReason.RANK_LOST, EndReason.START_FAILED)
+"""Ends that one rank is the cause of."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """The spans of one session, as far as they have begun."""
+
+    start: Span = NO_SPAN
+    place: Span = NO_SPAN
+    end: Span = NO_SPAN
+
+    @classmethod
+    def begin(cls, session: SessionTable) -> Self:
+        facts: dict[str, str | int] = {**_facts(session), "disco.num_workers": session.num_workers}
+        start = spans.begin(
+            "disco.session.start",
+            facts,
+            parent=session.trace,
+            began_s=session.created,
+            kind="server",
+        )
+        place = spans.begin("disco.session.place", facts, parent=start, began_s=session.created)
+        return cls(start, place)
+
+
+class SessionSpans:
+    """Follows the effects of a controller's decisions; knows no more than they say."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Open] = {}
+
+    def see(self, effect: Effect) -> None:
+        """Begins and ends what an effect begins and ends; to be called before it is carried out."""
+        match effect:
+            case TellQueued(session, ahead):
+                self._of(session).place.note({"disco.queue.ahead": ahead})
+            case StartOnNode(_, session):
+                self._placed(session)
+            case TellReady(session):
+                self._of(session).start.end()
+            case TellEnded(session, end):
+                self._ended(session, end)
+            case SessionGone(session_id):
+                if (gone := self._open.pop(session_id, None)) is not None:
+                    gone.end.end()
+            case _:
+                pass
+
+    def ids(self, session: SessionTable) -> Mapping[str, str]:
+        """What log lines about a session say of its trace."""
+        found = self._open.get(session.session)
+        if found is None:
+            return {}
+        return (found.start if found.end is NO_SPAN else found.end).ids
+
+    def _of(self, session: SessionTable) -> _Open:
+        found = self._open.get(session.session)
+        if found is None:
+            found = self._open[session.session] = _Open.begin(session)
+            # Its nodes go on where this process does, if it makes spans at all.
+            session.trace = dict(found.start.carrier) or session.trace
+        return found
+
+    def _placed(self, session: SessionTable) -> None:
+        found = self._of(session)
+        found.place.note({"disco.nodes": [share.node for share in session.shares]})
+        found.place.end()
+
+    def _ended(self, session: SessionTable, end: End) -> None:
+        if session.session not in self._open and session.shares:
+            found = self._open[session.session] = _Open()  # begun by an earlier controller
+        else:
+            found = self._of(session)
+        for unfinished in (found.place, found.start):
+            unfinished.fail(end.message)  # does nothing where it has ended
+            unfinished.end()
+        found.end = spans.begin(
+            "disco.session.end", {**_facts(session), **_facts_of_end(end)}, parent=session.trace
+        )
+        if not end.as_wished:
+            found.end.fail(end.message)
+
+
+def _facts(session: SessionTable) -> dict[str, str]:
+    return {"disco.session.id": f"{session.session:016x}", "disco.session.name": session.name}
+
+
+def _facts_of_end(end: End) -> Attributes:
+    facts: dict[str, str | int] = {
+        "disco.end.reason": end.reason.name.lower(),
+        "disco.end.message": end.message,
+    }
+    if end.reason in OF_A_RANK:
+        facts |= {"disco.rank": end.worker, "disco.node": end.node}
+    return facts
+
 
 _logger = logging.getLogger("disco.controller")
 
@@ -69,15 +213,17 @@ class Hub:
         node_return: Seconds in which a node whose connection broke may come back.
         limits: How many sessions there may be.
         expect_nodes: How many nodes there will ever be; 0 if nobody knows.
+        clock: The time by which waits and silences are judged.
 
     Attributes:
+        clock: The same.
         settled_at: From then on nobody tells any more of sessions of an earlier controller.
         overviews: Says what the cluster does at a moment.
         logs: What ranks printed.
         tally: What is counted for its metrics.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each of them by name)
         self,
         session_lease: float,
         node_lease: float,
@@ -88,7 +234,9 @@ class Hub:
         node_return: float = 2.0,
         limits: SessionLimits = DEFAULT_LIMITS,
         expect_nodes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.clock = clock
         self.cluster = Cluster(
             session_lease,
             node_lease,
@@ -98,14 +246,15 @@ class Hub:
             limits=limits,
             expect_nodes=expect_nodes,
         )
-        self.settled_at = time.monotonic() + node_lease
+        self.settled_at = clock() + node_lease
         self.heartbeat = heartbeat
         self.tally = Tally()
         self.transfers = Transfers()
         self.exchanges = Exchanges()
-        self.inspections = Inspections(self.cluster, self._post)
-        self.overviews = Overviews(self.cluster, self.inspections)
+        self.inspections = Inspections(self.cluster, self._post, clock)
+        self.overviews = Overviews(self.cluster, self.inspections, clock)
         self.logs = Logs()
+        self._unsaid: dict[tuple[int, int], tuple[str, int]] = {}
         self._spans = SessionSpans()
         self.links: dict[str, NodeLink] = {}
         self.clients: dict[int, Outbox] = {}
@@ -125,7 +274,9 @@ class Hub:
                 case StartOnNode(node, session):
                     self._start_on(node, session)
                 case EndOnNode(node, session_id):
-                    self._post(node, envelope(Kind.END_SESSION, session=session_id))
+                    self._post(
+                        node, envelope(Kind.END_SESSION, session=session_id), session=session_id
+                    )
                 case TellQueued(session, ahead):
                     self._tell(session.session, Kind.QUEUED, self.queued(ahead, session))
                 case TellReady(session):
@@ -157,10 +308,10 @@ class Hub:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 
-    def _post(self, node: str, raw: bytes) -> None:
+    def _post(self, node: str, raw: bytes, *, session: int = 0) -> None:
         link = self.links.get(node)
         if link is not None:
-            link.outbox.post(raw)
+            link.outbox.post(raw, session=session)
 
     def _tell(self, session: int, kind: Kind, message: controller_pb2.Queued) -> None:
         outbox = self.clients.get(session)
@@ -193,9 +344,8 @@ class Hub:
         )
         if session.session not in self.routes:
             self._find_routes(session)
-        self._post(
-            node, envelope(Kind.START_RANKS, start.SerializeToString(), session=session.session)
-        )
+        raw = envelope(Kind.START_RANKS, start.SerializeToString(), session=session.session)
+        self._post(node, raw, session=session.session)
 
     def _find_routes(self, session: SessionTable) -> None:
         """Notes the streams of a session's nodes, of those that are here."""
@@ -235,6 +385,7 @@ class Hub:
 
     def _tell_ended(self, session: SessionTable, end: End) -> None:
         session_id = session.session
+        session.ended = time.monotonic()
         self.exchanges.close(session_id, end.message)
         self.transfers.end_session(session_id)
         self.tally.ended[end.reason] += 1
@@ -243,7 +394,7 @@ class Hub:
             "session ends (%s): %s", end.reason.name.lower(), end.message
         )
         reason = end.reason.name.lower()
-        audit.record("session ended", session=session.name, owner=session.owner, what=reason)
+        logs.record("session ended", session=session.name, owner=session.owner, what=reason)
         outbox = self.clients.pop(session_id, None)
         if outbox is None:
             return
@@ -269,14 +420,29 @@ class Hub:
             ahead=ahead,
             total_slots=members.total_slots,
             free_slots=members.free_slots,
-            holders=[session_info(s, s.principal == session.principal) for s in holders],
+            holders=[self.session_info(s, s.principal == session.principal) for s in holders],
+        )
+
+    def session_info(
+        self, session: SessionTable, places: bool = True
+    ) -> controller_pb2.SessionInfo:
+        """What lists say about a session; to some not where its ranks run."""
+        return controller_pb2.SessionInfo(
+            session=session.session,
+            name=session.name,
+            owner=session.owner,
+            num_workers=session.num_workers,
+            state=session.state.value,
+            ranks=rank_infos(session) if places else (),
+            age_s=time.monotonic() - session.created,
+            attached=session.attached,
+            lease_left_s=session.lease_left(self.clock()),
         )
 
     def new_session(
         self, create: controller_pb2.CreateSession, who: Identity = EVERYBODY
     ) -> SessionTable:
         """Makes the record of a session that somebody asks for."""
-        now = time.monotonic()
         session_id = 0
         while not session_id or session_id in self.cluster.sessions:
             session_id = secrets.randbits(63)
@@ -289,8 +455,8 @@ class Hub:
             num_groups=create.num_groups,
             ccl=create.ccl,
             transfer_key=secrets.token_bytes(16),
-            created=now,
-            deadline=now + create.timeout_s,
+            created=time.monotonic(),
+            deadline=self.clock() + create.timeout_s,
         )
 
     def session_of(
@@ -329,22 +495,55 @@ class Hub:
 
     def tick(self) -> None:
         """Lets time pass: waits and leases that are over end."""
-        self.apply(self.cluster.tick(time.monotonic()))
+        self.apply(self.cluster.tick(self.clock()))
 
     def beat(self) -> None:
         """Tells every peer that this loop turns, and who waits what for."""
         self.apply(self.cluster.tell_queue())
+        self._say_dropped()
         self._beats += 1
-        self._beat_at = time.monotonic()
+        self._beat_at = self.clock()
         payload = controller_pb2.Heartbeat(count=self._beats).SerializeToString()
         raw = envelope(Kind.HEARTBEAT, payload)
         for outbox in (*self.clients.values(), *(link.outbox for link in self.links.values())):
             outbox.post(raw, droppable=True)
 
-    def answered(self, payload: bytes) -> None:
+    def printed(
+        self, session: int, node: str, said: controller_pb2.LogLines, raw: bytes | None = None
+    ) -> None:
+        """Keeps what a rank has printed, and passes it on to the client if that reads.
+
+        Args:
+            session: Whose rank.
+            node: Where it runs.
+            said: What it printed.
+            raw: The same as it came.
+        """
+        client = self.clients.get(session)
+        whole = self.logs.add(session, said.worker, node, said.stderr, said.lines, first=said.first)
+        if whole and client is not None:
+            raw = raw or envelope(Kind.LOG, said.SerializeToString(), session=session)
+            self.tally.to_clients += len(raw)
+            whole = client.post(raw, droppable=True)
+        if whole:
+            self._unsaid.pop((session, said.worker), None)
+        else:
+            self._unsaid[session, said.worker] = node, said.first + len(said.lines)
+
+    def _say_dropped(self) -> None:
+        """Says of lines that were dropped here how many there were, unless later ones did."""
+        unsaid, self._unsaid = self._unsaid, {}
+        for (session, worker), (node, count) in unsaid.items():
+            if session in self.clients:
+                said = controller_pb2.LogLines(worker=worker, node=node, first=count)
+                self.printed(session, node, said)
+
+    def answered(self, node: str, payload: bytes) -> None:
         """Notes that a node has answered a heartbeat; answers to older ones are not timed."""
         if controller_pb2.Heartbeat.FromString(payload).count == self._beats:
-            self.tally.node_round_trip.observe(time.monotonic() - self._beat_at)
+            took = self.clock() - self._beat_at
+            self.tally.node_round_trip.observe(took)
+            self.cluster.node_answered(node, took)
 
     async def drain(self) -> None:
         """Ends every session and waits until nothing is left of them."""
@@ -361,8 +560,7 @@ class Hub:
 
 def _dismiss(link: NodeLink, message: str) -> None:
     refused = node_pb2.Refused(message=message)
-    link.outbox.post(envelope(Kind.REFUSED, refused.SerializeToString()))
-    link.outbox.close()
+    link.outbox.close(envelope(Kind.REFUSED, refused.SerializeToString()))
 
 
 def ended_message(end: End) -> controller_pb2.SessionEnded:
@@ -388,19 +586,3 @@ def rank_infos(session: SessionTable) -> list[controller_pb2.RankInfo]:
 def signed(owner: str, who: Identity) -> str:
     """How lists name the client of a session: as he shows who he is, and as he says it."""
     return f"{who.name} ({owner[:200]})" if who.name else owner[:200]
-
-
-def session_info(session: SessionTable, places: bool = True) -> controller_pb2.SessionInfo:
-    """What lists say about a session; to some not where its ranks run."""
-    now = time.monotonic()
-    return controller_pb2.SessionInfo(
-        session=session.session,
-        name=session.name,
-        owner=session.owner,
-        num_workers=session.num_workers,
-        state=session.state.value,
-        ranks=rank_infos(session) if places else (),
-        age_s=now - session.created,
-        attached=session.attached,
-        lease_left_s=session.lease_left(now),
-    )

@@ -13,6 +13,9 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
+from disco_client.wire.printed import LineCounter
+from disco_server.core.token_bucket import TokenBucket
+
 __all__ = ["LogPart", "Logs", "Printed", "SessionLog"]
 
 KEPT_LINES = 10_000
@@ -30,6 +33,10 @@ _OF_A_LINE = 64
 """What a line takes beyond its text, about."""
 
 _PART_LINES = 1_000
+
+_BUDGET = (16 << 20, 1 << 20, 64 << 10)
+"""How many bytes of a session, from all its nodes, are taken: at once, and each second beyond
+that; where they are spent, the next ones come in pieces of the last of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,8 @@ class SessionLog:
         max_bytes: In how many bytes.
 
     Attributes:
+        lines: Which of them came here.
+        budget: How many bytes more are taken.
         nbytes: How much memory they take, about.
         over: Since when there will be no more; None while the session runs.
     """
@@ -113,6 +122,9 @@ class SessionLog:
         self._counts: Counter[int] = Counter()
         self._lines = 0
         self._change = asyncio.Event()
+        # What was printed before a controller was started again is not known to it.
+        self.lines = LineCounter(from_first=False)
+        self.budget = TokenBucket(*_BUDGET, time.monotonic())
         self.nbytes = 0
         self.over: float | None = None
 
@@ -238,11 +250,34 @@ class Logs:
                 self._sessions[session] = log
         return log
 
-    def add(self, session: int, worker: int, node: str, stderr: bool, lines: Sequence[str]) -> None:
-        """Adds what a rank has printed."""
-        if not lines:
-            return
+    def add(
+        self,
+        session: int,
+        worker: int,
+        node: str,
+        stderr: bool,
+        lines: Sequence[str],
+        *,
+        first: int = 0,
+    ) -> bool:
+        """Adds what a rank has printed; False where the session has printed too much of late.
+
+        Args:
+            session: Whose it is.
+            worker: The rank.
+            node: Where it runs.
+            stderr: Whether it went to standard error.
+            lines: The lines, of which none is kept in that case.
+            first: How many lines of this rank came before.
+        """
         log = self._sessions.get(session) or self.of(session)
+        cost = sum(map(len, lines)) + _OF_A_LINE * len(lines)
+        left = log.budget.left(time.monotonic())
+        log.budget.take(min(cost, left))
+        if cost > left:
+            return False
+        if not (lines := log.lines.receive(worker, first, lines)):
+            return True
         self._nbytes -= log.nbytes
         log.add(worker, node, stderr, lines)
         self._nbytes += log.nbytes
@@ -251,6 +286,7 @@ class Logs:
             self._nbytes -= largest.nbytes
             largest.drop_oldest()
             self._nbytes += largest.nbytes
+        return True
 
     def end(self, session: int) -> None:
         """A session is over; what it printed can be read for a while."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -12,8 +13,10 @@ from prometheus_client.core import (
     Metric,
 )
 
-from disco_server.controller.hub import Hub
 from disco_server.core.session_state import EndReason, SessionState
+
+if TYPE_CHECKING:
+    from disco_server.controller.hub import Hub
 
 __all__ = ["collect"]
 

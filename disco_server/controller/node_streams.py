@@ -14,13 +14,10 @@ from google.protobuf.message import DecodeError
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry.spans import carrier_of
 from disco_client.version import __version__
-from disco_client.wire.codec import Kind, envelope
-from disco_client.wire.protocol import PROTOCOL, mismatch
-from disco_server.channels.faults import arriving, leaving
-from disco_server.channels.outbox import Outbox
-from disco_server.controller.gate import caller, peer_of
-from disco_server.controller.hub import Hub, NodeLink
-from disco_server.controller.streams import (
+from disco_client.wire.codec import PROTOCOL, Kind, envelope, mismatch
+from disco_client.wording import hidden_in
+from disco_server.controller.auth import caller, peer_of
+from disco_server.controller.edge import (
     MAX_NAME,
     Context,
     Stream,
@@ -29,10 +26,11 @@ from disco_server.controller.streams import (
     guarded,
     refuse,
 )
-from disco_server.core.membership import Node, NodeRefused
-from disco_server.core.placement import NodeShare
+from disco_server.controller.hub import Hub, NodeLink
+from disco_server.core.nodes import Node, NodeRefused, NodeShare
 from disco_server.core.session_state import SessionState, SessionTable
-from disco_server.observe import audit
+from disco_server.ipc.grpc_server import Outbox, arriving, leaving
+from disco_server.observe import logs
 from disco_server.observe.logs import bind
 
 __all__ = ["NodeStreams"]
@@ -69,7 +67,7 @@ class NodeStreams:
             _check_name(info.name)
             effects = self._join(received.kind, info, link)
         except NodeRefused as refused:
-            audit.refusals.record(
+            logs.refusals.record(
                 "node refused",
                 who=str(caller()),
                 peer=peer_of(context),
@@ -86,7 +84,7 @@ class NodeStreams:
         hub.apply(effects)
         log = bind(_logger, node=info.name)
         log.info("node %s joined with %d slots", info.name, len(info.devices))
-        audit.record("node joined", who=str(caller()), peer=peer_of(context), what=info.name)
+        logs.record("node joined", who=str(caller()), peer=peer_of(context), what=info.name)
         write = leaving("controller.to_node", context.write)
         writing = asyncio.ensure_future(outbox.run(write))
         reading = asyncio.ensure_future(self._read(stream, link))
@@ -98,7 +96,7 @@ class NodeStreams:
             if hub.links.get(info.name) is link:
                 del hub.links[info.name]
                 hub.transfers.break_off(info.name)
-                hub.apply(hub.cluster.node_away(info.name, time.monotonic()))
+                hub.apply(hub.cluster.node_away(info.name, hub.clock()))
                 log.info("node %s left", info.name)
             await end_stream(outbox, writing, reading)
 
@@ -111,6 +109,9 @@ class NodeStreams:
                 f"expected at most {_MAX_SLOTS} slots, and texts of at most {_MAX_TEXT} characters"
             )
             raise NodeRefused(msg)
+        for text in (info.name, *_texts(info)):
+            if (hidden := hidden_in(text, "what a node says of itself")) is not None:
+                raise NodeRefused(hidden)
         problem = mismatch(
             f"controller {__version__}", PROTOCOL, f"worker {info.version}", info.protocol
         )
@@ -119,7 +120,7 @@ class NodeStreams:
         if self._hub.cluster.draining:
             msg = "the controller is shutting down"
             raise NodeRefused(msg)
-        now = time.monotonic()
+        now = self._hub.clock()
         node = Node(
             name=info.name,
             devices=tuple(info.devices),
@@ -127,13 +128,13 @@ class NodeStreams:
             version=info.version,
             host=info.host,
             heard=now,
-            joined=now,
+            joined=time.monotonic(),
             array_address=info.array_address,
             host_id=info.host_id or info.name,
             cordoned=info.cordoned,
         )
         runs = [_known_by_node(run, info.name) for run in info.sessions]
-        effects = self._hub.cluster.node_joined(node, runs, time.monotonic())
+        effects = self._hub.cluster.node_joined(node, runs, now)
         former = self._hub.links.get(info.name)
         self._hub.links[info.name] = link
         if former is not None:  # of the same daemon, which noticed first that it broke
@@ -149,17 +150,17 @@ class NodeStreams:
                 return
             received = envelope_pb2.Envelope.FromString(raw)
             kind = received.kind
-            cluster.node_heard(name, time.monotonic())
-            if kind == Kind.LOG:
-                self._printed(received, name)
-            if kind in (Kind.REPLY, Kind.LOG, Kind.HAVE):
+            cluster.node_heard(name, hub.clock())
+            if kind in (Kind.REPLY, Kind.HAVE):
                 outbox = clients.get(received.session)
                 if outbox is not None and hub.on_node(received.session, name):
-                    outbox.post(raw, droppable=kind == Kind.LOG)
+                    outbox.post(raw)
                     tally.to_clients += len(raw)
+            elif kind == Kind.LOG:
+                self._printed(raw, received, name)
             elif kind == Kind.OPEN_CCL and hub.on_node(received.session, name):
                 for route in hub.routes.get(received.session, ()):
-                    route.post(raw)
+                    route.post(raw, session=received.session)
             elif kind == Kind.RANKS_READY:
                 ready = node_pb2.RanksReady.FromString(received.payload)
                 ranks = [(r.worker, name, r.pid, r.device) for r in ready.ranks]
@@ -188,19 +189,19 @@ class NodeStreams:
         if kind == Kind.INSPECTED:
             hub.inspections.receive(name, received.payload)
         elif kind == Kind.HEARTBEAT and received.payload:
-            hub.answered(received.payload)
+            hub.answered(name, received.payload)
         elif kind == Kind.FETCH and hub.on_node(received.session, name):
             told = controller_pb2.Transfer.FromString(received.payload)
             key = (received.session, "up", told.worker, told.ticket)
             hub.transfers.answer(key, told.error)
 
-    def _printed(self, received: envelope_pb2.Envelope, name: str) -> None:
-        """Keeps what a rank has printed; what is no such message is for the client to judge."""
+    def _printed(self, raw: bytes, received: envelope_pb2.Envelope, name: str) -> None:
+        """Keeps what a rank has printed, and passes it on."""
         if not self._hub.on_node(received.session, name):
             return
         with contextlib.suppress(DecodeError):
             said = controller_pb2.LogLines.FromString(received.payload)
-            self._hub.logs.add(received.session, said.worker, name, said.stderr, said.lines)
+            self._hub.printed(received.session, name, said, raw)
 
     def _rank_exited(self, session_id: int, name: str, payload: bytes) -> None:
         if not self._hub.on_node(session_id, name):
@@ -241,13 +242,16 @@ def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
     Raises:
         NodeRefused: It is none that this node could run.
     """
-    start, now = run.start, time.monotonic()
+    start = run.start
     shares = tuple(
         NodeShare(each.node, tuple(each.workers), tuple(each.slots), tuple(each.devices))
         for each in start.nodes
     )
     ranks = {rank.worker: (rank.worker, name, rank.pid, rank.device) for rank in run.ranks}
     own = next((share for share in shares if share.node == name), None)
+    for text in (start.session_name, start.owner, start.principal, start.ccl):
+        if (hidden := hidden_in(text, "what a node says of a session")) is not None:
+            raise NodeRefused(hidden)
     if not run.session or own is None or set(own.workers) != set(ranks):
         msg = f"expected a session that node {name!r} runs, got one without its workers"
         raise NodeRefused(msg)
@@ -260,8 +264,8 @@ def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
         ccl=start.ccl,
         transfer_key=start.transfer_key,
         principal=start.principal,
-        created=now,
-        deadline=now,
+        created=time.monotonic(),
+        deadline=0.0,  # set by who takes it over
         lease=start.lease_s,
         state=SessionState.RETURNING,
         trace=carrier_of(start.trace.items()),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from disco_client.errors import ConfigError
+from disco_client.wording import hidden_in
 
 __all__ = [
     "EVERYBODY",
@@ -193,7 +194,7 @@ def accepted(entries: Iterable[tuple[str, Identity]]) -> Tokens:
 
 
 def certificate_identity(names: Iterable[str], prefix: str) -> Identity | None:
-    """Who shows a certificate, by the first of its URIs that says a role.
+    """Who shows a certificate, by the first of its URIs that says a role and a readable name.
 
     Args:
         names: The URIs among its alternative names.
@@ -203,6 +204,7 @@ def certificate_identity(names: Iterable[str], prefix: str) -> Identity | None:
         if not name.startswith(prefix):
             continue
         word, _, rest = name.removeprefix(prefix).partition("/")
-        if word in ("client", "worker", "observer", "admin"):
+        known = word in ("client", "worker", "observer", "admin")
+        if known and hidden_in(rest, "a name") is None:  # it is shown to others
             return Identity(Role(word), rest, "certificate")
     return None

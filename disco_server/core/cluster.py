@@ -2,37 +2,31 @@
 
 No I/O, clock or randomness here: time and ids are arguments, and what should
 happen comes back as a list of effects for the daemon to carry out in order.
+
+``now`` is everywhere the time in which the controller ran: where it stood still, ``now``
+did too, so that no lease or silence is counted while it read nothing.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from disco_client.errors import describe_exit
+from disco_client.wording import many
 from disco_server.core.access import EVERYBODY, Identity
-from disco_server.core.effects import (
-    DropNode,
-    Effect,
-    EndOnNode,
-    Rejoined,
-    SessionGone,
-    StartOnNode,
-    TellEnded,
-    TellQueued,
-    TellReady,
-)
-from disco_server.core.membership import Membership, Node
-from disco_server.core.placement import (
+from disco_server.core.nodes import (
     FreeSlots,
+    Membership,
+    Node,
     NodeShare,
     Placer,
     kind_for,
     kind_of,
     place,
 )
-from disco_server.core.room import no_room
-from disco_server.core.session_limits import DEFAULT_LIMITS, SessionLimits
 from disco_server.core.session_state import (
     End,
     EndReason,
@@ -41,8 +35,205 @@ from disco_server.core.session_state import (
     Step,
 )
 
-__all__ = ["Cluster"]
+__all__ = [
+    "DEFAULT_LIMITS",
+    "LATELY_S",
+    "Cluster",
+    "DropNode",
+    "Effect",
+    "EndOnNode",
+    "Rejoined",
+    "SessionGone",
+    "SessionLimits",
+    "StartOnNode",
+    "TellEnded",
+    "TellQueued",
+    "TellReady",
+    "no_room",
+]
 
+
+# What a controller should do about something that happened, in the order of a list.
+
+
+@dataclass(frozen=True, slots=True)
+class StartOnNode:
+    """Start the session's ranks on this node."""
+
+    node: str
+    session: SessionTable
+
+
+@dataclass(frozen=True, slots=True)
+class EndOnNode:
+    """End the session's ranks on this node."""
+
+    node: str
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellQueued:
+    """Tell the client what it waits for."""
+
+    session: SessionTable
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellReady:
+    """Tell the client that every rank runs."""
+
+    session: SessionTable
+
+
+@dataclass(frozen=True, slots=True)
+class TellEnded:
+    """Tell the client that the session is over; its exchange fails too."""
+
+    session: SessionTable
+    end: End
+
+
+@dataclass(frozen=True, slots=True)
+class DropNode:
+    """Close the stream of a node that fell silent."""
+
+    node: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoined:
+    """A node that runs ranks of the session is connected again; use its new stream."""
+
+    session: SessionTable
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGone:
+    """Nothing is left of the session; forget it."""
+
+    session: int
+
+
+Effect: TypeAlias = (
+    StartOnNode | EndOnNode | TellQueued | TellReady | TellEnded | DropNode | Rejoined | SessionGone
+)
+
+
+# Why a session has no room, and what to do about it: in words for who asked for it.
+
+
+def no_room(
+    asked: SessionTable,
+    members: Membership,
+    sessions: Iterable[SessionTable],
+    now: float,
+    *,
+    never: bool,
+) -> str:
+    """Says how many slots there are, who holds them, and how to go on.
+
+    Args:
+        asked: The session that has none.
+        members: The nodes.
+        sessions: Those that may hold slots.
+        now: The time.
+        never: Whether it would not fit although all slots were free, and no others come.
+    """
+    kinds, wanted = members.slots_by_kind, kind_for(asked.ccl)
+    by_kind = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    what = f"{f'{wanted} ' * bool(wanted)}workers"
+    there = (
+        f"the cluster has {many(members.total_slots, 'slot')}"
+        f"{f' ({by_kind})' * (bool(wanted) or len(kinds) > 1)} on "
+        f"{many(len(members.nodes), 'node')}"
+    )
+    text = f"no room for {asked.num_workers} {what}"
+    if never:
+        more = _go_on(asked, members, "start it with more nodes or slots")
+        return f"{text}: {there}, and there will be no others; {more}"
+    text += f" in time: {there}, {members.free_slots} of them free"
+    held = [
+        f"{each.name!r} holds {each.num_workers} ({each.owner}{_away(each, now)})"
+        for each in sessions
+        if each.shares and each is not asked
+    ]
+    if held:
+        text += "; session " + ", ".join(held)
+    return f"{text}; {_go_on(asked, members, 'add nodes or slots')}"
+
+
+def _go_on(asked: SessionTable, members: Membership, more: str) -> str:
+    kinds, wanted = members.slots_by_kind, kind_for(asked.ccl)
+    most = kinds.get(wanted, 0) if wanted else max(kinds.values(), default=0)
+    if not members.nodes:
+        return "start a worker daemon: disco-worker --controller HOST:PORT"
+    if most >= asked.num_workers:
+        return "wait longer (timeout=...) or end a session"
+    if wanted:
+        return f"{more} with --devices {wanted}, ask for fewer, or leave out ccl"
+    one_kind = " (those of one session have devices of one kind)" if len(kinds) > 1 else ""
+    return f"{more}, or ask for fewer workers{one_kind}"
+
+
+def _away(session: SessionTable, now: float) -> str:
+    """Says of a session whose program is away how long it holds its slots yet."""
+    if session.state is not SessionState.DETACHED:
+        return ""
+    return f", which is away; free in {max(0.0, session.deadline - now):.0f} s unless it comes back"
+
+
+# How many sessions a controller takes, of all and of one client.
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """How many sessions there may be, those that wait for slots included.
+
+    Attributes:
+        total: Of all clients.
+        per_client: Of one: what one token or certificate made, or, where nobody is asked
+            who he is, one process as it names itself.
+    """
+
+    total: int = 1024
+    per_client: int = 256
+
+    def refusal(self, asked: SessionTable, sessions: Collection[SessionTable]) -> str:
+        """Why a session is one too many; empty where it is not.
+
+        Args:
+            asked: The session.
+            sessions: Those that are not gone, `asked` among them.
+        """
+        if len(sessions) > self.total:
+            return (
+                f"the controller has {self.total} sessions, as many as it takes; end one, "
+                "or start it with a greater --max-sessions"
+            )
+        if sum(_client(session) == _client(asked) for session in sessions) > self.per_client:
+            return (
+                f"{asked.owner} has {self.per_client} sessions, as many as one client may have;"
+                " end one, or start the controller with a greater --max-client-sessions"
+            )
+        return ""
+
+
+DEFAULT_LIMITS: Final = SessionLimits()
+
+
+def _client(session: SessionTable) -> str:
+    return session.principal or session.owner
+
+
+LATELY_S = 600.0
+"""For how many seconds lists still have a session that has ended."""
+
+_RETURN_TRIPS = 5
+"""How often a message crosses a link and back until a node is back: to notice, for TCP, TLS
+and HTTP/2, and to register."""
 
 _REMEMBERED = 1024
 """How many sessions that are gone are remembered."""
@@ -56,7 +247,8 @@ class Cluster:
         node_lease: Seconds of silence after which a node counts as lost.
         placer: Decides which ranks go where.
         min_slots: How many slots a node must offer to be let in.
-        node_return: Seconds in which a node whose connection broke may come back.
+        node_return: Seconds in which a node whose connection broke may come back; what
+            its link takes for that is added.
         limits: How many sessions there may be.
         expect_nodes: How many nodes there will ever be; 0 if nobody knows.
 
@@ -170,6 +362,12 @@ class Cluster:
     def node_heard(self, name: str, now: float) -> None:
         """A daemon said something."""
         self.members.heard(name, now)
+
+    def node_answered(self, name: str, seconds: float) -> None:
+        """A daemon has answered a heartbeat, so many seconds after it was sent."""
+        node = self.members.nodes.get(name)
+        if node is not None:
+            node.round_trip = min(node.round_trip or seconds, seconds)
 
     def node_cordoned(self, name: str) -> None:
         """A daemon wants no new sessions; its running ones go on."""
@@ -389,6 +587,10 @@ class Cluster:
             default=None,
         )
 
+    def lately_over(self, now: float) -> list[SessionTable]:
+        """The sessions that have ended in the last ten minutes, of those that are remembered."""
+        return [s for s in self.over.values() if now - s.ended <= LATELY_S]
+
     # Time ---------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Effect]:
@@ -407,7 +609,8 @@ class Cluster:
             elif session.state is SessionState.RETURNING and now >= session.deadline:
                 effects += self._give_up_return(session)
         for node in list(self.members.nodes.values()):
-            if node.away_since is not None and now - node.away_since >= self._node_return:
+            patience = self._node_return + _RETURN_TRIPS * node.round_trip
+            if node.away_since is not None and now - node.away_since >= patience:
                 effects += self.node_left(node.name, "its connection closed")
         for name in self.members.silent(now, self._node_lease):
             why = f"it was silent for more than {self._node_lease:g} s"

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from disco_server.core.placement import NodeShare
+if TYPE_CHECKING:
+    from disco_server.core.nodes import NodeShare
 
 __all__ = ["End", "EndReason", "SessionState", "SessionTable", "Step", "WrongStep"]
 
@@ -95,6 +97,11 @@ class End:
     exit_status: int = 0
     output: tuple[str, ...] = ()
 
+    @property
+    def as_wished(self) -> bool:
+        """Whether somebody wanted it, and nothing failed."""
+        return self.reason in (EndReason.CLOSED, EndReason.STOPPED, EndReason.DRAINED)
+
 
 @dataclass(slots=True)
 class SessionTable:
@@ -108,13 +115,15 @@ class SessionTable:
         num_workers, num_groups, ccl: What was asked for.
         transfer_key: The secret that names its arrays.
         created: When it was asked for.
-        deadline: Until when it waits for slots, or for its client or nodes to come back.
+        deadline: Until when it waits for slots, or for its client or nodes to come back,
+            by the time in which the controller ran.
         lease: Seconds that it waits for its client, or its ranks for a controller.
         patience: The same for the client that is away now, which may have asked for more.
         shares: Its ranks by node, once placed.
         waiting_for: Nodes that have not yet said "ready", or later "gone".
         ranks: (worker, node, pid, device) of each started rank.
         end: Why it ended, once it has.
+        ended: When; whoever tells the client of the end writes it down.
         trace: The trace context of who asked for it, which goes on to its nodes.
     """
 
@@ -137,6 +146,7 @@ class SessionTable:
         default_factory=dict[int, tuple[int, str, int, str]]
     )
     end: End | None = None
+    ended: float = 0.0
     trace: dict[str, str] = field(default_factory=dict[str, str])
 
     def step(self, step: Step) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from disco_client.wire.values import Device
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from disco_client.wire.values import Device
 
 __all__ = ["Arrays", "DeviceUnavailable", "HostArray", "address", "on_device", "overlap"]
 

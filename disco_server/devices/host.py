@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from disco_client.wire.arrays import byte_view, empty_array
-from disco_client.wire.values import Device
 from disco_server.devices.base import Arrays, HostArray
 
-__all__ = ["HostArrays"]
+if TYPE_CHECKING:
+    from disco_client.wire.values import Device
+
+__all__ = ["HostArrays", "open_arrays"]
 
 
 class HostArrays(Arrays):
@@ -57,3 +59,19 @@ class HostArrays(Arrays):
 
     def synchronize(self) -> None:
         """It is done when the call returns."""
+
+
+# Opens the arrays of a device by its name.
+
+
+def open_arrays(device: Device) -> Arrays:
+    """Opens a device for one rank; nothing of a GPU is loaded for a CPU.
+
+    Raises:
+        DeviceUnavailable: There is no such device here, or something that it needs.
+    """
+    if device.kind == "cpu":
+        return HostArrays(device)
+    from disco_server.devices.gpu import GpuArrays
+
+    return GpuArrays(device)

@@ -12,17 +12,152 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from disco_server.devices.advice import extra_for, no_driver, no_gpu, no_kernel, pip
+from disco_client.errors import ConfigError
 from disco_server.devices.driver import KINDS, Driver, DriverError, Kind
-from disco_server.observe.findings import Finding, State, ask, first_line, tell
+from disco_server.observe.checks import Finding, State, ask, first_line, tell
 
-__all__ = ["CHECKS", "Probe", "probe_gpus"]
+if TYPE_CHECKING:
+    from disco_server.settings import NoVisibleGpu
+
+__all__ = [
+    "CHECKS",
+    "Probe",
+    "explain",
+    "extra_for",
+    "no_driver",
+    "no_gpu",
+    "no_kernel",
+    "pip",
+    "probe_gpus",
+    "require_devices",
+]
+
+
+# What to do where something for work on GPUs is missing or broken.
+
+
+_OLD_CUDA: Final = 12
+
+# Of CUDA's driver API, by its numbers.
+_CODES: Final = {
+    34: "libcuda.so.1 is the toolkit's stub: take its folder out of LD_LIBRARY_PATH, and install"
+    " the driver",
+    802: "the GPUs wait for NVIDIA's fabric manager: start the service nvidia-fabricmanager, in"
+    " the version of the driver",
+    803: "the driver's library and its kernel module differ: restart the machine, or the container",
+    804: "the compatibility package of CUDA does not work on these GPUs: take it out of"
+    " LD_LIBRARY_PATH, and update the driver",
+    999: "reload the kernel module nvidia_uvm, or restart the machine",
+}
+
+# Marks in the text of what a kernel met.
+_MARKS: Final = (
+    (
+        ("OutOfMemory", "cudaErrorMemoryAllocation", "out of memory", "hipErrorOutOfMemory"),
+        "other processes hold the GPU's memory; {tool} lists them",
+    ),
+    (
+        ("cudaErrorDevicesUnavailable", "busy or unavailable"),
+        "another process has the GPU to itself; {tool} shows it, and the compute mode",
+    ),
+    (
+        ("no kernel image", "gpu-architecture", "NoBinaryForGpu"),
+        "the GPU is too old for this version of the toolkit: {older}",
+    ),
+)
+
+
+def extra_for(kind: str, driver: int = 0) -> str:
+    """The extra to install for a kind of GPU.
+
+    Args:
+        kind: ``cuda`` or ``rocm``.
+        driver: The major number of the CUDA that the driver speaks; 0 if unknown.
+    """
+    if kind == "rocm":
+        return "rocm"
+    return "cuda12" if driver == _OLD_CUDA else "cuda13"
+
+
+def pip(extra: str) -> str:
+    """The command that installs an extra."""
+    return f"pip install 'disco-runtime[server,{extra}]'"
+
+
+def no_driver(kind: Kind, environ: Mapping[str, str], root: Path) -> str:
+    """What to do where the driver's library cannot be loaded."""
+    there = bool(_device_files(kind, root))
+    if in_container(environ, root):
+        if there and kind.name == "cuda":
+            return (
+                "the container has the GPUs but not the driver: start it with"
+                " NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            )
+        return f"start the container with its GPUs ({kind.container})"
+    if kind.name == "rocm":
+        return f"install AMD's driver and ROCm; {kind.tool} must list the GPUs"
+    return f"install NVIDIA's driver; {kind.tool} must list the GPUs"
+
+
+def no_gpu(kind: Kind, code: int, environ: Mapping[str, str], root: Path) -> str:
+    """What to do where the driver is there and sees no GPU, or does not start.
+
+    Args:
+        kind: Of GPU.
+        code: The error of the driver.
+        environ: The environment of the process.
+        root: Where the file system starts.
+    """
+    if kind.name == "cuda" and code in _CODES:
+        return _CODES[code]
+    if kind.visible in environ:
+        return f"see what {kind.visible}={environ[kind.visible]!r} hides, or unset it"
+    files = _device_files(kind, root)
+    closed = [file for file in files if not os.access(file, os.R_OK | os.W_OK)]
+    if closed:
+        groups = "; join the groups render and video" if kind.name == "rocm" else ""
+        return f"this user may not open {closed[0]}: see its owner and mode{groups}"
+    if in_container(environ, root) and not files:
+        return f"start the container with its GPUs ({kind.container})"
+    return f"see whether {kind.tool} lists the GPUs, and what the kernel's log says of them"
+
+
+def no_kernel(kind: Kind, error: str, driver: int) -> str:
+    """What to do where no kernel can be compiled, or none runs.
+
+    Args:
+        kind: Of GPU.
+        error: What was met.
+        driver: The major number of the CUDA that the driver speaks; 0 if unknown.
+    """
+    for marks, hint in _MARKS:
+        if any(mark in error for mark in marks):
+            older = f"in a fresh environment, {pip('cuda12')}"
+            return hint.format(tool=kind.tool, older=older if kind.name == "cuda" else "update it")
+    if kind.name == "rocm":
+        return "install ROCm's development packages: hiprtc, hipcc and rocblas"
+    return f"the extra brings the compiler and its headers: {pip(extra_for(kind.name, driver))}"
+
+
+def in_container(environ: Mapping[str, str], root: Path) -> bool:
+    """Whether this process runs in a container, as far as one can see."""
+    marks = (".dockerenv", "run/.containerenv")
+    return (
+        any((root / mark).exists() for mark in marks)
+        or "KUBERNETES_SERVICE_HOST" in environ
+        or "container" in environ
+    )
+
+
+def _device_files(kind: Kind, root: Path) -> list[Path]:
+    return sorted(file for pattern in kind.device_files for file in root.glob(pattern))
+
 
 PROBE_S: Final = 60.0
 """Seconds until the child counts as stuck; eight cold GPUs take some ten of them."""
@@ -349,3 +484,64 @@ def _main() -> None:
 
 if __name__ == "__main__":
     _main()
+
+
+# Refuses, when a daemon starts, devices that its sessions could not use.
+#
+# Asking costs a child process and some seconds, and spares every session on such a
+# node its failure.
+
+
+_START_S: Final = 30.0
+"""A machine that works answers in a few seconds; only a driver that hangs needs all."""
+
+
+def require_devices(
+    devices: Sequence[str], *, where: str = "devices", environ: Mapping[str, str] | None = None
+) -> None:
+    """Makes sure that ranks can use devices; of the CPU nothing is asked.
+
+    Args:
+        devices: Names, ``cpu``, ``cuda:N`` or ``rocm:N``.
+        where: Where they were given, for the error.
+        environ: The environment that the ranks will have; by default this process's.
+
+    Raises:
+        ConfigError: They cannot; it names what is missing and what to do.
+    """
+    for kind in KINDS:
+        wanted = [name for name in devices if name.startswith(f"{kind}:")]
+        if not wanted:
+            continue
+        numbers = [int(name.partition(":")[2]) for name in wanted]
+        found = probe_gpus(kind, numbers, timeout=_START_S, environ=environ)
+        problems = [each for each in found if each.state is not State.OK]
+        if problems:
+            named = f"{wanted[0]} to {wanted[-1]}" if len(wanted) > 1 else wanted[0]
+            raise ConfigError(_message(where, f"{named} cannot be used on this machine", problems))
+
+
+def explain(error: NoVisibleGpu) -> ConfigError:
+    """Makes the error of a machine without a visible GPU say what is missing."""
+    found = probe_gpus(error.kind, timeout=_START_S)
+    problems = [each for each in found if each.state is not State.OK]
+    expected = f"expected a machine with a visible {error.kind} device, found none"
+    if not problems:
+        # WSL and some containers reach a GPU without the files that were looked for.
+        many = next(len(each.facts["gpus"]) for each in found if each.name == "gpus")
+        names = f"{error.kind}:{','.join(map(str, range(many)))}"
+        return ConfigError(
+            f"{error.where}: {expected} in the file system, but the driver sees {many};"
+            f" name them: --devices {names}"
+        )
+    return ConfigError(_message(error.where, expected, problems))
+
+
+def _message(where: str, what: str, problems: Iterable[Finding]) -> str:
+    """One line: every cause, what to do about the first, and who tells the rest."""
+    causes = [each for each in problems if each.state is not State.NOT_APPLICABLE]
+    said = "; ".join(each.detail for each in causes)
+    return (
+        f"{where}: {what}: {said}. What to do: {causes[0].hint};"
+        " `disco doctor --gpu` shows every check"
+    )

@@ -12,19 +12,26 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from disco_server.channels.frames import HOW_FAR, FrameReader, receive
-from disco_server.channels.progress import ProgressPage
-from disco_server.observe.last_lines import LastLines
-from disco_server.observe.memory_limit import MemoryWatch
-from disco_server.observe.stacks import MEMORY_VARIABLE, RankMemory
+from disco_server.ipc.framing import HOW_FAR, FrameReader, ProgressPage, Unsent, receive
+from disco_server.observe.processes import (
+    MEMORY_VARIABLE,
+    LastLines,
+    LineCutter,
+    MemoryWatch,
+    RankMemory,
+    decode_lines,
+)
 
 __all__ = ["RankChild"]
 
-_MAX_LINE = 16 * 1024
+
 _HELD_BYTES = 4 * 1024
 """How much may wait for company before it is sent after all."""
 
+
 _HOW_FAR = memoryview(HOW_FAR)
+
+
 _READ_BYTES = 64 * 1024
 
 
@@ -59,9 +66,8 @@ class RankChild:
         self._cause = ""
         self.reader = FrameReader()
         self.last_lines = LastLines()
-        self._rests = [b"", b""]
+        self._cutters = (LineCutter(), LineCutter())
         self._lock = threading.Lock()
-        self._unsent: deque[tuple[memoryview, int | None]] = deque()
         self._held = 0
         self.gates: deque[threading.Lock] = deque()
         self.heard = 0
@@ -70,6 +76,7 @@ class RankChild:
         self._group_lives = True
         with contextlib.ExitStack() as undo:
             self.sock, theirs = _pair(undo)
+            self._unsent = Unsent(self.sock)
             self.pmi, pmi_theirs = _pair(undo)
             ends = [_pipe(undo) for _ in range(2)]
             self.outputs = [ours for ours, _ in ends]
@@ -103,7 +110,12 @@ class RankChild:
 
     # The socket -------------------------------------------------------------------------
 
-    def send(self, framed: bytes, fd: int | None = None) -> None:
+    def send(
+        self,
+        framed: bytes,
+        fd: int | None = None,
+        without: Callable[[str], bytes] | None = None,
+    ) -> None:
         """Sends a frame, after all before it; never blocks.
 
         What the socket does not take now is kept, and ``arm`` is told so.
@@ -111,16 +123,17 @@ class RankChild:
         Args:
             framed: The frame, its length included.
             fd: A descriptor to pass along; it is closed here.
+            without: Makes the frame to send where that cannot be passed; see `Unsent`.
         """
         with self._lock:
-            self._unsent.append((memoryview(framed), fd))
+            self._unsent.add(framed, fd, without)
             self._flush()
 
     def ask(self, gate: threading.Lock) -> None:
         """Asks how far the rank is; the answers come in the order of the questions."""
         with self._lock:
             self.gates.append(gate)
-            self._unsent.append((_HOW_FAR, None))
+            self._unsent.add(_HOW_FAR)
             self._flush()
 
     def shows(self, seq: int) -> bool:
@@ -133,7 +146,7 @@ class RankChild:
     def hold(self, framed: bytes) -> None:
         """Keeps a frame that nobody waits for until another one leaves, or many are there."""
         with self._lock:
-            self._unsent.append((memoryview(framed), None))
+            self._unsent.add(framed)
             self._held += len(framed)
             if self._held >= _HELD_BYTES:
                 self._flush()
@@ -154,34 +167,10 @@ class RankChild:
             self._flush()
 
     def _flush(self) -> None:
-        unsent = self._unsent
         self._held = 0
-        try:
-            while unsent:
-                data, fd = unsent[0]
-                if fd is None:
-                    sent = self.sock.send(data)
-                else:
-                    sent = socket.send_fds(self.sock, [data], [fd])
-                    os.close(fd)
-                if sent == len(data):
-                    unsent.popleft()
-                else:
-                    unsent[0] = (data[sent:], None)
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._drop_unsent()  # its exit is on the way, and says more
-        if bool(unsent) != self._armed:
+        if self._unsent.flush() == self._armed:
             self._armed = not self._armed
             self.arm(self._armed)
-
-    def _drop_unsent(self) -> None:
-        for _, fd in self._unsent:
-            if fd is not None:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
-        self._unsent.clear()
 
     def receive(self) -> list[bytes] | None:
         """Reads the frames that are there; None at the end of the stream."""
@@ -207,23 +196,18 @@ class RankChild:
             data = os.read(self.outputs[is_error], _READ_BYTES)
         except BlockingIOError:
             return [], True
-        if not data:
-            return self.last_words(is_error), False
-        *lines, rest = (self._rests[is_error] + data).split(b"\n")
-        if len(rest) > _MAX_LINE:
-            lines, rest = [*lines, rest], b""
-        self._rests[is_error] = rest
-        return self._keep(lines), True
+        return self._cut(is_error, data), bool(data)
 
     def last_words(self, is_error: bool) -> list[str]:
         """Returns a last line that had no end."""
-        rest, self._rests[is_error] = self._rests[is_error], b""
-        return self._keep([rest]) if rest else []
+        return self._cut(is_error, b"")
 
-    def _keep(self, lines: list[bytes]) -> list[str]:
-        text = [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
-        self.last_lines.extend(text)
-        return text
+    def _cut(self, is_error: bool, data: bytes) -> list[str]:
+        block = self._cutters[is_error].feed(data)
+        if block is None:
+            return []
+        self.last_lines.feed(block)
+        return decode_lines(block)
 
     def kill(self) -> None:
         """Ends the process and every process it started that stayed in its group."""
@@ -246,7 +230,11 @@ class RankChild:
         """Says why it ended, where more than its status is known; asked once, after its end."""
         if not self._cause and self.process.returncode == -signal.SIGKILL:
             self._cause = self._limits.explain()
-        return self._cause
+        return self._cause or self.memory.read_cause()
+
+    def renew_lock(self) -> None:
+        """Frees the lock in a forked child, whoever held it in the parent."""
+        self._lock = threading.Lock()
 
     def close(self, *, keep_memory: bool = False) -> None:
         """Lets go of sockets and pipes.
@@ -255,7 +243,7 @@ class RankChild:
             keep_memory: Keep a copy of what the rank has written down.
         """
         with self._lock:
-            self._drop_unsent()
+            self._unsent.drop()
         self.reader.close()
         self.memory.close(keep=keep_memory)
         if self._page is not None:

@@ -1,6 +1,6 @@
 """The flight recorder: each rank writes down what it executes, in memory that outlives it.
 
-``disco_client.wire.flight`` says what is where. Nothing here takes a lock or calls the
+``disco_client.tracing.ring`` says what is where. Nothing here takes a lock or calls the
 system, and what a plain call costs is two stores into shared memory: taking the time
 of each would cost more than all the rest, so as long as commands take microseconds one
 time is taken for several of them.
@@ -13,16 +13,20 @@ import mmap
 import time
 from collections.abc import Iterable
 
-from disco_client.transport.shared import allocate
-from disco_client.wire import flight as layout
-from disco_client.wire.flight import Flag, Header, what_of
+from disco_client.arrays.shared_memory import allocate
+from disco_client.tracing import ring as layout
+from disco_client.tracing.ring import Flag, Header, what_of
 
-__all__ = ["SLOT_MASK", "STACK_BYTES", "FlightRecorder", "make_memory"]
+__all__ = ["CAUSE_MARK", "SLOT_MASK", "STACK_BYTES", "FlightRecorder", "make_memory"]
 
 SLOT_MASK = layout.SLOTS - 1
 STACK_BYTES = 64 << 10
 """Behind the records: room for what a rank writes of its stack when it is asked."""
 
+CAUSE_MARK = b"\x01"
+"""What stands there instead begins with it, and no stack does."""
+
+_MAX_CAUSE = 1000
 _STRIDE = 32
 _FAST_NS = 10_000
 _CALM = 64
@@ -60,8 +64,9 @@ class FlightRecorder:
 
     def __init__(self, fd: int = -1) -> None:
         # Not populated: pages come to be where something is written.
-        self._memory = mmap.mmap(fd, layout.RING_BYTES)
+        self._memory = mmap.mmap(fd, layout.RING_BYTES + STACK_BYTES)
         whole = memoryview(self._memory)
+        self._behind = whole[layout.RING_BYTES :]
         self._header = whole[: layout.STARTS_AT].cast("Q")
         self._starts = whole[layout.STARTS_AT : layout.ENDS_AT].cast("Q")
         self._ends = whole[layout.ENDS_AT : layout.KINDS_AT].cast("Q")
@@ -83,12 +88,24 @@ class FlightRecorder:
 
     def copy(self) -> tuple[bytes, int]:
         """Copies the records; what ``read_flight`` takes. May be called on any thread."""
-        raw = bytes(self._memory)
+        raw = self._memory[: layout.RING_BYTES]
         return raw, self._header[Header.EMPTIED]
 
     def read(self, at: int, size: int) -> bytes:
         """Copies a part of the records; what ``cut_memory`` takes. On any thread."""
         return self._memory[at : at + size]
+
+    def explain_end(self, text: str) -> None:
+        """Writes why this process is about to end, where its starter reads it afterwards.
+
+        It stands where stacks are written, of which none is asked for after the end.
+        """
+        raw = b"".join((CAUSE_MARK, text.encode("utf-8", "replace")[:_MAX_CAUSE], b"\0"))
+        self._behind[: len(raw)] = raw
+
+    def lose_communicator(self) -> None:
+        """Writes when the communicator was lost, which ends this process; on any thread."""
+        self._header[Header.LOST] = _now()
 
     # Names --------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Processes that must not outlive the one that started them."""
+"""Ends a process with its parent, on Linux."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import MutableMapping
 
 __all__ = ["PARENT_VARIABLE", "die_with", "die_with_parent_in"]
 
+
 PARENT_VARIABLE = "DISCO_PARENT_PID"
 """Names, in a child's environment, the process whose end is its own."""
+
 
 _PR_SET_PDEATHSIG = 1
 

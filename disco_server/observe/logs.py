@@ -10,32 +10,44 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import logging.handlers
+import os
 import re
+import select
 import sys
+import time
 from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO, cast
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 from disco_client.errors import ConfigError
 from disco_client.telemetry.spans import active_ids
+from disco_client.wording import harmless
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
+    "AUDIT_LOGGER",
     "FIELDS",
     "BoundLogger",
     "JsonFormatter",
     "TextFormatter",
     "bind",
     "is_farewell",
+    "record",
+    "refusals",
     "setup",
+    "setup_audit",
+    "takes_more",
 ]
+
 
 FIELDS: Final = ("session", "rank", "seq", "node")
 """The fields the house binds; they are shown first and in this order."""
 
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every record carries by itself, as opposed to what was bound."""
-
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def _time_of(record: logging.LogRecord) -> str:
@@ -55,11 +67,6 @@ _TRACE: Final = ("trace_id", "span_id")
 """The fields for machines that join logs with spans."""
 
 
-def _one_line(text: str) -> str:
-    r"""Escapes what could break or colour a line: a rank's output is not trusted."""
-    return _CONTROL.sub(lambda m: m[0].encode("unicode_escape").decode("ascii"), text)
-
-
 class TextFormatter(logging.Formatter):
     """One line a record: time, level, logger, message, then the bound fields.
 
@@ -70,11 +77,11 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Returns the text of a record, without a newline at its end."""
         head = f"{_time_of(record)} {record.levelname:<7} {record.name}: "
-        line = head + _one_line(record.getMessage())
+        line = head + harmless(record.getMessage())
         for name, value in _fields_of(record).items():
             if name in _TRACE:
                 continue
-            text = _one_line(str(value))
+            text = harmless(str(value))
             quoted = json.dumps(text, ensure_ascii=False) if re.search(r'[\s"=]|^$', text) else text
             line += f" {name}={quoted}"
         for block in _traces(self, record):
@@ -166,6 +173,21 @@ def is_farewell(record: logging.LogRecord) -> bool:
 class _Handler(logging.StreamHandler[TextIO]):
     """The handler `setup` installs; a type of its own, so that it finds it again."""
 
+    def takes_more(self) -> bool:
+        """Whether its stream would take a short line now; what is no file always does."""
+        try:
+            fd = self.stream.fileno()
+        except (OSError, ValueError):
+            return True
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT)
+        return bool(poll.poll(0))
+
+
+def takes_more() -> bool:
+    """Whether a line of at most 4 KiB can be logged at once, however slow the log's reader is."""
+    return all(h.takes_more() for h in logging.getLogger().handlers if isinstance(h, _Handler))
+
 
 def setup(level: str = "info", fmt: str = "text", stream: TextIO | None = None) -> logging.Handler:
     """Makes this process log; called again, it replaces what it set up before.
@@ -196,3 +218,92 @@ def setup(level: str = "info", fmt: str = "text", stream: TextIO | None = None) 
     root.addHandler(handler)
     root.setLevel(level.upper())
     return handler
+
+
+# The audit log: who did what, from where, and whether it was allowed.
+#
+# Its lines are records of the logger ``disco.audit``, with the fields below bound. They
+# hold names and paths, and never what somebody keeps secret.
+
+
+AUDIT_LOGGER: Final = "disco.audit"
+
+_logger = logging.getLogger(AUDIT_LOGGER)
+_MAX_TEXT: Final = 500
+_REFUSALS_A_SECOND: Final = 20
+
+
+def record(
+    event: str,
+    *,
+    who: str = "",
+    peer: str = "",
+    what: str = "",
+    session: str = "",
+    outcome: str = "allowed",
+    **more: object,
+) -> None:
+    """Writes one line.
+
+    Args:
+        event: What happened, as ``session created``.
+        who: Who did it.
+        peer: From which address.
+        what: To what: a name, a path.
+        session: The session's name.
+        outcome: ``allowed``, or why it was refused.
+        **more: Other fields, such as the node.
+    """
+    level = logging.INFO if outcome == "allowed" else logging.WARNING
+    given = {"who": who, "peer": peer, "what": what, "session": session, "outcome": outcome}
+    fields = {name: text[:_MAX_TEXT] for name, text in given.items() if text}
+    _logger.log(level, "%s", event, extra={**more, **fields})
+
+
+class Refusals:
+    """Writes lines of what was refused, so many a second: nobody can fill the disk with them."""
+
+    def __init__(self) -> None:
+        self._second = 0.0
+        self._written = 0
+        self._left_out = 0
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Writes a line, or counts it."""
+        now = time.monotonic()
+        if now - self._second >= 1.0:
+            left_out, self._left_out = self._left_out, 0
+            self._second, self._written = now, 0
+            if left_out:
+                record("refused", outcome=f"{left_out} more refusals were not written")
+        self._written += 1
+        if self._written > _REFUSALS_A_SECOND:
+            self._left_out += 1
+            return
+        record(event, **fields)
+
+
+refusals: Final = Refusals()
+
+
+def setup_audit(file: Path | None) -> None:
+    """Lets the lines go to a file of their own, whatever else is logged.
+
+    Args:
+        file: Where; it is opened anew when somebody has moved it away. None leaves them
+            in the log.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    if file is None:
+        return
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
+        handler = logging.handlers.WatchedFileHandler(file)
+    except OSError as error:
+        raise ConfigError(f"audit_log: {file} cannot be written: {error.strerror}") from None
+    handler.setFormatter(JsonFormatter())
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.INFO)
+    _logger.propagate = False

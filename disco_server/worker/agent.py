@@ -13,31 +13,33 @@ import random
 import secrets
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from disco_client.errors import ConfigError
 from disco_client.pb import node_pb2
-from disco_client.transport.credentials import Credentials
-from disco_client.transport.handshake import why_refused
-from disco_client.transport.line import Line
-from disco_client.transport.options import CHANNEL_OPTIONS, target
+from disco_client.transport.channel import (
+    CHANNEL_OPTIONS,
+    NODE_STREAM_OPTIONS,
+    Line,
+    target,
+    why_refused,
+)
 from disco_client.version import __version__
-from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
-from disco_client.wire.protocol import PROTOCOL
-from disco_server.channels.faults import leaving, reading
-from disco_server.channels.outbox import Outbox
-from disco_server.config import WorkerConfig
-from disco_server.limits import Account
+from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, Kind, envelope
+from disco_server.ipc.grpc_server import Outbox, leaving, reading
 from disco_server.settings import read_cache
-from disco_server.worker.arrays import ArrayCarrier
-from disco_server.worker.host import host_id
-from disco_server.worker.node_arrays import NodeArrays
-from disco_server.worker.spares import Spares
+from disco_server.worker.array_streams import ArrayCarrier
+from disco_server.worker.environment import WorkFolders, host_id
 from disco_server.worker.supervisor import Supervisor
-from disco_server.worker.work_folders import WorkFolders
+
+if TYPE_CHECKING:
+    from disco_client.transport.credentials import Credentials
+    from disco_server.config import Account, WorkerConfig
+    from disco_server.worker.array_server import NodeArrays
+    from disco_server.worker.fork_server import ForkServer
 
 __all__ = ["Agent"]
 
@@ -51,7 +53,7 @@ class Agent:
 
     Args:
         config: What the daemon offers.
-        spares: Where interpreters come from; they outlive connections.
+        fork_server: Where ranks come from; it outlives connections.
         folders: Where sessions get their folders.
         account: As whom ranks run, if not as this process's user.
 
@@ -63,7 +65,7 @@ class Agent:
     def __init__(
         self,
         config: WorkerConfig,
-        spares: Spares,
+        fork_server: ForkServer,
         folders: WorkFolders | None = None,
         account: Account | None = None,
     ) -> None:
@@ -74,7 +76,7 @@ class Agent:
         self._node_key = b""
         self._outbox = Outbox()
         self._fences: Any = None
-        self._heard = 0.0
+        self._heard = self._echoed = 0.0
         self.registered = asyncio.Event()
         self._cordoned = False
         self._carrier = ArrayCarrier()
@@ -83,7 +85,7 @@ class Agent:
             rules=_rules_of(config, account),
             max_array_bytes=config.max_array_mib << 20,
             folders=folders or WorkFolders(config.work_dir),
-            spares=spares,
+            fork_server=fork_server,
             post=self._post,
             fence=self._fence,
             carrier=self._carrier,
@@ -99,10 +101,11 @@ class Agent:
         """What runs here."""
         return self._supervisor
 
-    def _post(self, raw: bytes, *, droppable: bool = False) -> None:
+    def _post(self, raw: bytes, *, session: int = 0, droppable: bool = False) -> bool:
         # What is lost with a connection is sent again over the next one.
-        if self.registered.is_set():
-            self._outbox.post(raw, droppable=droppable)
+        return self.registered.is_set() and self._outbox.post(
+            raw, session=session, droppable=droppable
+        )
 
     async def _fence(
         self, session: int, name: str, index: int, count: int, items: Mapping[str, bytes]
@@ -170,14 +173,19 @@ class Agent:
     async def _connect_once(self) -> str:
         """One connection from its beginning to its end; says why it ended."""
         self._outbox = outbox = Outbox()
-        async with _open_channel(self._config.controller, self._credentials) as channel:
-            line = Line(self._config.controller, self._credentials, _always(channel))
+        where = self._config.controller, self._credentials
+        # Arrays have a connection of their own, as no command should wait behind one.
+        async with (
+            _open_channel(*where, NODE_STREAM_OPTIONS) as channel,
+            _open_channel(*where, CHANNEL_OPTIONS) as for_arrays,
+        ):
+            line = Line(*where, _always(channel))
             self._fences = line.unary_unary(
                 "/disco.v1.RendezvousService/Fence",
                 request_serializer=node_pb2.FenceRequest.SerializeToString,
                 response_deserializer=node_pb2.FenceResult.FromString,
             )
-            self._carrier.connect(line)
+            self._carrier.connect(Line(*where, _always(for_arrays)))
             return await self._talk(line, outbox)
 
     async def _why(self, error: grpc.RpcError) -> str:
@@ -208,6 +216,7 @@ class Agent:
                     self._supervisor.tally.connections += 1
                     self._supervisor.connected()
                 elif received.kind == Kind.HEARTBEAT:
+                    self._echoed = self._heard
                     outbox.post(raw, droppable=True)  # the controller times the way and back
                 elif received.kind == Kind.REFUSED:
                     return node_pb2.Refused.FromString(received.payload).message
@@ -227,13 +236,18 @@ class Agent:
             stream.cancel()
 
     async def _beat(self, outbox: Outbox, stream: Any) -> None:
-        """Says that this loop turns, and ends the stream of a controller whose loop does not."""
+        """Says that this loop turns, and ends the stream of a controller whose loop does not.
+
+        It says so halfway between two answers to the controller's own heartbeats: the longer
+        a daemon that stands still was heard of before, the sooner it is given up.
+        """
         loop = asyncio.get_running_loop()
-        self._heard = loop.time()
+        self._heard = self._echoed = loop.time()
         raw = envelope(Kind.HEARTBEAT)
         while loop.time() - self._heard < _SILENCE_S:
             outbox.post(raw, droppable=True)
-            await asyncio.sleep(_HEARTBEAT_S)
+            halfway = loop.time() - self._echoed + _HEARTBEAT_S / 2
+            await asyncio.sleep(_HEARTBEAT_S - halfway % _HEARTBEAT_S)
         stream.cancel()
 
     def _introduction(self) -> bytes:
@@ -307,11 +321,13 @@ def _always(channel: grpc.aio.Channel) -> Callable[[str, Credentials], grpc.aio.
     return lambda _address, _credentials: channel
 
 
-def _open_channel(address: str, credentials: Credentials) -> grpc.aio.Channel:
+def _open_channel(
+    address: str, credentials: Credentials, options: list[tuple[str, Any]]
+) -> grpc.aio.Channel:
     secrets = credentials.secrets()
     if secrets is None:
-        return grpc.aio.insecure_channel(target(address), options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(target(address), secrets, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(target(address), options=options)
+    return grpc.aio.secure_channel(target(address), secrets, options=options)
 
 
 def _is_broken(error: grpc.RpcError) -> bool:

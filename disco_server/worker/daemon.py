@@ -1,4 +1,4 @@
-"""The worker daemon: its spare interpreters, its line to the controller, its signals."""
+"""The worker daemon: its fork server, its line to the controller, its signals."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from typing import Any, Self
 
 from disco_client.errors import ConfigError
 from disco_client.telemetry.spans import setup
-from disco_client.transport import faults
-from disco_server.channels.tls import http_secrets, warn_of_open_door
-from disco_server.config import WorkerConfig
-from disco_server.limits import Account
-from disco_server.observe.audit import setup_audit
-from disco_server.observe.http import HttpDoor
-from disco_server.observe.metrics import exposition
+from disco_client.transport import fault_injection
+from disco_server.collectives.startup import init_seconds
+from disco_server.config import Account, WorkerConfig
+from disco_server.ipc.event_loop import RunLoop
+from disco_server.ipc.grpc_server import http_secrets, warn_of_open_door
+from disco_server.observe.http import HttpDoor, exposition
+from disco_server.observe.logs import setup_audit
+from disco_server.observe.processes import be_subreaper
+from disco_server.rank.process import confinement_of
 from disco_server.settings import OFF, flag_in
 from disco_server.worker.agent import Agent
-from disco_server.worker.confinement import confinement_of
-from disco_server.worker.doors import make_door
-from disco_server.worker.environment import rank_environment
-from disco_server.worker.opening import init_seconds
-from disco_server.worker.rank_handle import identity
-from disco_server.worker.spares import Spares
-from disco_server.worker.work_folders import WorkFolders
+from disco_server.worker.array_server import make_door
+from disco_server.worker.environment import WorkFolders, identity, rank_environment
+from disco_server.worker.fork_server import ForkServer
 
 __all__ = ["WorkerNode", "run"]
 
@@ -41,14 +39,15 @@ def run(config: WorkerConfig) -> int:
     Raises:
         ConfigError: It cannot listen where it was told to, or a variable is malformed.
     """
-    faults.check()
+    fault_injection.check()
     setup_audit(config.audit_log)
     setup("disco-worker", {"disco.node": config.name})
     warn_of_open_door(_logger, config.guard)
     config.credentials.check()
     init_seconds()
     flag_in(os.environ, "DISCO_DEBUG")
-    return asyncio.run(_run(config))
+    with asyncio.Runner(loop_factory=RunLoop) as runner:
+        return runner.run(_run(config))
 
 
 async def _run(config: WorkerConfig) -> int:
@@ -57,7 +56,11 @@ async def _run(config: WorkerConfig) -> int:
     account = Account.find(config.user)
     await _try_account(account)
     environment = rank_environment(config, account=account)
-    async with WorkerNode(config, environment, account) as node, _watched(node, config):
+    be_subreaper()
+    async with (
+        WorkerNode(config, environment, account, alone=True) as node,
+        _watched(node, config),
+    ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, node.agent.cordon)
         announcing = asyncio.ensure_future(_announce(node.agent, config))
         await stop.wait()
@@ -79,7 +82,7 @@ async def _try_account(account: Account | None) -> None:
     why = ""
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", "import disco_server.limits"),
+            *(sys.executable, "-P", "-c", "import disco_server.config"),
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             cwd="/",
@@ -117,7 +120,7 @@ async def _watched(node: WorkerNode, config: WorkerConfig) -> AsyncGenerator[Non
 
 
 class WorkerNode:
-    """All of one node: its interpreters, its door for arrays, its line to the controller.
+    """All of one node: its fork server, its door for arrays, its line to the controller.
 
     An asynchronous context manager: inside it the node keeps itself registered,
     and when it is left nothing of the node runs any more.
@@ -126,6 +129,7 @@ class WorkerNode:
         config: What it offers, and to whom.
         environ: The environment of its ranks.
         account: As whom they run, if not as this process's user.
+        alone: Whether this process is the node's alone, as a daemon's is.
 
     Attributes:
         agent: The line to the controller.
@@ -135,11 +139,16 @@ class WorkerNode:
     """
 
     def __init__(
-        self, config: WorkerConfig, environ: Mapping[str, str], account: Account | None = None
+        self,
+        config: WorkerConfig,
+        environ: Mapping[str, str],
+        account: Account | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         self._folders = WorkFolders(config.work_dir, account)
-        self._spares = Spares(config.warm, {**environ, **confinement_of(config)}, account)
-        self.agent = Agent(config, self._spares, self._folders, account)
+        self._fork_server = ForkServer({**environ, **confinement_of(config)}, account, alone=alone)
+        self.agent = Agent(config, self._fork_server, self._folders, account)
         self._door = make_door(
             config.array_address,
             config.controller_address,
@@ -152,7 +161,7 @@ class WorkerNode:
         try:
             await self._door.start()
             self.agent.array_address = self._door.address
-            await self._spares.fill()
+            await self._fork_server.start()
         except BaseException:
             await self._close()
             raise
@@ -168,7 +177,7 @@ class WorkerNode:
                 await _cancel(self._running)
         finally:
             await self._door.stop()
-            await self._spares.close()
+            await self._fork_server.close()
             self._folders.close()
 
 

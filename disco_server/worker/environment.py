@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import os
 import re
+import shutil
+import socket
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from disco_server.config import WorkerConfig
-from disco_server.limits import Account, passes
+from disco_server.config import Account, WorkerConfig, passes
 
-__all__ = ["PASSED", "rank_environment"]
+__all__ = ["PASSED", "OwnFolder", "WorkFolders", "host_id", "identity", "rank_environment"]
+
 
 PASSED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR"),
@@ -76,3 +83,162 @@ def rank_environment(
     for name in _THREAD_VARIABLES:
         out.setdefault(name, str(config.rank_threads))
     return out
+
+
+def identity(account: Account | None) -> dict[str, Any]:
+    """What makes a process another user's before its program begins."""
+    if account is None:
+        return {}
+    return {"user": account.uid, "group": account.gid, "extra_groups": account.groups}
+
+
+# A folder that belongs to one living daemon, which keeps it locked.
+#
+# What a killed daemon left behind, nobody has locked; the next one of its user removes it.
+
+
+class OwnFolder:
+    """Makes a folder that only this user enters, and removes those of killed daemons.
+
+    Args:
+        prefix: How the names of all such folders begin.
+        parent: Where; None for the system's folder of temporary files.
+
+    Attributes:
+        path: The folder.
+
+    Raises:
+        OSError: That is not possible.
+    """
+
+    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+        parent = Path(tempfile.gettempdir()) if parent is None else parent
+        parent.mkdir(parents=True, exist_ok=True)
+        _sweep(parent, prefix)
+        self.path, self._lock = _made(parent, prefix)
+
+    def remove(self) -> None:
+        """Removes it with all that is in it; once."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _made(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Makes a folder of its own name and locks it.
+
+    Another daemon that sweeps may come in between, and remove it; then this makes another.
+    """
+    while True:
+        root = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        try:
+            lock = _locked(root)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        if os.fstat(lock).st_nlink:
+            return root, lock
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int:
+    """Opens a folder and locks it; the lock ends with the process.
+
+    Raises:
+        BlockingIOError: Somebody else has locked it.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _sweep(parent: Path, prefix: str) -> None:
+    """Removes the folders of daemons that were killed."""
+    for folder in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid == os.geteuid():
+                fd = _locked(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(fd)
+
+
+# Folders of sessions on one node: where their ranks work, and what goes with them.
+#
+# All of them are in one folder of the daemon.
+
+
+_PREFIX = "disco-work-"
+_ENTER = 0o711
+"""Others may pass through, because ranks may be another user's, and see no names."""
+
+
+class WorkFolders:
+    """Makes folders, and removes them.
+
+    Args:
+        parent: Where; None for the system's folder of temporary files.
+        account: Whom the folders are for, if not this process's user.
+    """
+
+    def __init__(self, parent: Path | None = None, account: Account | None = None) -> None:
+        self._parent = parent
+        self._account = account
+        self._root: OwnFolder | None = None
+
+    def make(self, session: int, worker: int) -> str:
+        """Makes the folder of a rank.
+
+        Raises:
+            OSError: That is not possible.
+        """
+        folder = self._of(session)
+        folder.mkdir(exist_ok=True)
+        mine = folder / f"worker-{worker}"
+        mine.mkdir(mode=0o700)
+        if self._account is not None:
+            folder.chmod(_ENTER)
+            os.chown(mine, self._account.uid, self._account.gid)
+        return str(mine)
+
+    def remove(self, session: int) -> None:
+        """Removes all that the ranks of a session left in theirs; they have ended."""
+        if self._root is not None:
+            shutil.rmtree(self._of(session), ignore_errors=True)
+
+    def close(self) -> None:
+        """Removes everything; idempotent."""
+        root, self._root = self._root, None
+        if root is not None:
+            root.remove()
+
+    def _of(self, session: int) -> Path:
+        if self._root is None:
+            self._root = OwnFolder(_PREFIX, self._parent)
+            if self._account is not None:
+                self._root.path.chmod(_ENTER)
+        return self._root.path / f"session-{session:016x}"
+
+
+# Which machine this is, for ranks that could share its memory.
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACES = ("net", "ipc", "pid")
+_SHARED = Path("/dev/shm")  # noqa: S108  (where MPI keeps its shared memory)
+
+
+def host_id() -> str:
+    """An opaque text, the same for daemons whose ranks can share memory.
+
+    Two daemons on one machine have the same kernel, the same view of other
+    processes and of the network, and the same folder of shared memory. Containers
+    and network namespaces have their own, and count as machines of their own.
+    """
+    try:
+        parts = [_BOOT_ID.read_text().strip(), str(_SHARED.stat().st_dev)]
+        parts += [str(Path(f"/proc/self/ns/{name}").readlink()) for name in _NAMESPACES]
+    except OSError:  # not Linux: the name has to do
+        parts = [socket.gethostname()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

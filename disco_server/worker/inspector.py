@@ -6,14 +6,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import Kind, envelope
-from disco_client.wire.flight_cuts import Since
-from disco_client.wire.inspection import EncodedRankReport, decode_followed, encode_report
-from disco_server.observe.inspect import Subject, cut_ranks, inspect_ranks
-from disco_server.worker.node_session import NodeSession
+from disco_client.wire.reports import EncodedRankReport, decode_followed, encode_report
+from disco_server.observe.processes import Subject, cut_ranks, inspect_ranks
+
+if TYPE_CHECKING:
+    from disco_client.tracing.ring import Since
+    from disco_server.worker.node_session import NodeSession
 
 __all__ = ["NodeInspector"]
 
@@ -103,7 +106,8 @@ class NodeInspector:
             node_pb2.SessionGlance(
                 session=session.session,
                 received=newest,
-                ranks=[encode_report(next(reports)) for _ in each],
+                # Who looks every second does not compare what they have entered.
+                ranks=[encode_report(replace(next(reports), entered=())) for _ in each],
             )
             for session, newest, each in zip(here, received, subjects, strict=True)
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -11,8 +12,10 @@ from prometheus_client.core import (
     Metric,
 )
 
-from disco_server.observe.stacks import resident_bytes
-from disco_server.worker.supervisor import Supervisor
+from disco_server.observe.processes import resident_bytes
+
+if TYPE_CHECKING:
+    from disco_server.worker.supervisor import Supervisor
 
 __all__ = ["collect"]
 

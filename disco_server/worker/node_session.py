@@ -2,27 +2,179 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from disco_client.arrays.shared_memory import SharedPool
 from disco_client.pb import controller_pb2, node_pb2
-from disco_client.transport.shared import SharedPool
+from disco_client.telemetry import spans
 from disco_client.wire.codec import Kind, envelope
-from disco_server.channels.frames import frame
-from disco_server.channels.growing import Offers
+from disco_server.collectives.startup import CommunicatorStartup, init_seconds
+from disco_server.ipc.framing import frame
+from disco_server.ipc.growing import Offers
+from disco_server.ipc.process import RankHandle
 from disco_server.observe.logs import BoundLogger, bind
-from disco_server.worker.kept_replies import KeptReplies
-from disco_server.worker.lent_arrays import LentArrays
-from disco_server.worker.opening import Opening, init_seconds
+from disco_server.worker.array_store import LentArrays, Uploads
+from disco_server.worker.output import SessionOutput
 from disco_server.worker.pmi import PmiNode
-from disco_server.worker.rank_handle import RankHandle
-from disco_server.worker.spans import RankSpans
-from disco_server.worker.uploads import Uploads
 
-__all__ = ["NodeSession"]
+if TYPE_CHECKING:
+    import asyncio
+
+    from disco_client.telemetry.base import Span
+    from disco_server.worker.fork_server import Keeper
+    from disco_server.worker.output import SessionOutput
+    from disco_server.worker.pmi import PmiNode
+
+__all__ = ["KeptReplies", "NodeSession", "RankSpans"]
+
+
+# What ranks have replied and the client may not have yet, because a connection may break.
+#
+# Each rank numbers its replies. The client says now and then up to which number it has
+# them, and they are forgotten here; after a lost connection it says so too, and gets what
+# came after. So every reply arrives, and the client knows which it has seen.
+
+
+FULL_BYTES = 64 << 20
+"""With more than this nobody reads further replies from the ranks, which then wait."""
+
+
+class KeptReplies:
+    """The replies of one session's ranks on one node, in the order in which they came.
+
+    Attributes:
+        nbytes: How large they are together.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[int, int, bytes]] = deque()
+        self._sent: dict[int, int] = {}
+        self.nbytes = 0
+
+    def add(self, worker: int, number: int, raw: bytes) -> None:
+        """Keeps a reply.
+
+        Args:
+            worker: Whose it is.
+            number: How many replies that is from this rank.
+            raw: The encoded envelope.
+        """
+        self._kept.append((worker, number, raw))
+        self._sent[worker] = number
+        self.nbytes += len(raw)
+
+    def forget(self, received: Sequence[int]) -> None:
+        """Drops what the client has.
+
+        Args:
+            received: The number of the newest reply that it has of each of the session's
+                workers; empty for a client that wants none of these.
+        """
+        before, self._kept, self.nbytes = self._kept, deque(), 0
+        if not received:
+            return
+        for worker, number, raw in before:
+            if worker >= len(received) or number > received[worker]:
+                self._kept.append((worker, number, raw))
+                self.nbytes += len(raw)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more should be added for now."""
+        return self.nbytes > FULL_BYTES
+
+    def waiting(self) -> Iterable[bytes]:
+        """The envelopes that the client may not have."""
+        return [raw for _, _, raw in self._kept]
+
+    def sent(self, workers: Iterable[int]) -> list[int]:
+        """How many replies each of some ranks has sent."""
+        return [self._sent.get(worker, 0) for worker in workers]
+
+
+# What a node's spans tell of the ranks of a session: their starts, their meeting, their ends.
+
+
+class RankSpans:
+    """The spans of one session's ranks on one node.
+
+    Args:
+        session: The session's id.
+        start: What the controller said when it began.
+    """
+
+    def __init__(self, session: int, start: node_pb2.StartRanks) -> None:
+        self._trace: Mapping[str, str] = spans.carrier_of(start.trace.items())
+        share = start.nodes[start.node_index] if start.nodes else node_pb2.NodeRanks()
+        self._facts = {
+            "disco.session.id": f"{session:016x}",
+            "disco.session.name": start.session_name,
+            "disco.node": share.node,
+        }
+        self._devices = dict(zip(share.workers, share.devices, strict=False))
+        self._starting = {
+            worker: self._begin("disco.rank.start", worker) for worker in share.workers
+        }
+        self._running: dict[int, Span] = {}
+        self._opening: dict[int, Span] = {}
+
+    def _begin(self, name: str, worker: int, **facts: int) -> Span:
+        device = self._devices.get(worker, "")
+        known = {**self._facts, "disco.rank": worker, "disco.device": device, **facts}
+        return spans.begin(name, known, parent=self._trace)
+
+    @property
+    def ids(self) -> Mapping[str, str]:
+        """What log lines about the session say of its trace: under what its ranks start."""
+        if not any(span.ids for span in self._starting.values()):
+            return {}  # no spans are made here
+        parts = self._trace.get("traceparent", "").split("-")
+        return dict(zip(("trace_id", "span_id"), parts[1:3], strict=False))
+
+    def ids_of(self, worker: int) -> Mapping[str, str]:
+        """What log lines about a rank say."""
+        span = self._running.get(worker) or self._starting.get(worker)
+        return span.ids if span is not None else {}
+
+    def got_process(self, worker: int, pid: int) -> None:
+        """A rank has a process."""
+        self._starting[worker].note({"process.pid": pid})
+
+    def started(self, worker: int, pid: int) -> None:
+        """A rank is ready for commands."""
+        self._starting[worker].end()
+        self._running[worker] = self._begin("disco.rank", worker, **{"process.pid": pid})
+
+    def opens(self, worker: int) -> None:
+        """A rank begins to open its communicator."""
+        if worker not in self._opening:
+            self._opening[worker] = self._begin("disco.ccl.open", worker)
+
+    def opened(self, worker: int) -> None:
+        """A rank has opened it, or could not."""
+        if (span := self._opening.pop(worker, None)) is not None:
+            span.end()
+
+    def died(self, worker: int, how: str, seq: int | None, output: Iterable[str]) -> None:
+        """A rank has ended by itself, in the midst of a command perhaps."""
+        facts: dict[str, int | list[str]] = {"disco.output": list(output)}
+        if seq is not None:
+            facts["disco.seq"] = seq
+        for begun in (self._opening, self._running, self._starting):
+            if (span := begun.get(worker)) is not None:
+                span.note(facts)
+                span.fail(f"worker {worker} {how}")
+                span.end()
+
+    def end(self) -> None:
+        """The session is over, and its ranks with it."""
+        for begun in (self._opening, self._running, self._starting):
+            for span in begun.values():
+                span.end()
 
 
 @dataclass(slots=True)
@@ -37,6 +189,7 @@ class NodeSession:
         memory: For arrays, to use again.
         uploads: The arrays on their way to its ranks.
         lent: Those of what they offer that a client has asked for.
+        keeper: The parent of its processes here.
         ranks: Its processes here.
         assigned: Of each rank, done when it is ready.
         ready: Whether all of them are.
@@ -48,6 +201,7 @@ class NodeSession:
         orphan: Ends the session when no controller comes back for it.
         pmi: Where its ranks meet for MPI.
         opening: How far its ranks are with opening their communicator.
+        output: What its ranks print.
         spans: Of its ranks.
         ending: Whether it is over.
         audited: What the audit log has of it lately.
@@ -59,6 +213,7 @@ class NodeSession:
     log: BoundLogger
     offers: Offers = field(default_factory=Offers)
     memory: SharedPool = field(default_factory=SharedPool)
+    keeper: Keeper | None = None
     ranks: dict[int, RankHandle] = field(default_factory=dict[int, RankHandle])
     assigned: dict[int, asyncio.Future[None]] = field(
         default_factory=dict[int, "asyncio.Future[None]"]
@@ -71,7 +226,8 @@ class NodeSession:
     asked_ccl: bytes = b""
     orphan: asyncio.TimerHandle | None = None
     pmi: PmiNode | None = None
-    opening: Opening = field(init=False)
+    opening: CommunicatorStartup = field(init=False)
+    output: SessionOutput = field(init=False)
     spans: RankSpans = field(init=False)
     uploads: Uploads = field(init=False)
     lent: LentArrays = field(init=False)
@@ -86,7 +242,7 @@ class NodeSession:
         self.log = bind(self.log, **self.spans.ids)
         self.uploads = Uploads(self.memory, self.tell_of_array, self.start.lease_s)
         self.lent = LentArrays(self.offers, self.give_back, self.start.lease_s)
-        self.opening = Opening(
+        self.opening = CommunicatorStartup(
             self.start.num_workers,
             init_seconds(),
             waiting=lambda: self.pmi.waiting if self.pmi is not None else (),
@@ -119,17 +275,21 @@ class NodeSession:
             error=error,
             and_before=transfer.and_before,
         )  # the session's secret is not the rank's business
-        kind = Kind.ARRAY_MORE if fd is None else Kind.ARRAY_IN
-        self._send(transfer.worker, kind, told.SerializeToString(), fd)
+        self._send(Kind.ARRAY_MORE if fd is None else Kind.ARRAY_IN, told, fd)
 
     def give_back(self, worker: int, fd: int) -> None:
-        """Returns memory to a rank, which may use it again."""
-        self._send(worker, Kind.ARRAY_BACK, b"", fd)
+        """Returns memory to a rank, which may use it again; -1 stands for none."""
+        if fd >= 0:
+            self._send(Kind.ARRAY_BACK, controller_pb2.Transfer(worker=worker), fd)
 
-    def _send(self, worker: int, kind: Kind, payload: bytes, fd: int | None) -> None:
-        handle = self.ranks.get(worker)
+    def _send(self, kind: Kind, told: controller_pb2.Transfer, fd: int | None) -> None:
+        def framed(error: str) -> bytes:
+            told.error = told.error or error
+            return frame(envelope(kind, told.SerializeToString(), session=self.session))
+
+        handle = self.ranks.get(told.worker)
         if handle is not None:
-            handle.send(frame(envelope(kind, payload, session=self.session)), fd)
+            handle.send(framed(""), fd, framed)
         elif fd is not None:
             os.close(fd)
 

@@ -1,6 +1,6 @@
 """Lets the ranks of a session form an MPI world without a launcher.
 
-Here the worker daemon answers what `pmi_exchange` describes: `PmiNode` serves the
+Here the worker daemon answers what `disco_server.collectives.pmi` describes: `PmiNode` serves the
 ranks of one session on one node, and exchanges with the other nodes what they put.
 """
 
@@ -11,15 +11,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from disco_server.worker.pmi_exchange import MAX_LINE, Meeting, PmiExchange
+from disco_server.collectives.pmi import MAX_LINE, Barrier, OnAbort, PmiExchange
 
 if TYPE_CHECKING:
     import socket
 
 __all__ = ["PmiNode"]
 
+
 Fence = Callable[[str, Mapping[str, bytes]], Awaitable[Mapping[str, bytes]]]
-OnAbort = Callable[[int, str], None]
 
 
 class PmiNode:
@@ -121,7 +121,7 @@ class PmiNode:
             self._exchange.refuse(rank, str(error))
             return b""
 
-    async def _meet(self, meeting: Meeting) -> None:
+    async def _meet(self, meeting: Barrier) -> None:
         try:
             merged = await self._fence(meeting.name, meeting.puts)
             self._exchange.met(merged)

@@ -4,28 +4,78 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
 
 from disco_client.errors import describe_exit
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
-from disco_server.channels.frames import FrameReader, frame
-from disco_server.channels.growing import FROM_RANKS
+from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_another
+from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
+from disco_server.ipc.framing import FrameReader, frame
+from disco_server.ipc.growing import FROM_RANKS
+from disco_server.observe import logs
 from disco_server.observe.logs import bind
-from disco_server.observe.stacks import RankMemory
-from disco_server.worker.arrays import ArrayCarrier
-from disco_server.worker.auditing import audit_rank
+from disco_server.worker.array_server import NodeArrays
+from disco_server.worker.counters import Tally
+from disco_server.worker.environment import WorkFolders
+from disco_server.worker.fork_server import CannotStart, ForkServer
 from disco_server.worker.inspector import NodeInspector
-from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
-from disco_server.worker.node_arrays import NodeArrays
 from disco_server.worker.node_session import NodeSession
+from disco_server.worker.output import SessionOutput
 from disco_server.worker.pmi import PmiNode
-from disco_server.worker.rank_handle import RankHandle
-from disco_server.worker.spares import Spares
-from disco_server.worker.tally import Tally
-from disco_server.worker.work_folders import WorkFolders
 
-__all__ = ["Fence", "Supervisor"]
+if TYPE_CHECKING:
+    from disco_server.ipc.process import RankHandle
+    from disco_server.observe.processes import RankMemory
+    from disco_server.worker.array_streams import ArrayCarrier
+    from disco_server.worker.environment import WorkFolders
+
+__all__ = ["Fence", "Supervisor", "audit_rank"]
+
+
+# What ranks load and refuse, in the audit log of their daemon.
+
+
+_REMEMBERED = 256
+
+
+def audit_rank(session: NodeSession, worker: int, node: str, payload: bytes) -> None:
+    """Writes down what a rank says that it did, or refused to do.
+
+    All ranks of a session do the same; what one of them has said here, the others need
+    not say again.
+
+    Args:
+        session: Its session.
+        worker: Which of its ranks it is.
+        node: This node's name.
+        payload: What it said; its process may be under somebody else's control by now.
+    """
+    try:
+        said = node_pb2.Audited.FromString(payload)
+    except DecodeError:
+        return
+    key = said.what, said.name, said.refused
+    if key in session.audited:
+        return
+    session.audited[key] = None
+    if len(session.audited) > _REMEMBERED:
+        session.audited.popitem(last=False)
+    write = logs.refusals.record if said.refused else logs.record
+    write(
+        said.what,
+        who=session.start.owner,
+        what=said.name,
+        session=session.start.session_name,
+        outcome=said.refused or "allowed",
+        node=node,
+        rank=worker,
+    )
+
 
 _logger = logging.getLogger("disco.worker")
 _START_TIMEOUT_S = 60.0
@@ -33,6 +83,9 @@ _NO_PROCESS = 127
 """The exit status of what could not even be started, as shells have it."""
 
 _END_GRACE_S = 0.5
+_END_S = 10.0
+"""How long ranks that were killed may take to end."""
+
 
 Fence = Callable[[int, str, int, int, Mapping[str, bytes]], Awaitable[Mapping[str, bytes]]]
 """Exchanges keys among a session's nodes: (session, name, index, count, items)."""
@@ -46,9 +99,9 @@ class Supervisor:
         rules: What sessions may do here: the fields of it that are the same for all ranks.
         max_array_bytes: How large an array may be that a client brings.
         folders: Where ranks get their folders.
-        spares: Where interpreters come from.
-        post: Sends an encoded envelope to the controller; with ``droppable`` only if it
-            is not too slow.
+        fork_server: Where ranks come from.
+        post: Sends an encoded envelope of a ``session`` to the controller; with
+            ``droppable`` only if it is not too slow. Whether it did.
         fence: Exchanges keys among a session's nodes.
         carrier: Moves host arrays.
 
@@ -64,15 +117,15 @@ class Supervisor:
         rules: node_pb2.AssignRank,
         max_array_bytes: int,
         folders: WorkFolders,
-        spares: Spares,
-        post: Callable[..., object],
+        fork_server: ForkServer,
+        post: Callable[..., bool],
         fence: Fence,
         carrier: ArrayCarrier,
     ) -> None:
         self._node = node
         self._rules = rules
         self._folders = folders
-        self._spares = spares
+        self._fork_server = fork_server
         self._post = post
         self._fence = fence
         self._sessions: dict[int, NodeSession] = {}
@@ -153,8 +206,12 @@ class Supervisor:
 
     def _received(self, session: NodeSession, kind: int, payload: bytes) -> None:
         """Forgets the replies that the client has, and sends the others again if it asks."""
-        replies, known = session.replies, controller_pb2.Received.FromString(payload).replies
+        received = controller_pb2.Received.FromString(payload)
+        replies, known = session.replies, received.replies
         replies.forget(known)
+        if received.given_up or received.unwanted:
+            settling = self.arrays.settle(session, received.given_up, received.unwanted)
+            self._spawn(settling, session)
         if kind == Kind.RESUME and not known:  # another program than before
             self._spawn(self.arrays.abandon(session), session)
         if not replies.full:
@@ -208,9 +265,9 @@ class Supervisor:
     def _tell_again(self, session: NodeSession) -> None:
         self._tell_have(session)
         for raw in session.replies.waiting():
-            self._post(raw)
+            self._post(raw, session=session.session)
         if session.asked_ccl:
-            self._post(session.asked_ccl)
+            self._post(session.asked_ccl, session=session.session)
 
     def _tell_have(self, session: NodeSession) -> None:
         workers = list(session.ranks)
@@ -228,6 +285,13 @@ class Supervisor:
         start = node_pb2.StartRanks.FromString(received.payload)
         log = bind(_logger, session=start.session_name, node=self._node)
         session = NodeSession(received.session, start, log)
+        session.output = SessionOutput(
+            session.session,
+            self._node,
+            session.log_of,
+            # Ranks may print faster than the controller takes it, or while there is none.
+            lambda raw: self._post(raw, session=session.session, droppable=True),
+        )
         self._sessions[received.session] = session
         self._spawn(self._start_ranks(session), session)
 
@@ -236,20 +300,27 @@ class Supervisor:
         share = session.share
         for worker in share.workers:
             session.assigned[worker] = loop.create_future()
-        for worker, device in zip(share.workers, share.devices, strict=True):
-            try:
+        worker = share.workers[0]
+        try:
+            keeper = session.keeper = await self._fork_server.keeper(session.session)
+            for worker, device in zip(share.workers, share.devices, strict=True):
                 folder = self._folders.make(session.session, worker)
-                handle = await self._spares.take()
-            except OSError as error:
-                why = f"no process could be started: {error}"
-                self._tell_exit(session, worker, _NO_PROCESS, [why], at_start=True)
-                return
+                # What drives a GPU begins in a process that nothing was loaded into.
+                handle = await keeper.start_rank(fresh=device != "cpu")
+                if session.ending:
+                    handle.kill()
+                    handle.close()
+                    return
+                self._adopt(session, worker, device, handle, folder)
+        except CannotStart as error:
+            self._tell_exit(session, worker, error.status, error.output, at_start=True)
+            return
+        except OSError as error:
             if session.ending:
-                handle.kill()
-                await handle.exited
-                handle.close()
                 return
-            self._adopt(session, worker, device, handle, folder)
+            why = f"no process could be started: {error}"
+            self._tell_exit(session, worker, _NO_PROCESS, [why], at_start=True)
+            return
         self._serve_pmi(session)
         try:
             await asyncio.wait_for(asyncio.gather(*session.assigned.values()), _START_TIMEOUT_S)
@@ -265,7 +336,6 @@ class Supervisor:
         ready = node_pb2.RanksReady(ranks=self._rank_infos(session))
         self._tell(session, Kind.RANKS_READY, ready.SerializeToString())
         session.log.info("ranks %s run on %s", list(session.ranks), self._node)
-        self._spares.refill_later()
 
     def _rank_infos(self, session: NodeSession) -> list[controller_pb2.RankInfo]:
         return [
@@ -283,7 +353,7 @@ class Supervisor:
         handle.on_envelope = lambda raw, received, fds: self._from_rank(
             session, worker, raw, received, fds
         )
-        handle.on_output = lambda is_error, lines: self._output(session, worker, is_error, lines)
+        handle.on_output = lambda is_error, block: session.output.add(worker, is_error, block)
         start = session.start
         here = next(sorted(ranks) for ranks in _by_host(start) if worker in ranks)
         assign = node_pb2.AssignRank(
@@ -348,27 +418,17 @@ class Supervisor:
             audit_rank(session, worker, self._node, received.payload)
         elif kind == Kind.REPLY:
             session.replies.add(worker, received.first_seq, raw)
-            self._post(raw)
+            self._post(raw, session=session.session)
             if session.replies.full:
                 session.ranks[worker].stop_reading()
         elif kind == Kind.OPEN_CCL:
             session.asked_ccl = raw
             session.spans.opens(worker)
-            self._post(raw)
-
-    def _output(self, session: NodeSession, worker: int, is_error: bool, lines: list[str]) -> None:
-        log = session.log_of(worker)
-        for line in lines:
-            log.info("[worker %d %s] %s", worker, self._node, line)
-        message = controller_pb2.LogLines(
-            worker=worker, node=self._node, stderr=is_error, lines=lines
-        )
-        raw = envelope(Kind.LOG, message.SerializeToString(), session=session.session)
-        # Ranks may print faster than the controller takes it, or while there is none.
-        self._post(raw, droppable=True)
+            self._post(raw, session=session.session)
 
     def _tell(self, session: NodeSession, kind: Kind, payload: bytes = b"") -> None:
-        self._post(envelope(kind, payload, session=session.session))
+        raw = envelope(kind, payload, session=session.session)
+        self._post(raw, session=session.session)
 
     def _watch_opening(self, session: NodeSession, worker: int) -> None:
         """Notes that a rank opens its communicator; once all do, they have so much time."""
@@ -389,7 +449,13 @@ class Supervisor:
 
     async def _watch(self, session: NodeSession, worker: int, handle: RankHandle) -> None:
         status = await handle.exited
+        if may_follow_another(status, handle.memory):
+            await asyncio.sleep(CAUSE_FIRST_S)  # cancelled where another end is heard of
+            ended = [h.memory for h in session.ranks.values() if h.exited.done()]
+            if lost_first([handle.memory, *ended]) is not handle.memory:
+                await asyncio.sleep(CAUSE_FIRST_S)  # that one's own report comes before
         session.offers.break_off(f"worker {worker} ended", worker)
+        session.output.say()
         if session.ending:
             return
         at_start = not session.assigned[worker].done()
@@ -435,18 +501,28 @@ class Supervisor:
         whole = all(not handle.exited.done() for handle in session.ranks.values())
         goodbye = envelope(Kind.END_SESSION, session=session.session)
         grace = _END_GRACE_S if whole else 0.0
-        await asyncio.gather(*(h.end(goodbye, grace) for h in session.ranks.values()))
+        ends = asyncio.gather(*(h.end(goodbye, grace) for h in session.ranks.values()))
+        await asyncio.wait((ends,), timeout=_END_S)
+        if not ends.done() and session.keeper is not None:
+            session.keeper.kill()  # it does not even say that they have ended
+        await ends
         self.tally.collectives.look(self.memories())  # the last of this session
         if session.pmi is not None:
             await session.pmi.close()
         for task in list(session.tasks):
             task.cancel()
         await asyncio.gather(*session.tasks, return_exceptions=True)
+        if session.keeper is not None and not await session.keeper.end():
+            session.log.warning("what its ranks have started may not have ended")
+        session.output.close()
         session.uploads.close()
         session.lent.close()
         session.offers.close()
         session.memory.close()
-        sweep_shared_memory(kvsname(session.session))
+        try:
+            sweep_shared_memory(kvsname(session.session))
+        except OSError as error:  # the session's slots matter more
+            session.log.warning("what its MPI left in /dev/shm stays there: %s", error)
         await self._remove_folders(session.session)
         self._sessions.pop(session.session, None)
         self._tell(session, Kind.SESSION_GONE)
@@ -478,7 +554,7 @@ def _hand_on(session: NodeSession, raw: bytes) -> None:
 def _kind_of_exit(status: int, cause: str, *, at_start: bool) -> str:
     if at_start:
         return "start"
-    if cause:
+    if cause and status == -signal.SIGKILL:
         return "memory"
     return "signal" if status < 0 else "exit"
 

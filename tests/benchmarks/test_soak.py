@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import soak
-from disco_soak import program
+from disco_soak import cluster, program
 from disco_soak.leaks import Holdings
 from disco_soak.program import Program, WrongResult
 
@@ -27,6 +27,8 @@ def test_a_short_run_loses_nothing(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(soak, "_WARM_S", 1.0)
     monkeypatch.setattr(soak, "_SETTLE_S", 2.0)
     monkeypatch.setattr(soak, "_STEPS_A_FAULT", 2)
+    monkeypatch.setattr(cluster, "_STALL_S", 2.0)
+    monkeypatch.setattr(cluster, "_BRIEF_STALL_S", 1.0)
     figures = tmp_path / "figures.json"
     code = soak.main(["--minutes", "0.2", "--seed", "5", "--turn", "5", "--json", str(figures)])
     said = json.loads(figures.read_text())

@@ -29,7 +29,7 @@ def controller(shared_daemons):
     """A controller with a dashboard, and two nodes of two slots."""
     started = shared_daemons.controller("--http", "127.0.0.1:0")
     for name in ("green", "blue"):
-        shared_daemons.worker(started.address, "--slots", "2", "--warm", "1", "--name", name)
+        shared_daemons.worker(started.address, "--slots", "2", "--name", name)
     return started
 
 
@@ -112,7 +112,7 @@ def test_a_session_that_stands_still_says_why(page, controller, eventually):
         session.import_python_module("disco_test_functions")
         eventually(lambda: "stuck" in page.text("#sessions"), what="the session")
         click(page, "stuck")
-        session.get_global_func("tests.sleep")(13.0)
+        session.get_global_func("tests.sleep")(20.0)  # a look comes every few seconds
         eventually(lambda: "tests.sleep" in page.text("#verdict"), 30, what="the verdict")
         session.sync_all()
         eventually(lambda: not page.text("#verdict"), what="the end of it")
@@ -148,7 +148,7 @@ def test_with_tokens_the_page_asks_for_one_and_shows_what_it_may(
     )
     shared_daemons.worker(
         started.address,
-        *("--slots", "1", "--warm", "0", "--tls-ca", pki.ca, "--auth-token-file", mine),
+        *("--slots", "1", "--tls-ca", pki.ca, "--auth-token-file", mine),
     )
 
     def show(token):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from disco_client import connect, errors
-from disco_server.worker.mpich_memory import _hash_name, kvsname
+from disco_server.collectives.mpich_memory import _hash_name, kvsname
 
 QUICK_S = 5.0
 """The promise is 2 s on a machine that does nothing else."""
@@ -90,7 +90,7 @@ def test_a_killed_client_s_slots_are_free_after_the_lease(daemons, all_end):
 
 
 def test_a_killed_worker_daemon_leaves_no_process(daemons, all_end):
-    """Its ranks and its spare interpreters end with it, and the session says NodeLost."""
+    """Its ranks and what forks them end with it, and the session says NodeLost."""
     controller = daemons.controller()
     doomed = daemons.worker(controller.address, "--slots", "2", "--name", "doomed")
     survivor = daemons.worker(controller.address, "--slots", "2", "--name", "survivor")

@@ -12,7 +12,7 @@ import pytest
 
 from disco_client import Session, connect, errors
 from disco_client.pb import controller_pb2, controller_pb2_grpc
-from disco_client.transport.options import target
+from disco_client.transport.channel import target
 from disco_server.cli.local import LocalCluster
 
 
@@ -114,7 +114,7 @@ def test_a_cluster_without_nodes_waits_for_one(daemons, background, eventually):
         connect(controller.address, num_workers=1, timeout=0.3)
     waiting = background.submit(connect, controller.address, num_workers=2, timeout=40.0)
     eventually(lambda: queued(controller.address) == 1, what="the session to be queued")
-    daemons.worker(controller.address, "--slots", "2", "--name", "late", "--warm", "0")
+    daemons.worker(controller.address, "--slots", "2", "--name", "late")
     session: Session = waiting.result(timeout=30)
     with session:
         assert {rank.node for rank in session.workers} == {"late"}

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from disco_client import connect, errors
+from disco_client.arrays.shared_memory import MEMORY_SCHEME, READ_BYTES, pack
 from disco_client.pb import memory_pb2
-from disco_client.transport.memory_frames import MEMORY_SCHEME, READ_BYTES, pack
 from disco_client.wire.arrays import encode_head
 
 NBYTES = 8 << 20
@@ -74,7 +74,7 @@ def test_a_broken_off_upload_fails_its_command_and_leaks_nothing(daemons, announ
     with connect(controller.address, num_workers=1) as session:
         session.copy_to_worker_0(np.zeros(1 << 20, "uint8")).numpy()
         before = daemon.num_fds()
-        arrays = session._transport._arrays
+        arrays = session._core.transport._arrays
         for _ in range(3):
             _, ticket = announce(session, np.zeros(1 << 20, "uint8"))
             with socket.socket(socket.AF_UNIX) as sock:
@@ -96,7 +96,7 @@ def test_a_session_that_ends_lets_nobody_wait(shared_daemons):
         connect(controller.address, num_workers=1) as opened,
         socket.socket(socket.AF_UNIX) as sock,
     ):
-        arrays = opened._transport._arrays
+        arrays = opened._core.transport._arrays
         sock.settimeout(20)
         sock.connect(arrays._doors[0].removeprefix(MEMORY_SCHEME))
         transfer = encode_head(arrays._session, arrays._key, 99, 8, 0)
@@ -112,7 +112,7 @@ def test_where_the_folder_is_gone_the_controller_relays(shared_daemons):
     shared_daemons.worker(controller.address, "--slots", "1")
     array = np.random.default_rng(3).random(100_003)
     with connect(controller.address, num_workers=1) as opened:
-        arrays = opened._transport._arrays
+        arrays = opened._core.transport._arrays
         door = arrays._doors[0]
         shutil.rmtree(Path(door.removeprefix(MEMORY_SCHEME)).parent)
         for _ in range(2):
@@ -131,7 +131,7 @@ def lose_it_while_the_daemon_stands_still(controller, daemon, eventually):
             failed.append(error)
 
     with connect(controller.address, num_workers=1) as session:
-        arrays = session._transport._arrays
+        arrays = session._core.transport._arrays
         session.copy_to_worker_0(np.zeros(1 << 20)).numpy()
         door = arrays._direct[arrays._doors[0]]
         daemon.send(signal.SIGSTOP)

@@ -20,7 +20,7 @@ def address(shared_daemons):
     controller = shared_daemons.controller()
     path = os.pathsep.join(str(TESTS / part) for part in ("standin", "worker_modules"))
     for name, devices in (("one", "cuda:0,1"), ("two", "cuda:2,3")):
-        options = ("--name", name, "--devices", devices, "--warm", 0, "--allow-module", GPUS)
+        options = ("--name", name, "--devices", devices, "--allow-module", GPUS)
         # The check asks the driver, which has no stand-in.
         environ = {"PYTHONPATH": path, "DISCO_DEVICE_CHECK": "off"}
         shared_daemons.worker(controller.address, *options, **environ)

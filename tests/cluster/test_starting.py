@@ -13,7 +13,7 @@ from disco_client import connect, errors
 def test_a_node_without_descriptors_fails_the_session_and_recovers(daemons):
     """Whoever asked is told which node it was and why; later sessions run."""
     controller = daemons.controller()
-    worker = daemons.worker(controller.address, "--slots", 2, "--warm", 0, "--name", "poor")
+    worker = daemons.worker(controller.address, "--slots", 2, "--name", "poor")
     process = psutil.Process(worker.process.pid)
     soft, hard = process.rlimit(resource.RLIMIT_NOFILE)
     process.rlimit(resource.RLIMIT_NOFILE, (process.num_fds() + 3, hard))

@@ -78,7 +78,7 @@ def address(hosts, pki, shared_daemons):
     path = os.pathsep.join([str(ROOT / "tests" / "worker_modules"), str(EXAMPLES)])
     for host, name in ((first, "near"), (second, "far")):
         daemons.prefix = [*host.within]
-        options = ("--slots", "2", "--name", name, "--allow-module", "embedding", "--warm", "0")
+        options = ("--slots", "2", "--name", name, "--allow-module", "embedding")
         options = (*options, "--require-client-cert", *pki.flags("worker"))
         # Under the namespaces is one machine; UCX would find its memory, and use that.
         daemons.worker(controller.address, *options, PYTHONPATH=path, UCX_TLS="tcp,self")
@@ -127,7 +127,7 @@ def test_a_client_on_either_host_may_drive_it(hosts, known):
         "    array = np.arange(300_000.0)\n"
         "    ref = s.broadcast(array)\n"
         "    assert all((ref.numpy(w) == array).all() for w in range(4))\n"
-        "    doors = s._transport._arrays._doors\n"
+        "    doors = s._core.transport._arrays._doors\n"
         "    print(*sorted({door.rpartition(':')[0] for door in doors.values()}))\n"
     )
     client = hosts[1].popen(sys.executable, "-c", program, **known)

@@ -223,7 +223,7 @@ def over_nodes(case: Case) -> Iterator[str]:
     per_node = case.workers // case.kind.nodes
     command = [sys.executable, "-m", "disco_server.cli.worker", "--allow-module", FUNCTIONS]
     command += ["--allow-read", "*", "--allow-save", "*", "--http", "off"]
-    command += ["--controller", f"localhost:{port}", "--slots", str(per_node), "--warm", "0"]
+    command += ["--controller", f"localhost:{port}", "--slots", str(per_node)]
     path = os.pathsep.join((str(WORKER_MODULES), os.environ.get("PYTHONPATH", "")))
     with subprocess.Popen(
         [*command, "--log-level", "error"],

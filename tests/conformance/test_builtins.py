@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import disco_client as di
-from disco_server.runtime import builtins
+from disco_server.rank.builtins import core as builtins
 
 NAMES = [
     "empty",

@@ -285,14 +285,16 @@ def calls(session):
     ],
 )
 def test_counts_that_do_not_fit_are_refused_on_every_worker(session, tools, name, sent, received):
-    """Before anybody begins: no destination is touched, and no one waits for the root."""
+    """Before anybody begins; no one waits for the root, and the destination is not read."""
     src = tools.call("numpy.ones", [sent], "float32")
     dst = tools.call("numpy.zeros", [received], "float32")
     calls(session)[name](src, dst)
     with pytest.raises(di.CollectiveMismatch) as refused:
         session.sync_all()
     assert len(refused.value.failures) == session.num_workers
-    assert not any(got.any() for got in tools.fetch(dst))
+    for worker in tools.workers:
+        with pytest.raises(di.CollectiveMismatch):
+            dst.debug_get_from_remote(worker)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 import disco_client as di
-from disco_client.wire.inspection import RankState
+from disco_client.wire.reports import RankState
 
 
 @pytest.fixture
@@ -77,12 +77,12 @@ def test_a_rank_that_never_entered_a_collective_is_named_with_what_it_does(
 
     def found():
         diagnosis = session.diagnose()
-        there = "ranks 0, 1 and 3 wait there" in diagnosis.verdict
+        there = diagnosis.verdict.startswith("rank 2 has not entered allreduce(sum) #")
+        there = there and "ranks 0, 1 and 3 wait there" in diagnosis.verdict
         return diagnosis if there and "in wait_for_file" in diagnosis.ranks[2].stack else None
 
     diagnosis = eventually(found, what="three ranks in the collective")
     verdict = diagnosis.verdict
-    assert verdict.startswith("rank 2 never entered allreduce(sum) #")
     assert "float32[3, 2]" in verdict
     assert "it has been in user function conformance.wait_on (command #" in verdict
     waiting, busy = diagnosis.ranks[0], diagnosis.ranks[2]
@@ -151,6 +151,88 @@ def test_a_long_wait_is_reported_once_and_goes_on(
     assert end() == []
     printed += capfd.readouterr().err
     assert printed.count("goes on waiting") == 1
+
+
+@FOUR
+def test_nobody_is_accused_in_a_loop_of_small_collectives(session, eventually):
+    """At every moment some rank waits for one that comes at once; all go on, and this is said."""
+    array = session.empty((8,), "float32")
+    session.allreduce(array, array)
+    session.sync_all()
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            for _ in range(500):
+                session.allreduce(array, array)
+            session.sync_all()
+
+    end = in_background(work)
+    found = []
+
+    def looked_often():
+        found.append(session.diagnose().verdict)
+        return sum("slow, still progressing: #" in verdict for verdict in found) >= 8
+
+    try:
+        eventually(looked_often, what="verdicts on a session that goes on")
+    finally:
+        stop.set()
+    assert end() == []
+    assert [v for v in found if "never entered" in v or "not entered" in v] == []
+
+
+def test_the_report_on_a_slow_program_accuses_nobody(open_session, eventually, monkeypatch, capfd):
+    """It says how many of the commands all ranks have executed."""
+    monkeypatch.setenv("DISCO_HANG_REPORT_S", "0.1")
+    session = open_session(3)
+    array = session.empty((8,), "float32")
+    nap = session.get_global_func("conformance.nap")
+    session.allreduce(array, array)
+    session.sync_all()
+    capfd.readouterr()
+    printed = ""
+
+    def reported():
+        nonlocal printed
+        for _ in range(100):  # which take longer than the second after which it is looked
+            nap(0.015)
+            session.allreduce(array, array)
+        session.sync_all()
+        printed += capfd.readouterr().err
+        return "slow, still progressing: #" in printed
+
+    eventually(reported, what="the report of a wait")
+    assert "goes on waiting" in printed
+    assert "never entered" not in printed
+    assert "not entered" not in printed
+
+
+def test_the_report_on_a_missing_rank_names_it(
+    open_session, tools_of, gate, eventually, monkeypatch, capfd
+):
+    """The first report does, unless the ranks go on at that time; then the next one."""
+    monkeypatch.setenv("DISCO_HANG_REPORT_S", "0.1")
+    session = open_session(3)
+    tools = tools_of(session)
+    array = session.empty((8,), "float32")
+    for number in range(200):
+        if number == 100:
+            tools.call("wait_on", 1, str(gate))
+        session.allreduce(array, array)
+    end = in_background(session.sync_all)
+    printed = ""
+
+    def reported():
+        nonlocal printed
+        printed += capfd.readouterr().err
+        return "ranks 0 and 2 wait there" in printed
+
+    eventually(reported, what="the report of the wait")
+    assert "verdict: rank 1 has not entered allreduce(sum) #" in printed
+    assert "it has been in user function conformance.wait_on (command #" in printed
+    gate.touch()
+    assert end() == []
 
 
 def test_a_stopped_process_is_named_and_not_waited_for(open_session, workers_of_their_own):

@@ -161,7 +161,7 @@ def test_an_array_that_cannot_be_is_refused_here(session, shape, dtype, error):
 )
 @pytest.mark.parametrize("how", ["to", "from", "first", "last"])
 def test_copies_between_unlike_arrays_are_refused(session, tools, host, how):
-    """Size and dtype must be the same; nothing is overwritten."""
+    """Size and dtype must be the same; what a refused copy would have filled is not read."""
     ref = tools.call("numpy.ones", [6], "float32")
     last = session.num_workers - 1
     copies = {
@@ -172,6 +172,10 @@ def test_copies_between_unlike_arrays_are_refused(session, tools, host, how):
     }
     with pytest.raises(di.BadArgument, match="must be the same"):
         copies[how]()
+    if how == "to":  # nobody has waited for that one
+        with pytest.raises(di.BadArgument, match="must be the same"):
+            ref.numpy()
+        session.copy_to_worker_0(np.ones(6, "float32"), ref)
     for got in tools.fetch(ref):
         np.testing.assert_array_equal(got, np.ones(6))
 
@@ -244,6 +248,34 @@ def test_a_worker_that_dies_ends_its_session_with_a_name(
         with pytest.raises(di.WorkerLost):
             use()
     session.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        ("Halt", 1, "raised disco_conformance_functions.Halt: enough in "),
+        ("KeyboardInterrupt", 1, "raised KeyboardInterrupt: enough in "),
+        ("GeneratorExit", 1, "raised GeneratorExit: enough in "),
+        (3, 3, "exited with status 3: SystemExit: 3 was raised in "),
+        ("no way", 1, "exited with status 1: SystemExit: no way was raised in "),
+    ],
+)
+def test_what_ends_a_worker_is_named_with_the_function_that_raised_it(
+    open_session, tools_of, raised, status, said
+):
+    """Not only Exceptions can be raised; the end says which, and in which command."""
+    session = open_session(2)
+    tools = tools_of(session)
+    for number in range(40):
+        tools.call("echo", number)
+    session.sync_all()
+    tools.call("raise_on", 1, raised)
+    seq = session.statistics()["issued"]
+    with pytest.raises(di.WorkerLost) as lost:
+        session.sync_worker(1)
+    error = lost.value
+    assert (error.worker, error.exit_status) == (1, status)
+    assert f" {said}conformance.raise_on (command #{seq}); session" in str(error)
 
 
 def test_a_worker_that_was_stopped_goes_on_later(workers_of_their_own, session, tools):

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import disco_client as di
-import disco_client.arrays
+import disco_client.arrays.transfer
 
 PIECE = 4 << 20
 ODD = 3 * PIECE // 4 + 1
@@ -28,7 +28,7 @@ def before_download(session, monkeypatch):
     """Has something done once, after a reply has come and before its arrays are fetched."""
 
     def act_first(act):
-        download = session._transport.download
+        download = session._core.transport.download
         acted = []
 
         def later(*args):
@@ -36,7 +36,7 @@ def before_download(session, monkeypatch):
                 acted.append(act())
             download(*args)
 
-        monkeypatch.setattr(session._transport, "download", later)
+        monkeypatch.setattr(session._core.transport, "download", later)
         return acted
 
     return act_first
@@ -146,7 +146,7 @@ def test_an_upload_that_never_begins_leaves_no_worker_waiting(session, monkeypat
     """Ctrl-C between command and upload: the command fails, and the session goes on."""
     array = numbers(PIECE // 4 + 1)
     with monkeypatch.context() as patch:
-        patch.setattr(di.arrays.Uploads, "send", interrupt)
+        patch.setattr(di.arrays.transfer.Uploads, "send", interrupt)
         with pytest.raises(KeyboardInterrupt):
             session.copy_to_worker_0(array)
     with pytest.raises(di.RemoteError, match="the upload was broken off"):

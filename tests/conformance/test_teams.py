@@ -33,7 +33,9 @@ def test_uneven_parts_come_together_in_each_line(tools, lines):
             want = None if line is None else np.concatenate([parts[each] for each in line])
             assert whole is None if line is None else np.array_equal(whole, want)
     kinds = tools.results("kind", team)
-    assert kinds == ["Team" if members_of(lines, worker) else "NoneType" for worker in range(4)]
+    assert kinds == [
+        "ProcessGroup" if members_of(lines, worker) else "NoneType" for worker in range(4)
+    ]
 
 
 def test_bytes_are_counted(tools):

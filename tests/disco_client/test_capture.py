@@ -18,7 +18,7 @@ from disco_client import (
     RemoteException,
     SessionClosed,
 )
-from disco_client.capture import StepLines
+from disco_client.command_log import StepLines
 from disco_client.errors import IssuedAt, RemoteFailure
 
 
@@ -385,7 +385,7 @@ def test_a_program_cannot_run_before_it_is_there(session):
 
 def test_the_lines_of_gone_programs_fade(monkeypatch):
     """Those that ended last are remembered, up to a number of steps; live ones always."""
-    monkeypatch.setattr("disco_client.capture._REMEMBERED_STEPS", 30)
+    monkeypatch.setattr("disco_client.command_log._REMEMBERED_STEPS", 30)
     lines = StepLines()
     here = IssuedAt("f.py", 3, "f")
     for defined in range(1, 6):

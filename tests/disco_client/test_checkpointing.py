@@ -153,7 +153,7 @@ def test_each_checkpoint_takes_the_place_of_the_one_before(session, lose, tmp_pa
         assert len(checkpoints(tmp_path)) == 1
         lose(session)
     assert value.numpy(1)[0] == 3
-    assert session._transport._journal.nbytes < 100_000
+    assert session._core.transport._journal.nbytes < 100_000
 
 
 def test_a_checkpoint_that_fails_leaves_the_one_before(session, lose, tmp_path):
@@ -201,13 +201,24 @@ def test_other_threads_go_on_behind_it(session, lose, tmp_path):
 
 
 def test_objects_that_cannot_be_saved_are_refused(session, tmp_path):
-    """By their type and where they are; the session works on."""
+    """By their type, who made them where, and where they are; the session works on."""
     cache = session.get_global_func("tests.make_object")()
-    with pytest.raises(errors.EncodingError, match=r"an object of type .*Cache on worker 0"):
+    made = rf"what tests\.make_object\(\) returned \(File \"{__file__}\", line \d+, in test_objects"
+    is_one = r".* is an object of type .*Cache on worker 0"
+    with pytest.raises(errors.EncodingError, match=made + is_one):
         session.checkpoint(tmp_path)
     del cache
     session.checkpoint(tmp_path)
     assert len(checkpoints(tmp_path)) == 1
+
+
+def test_only_the_last_checkpoint_is_there_when_it_returns(session, tmp_path):
+    """The one before has been removed, so that its space is free."""
+    arrays = [session.broadcast(np.arange(float(LARGE))) for _ in range(4)]
+    for number in range(1, 7):
+        session.checkpoint(tmp_path)
+        assert checkpoints(tmp_path) == [f"{session.session_id}-{number}"]
+    assert arrays[0].numpy(1)[-1] == LARGE - 1
 
 
 def test_a_checkpoint_makes_a_session_recoverable_again(open_session, lose, tmp_path):

@@ -6,21 +6,18 @@ import json
 
 from disco_client.diagnosis import Diagnosis
 from disco_client.wire.codec import Action
-from disco_client.wire.inspection import CommandReport, Inspection, RankReport, RankState
+from disco_client.wire.reports import CommandReport, Inspection, RankReport, RankState
 
-STACK = """Thread 0x1 (most recent call first):
-  File "/lib/disco_server/collectives/meeting_watch.py", line 88 in _run
-
-Current thread 0x2 (most recent call first):
+STACK = """Stack (most recent call first):
   File "/home/me/<train>.py", line 5 in load_batch
-  File "/lib/disco_server/runtime/executor.py", line 1 in _call
-  File "/lib/disco_server/worker/rank_process.py", line 1 in main
+  File "/lib/disco_server/rank/executor.py", line 1 in _call
+  File "/lib/disco_server/rank/process.py", line 1 in main
 """
 BUSY = CommandReport(7, Action.CALL_PACKED, "load_batch", 41.0)
 DONE = CommandReport(6, Action.COPY_TO_WORKER0, "", 0.5, failed=True)
 RANKS = (
     RankReport(0, "a", 11, finished=DONE, stack=STACK),
-    RankReport(1, "a", 12, current=BUSY, stack=STACK.replace("0x2", "0x3")),
+    RankReport(1, "a", 12, current=BUSY, stack=STACK),
     RankReport(2, "b", 13, current=BUSY, stack=STACK),
     RankReport(3, "b", 14, RankState.STOPPED, note="the process is stopped"),
 )
@@ -28,7 +25,7 @@ FOUND = Diagnosis.of(Inspection(1, "training", 4, RANKS), issued=8)
 
 
 def test_the_text_has_verdict_table_and_stacks():
-    """Stacks of busy ranks alone, each once, from the command on, without our watchers."""
+    """Stacks of busy ranks alone, each once, from the command on."""
     text = str(FOUND)
     lines = text.splitlines()
     assert lines[0] == "session 'training': 4 workers, commands issued up to #8"
@@ -39,7 +36,6 @@ def test_the_text_has_verdict_table_and_stacks():
     at = lines.index("stack of ranks 1 and 2:")
     assert lines[at + 1 : at + 3] == ['  File "/home/me/<train>.py", line 5 in load_batch', ""]
     assert lines[-2:] == ["stack of rank 3:", "  (the process is stopped)"]
-    assert "_watch.py" not in text
     assert "executor.py" not in text
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import pickle
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -26,14 +27,15 @@ FAILURE = RemoteFailure(
 
 
 def test_the_tree_is_as_drawn():
-    """The picture at the top of the module names every class, under its base."""
+    """The picture in docs/errors.md names every class, under its base, with what it is."""
+    page = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+    tree = page.partition("## The tree")[2].split("```")[1]
     drawn, path = {}, []
-    for line in inspect.getdoc(errors).splitlines():
-        if not line.startswith("    "):
-            continue
+    for line in tree.strip().splitlines():
         text = line.lstrip(" │├└─")
-        name = text.split()[0]
-        depth = (len(line) - len(text)) // 4 - 1
+        name, _, said = text.partition(" ")
+        depth = (len(line) - len(text)) // 4
+        assert said.strip() or not depth, name
         path = [*path[:depth], name]
         drawn[name] = path[depth - 1] if depth else "Exception"
     classes = {

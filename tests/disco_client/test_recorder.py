@@ -9,7 +9,7 @@ import pytest
 
 from disco_client import CaptureError, DModule, DPackedFunc, ForeignReference
 from disco_client.command_log import MAX_COMMAND_BYTES
-from disco_client.recorder import RecordingLog
+from disco_client.program import RecordingLog
 from disco_client.wire.codec import Action, EncodedBatch
 
 
@@ -35,7 +35,7 @@ def test_steps_are_numbered_and_encoded_as_batches():
 @pytest.mark.parametrize("what", ["steps", "bytes"])
 def test_a_program_has_a_largest_size(monkeypatch, what):
     """More steps or values than travel at once are refused while they are recorded."""
-    monkeypatch.setattr("disco_client.recorder.MAX_STEPS", 10)
+    monkeypatch.setattr("disco_client.program.MAX_STEPS", 10)
     log = RecordingLog()
 
     def record():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_client.registers import RegisterIds
+from disco_client.command_log import RegisterIds
 
 
 def test_freed_ids_come_back_last_in_first_out():

@@ -10,16 +10,20 @@ import pytest
 from disco_client import errors
 from disco_client.errors import IssuedAt, RemoteFailure
 from disco_client.replies import Inbox
+from disco_client.scopes import Scope, current_scope
 from disco_client.wire.codec import EncodedReply, FailureKind, encode_failure, encode_value
 
 LINE = IssuedAt("program.py", 12, "main")
+MINE, THEIRS = Scope(), Scope()
 
 
 class Log:
-    """What an inbox asks of the log: acknowledgements and lines."""
+    """What an inbox asks of the log: acknowledgements, lines and scopes."""
 
     def __init__(self, workers):
         self.acks = [0] * workers
+        self.scopes = {}
+        self.here = MINE
 
     def acknowledge(self, worker, seq):
         self.acks[worker] = max(self.acks[worker], seq)
@@ -27,8 +31,8 @@ class Log:
     def acked(self):
         return min(self.acks)
 
-    def site(self, seq):
-        return LINE if self.acked() < seq else None
+    def origin(self, seq):
+        return (LINE, self.scopes.get(seq, MINE)) if self.acked() < seq else None
 
 
 @pytest.fixture
@@ -38,13 +42,13 @@ def log():
 
 @pytest.fixture
 def inbox(log):
-    return Inbox(log.acknowledge, log.acked, log.site)
+    return Inbox(log.acknowledge, log.acked, log.origin, lambda: log.here)
 
 
 def value(seq, content):
     reply = EncodedReply(seq=seq, ack=seq)
     encode_value(reply.value, content)
-    return reply.SerializeToString()
+    return reply
 
 
 def failure(seq, worker, kind=FailureKind.EXCEPTION, *, answer=None, message="it failed"):
@@ -53,7 +57,7 @@ def failure(seq, worker, kind=FailureKind.EXCEPTION, *, answer=None, message="it
         worker=worker, seq=seq, message=message, node="n", function="f", exception="ValueError"
     )
     encode_failure(reply.failure, failed, kind)
-    return reply.SerializeToString()
+    return reply
 
 
 def never():
@@ -162,8 +166,8 @@ def test_the_cause_of_an_aborted_collective_is_waited_for(inbox):
 
 def test_an_abort_without_a_cause_is_raised_when_all_have_passed(inbox, log):
     """Once every rank has passed the command, nobody is left to report another cause."""
-    log.acks = [5] * 4
     inbox.receive(0, failure(5, 0, FailureKind.ABORTED))
+    log.acks = [5] * 4
     with pytest.raises(errors.CollectiveAborted):
         inbox.raise_pending()
 
@@ -208,7 +212,8 @@ def test_who_waits_looks_after_the_line(inbox):
 
 def test_an_error_is_raised_in_one_of_many_waiting_threads(inbox, log):
     """Threads that sync at the same time share the errors; none fails in another way."""
-    log.acks = [10_000] * 4
+    log.origin = lambda _seq: (LINE, MINE)
+    inbox = Inbox(log.acknowledge, lambda: 10_000, log.origin, lambda: MINE)
     told, wrong, stop = [], [], threading.Event()
 
     def sync():
@@ -228,7 +233,6 @@ def test_an_error_is_raised_in_one_of_many_waiting_threads(inbox, log):
     stop.set()
     for thread in threads:
         thread.join()
-    inbox._pending.clear()
     assert not wrong
     assert len({error.seq for error in told}) == len(told)
     assert told
@@ -245,7 +249,8 @@ def test_a_second_answer_of_one_worker_changes_nothing(inbox):
 
 def test_a_failure_in_a_program_is_explained_when_it_arrives(log):
     """By whoever knows the program; its line may be forgotten later."""
-    inbox = Inbox(log.acknowledge, log.acked, log.site, lambda f: replace(f, program_name="p"))
+    explain = lambda f: replace(f, program_name="p")  # noqa: E731
+    inbox = Inbox(log.acknowledge, log.acked, log.origin, lambda: log.here, explain)
     inbox.receive(0, failure(1, 0))
     with pytest.raises(errors.RemoteException) as caught:
         inbox.raise_pending()
@@ -273,7 +278,7 @@ def test_what_is_open_is_answered_once_more(inbox):
 
 def test_failures_of_a_program_that_has_left_the_session_are_not_raised(log):
     """They may come late; an answer that is waited for tells of them all the same."""
-    inbox = Inbox(log.acknowledge, log.acked, log.site, first_seq=5)
+    inbox = Inbox(log.acknowledge, log.acked, log.origin, lambda: log.here, first_seq=5)
     inbox.receive(0, failure(4, 0))
     inbox.raise_pending()
     inbox.expect(6, 1)
@@ -283,3 +288,112 @@ def test_failures_of_a_program_that_has_left_the_session_are_not_raised(log):
     inbox.receive(0, failure(5, 0))
     with pytest.raises(errors.RemoteException, match="it failed"):
         inbox.raise_pending()
+
+
+# Scopes -----------------------------------------------------------------------------------
+
+
+def sync(inbox, log, scope):
+    """What a sync in a scope raises, if anything."""
+    log.here = scope
+    try:
+        inbox.raise_pending(sync=True)
+    except errors.RemoteError as error:
+        return error
+    return None
+
+
+def test_a_failure_is_raised_in_its_own_scope_and_in_no_other(inbox, log):
+    """Whoever waits first."""
+    log.scopes = {5: THEIRS, 6: MINE}
+    inbox.receive(0, failure(5, 0, message="theirs"))
+    inbox.receive(0, failure(6, 0, message="mine"))
+    other = Scope()
+    assert sync(inbox, log, other) is None
+    error = sync(inbox, log, MINE)
+    assert (error.seq, getattr(error, "__notes__", [])) == (6, [])
+    assert sync(inbox, log, MINE) is None
+    assert sync(inbox, log, THEIRS).seq == 5
+
+
+def test_a_fetch_raises_the_failure_of_another_scope_and_leaves_it_to_that(inbox, log):
+    """What the value depends on, whoever issued it."""
+    log.scopes = {4: THEIRS}
+    inbox.receive(1, failure(4, 1))
+    inbox.expect(7, 1)
+    inbox.receive(1, failure(4, 1, answer=7))
+    with pytest.raises(errors.RemoteException):
+        inbox.wait(7, never)
+    assert sync(inbox, log, MINE) is None
+    assert sync(inbox, log, THEIRS).seq == 4
+
+
+def test_a_fetch_raises_what_its_scope_has_not_seen_if_that_is_older(inbox):
+    """The first cause is shown, also where a consequence is noticed first."""
+    inbox.receive(0, failure(2, 0, message="the cause"))
+    inbox.receive(0, failure(4, 0, message="the consequence"))
+    inbox.expect(7, 1)
+    inbox.receive(0, failure(4, 0, answer=7))
+    with pytest.raises(errors.RemoteException, match="the cause") as raised:
+        inbox.wait(7, never)
+    assert "1 later command" in raised.value.__notes__[0]
+    inbox.raise_pending()
+
+
+def test_what_a_scope_has_left_is_written_down_and_raised_by_leaving(inbox, log):
+    """The last 1,000 are kept, and all are counted."""
+    block = Scope()
+    log.scopes = dict.fromkeys(range(1, 1201), block)
+    for seq in range(1, 1201):
+        inbox.receive(0, failure(seq, 0))
+    block.closed = True
+    left = inbox.failures()
+    assert (left.total, len(left.last), left.last[0].seq) == (1200, 1000, 1)
+    assert sync(inbox, log, MINE) is None
+    with pytest.raises(errors.RemoteException) as raised:
+        inbox.raise_left()
+    assert raised.value.seq == 1
+
+
+def test_what_a_thread_has_left_that_ended_is_raised_by_the_opener_alone(inbox, log):
+    """Once, and by a sync rather than by a fetch."""
+    scopes = []
+    thread = threading.Thread(target=lambda: scopes.append(current_scope(None)))
+    thread.start()
+    thread.join()
+    log.scopes = {5: scopes[0]}
+    inbox.receive(0, failure(5, 0))
+    assert sync(inbox, log, THEIRS) is None
+    log.here = MINE
+    inbox.raise_pending()
+    assert sync(inbox, log, MINE).seq == 5
+    assert sync(inbox, log, MINE) is None
+    assert inbox.failures().total == 1
+
+
+def test_a_failure_of_which_nobody_is_known_goes_to_the_opener(inbox, log):
+    """As of a command that is done again by other workers, and fails only there."""
+    log.acks = [9] * 4
+    inbox.receive(0, failure(5, 0))
+    assert sync(inbox, log, THEIRS) is None
+    assert sync(inbox, log, MINE).seq == 5
+
+
+def test_the_cause_of_an_aborted_collective_may_be_of_another_scope(inbox, log):
+    """A rank says for which failure it left the command out; also if that has been seen."""
+    log.scopes = {5: THEIRS, 8: MINE}
+    inbox.receive(2, failure(5, 2, message="the cause"))
+    inbox.receive(2, failure(6, 2, message="has nothing to do with it"))
+    assert sync(inbox, log, THEIRS).seq == 5
+    inbox.receive(2, failure(5, 2, answer=8, message=""))
+    inbox.receive(0, failure(8, 0, FailureKind.ABORTED, message="worker 2 cannot come"))
+    log.scopes[6] = MINE
+    log.here = MINE
+    error = sync(inbox, log, MINE)
+    assert error.seq == 6  # its own, and older
+    inbox.receive(0, failure(9, 0, FailureKind.ABORTED, message="worker 2 cannot come"))
+    inbox.receive(2, failure(5, 2, answer=9, message=""))
+    error = sync(inbox, log, MINE)
+    assert type(error) is errors.RemoteException
+    assert ([each.worker for each in error.failures], error.seq) == ([2, 0], 5)
+    assert "command #9 could not be executed for it" in error.__notes__[0]

@@ -220,7 +220,7 @@ def test_a_missing_function_is_an_error_of_the_next_sync(session, name):
         session.sync_all()
     assert missing.value.function == "get_global_func"
     if name == "tests.ecko":
-        assert "did you mean 'tests.echo'?" in str(missing.value)
+        assert "did you mean 'tests.echo'" in str(missing.value)
     with pytest.raises(FunctionNotFound, match=name):
         result.debug_get_from_remote(1)
     session.sync_all()
@@ -384,7 +384,7 @@ def test_a_thread_that_waits_is_told_when_another_shuts_down(open_session, event
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    eventually(lambda: session._inbox._answers)
+    eventually(lambda: session._core.inbox._answers)
     session.shutdown()
     waiting.join(10)
     assert ended

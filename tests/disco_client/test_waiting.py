@@ -10,7 +10,7 @@ import pytest
 from disco_client import command_log
 from disco_client.command_log import CommandLog
 from disco_client.errors import ConfigError, SessionError
-from disco_client.waiting import AUTO, LongWaits, read_hang_report
+from disco_client.replies import AUTO, LongWaits, read_hang_report
 
 
 @pytest.mark.parametrize(
@@ -39,19 +39,36 @@ def test_what_is_no_time_is_refused(value):
         read_hang_report(AUTO, {"DISCO_HANG_REPORT_S": "soon"})
 
 
+def waited(wait, seconds):
+    """The same wait, so much later."""
+    return wait._replace(began=wait.began - seconds, quiet=wait.quiet - seconds)
+
+
 def test_a_wait_is_reported_when_it_is_long_and_once(capfd):
     """Other waits are told apart; the report is what the description says."""
-    waits = LongWaits(1.5, lambda: "rank 2 sleeps")
-    since = waits.look(None)
+    waits = LongWaits(1.5, lambda: ("rank 2 sleeps", False))
+    fresh = waits.look(None)
     assert capfd.readouterr().err == ""
-    assert waits.look(since - 1) == math.inf
+    long = waits.look(waited(fresh, 1))
     printed = capfd.readouterr().err
     assert "rank 2 sleeps" in printed
     assert "and goes on waiting" in printed
-    assert waits.look(math.inf) == math.inf
+    waits.look(waited(long, 1000))
     assert capfd.readouterr().err == ""
-    waits.look(since - 1)
+    waits.look(waited(fresh, 1))
     assert "rank 2 sleeps" in capfd.readouterr().err
+
+
+def test_a_wait_for_what_goes_on_is_reported_again_when_it_stands(capfd):
+    """That it goes on is said once; what then stands once too."""
+    said = [("slow", True), ("slow", True), ("rank 2 sleeps", False)]
+    waits = LongWaits(1.5, lambda: said.pop(0))
+    wait, printed = waits.look(None), []
+    for _ in range(6):
+        wait = waits.look(waited(wait, 2))
+        printed.append(capfd.readouterr().err)
+    assert ["slow" in text for text in printed] == [True] + 5 * [False]
+    assert ["sleeps" in text for text in printed] == [False, False, True, False, False, False]
 
 
 def test_a_description_that_fails_does_not_end_the_wait(capfd):
@@ -60,7 +77,7 @@ def test_a_description_that_fails_does_not_end_the_wait(capfd):
     def fail():
         raise SessionError("nobody answers")
 
-    assert LongWaits(0.5, fail).look(None) == math.inf
+    assert LongWaits(0.5, fail).look(None).quiet == math.inf
     assert "cannot be found out: nobody answers" in capfd.readouterr().err
 
 
@@ -68,7 +85,7 @@ def test_a_call_that_waits_for_room_is_reported_too(monkeypatch, capfd, eventual
     """Acknowledgements come in meanwhile, and the call goes on when there is room."""
     monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 1)
     log = CommandLog(1, 1)
-    log.long_waits = LongWaits(0.5, lambda: f"acked {log.statistics()['acked']}")
+    log.long_waits = LongWaits(0.5, lambda: (f"acked {log.statistics()['acked']}", False))
     log.issue_call(1, [])
     thread = threading.Thread(target=log.issue_call, args=(1, []))
     thread.start()

@@ -9,7 +9,7 @@ import pytest
 
 from disco_client.errors import ConfigError
 from disco_server import config
-from disco_server.config import DEFAULT_MODULES, ControllerConfig, WorkerConfig
+from disco_server.config import ControllerConfig, WorkerConfig
 from disco_server.settings import NoVisibleGpu
 
 
@@ -32,14 +32,13 @@ def toml(tmp_path):
 
 
 def test_by_default_a_node_offers_a_slot_for_each_core():
-    """Without settings: CPU slots by cores, as many warm interpreters, one thread each."""
+    """Without settings: CPU slots by cores, one thread each."""
     node = WorkerConfig()
     assert node.slots == 4
     assert node.devices == ("cpu",) * 4
-    assert node.warm == 4
     assert node.rank_threads == 1
     assert node.name == socket.gethostname()
-    assert node.allow_modules == DEFAULT_MODULES
+    assert node.allow_modules == ()
 
 
 def test_fewer_slots_leave_more_threads_to_each():
@@ -48,11 +47,24 @@ def test_fewer_slots_leave_more_threads_to_each():
     assert (node.devices, node.rank_threads) == (("cpu", "cpu"), 2)
 
 
-def test_many_slots_keep_only_eight_interpreters_warm():
-    """Spare interpreters cost memory, so their default stops at eight; 0 is none."""
-    assert WorkerConfig(slots=64).warm == 8
+def test_more_slots_than_cores_have_one_thread_each():
+    """There is no less than one thread."""
     assert WorkerConfig(slots=64).rank_threads == 1
-    assert WorkerConfig(warm=0).warm == 0
+
+
+def test_a_retired_setting_is_ignored_and_named(toml):
+    """Wherever it was given; each place has a line that says what to do."""
+    file = toml("[worker]\nwarm = 3\n")
+    assert WorkerConfig.load({"warm": "2"}, {"DISCO_WARM": "1"}, file) == WorkerConfig.load({}, {})
+    lines = WorkerConfig.retired({"warm": "2"}, {"DISCO_WARM": "1"}, file)
+    assert [line.partition(" is ignored")[0] for line in lines] == [
+        "--warm",
+        "DISCO_WARM",
+        f"[worker] warm in {file}",
+    ]
+    assert all("leave it out" in line for line in lines)
+    assert WorkerConfig.retired({"warm": None}, {}) == []
+    assert ControllerConfig.retired({}, {"DISCO_WARM": "1"}) == []
 
 
 @pytest.mark.parametrize(
@@ -113,7 +125,6 @@ def test_port_zero_is_for_listening_only():
         ({"slots": 0}, "slots: expected a whole number from 1 to 4096, got 0"),
         ({"slots": True}, "slots: expected a whole number from 1 to 4096, got True"),
         ({"slots": "many"}, "slots: expected a whole number from 1 to 4096, got 'many'"),
-        ({"warm": -2}, "warm: expected a whole number from 0 to 4096, got -2"),
         ({"rank_threads": 0.5}, "rank_threads: expected a whole number from 1 to 4096, got 0.5"),
         ({"name": "a b"}, "name: expected a name of letters"),
         ({"allow_modules": ("os.",)}, "allow_modules: expected dotted module names"),
@@ -156,10 +167,10 @@ def test_a_configuration_does_not_change():
 
 def test_flags_win_over_environment_over_file_over_default(toml):
     """Each setting is taken from the first of the four that has it."""
-    file = toml('[worker]\nslots = 1\nname = "file"\nwarm = 3\n')
-    environ = {"DISCO_SLOTS": "2", "DISCO_NAME": "environment", "DISCO_WARM": ""}
+    file = toml('[worker]\nslots = 1\nname = "file"\nrank_threads = 3\n')
+    environ = {"DISCO_SLOTS": "2", "DISCO_NAME": "environment", "DISCO_RANK_THREADS": ""}
     node = WorkerConfig.load({"slots": 3, "name": None}, environ, file)
-    assert (node.slots, node.name, node.warm) == (3, "environment", 3)
+    assert (node.slots, node.name, node.rank_threads) == (3, "environment", 3)
     assert node.controller == "127.0.0.1:7600"
 
 
@@ -253,14 +264,12 @@ def test_nothing_may_be_saved_unless_it_is_named():
         WorkerConfig.load({"allow_save": ("",)}, {})
 
 
-def test_patterns_add_to_the_default_allow_list():
-    """Flags and the environment's list add to numpy and cupy; the constructor sets the list."""
-    by_flag = WorkerConfig.load({"allow_modules": ("mine", "numpy")}, {})
-    assert by_flag.allow_modules == (*DEFAULT_MODULES, "mine")
+def test_modules_that_are_allowed_as_a_whole_are_those_that_somebody_names():
+    """By flags and by the environment's list; numpy is one of them only where it is named."""
+    by_flag = WorkerConfig.load({"allow_modules": ("mine", "numpy", "mine")}, {})
+    assert by_flag.allow_modules == ("mine", "numpy")
     by_variable = WorkerConfig.load({}, {"DISCO_ALLOW_MODULES": "mine, other.*"})
-    assert by_variable.allow_modules == (*DEFAULT_MODULES, "mine", "other.*")
-    assert WorkerConfig(allow_modules=("mine",)).allow_modules == ("mine",)
-    assert WorkerConfig(allow_modules=()).allow_modules == ()
+    assert by_variable.allow_modules == ("mine", "other.*")
 
 
 def test_nothing_is_loaded_unless_it_is_said():

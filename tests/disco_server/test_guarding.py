@@ -9,7 +9,7 @@ import pytest
 from disco_client.errors import ConfigError
 from disco_client.transport.credentials import Credentials
 from disco_server.config import ControllerConfig, WorkerConfig
-from disco_server.guarding import Guard, check_dial, read_prefix, read_switch
+from disco_server.security import Guard, check_dial, read_prefix, read_switch
 from disco_server.settings import Address
 
 CERT = {"tls_cert": Path("c.pem"), "tls_key": Path("c.key")}

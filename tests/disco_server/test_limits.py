@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.limits import (
+from disco_server.config import (
     LEAST_MEMORY,
     Account,
     machine_memory,

@@ -57,7 +57,7 @@ def node(daemons: Any) -> Callable[..., tuple[Any, Any]]:
 
     def start(slots: int = 2, *options: object, lease: float = 2, **env: str) -> tuple[Any, Any]:
         controller = daemons.controller("--session-lease", lease)
-        common = ("--slots", slots, "--warm", "0", "--name", "here")
+        common = ("--slots", slots, "--name", "here")
         return controller, daemons.worker(controller.address, *common, *options, **env)
 
     return start
@@ -68,7 +68,7 @@ def shared_node(shared_daemons: Any) -> Any:
     """A controller with a worker daemon of four slots, for all tests of a file."""
     other = {"FAULT_TEST": "shared"}  # not the test's that happens to be the first one
     controller = shared_daemons.controller(**other)
-    options = ("--slots", "4", "--warm", "0", "--name", "shared")
+    options = ("--slots", "4", "--name", "shared")
     shared_daemons.worker(controller.address, *options, **other)
     return controller
 

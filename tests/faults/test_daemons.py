@@ -107,7 +107,7 @@ def test_a_daemon_whose_python_is_stuck_is_lost_though_its_connection_lives(daem
     (tmp_path / "sitecustomize.py").write_text(HOLDS_THE_LOCK)
     path = os.pathsep.join([str(tmp_path), str(WORKER_MODULES)])
     controller = daemons.controller("--node-lease", "3", DISCO_HEARTBEAT_S="0.5")
-    options = ("--slots", "1", "--warm", "0", "--name", "stuck")
+    options = ("--slots", "1", "--name", "stuck")
     daemon = daemons.worker(controller.address, *options, PYTHONPATH=path)
     session = connect(controller.address, num_workers=1, logs=False)
     session.sync_all()
@@ -128,7 +128,7 @@ def test_a_daemon_whose_python_is_stuck_is_lost_though_its_connection_lives(daem
 def test_a_worker_daemon_that_is_told_to_leave_does(daemons, all_end, times):
     """Row 22: with work running it ends its session by its name and exits with 0, in grace."""
     controller = daemons.controller()
-    daemon = daemons.worker(controller.address, "--slots", "1", "--warm", "0", "--name", "leaving")
+    daemon = daemons.worker(controller.address, "--slots", "1", "--name", "leaving")
     session = connect(controller.address, num_workers=1, logs=False)
     session.import_python_module("disco_test_functions")
     session.get_global_func("tests.stuck")()
@@ -149,7 +149,7 @@ def test_a_node_without_shared_memory_says_so_and_recovers(daemons, in_own_mount
     """Row 23: MPI cannot start in a full /dev/shm; the daemon lives, and starts it when freed."""
     controller = daemons.controller()
     daemons.prefix = in_own_mounts("/dev/shm", "64k")
-    daemon = daemons.worker(controller.address, "--slots", "2", "--warm", "0")
+    daemon = daemons.worker(controller.address, "--slots", "2")
     poor = connect(controller.address, num_workers=2, logs=False)
     with poor, pytest.raises((errors.CclError, errors.WorkerLost)):
         reduces(poor)
@@ -163,7 +163,8 @@ def test_a_node_without_processes_says_so_and_recovers(node, limit):
     """Row 23: no fork, no rank: WorkerLost names why; when there is room again it starts."""
     controller, daemon = node(1)
     group = limit("pids", 1)
-    group.take(daemon.process.pid)
+    for process in (daemon.process, *daemon.family()):
+        group.take(process.pid)
     with pytest.raises(errors.WorkerLost, match="no process could be started"):
         connect(controller.address, num_workers=1, logs=False)
     (group.procs.parent / "pids.max").write_text("100")
@@ -177,7 +178,7 @@ def test_a_full_disk_fails_the_checkpoint_and_not_the_session(daemons, in_own_mo
     folder = tmp_path / "disk"
     controller = daemons.controller()
     daemons.prefix = in_own_mounts(folder, "1m")
-    options = ("--slots", "1", "--warm", "0", "--allow-save", str(folder))
+    options = ("--slots", "1", "--allow-save", str(folder))
     daemon = daemons.worker(controller.address, *options)
     with connect(controller.address, num_workers=1, logs=False) as session:
         mesh = session.mesh((1,), ("x",))
@@ -223,7 +224,7 @@ def test_a_wall_clock_that_jumps_kills_nobody(daemons, tmp_path):
     controller = daemons.controller(
         *("--node-lease", "3", "--session-lease", "3"), DISCO_HEARTBEAT_S="0.5", **clock.env
     )
-    daemons.worker(controller.address, "--slots", "1", "--warm", "0", **clock.env)
+    daemons.worker(controller.address, "--slots", "1", **clock.env)
     with connect(controller.address, num_workers=1, logs=False) as session:
         session.import_python_module("disco_test_functions")
         now = session.get_global_func("tests.now")

@@ -18,8 +18,9 @@ import pytest
 
 from disco_client import command_log, connect
 from disco_client.pb import controller_pb2
-from disco_client.transport.options import CHANNEL_OPTIONS, target
+from disco_client.transport.channel import CHANNEL_OPTIONS, target
 from disco_client.wire.codec import (
+    PROTOCOL,
     Action,
     EncodedBatch,
     EncodedEnvelope,
@@ -27,8 +28,7 @@ from disco_client.wire.codec import (
     encode_value,
     envelope,
 )
-from disco_client.wire.protocol import PROTOCOL
-from disco_server.worker.kept_replies import FULL_BYTES
+from disco_server.worker.node_session import FULL_BYTES
 from fault_tools.processes import frozen, memory
 from fault_tools.proxy import Proxy
 
@@ -176,11 +176,6 @@ def flood(controller, gate, errors):
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, text=True)
 
 
-def printed(daemon):
-    """How much of its workers' output a daemon has in its log, in bytes."""
-    return (daemon.folder / "stderr").stat().st_size
-
-
 @pytest.mark.parametrize("who", ["client", "controller"])
 def test_who_stands_still_does_not_fill_the_others(node, gate, eventually, tmp_path, who):
     """Row 14: what the worker prints meanwhile is dropped; then all goes on, answers included."""
@@ -197,7 +192,8 @@ def test_who_stands_still_does_not_fill_the_others(node, gate, eventually, tmp_p
         before = all_memory(*running)
         with frozen(client.pid if who == "client" else controller.process.pid):
             gate.touch()
-            eventually(lambda: printed(daemon) >= 96 * MIB, 50, what="all that the worker prints")
+            over = gate.with_name(f"{gate.name}.over")
+            eventually(over.exists, 50, what="the end of what the worker prints")
             after = all_memory(*running)
         assert client.stdout.readline() == "done\n", errors.read_text()[-3000:]
     assert all(now - then < SLACK for then, now in zip(before, after, strict=True))
@@ -220,7 +216,7 @@ def test_the_session_of_a_frozen_client_ends_at_its_lease(daemons, eventually):
     breaks at once.
     """
     controller = daemons.controller("--session-lease", "1")
-    daemons.worker(controller.address, "--slots", "2", "--warm", "0")
+    daemons.worker(controller.address, "--slots", "2")
     pipe = subprocess.PIPE
     with (
         Proxy(controller.address) as proxy,

@@ -1,4 +1,4 @@
-"""Ranks that die, hang or bring the wrong thing: rows 2, 3, 24, 25 and 27 of the matrix."""
+"""Ranks that die, hang or bring the wrong thing: rows 2, 3, 24, 25, 27 and 29 of the matrix."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_worker_that_memory_ran_out_for_is_reported_as_that(limit, daemons):
     """Row 3: the kernel's SIGKILL is told from others, with the limit; the node goes on."""
     controller = daemons.controller()
     daemons.prefix = limit("memory", 400 << 20).prefix
-    daemons.worker(controller.address, "--slots", "2", "--warm", "0")
+    daemons.worker(controller.address, "--slots", "2")
     with connect(controller.address, num_workers=2, logs=False) as session:
         session.import_python_module("disco_test_functions")
         session.get_global_func("tests.hog_on")(1)
@@ -142,6 +142,111 @@ def test_a_lost_worker_releases_its_peers_from_a_collective(open_kind, all_end):
     assert time.monotonic() - began < QUICK_S
     assert raised.value.worker == 3
     all_end(rank.pid for rank in session.workers)
+
+
+def move_a_lot(session, name):
+    """Gives each rank's number, and zeros, to a collective that is too large to ride along."""
+    count, size = session.num_workers, 3 << 20
+    source = session.get_global_func("tests.rank_array")([size], "float32")
+    if name == "allgather":
+        out = session.empty((count, size), "float32")
+        session.allgather(source, out)
+    else:
+        out = session.empty((size,), "float32")
+        session.broadcast_from_worker0(source, out)
+    return out
+
+
+@pytest.mark.parametrize("collective", ["allgather", "broadcast"])
+def test_who_died_is_named_and_not_who_felt_it(open_kind, all_end, tmp_path, collective):
+    """Row 29: a peer whose MPI fails or aborts for it tells nothing before the death is told."""
+    session = open_kind(3)
+    session.get_global_func("tests.fade_in_the_next_on")(0, str(tmp_path / "gone"))
+    out = move_a_lot(session, collective)
+    with pytest.raises(errors.WorkerLost) as raised:
+        out.debug_get_from_remote(2)
+    assert (raised.value.worker, raised.value.exit_status) == (0, -signal.SIGKILL), raised.value
+    all_end(rank.pid for rank in session.workers)
+
+
+@pytest.mark.parametrize("collective", ["allgather", "broadcast"])
+def test_a_session_that_recovers_shows_no_consequence_of_a_death(shared_node, tmp_path, collective):
+    """Row 29: the program goes on with other ranks, and hears of no error in the collective."""
+    with connect(shared_node.address, num_workers=3, recover="replay", logs=False) as session:
+        session.import_python_module("disco_test_functions")
+        session.get_global_func("tests.fade_in_the_next_on")(0, str(tmp_path / "gone"))
+        out = move_a_lot(session, collective).debug_get_from_remote(2)
+        assert [each.lost.worker for each in session.recoveries] == [0]
+    expected = [1, 2, 3] if collective == "allgather" else [1]
+    np.testing.assert_array_equal(out.reshape(len(expected), -1)[:, 0], expected)
+
+
+def kill_unseen(daemon, rank):
+    """Kills a rank whose daemon stands still for a moment, so that its peers notice first."""
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        os.kill(rank.pid, signal.SIGKILL)
+        time.sleep(0.3)
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+
+
+KILLS = [
+    ("allgather", 3 << 20, 0),
+    ("broadcast_from_worker0", 3 << 20, 0),
+    ("allreduce", 3 << 20, 2),
+    ("scatter_from_worker0", 1 << 20, 0),
+    ("gather_to_worker0", 1 << 20, 1),
+    ("allreduce", 8, 1),
+]
+
+
+@pytest.mark.slow
+def test_kills_inside_collectives_are_never_errors_of_the_program(node):
+    """Row 29: large and small arrays, whichever rank; each value is right in the end."""
+    controller, daemon = node(3)
+    options = {"num_workers": 3, "recover": "replay", "logs": False}
+    with connect(controller.address, **options) as session:
+        session.import_python_module("disco_test_functions")
+        fill = session.get_global_func("tests.rank_array")
+        for collective, size, victim in KILLS:
+            parts, count = fill([3, size], "float32"), len(session.recoveries)
+            one = fill([size], "float32")
+            whole = session.empty((3, size), "float32")
+            out = session.empty((size,), "float32")
+            calls = {
+                "allgather": (one, whole),
+                "gather_to_worker0": (one, whole),
+                "scatter_from_worker0": (parts, out),
+            }
+            source, target = calls.get(collective, (one, out))
+            move = getattr(session, collective)
+            move(source, target)
+            session.sync_all()
+            for _ in range(10):
+                move(source, target)
+            kill_unseen(daemon, session.workers[victim])
+            found = target.debug_get_from_remote(0)
+            session.sync_all()
+            assert len(session.recoveries) == count + 1
+            assert session.recoveries[-1].lost.worker == victim
+            expected = {"allreduce": [6], "broadcast_from_worker0": [1], "allgather": [1, 2, 3]}
+            expected |= {"gather_to_worker0": [1, 2, 3], "scatter_from_worker0": [1]}
+            firsts = found.reshape(len(expected[collective]), -1)[:, 0]
+            np.testing.assert_array_equal(firsts, expected[collective])
+
+
+def test_an_error_of_ones_own_mpi_is_ones_own(open_kind):
+    """Row 29: what fails where a function calls MPI is its error, and nothing is lost."""
+    session = open_kind(2)
+    total = session.empty((8,), "float64")
+    session.allreduce(total, total)
+    session.get_global_func("tests.misuse_mpi_on")(1)
+    with pytest.raises(errors.RemoteException, match=r"mpi4py\.MPI\.Exception") as raised:
+        session.sync_all()
+    assert "tests.misuse_mpi_on" in str(raised.value)
+    session.allreduce(total, total)
+    session.sync_all()
 
 
 def test_the_slots_of_a_lost_worker_are_free_at_once(node):
@@ -202,7 +307,7 @@ def test_an_operation_that_kills_every_worker_leaves_the_node_whole(node, eventu
                 session.sync_all()
     with connect(controller.address, num_workers=1, logs=False, timeout=20) as session:
         session.sync_all()
-    eventually(lambda: len(daemon.family()) == 0, what="the end of every rank")
+    eventually(lambda: len(daemon.ranks()) == 0, what="the end of every rank")
 
 
 def test_an_operation_that_kills_workers_again_and_again_is_given_up(node, eventually):
@@ -222,7 +327,7 @@ def test_an_operation_that_kills_workers_again_and_again_is_given_up(node, event
     assert [death.exit_status for death in error.deaths] == [-signal.SIGSEGV] * 3
     assert f"command #{seq} (tests.crash_on) 3 times in a row" in str(error)
     assert "in crash_on" in str(error)
-    eventually(lambda: len(daemon.family()) == 0, what="the end of every rank")
+    eventually(lambda: len(daemon.ranks()) == 0, what="the end of every rank")
 
 
 def test_deaths_by_chance_are_not_taken_for_one_cause(node, eventually):
@@ -241,7 +346,7 @@ def test_deaths_by_chance_are_not_taken_for_one_cause(node, eventually):
 def test_a_worker_with_a_tenth_of_a_core_is_slow_and_not_lost(limit, daemons):
     """Row 27: its daemon shares the tenth, answers late, and yet nobody gives it up."""
     controller = daemons.controller("--node-lease", "5")
-    daemon = daemons.worker(controller.address, "--slots", "1", "--warm", "0")
+    daemon = daemons.worker(controller.address, "--slots", "1")
     with connect(controller.address, num_workers=1, logs=False) as session:
         session.import_python_module("disco_test_functions")
         session.sync_all()

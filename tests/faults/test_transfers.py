@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from disco_client import attach, connect, errors
-from disco_client.arrays import Uploads
-from disco_client.transport.mapped import MappedMemory
+from disco_client.arrays.shared_memory import MappedMemory
+from disco_client.arrays.transfer import Uploads
 from fault_tools.proxy import Proxy
 
 MIB = 1 << 20
@@ -44,7 +44,7 @@ class Network:
         self.clients_way, self.nodes_way = (
             stack.enter_context(Proxy(controller.address)) for _ in range(2)
         )
-        daemons.worker(self.nodes_way.address, "--slots", "2", "--warm", "0", **other)
+        daemons.worker(self.nodes_way.address, "--slots", "2", **other)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def network(shared_daemons):
 
 def relayed(session):
     """Lets the arrays of a session go through the controller, as from another network."""
-    session._transport._arrays._doors.clear()
+    session._core.transport._arrays._doors.clear()
     session.import_python_module("disco_test_functions")
     return session.get_global_func("tests.count")
 
@@ -92,7 +92,7 @@ def test_an_array_survives_a_controller_that_is_started_again(daemons, path_to, 
     """Row 6: killed in the middle of it; nodes and client come back, and the array comes anew."""
     first = daemons.controller(*PATIENT)
     proxy = path_to(first.address)
-    daemons.worker(first.address, "--slots", "1", "--warm", "0")
+    daemons.worker(first.address, "--slots", "1")
     with connect(proxy.address, num_workers=1, logs=False) as session:
         count = relayed(session)
         ref = None if direction == "up" else session.copy_to_worker_0(ARRAY)
@@ -115,10 +115,10 @@ def test_an_array_survives_a_controller_that_is_started_again(daemons, path_to, 
 def test_a_door_that_is_cut_is_left_for_the_other_way(daemons, path_to):
     """Row 8: an array that was going straight to the node goes on through the controller."""
     controller = daemons.controller(*PATIENT)
-    worker = ("--slots", "1", "--warm", "0", "--array-listen", "127.0.0.1:0")
+    worker = ("--slots", "1", "--array-listen", "127.0.0.1:0")
     daemons.worker(controller.address, *worker)
     with connect(controller.address, num_workers=1, logs=False) as session:
-        arrays = session._transport._arrays
+        arrays = session._core.transport._arrays
         proxy = path_to(arrays._doors[0])
         arrays._doors[0] = proxy.address
         with proxy.there.after(ARRAY.nbytes // 2, proxy.cut):
@@ -134,7 +134,7 @@ def test_beyond_the_lease_the_session_s_own_end_is_the_error(daemons, path_to):
     """Row 8: an upload is tried for as long as its session may live, and no longer."""
     controller = daemons.controller("--session-lease", "1")
     proxy = path_to(controller.address)
-    daemons.worker(controller.address, "--slots", "1", "--warm", "0")
+    daemons.worker(controller.address, "--slots", "1")
     session = connect(proxy.address, num_workers=1, logs=False)
     relayed(session)
     session.sync_all()
@@ -150,7 +150,7 @@ def test_an_upload_ends_with_its_session_whoever_has_the_node_s_name_by_then(dae
     """Row 1: a daemon in the place of a killed one knows nothing of it, and is not asked."""
     controller = daemons.controller(*PATIENT)
     proxy = path_to(controller.address)
-    options = (controller.address, "--slots", "1", "--warm", "0", "--name", "n")
+    options = (controller.address, "--slots", "1", "--name", "n")
     killed = daemons.worker(*options)
     session = connect(proxy.address, num_workers=1, logs=False)
     relayed(session)
@@ -204,7 +204,7 @@ PROGRAM = """
 import os, sys, disco_client, numpy as np
 session = disco_client.connect(sys.argv[1], num_workers=1, name="left", logs=False)
 session.sync_all()
-session._transport.upload = lambda *_: os.kill(os.getpid(), 9)
+session._core.transport.upload = lambda *_: os.kill(os.getpid(), 9)
 session.copy_to_worker_0(np.ones(1 << 20))
 """
 

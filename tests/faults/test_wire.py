@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from disco_client import connect, errors
 from disco_client.pb import commands_pb2, controller_pb2, envelope_pb2, node_pb2
-from disco_client.transport.options import SERVER_OPTIONS, target
-from disco_client.wire.codec import Action, EncodedValue, Kind, decode_value, envelope
-from disco_client.wire.protocol import PROTOCOL
+from disco_client.transport.channel import SERVER_OPTIONS, target
+from disco_client.wire.codec import PROTOCOL, Action, EncodedValue, Kind, decode_value, envelope
 
 OPEN = "/disco.v1.SessionService/Open"
 LIST = "/disco.v1.SessionService/List"
@@ -160,7 +159,7 @@ def closed_at_once(sock):
 def test_connections_beyond_the_cap_are_closed_at_once(daemons, eventually):
     """Row 16: those that were there first work on; when strangers leave there is room again."""
     controller = daemons.controller("--max-connections", "8")
-    daemons.worker(controller.address, "--slots", "1", "--warm", "0")
+    daemons.worker(controller.address, "--slots", "1")
     with connect(controller.address, num_workers=1, logs=False) as session:
         with strangers(controller.address, 20) as opened:
             assert all(closed_at_once(sock) for sock in opened[8:])
@@ -178,7 +177,7 @@ def test_connections_beyond_the_cap_are_closed_at_once(daemons, eventually):
 def test_sessions_beyond_the_cap_are_refused(daemons):
     """Row 16: with what to do; the one that is there works on."""
     controller = daemons.controller("--max-sessions", "1")
-    daemons.worker(controller.address, "--slots", "2", "--warm", "0")
+    daemons.worker(controller.address, "--slots", "2")
     with connect(controller.address, num_workers=1, logs=False) as session:
         with pytest.raises(errors.NoSlots, match=r"has 1 sessions.*--max-sessions"):
             connect(controller.address, num_workers=1)
@@ -295,10 +294,10 @@ def test_a_batch_that_cannot_be_read_ends_its_own_session(channel, others, paylo
 def test_an_unknown_action_is_an_error_of_its_command(one_session):
     """Row 17: as from a newer client; the session goes on."""
     session = one_session
-    session._log.issue(Action.RUN_PROGRAM, reg=0)
+    session._core.log.issue(Action.RUN_PROGRAM, reg=0)
     with pytest.raises(errors.RemoteError):
         session.sync_all()
-    session._log.issue(77, reg=0)
+    session._core.log.issue(77, reg=0)
     with pytest.raises(errors.BadArgument, match="an action this worker knows, got number 77"):
         session.sync_all()
     session.sync_all()
@@ -345,7 +344,7 @@ def test_an_impossible_array_is_refused_on_the_worker_too(one_session, shape, dt
         return 0
 
     empty = session.get_global_func("runtime.disco.empty")
-    session._log.issue(Action.CALL_PACKED, fill, func=empty.reg_id)
+    session._core.log.issue(Action.CALL_PACKED, fill, func=empty.reg_id)
     with pytest.raises(errors.RemoteError):
         session.sync_all()
     session.sync_all()
@@ -359,14 +358,14 @@ def test_an_upload_of_another_size_is_refused(one_session):
         array = command.args.add().array
         array.shape.extend([1000, 1000])
         array.dtype = "float64"
-        array.ticket = session._take_ticket()
+        array.ticket = session._core.take_ticket()
         command.args.add().bool = True
         ticket.append(array.ticket)
         return 0
 
     ticket = []
-    session._log.issue(Action.COPY_TO_WORKER0, fill, worker=0)
-    session._transport.upload(ticket[0], 0, memoryview(np.zeros(16).view("u1")))
+    session._core.log.issue(Action.COPY_TO_WORKER0, fill, worker=0)
+    session._core.transport.upload(ticket[0], 0, memoryview(np.zeros(16).view("u1")))
     with pytest.raises(errors.RemoteError, match="expected 8000000 bytes"):
         session.sync_all()
     session.sync_all()
@@ -399,12 +398,12 @@ def test_a_module_outside_the_allow_list_is_not_even_imported(daemons, tmp_path)
     """Row 19: the import itself would run its code; the canary does not sing."""
     (tmp_path / "disco_canary.py").write_text(CANARY)
     controller = daemons.controller()
-    daemons.worker(controller.address, "--slots", "1", "--warm", "0", PYTHONPATH=str(tmp_path))
+    daemons.worker(controller.address, "--slots", "1", PYTHONPATH=str(tmp_path))
     with connect(controller.address, num_workers=1, logs=False) as session:
         session.import_python_module("disco_canary")
         with pytest.raises(errors.NotAllowed, match="disco_canary"):
             session.sync_all()
-        with pytest.raises(errors.FunctionNotFound, match="'disco_canary' is not on its"):
+        with pytest.raises(errors.FunctionNotFound, match="'disco_canary' is not on this worker's"):
             session.get_global_func("disco_canary.anything").debug_get_from_remote(0)
     assert not (tmp_path / "disco_canary.sang").exists()
     # It would sing where it is allowed.

@@ -17,10 +17,10 @@ from fuzzing.services import controller_seeds, split
 
 from disco_client import ProcessSession, connect, errors
 from disco_client.pb import controller_pb2, node_pb2
-from disco_client.transport.options import target
+from disco_client.transport.channel import target
 from disco_client.wire.arrays import encode_chunk
 from disco_client.wire.codec import Kind, envelope
-from disco_server.channels.frames import frame
+from disco_server.ipc.framing import frame
 
 INPUTS = 12
 STREAMS = ("SessionService/Open", "NodeService/Register")
@@ -39,7 +39,7 @@ FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 def cluster_of_two(shared_daemons):
     """A controller, a node with a gRPC door for arrays, and one with a door of memory."""
     controller = shared_daemons.controller()
-    common = ("--slots", "2", "--warm", "0", "--allow-module", "os")
+    common = ("--slots", "2", "--allow-module", "os")
     far = shared_daemons.worker(
         controller.address, *common, "--name", "far", "--array-listen", "127.0.0.1:0"
     )
@@ -202,7 +202,7 @@ def test_a_worker_daemon_survives_its_controller(daemons):
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        daemon = daemons.worker(f"127.0.0.1:{port}", "--slots", "1", "--warm", "0")
+        daemon = daemons.worker(f"127.0.0.1:{port}", "--slots", "1")
         assert came.wait(50)
         assert daemon.process.poll() is None
     finally:

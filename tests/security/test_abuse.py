@@ -13,10 +13,9 @@ import pytest
 import disco_client
 from disco_client import errors
 from disco_client.pb import controller_pb2
+from disco_client.transport.channel import target
 from disco_client.transport.credentials import Credentials
-from disco_client.transport.options import target
-from disco_client.wire.codec import Kind, envelope
-from disco_client.wire.protocol import PROTOCOL
+from disco_client.wire.codec import PROTOCOL, Kind, envelope
 
 OPEN = "/disco.v1.SessionService/Open"
 WISH = controller_pb2.CreateSession(protocol=PROTOCOL, num_workers=1, num_groups=1, timeout_s=10)
@@ -31,7 +30,7 @@ def controller(shared_daemons, pki):
     )
     shared_daemons.worker(
         started.address,
-        *("--slots", "4", "--warm", "0", "--max-array-mib", "1"),
+        *("--slots", "4", "--max-array-mib", "1"),
         *pki.flags("worker"),
     )
     return started

@@ -23,7 +23,7 @@ def cluster(shared_daemons, tokens):
     worker = shared_daemons.worker(
         controller.address,
         *("--auth-token-file", tokens.of("pool"), "--audit-log", "audit", "--slots", "2"),
-        *("--warm", "0", "--log-level", "debug"),
+        *("--log-level", "debug"),
         DISCO_TOKEN="environment-of-the-daemon",
     )
     return controller, worker
@@ -105,10 +105,10 @@ def test_no_secret_is_where_others_look(cluster, tokens, connect):
     """Not in logs, not in command lines, not in the environment of ranks, not in a repr."""
     controller, worker = cluster
     session = connect(controller.address, token=tokens.tokens["alice"])
-    assert tokens.tokens["alice"] not in repr(session._transport.__dict__)
-    assert tokens.tokens["alice"] not in repr(session._transport._line.credentials)
+    assert tokens.tokens["alice"] not in repr(session._core.transport.__dict__)
+    assert tokens.tokens["alice"] not in repr(session._core.transport._line.credentials)
     secrets = [*tokens.tokens.values(), "environment-of-the-daemon"]
-    key = session._transport._arrays._key
+    key = session._core.transport._arrays._key
     said = "".join(
         daemon.stderr + daemon.stdout + (daemon.folder / "audit").read_text()
         for daemon in (controller, worker)

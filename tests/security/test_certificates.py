@@ -18,7 +18,7 @@ from disco_client import errors
 def controller(shared_daemons, pki):
     """A controller that lets in who shows a certificate, with a node of two slots."""
     started = shared_daemons.controller("--require-client-cert", *pki.flags("controller"))
-    options = ("--slots", "2", "--warm", "1", "--array-listen", "127.0.0.1:0")
+    options = ("--slots", "2", "--array-listen", "127.0.0.1:0")
     shared_daemons.worker(started.address, *options, "--require-client-cert", *pki.flags("worker"))
     return started
 
@@ -35,7 +35,7 @@ def test_a_session_goes_through_encrypted_lines_from_end_to_end(controller, pki,
     session = connect(controller.address, num_workers=2, **pki.files("client"))
     array = np.arange(300_000.0)
     assert (session.broadcast(array).numpy(1) == array).all()
-    doors = session._transport._arrays._direct
+    doors = session._core.transport._arrays._direct
     assert doors
     assert None not in doors.values()
 
@@ -112,7 +112,7 @@ def test_a_node_s_certificate_is_good_for_its_name_alone(controller, daemons, pk
     stolen = pki.flags(pki.issue("worker/node-7"))
     worker = daemons.worker(controller.address, "--name", "node-8", *stolen, ready=False)
     eventually(lambda: "is that of node 'node-7'" in worker.stderr, what=worker.stderr)
-    daemons.worker(controller.address, "--name", "node-7", "--warm", "0", *stolen)
+    daemons.worker(controller.address, "--name", "node-7", *stolen)
 
 
 def test_a_session_belongs_to_who_made_it(controller, pki, connect):

@@ -34,7 +34,7 @@ def listening(daemon):
 def test_without_being_told_daemons_listen_on_loopback_alone(daemons, connect):
     """Neither they nor their ranks have a door for other machines."""
     controller = daemons.controller()
-    worker = daemons.worker(controller.address, "--slots", "2", "--warm", "0")
+    worker = daemons.worker(controller.address, "--slots", "2")
     session = connect(controller.address, num_workers=2)
     session.broadcast(np.arange(4.0))  # MPI's ranks listen for each other
     session.sync_all()
@@ -72,7 +72,7 @@ def test_a_door_with_both_is_opened(daemons, pki, tokens):
 def test_insecure_is_possible_and_says_so_at_each_start(daemons, connect):
     """All of it works over another address, and both daemons warn."""
     controller = daemons.controller("--listen", f"{elsewhere()}:0", "--insecure")
-    worker = daemons.worker(controller.address, "--insecure", "--slots", "1", "--warm", "0")
+    worker = daemons.worker(controller.address, "--insecure", "--slots", "1")
     connect(controller.address).sync_all()
     for daemon in (controller, worker):
         assert "WARNING" in daemon.stderr
@@ -108,7 +108,7 @@ def test_without_certificates_a_far_node_opens_no_door(daemons, pki, tokens, con
         *("--listen", f"{here}:0", "--auth-token-file", tokens.path, *pki.flags("here"))
     )
     options = ("--tls-ca", pki.ca, "--auth-token-file", tokens.of("pool"), "--slots", "1")
-    worker = daemons.worker(controller.address, *options, "--warm", "0")
+    worker = daemons.worker(controller.address, *options)
     session = connect(controller.address, tls_ca=pki.ca, token_file=tokens.of("alice"))
     assert session.broadcast(np.arange(300_000)).numpy()[-1] == 299_999
     assert "arrays through the controller" in worker.stderr

@@ -22,7 +22,7 @@ def test_new_connections_use_new_certificates_and_old_ones_live(daemons, pki, co
     patient = ("--session-lease", "30", "--node-return", "30")
     controller = daemons.controller(*patient, "--require-client-cert", *pki.flags("controller"))
     with Proxy(controller.address) as proxy:
-        worker = daemons.worker(proxy.address, "--slots", "1", "--warm", "0", *pki.flags("worker"))
+        worker = daemons.worker(proxy.address, "--slots", "1", *pki.flags("worker"))
         session = connect(proxy.address, **pki.files("client"))
         array = session.broadcast(np.arange(4.0))
         before = Pki.make(pki.folder / "before")  # nobody knows this one

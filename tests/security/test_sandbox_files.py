@@ -58,7 +58,7 @@ def session(shared_daemons, place):
     controller = shared_daemons.controller()
     folder = place / "in"
     allowed = [word for what in ("read", "save", "load") for word in (f"--allow-{what}", folder)]
-    shared_daemons.worker(controller.address, "--slots", "1", "--warm", "0", *allowed)
+    shared_daemons.worker(controller.address, "--slots", "1", *allowed)
     with connect(controller.address, num_workers=1, logs=False) as opened:
         yield opened
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from disco_client import connect, errors
-from disco_client.transport.options import target
+from disco_client.transport.channel import target
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def session(shared_daemons):
     """A session on a node with small limits."""
     controller = shared_daemons.controller()
     small = ("--max-registers", "1024", "--max-array-mib", "1")
-    shared_daemons.worker(controller.address, "--slots", "1", "--warm", "0", *small)
+    shared_daemons.worker(controller.address, "--slots", "1", *small)
     with connect(controller.address, num_workers=1, logs=False) as opened:
         yield opened
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from disco_client import connect, errors
@@ -25,7 +27,7 @@ def public():
 
 @pytest.fixture(scope="module")
 def node(shared_daemons, tmp_path_factory):
-    """A worker daemon that allows one module besides numpy, with a canary beside that."""
+    """A worker daemon that allows a module and a package, with canaries beside them."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "disco_tools.py").write_text(TOOLS)
     (folder / "disco_canary.py").write_text(CANARY)
@@ -34,7 +36,13 @@ def node(shared_daemons, tmp_path_factory):
     (package / "__init__.py").write_text("")
     (package / "canary.py").write_text(CANARY)
     controller = shared_daemons.controller()
-    options = ("--slots", "1", "--warm", "0", "--allow-module", "disco_tools")
+    program = folder / "disco_program"
+    program.mkdir()
+    (program / "__init__.py").write_text("")
+    (program / "__main__.py").write_text(CANARY + "raise SystemExit(0)\n")
+    (program / "ending.py").write_text("raise SystemExit(0)\n")
+    allowed = ("--allow-module", "disco_tools", "--allow-module", "disco_program")
+    options = ("--slots", "1", *allowed)
     shared_daemons.worker(controller.address, *options, PYTHONPATH=str(folder))
     return controller.address, folder
 
@@ -106,3 +114,38 @@ def test_a_name_has_a_longest(session):
     with pytest.raises(errors.BadArgument, match="at most 1024 characters, got 1000000"):
         session.get_global_func("x" * 1_000_000).debug_get_from_remote(0)
     session.sync_all()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "numpy.linalg.lapack_lite.dgelsd",
+        "numpy.linalg.lapack_lite.dgeqrf",
+        "numpy.random.set_state",
+        "numpy.random.RandomState.set_state",
+        "numpy.random.mtrand.set_state",
+        "numpy.matrixlib.defmatrix.N.fromfile",
+        "numpy.ma.core.mu.fromfile",
+        "numpy.ma.core.mu.frombuffer",
+        "numpy.ma.extras.np.lib.stride_tricks.as_strided",
+        "numpy.ndarray",
+    ],
+)
+def test_what_writes_outside_of_arrays_is_refused(session, name):
+    """Neither internal modules nor public aliases of private ones are reached by default."""
+    with pytest.raises(errors.NotAllowed, match=f"--allow-function {re.escape(name)}"):
+        session.get_global_func(name).debug_get_from_remote(0)
+    session.sync_all()
+
+
+def test_a_program_is_not_imported(session, node):
+    """``__main__`` of a package ends its process, so it is refused and the rank lives on."""
+    for name in ("numpy.f2py.__main__", "disco_program.__main__"):
+        session.import_python_module(name)
+        with pytest.raises(errors.NotAllowed, match=f"'{re.escape(name)}' is a program"):
+            session.sync_all()
+    session.import_python_module("disco_program.ending")
+    with pytest.raises(errors.FunctionNotFound, match="its import ended with exit status 0"):
+        session.sync_all()
+    assert not list(node[1].rglob("*.sang"))
+    assert session.get_global_func("numpy.add")(1, 2).debug_get_from_remote(0) == 3

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 import disco_client
 from disco_client import errors
 from disco_client.pb import controller_pb2
+from disco_client.transport.admin import ask_for_overview
+from disco_client.transport.channel import Line
 from disco_client.transport.credentials import Credentials
-from disco_client.transport.line import Line
-from disco_client.transport.watching import ask_for_overview
 from disco_server.cli.main import main
 
 SESSIONS = "/disco.v1.SessionService/"
@@ -27,7 +27,7 @@ def controller(shared_daemons, pki, tokens):
     started = shared_daemons.controller(*options)
     shared_daemons.worker(
         started.address,
-        *("--slots", "3", "--warm", "1", "--tls-ca", pki.ca),
+        *("--slots", "3", "--tls-ca", pki.ca),
         *("--auth-token-file", tokens.of("pool")),
     )
     return started
@@ -109,7 +109,7 @@ _DENIED = grpc.StatusCode.PERMISSION_DENIED
 def test_nobody_else_uses_a_session_even_with_its_key(controller, shown, connect, dial):
     """Attach, inspect, fetch, bring and close are its owner's; an administrator may."""
     session = connect(controller.address, name="alice's", **shown("alice"))
-    arrays = session._transport._arrays
+    arrays = session._core.transport._arrays
     head = controller_pb2.Transfer(session=arrays._session, transfer_key=arrays._key, ticket=1)
     close = controller_pb2.CloseRequest(session=arrays._session, transfer_key=arrays._key)
     look = controller_pb2.InspectRequest(name="alice's", timeout_s=5.0)

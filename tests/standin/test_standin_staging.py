@@ -8,7 +8,7 @@ import pytest
 
 from disco_client.wire.values import Device
 from disco_server.devices.base import DeviceUnavailable
-from disco_server.devices.select import open_arrays
+from disco_server.devices.host import open_arrays
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from typing import ClassVar
 import numpy as np
 
 import disco_server
-from disco_client.transport.mapped import MappedMemory
-from disco_server.runtime.functions import resolve
+from disco_client.arrays.shared_memory import MappedMemory
+from disco_server.rank.functions import resolve
 
 _copies = {}
 
@@ -105,6 +105,12 @@ def wait_on(worker_id, path):
         wait_for_file(path)
 
 
+@disco_server.register_func("conformance.nap")
+def nap(seconds):
+    """Takes its time."""
+    time.sleep(seconds)
+
+
 @disco_server.register_func("conformance.hold_interpreter_on")
 def hold_interpreter_on(worker_id):
     """Keeps one worker in C for ever, with the interpreter's lock and deaf to signals."""
@@ -171,6 +177,18 @@ def kill_on(worker_id, number):
     if _me() == worker_id:
         os.kill(os.getpid(), number)
         time.sleep(60)
+
+
+class Halt(BaseException):
+    """What a function may raise that nobody is meant to catch."""
+
+
+@disco_server.register_func("conformance.raise_on")
+def raise_on(worker_id, kind):
+    """Raises on one worker what is no Exception; a number is an exit code."""
+    kinds = {each.__name__: each for each in (Halt, KeyboardInterrupt, GeneratorExit)}
+    if _me() == worker_id:
+        raise kinds[kind]("enough") if kind in kinds else SystemExit(kind)
 
 
 @disco_server.register_func("conformance.on")

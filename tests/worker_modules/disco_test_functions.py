@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -15,13 +16,19 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 import disco_server
-from disco_server.runtime.context import Worker
+from disco_server.rank.worker import Worker
 
 
 @disco_server.register_func("tests.echo")
 def echo(*args):
     """Returns its one argument, or all of them."""
     return args[0] if len(args) == 1 else list(args)
+
+
+@disco_server.register_func("tests.unaccounted")
+def unaccounted():
+    """How many descriptors of arrays' memory nothing here keeps; where calls are watched."""
+    return sys.modules["fault_tools_calls"].unaccounted()
 
 
 @disco_server.register_func("tests.kind")
@@ -148,11 +155,20 @@ def hog_on(worker_id):
 
 @disco_server.register_func("tests.stop_when_pmi_begins")
 def stop_when_pmi_begins(worker_id, number=int(signal.SIGSTOP)):
-    """Lets one worker be stopped, or whatever the signal does, when MPI's start begins."""
+    """Lets one worker be stopped, or whatever the signal does, when MPI's start begins.
+
+    One that is let go on then starts MPI as its peers do.
+    """
     if disco_server.current_worker().worker_id == worker_id:
         from disco_server.collectives import select
 
-        select.open_communicator = lambda *_args, **_named: os.kill(os.getpid(), number)
+        open_communicator = select.open_communicator
+
+        def stop_and_open(*args, **named):
+            os.kill(os.getpid(), number)
+            return open_communicator(*args, **named)
+
+        select.open_communicator = stop_and_open
 
 
 @disco_server.register_func("tests.mismatch_on")
@@ -183,6 +199,15 @@ def flood(gate, mib):
     line = "flooding" + "." * (16 * 1024 - 9)
     for _ in range(64 * mib):
         print(line)
+    Path(f"{gate}.over").touch()
+
+
+@disco_server.register_func("tests.chatter")
+def chatter(lines):
+    """Prints so many short lines, as fast as it can."""
+    for _ in range(lines // 1000):
+        sys.stdout.write("x\n" * 1000)
+    return lines
 
 
 @disco_server.register_func("tests.slow_sum")
@@ -203,6 +228,18 @@ def leave_child():
     """Starts a process that would outlive its worker, and says which."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     return child.pid
+
+
+@disco_server.register_func("tests.leave_grandchild")
+def leave_grandchild():
+    """Starts a process as daemons start: in a session of its own, and nobody's child here."""
+    program = (
+        "import os, subprocess, sys; os.setsid();"
+        "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+        " stdin=-3, stdout=-3, stderr=-3); print(left.pid)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    return int(done.stdout)
 
 
 @disco_server.register_func("tests.environment")
@@ -301,7 +338,7 @@ _SEND_ON = "runtime.disco.send_to_next_group", "runtime.disco.recv_from_prev_gro
 @disco_server.register_func("tests.hand_to_next_group")
 def hand_to_next_group(array):
     """The first group sends, the second one receives; returns what each then has."""
-    from disco_server.runtime.functions import resolve
+    from disco_server.rank.functions import resolve
 
     worker = disco_server.current_worker()
     send, receive = (resolve(name, ()) for name in _SEND_ON)
@@ -312,7 +349,7 @@ def hand_to_next_group(array):
 @disco_server.register_func("tests.two_sends_to_zero")
 def two_sends_to_zero(array):
     """Worker 2 sends, worker 0 receives, the others look on."""
-    from disco_server.runtime.functions import resolve
+    from disco_server.rank.functions import resolve
 
     me = disco_server.current_worker().worker_id
     if me == 2:
@@ -406,6 +443,59 @@ def kill_once_on(worker_id, path, number=int(signal.SIGKILL)):
         mark.touch()
         os.kill(os.getpid(), number)
         time.sleep(60)
+
+
+class _Fading:
+    """How data moves on a rank, one of whose operations has a rank that dies in its middle.
+
+    The process of that rank becomes another program there: its memory and connections
+    are gone, as those of a killed process, and only later it is killed. The other ranks
+    come when that has begun, so they meet what is left of it.
+    """
+
+    def __init__(self, moves, mark, *, fades):
+        self._moves, self._mark, self._fades = moves, mark, fades
+
+    def __getattr__(self, name):
+        operation = getattr(self._moves, name)
+
+        def run(*given):
+            if self._fades:
+                threading.Thread(target=self._fade, daemon=True).start()
+            else:
+                while not self._mark.exists():
+                    time.sleep(0.005)
+            operation(*given)
+
+        return run
+
+    def _fade(self):
+        time.sleep(0.3)  # the operation has offered its data by now
+        program = (
+            "import os, pathlib, signal, sys, time\n"
+            "pathlib.Path(sys.argv[1]).touch()\n"
+            "time.sleep(1)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        os.execv(sys.executable, [sys.executable, "-c", program, str(self._mark)])
+
+
+@disco_server.register_func("tests.fade_in_the_next_on")
+def fade_in_the_next_on(worker_id, path):
+    """Lets one worker die in the next large collective, unless a file says that one has."""
+    worker, mark = disco_server.current_worker(), Path(path)
+    if not mark.exists():
+        group = worker.comm._group
+        group.backend = _Fading(group.backend, mark, fades=worker.worker_id == worker_id)
+
+
+@disco_server.register_func("tests.misuse_mpi_on")
+def misuse_mpi_on(worker_id):
+    """Asks MPI on one worker for a rank that is not there."""
+    if disco_server.current_worker().worker_id == worker_id:
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Send([np.zeros(1), MPI.DOUBLE], 1000)
 
 
 @disco_server.register_func("tests.fail_once_on")

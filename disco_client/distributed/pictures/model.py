@@ -5,14 +5,31 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from disco_client.wire.layout import WHOLE, coordinate_of
+from disco_client.wire.partition import WHOLE, coordinate_of
 
 if TYPE_CHECKING:
-    from disco_client.distributed.struct_info import DTensorStructInfo
+    from disco_client.distributed.placement import DTensorStructInfo
 
-__all__ = ["INK", "TINTS", "Cut", "Panel", "Picture", "picture_of", "ranges", "span", "tint_of"]
+__all__ = [
+    "INK",
+    "TINTS",
+    "Cut",
+    "Line",
+    "Names",
+    "Panel",
+    "Picture",
+    "key_of",
+    "left_out",
+    "line_up",
+    "picture_of",
+    "ranges",
+    "span",
+    "spread",
+    "tint_of",
+]
+
 
 Cut = tuple[int, int]
 """The first index of an interval along an axis, and the one behind its last."""
@@ -84,8 +101,13 @@ def picture_of(info: DTensorStructInfo) -> Picture:
         info: The tensor.
     """
     shape, ndim = info.tensor_sinfo.shape, info.tensor_sinfo.ndim
-    parts = [info.bounds(place) for place in range(info.device_mesh.size)]
-    cuts = [sorted({part[axis] for part in parts if _filled(part)}) for axis in range(ndim)]
+    parts = [
+        (place, block)
+        for place in range(info.device_mesh.size)
+        for block in itertools.product(*info.pieces(place))
+        if _filled(block)
+    ]
+    cuts = [sorted({block[axis] for _, block in parts}) for axis in range(ndim)]
     split = [axis for axis in range(ndim) if axis in info.axes]
     row_axis, column_axis = _drawn(ndim, split)
     others = [axis for axis in split if axis not in (row_axis, column_axis)]
@@ -93,9 +115,8 @@ def picture_of(info: DTensorStructInfo) -> Picture:
         tuple(cuts[axis]) if axis != WHOLE else ((0, 1),) for axis in (row_axis, column_axis)
     )
     holders: dict[_Key, list[int]] = {}
-    for place, part in enumerate(parts):
-        if _filled(part):
-            holders.setdefault(part, []).append(place)
+    for place, block in parts:
+        holders.setdefault(block, []).append(place)
 
     def label(rest: Sequence[Cut], row: Cut, column: Cut) -> str:
         known = dict(zip((*others, row_axis, column_axis), (*rest, row, column), strict=True))
@@ -180,7 +201,7 @@ def _notes(
     ops = dict.fromkeys(spec.op for spec in info.placement.dim_specs if spec.is_partial)
     if ops and drawn:
         notes.append(f"{' and '.join(ops)}(...): partial values, whole once they are combined.")
-    empty = [w for at, w in enumerate(mesh.device_ids) if not _filled(info.bounds(at))]
+    empty = [w for at, w in enumerate(mesh.device_ids) if 0 in info.local_shape(at)]
     if empty:
         notes.append(f"Without elements: {'workers' if empty[1:] else 'worker'} {ranges(empty)}.")
     return tuple(notes)
@@ -189,3 +210,128 @@ def _notes(
 def tint_of(panel: int, row: int, column: int) -> int:
     """The colour of a cell, by its number in the palette; another one than its neighbours'."""
     return (3 * row + column + 5 * panel) % len(TINTS)
+
+
+# Gives the rows and columns of a grid their sizes: to scale, and large enough to be read.
+
+
+_ENDS = 2
+_LETTERS = 26
+
+
+class Line(NamedTuple):
+    """The rows, or the columns, that are drawn.
+
+    Attributes:
+        shown: Their numbers; None once for those that are left out.
+        sizes: Their sizes, without borders.
+    """
+
+    shown: tuple[int | None, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Of all of them, with a border of one around each."""
+        return sum(self.sizes) + len(self.sizes) + 1
+
+
+def line_up(extents: Sequence[int], total: int, least: int, room: int) -> Line:
+    """Sizes for rows or columns, in proportion to their extents.
+
+    Args:
+        extents: Theirs; each at least 1.
+        total: How large all of them should be together, without borders.
+        least: How large each must be.
+        room: How large they may be together, with a border of 1 around each; where
+            they do not fit, those in the middle are left out.
+    """
+    capacity = max((room - 1) // (least + 1), _ENDS + 1)
+    shown: list[int | None] = list(range(len(extents)))
+    if len(extents) > capacity:
+        front = capacity // 2
+        shown = [*shown[:front], None, *shown[len(extents) - (capacity - front - 1) :]]
+    # Whatever is left out is drawn as small as can be.
+    sizes = [1 if number is None else extents[number] for number in shown]
+    borders = len(shown) + 1
+    return Line(tuple(shown), tuple(spread(sizes, min(total, room - borders), least)))
+
+
+def spread(extents: Sequence[int], total: int, least: int) -> list[int]:
+    """Divides a length in proportion, where no part gets less than it must.
+
+    Args:
+        extents: In which proportion.
+        total: The length. It is used up but for what is rounded away; where the least
+            of all does not fit, they get more.
+        least: What each gets at least.
+    """
+    sizes = [least] * len(extents)
+    free = [number for number, _ in enumerate(extents)]
+    while free:
+        room = total - least * (len(extents) - len(free))
+        whole = sum(extents[number] for number in free)
+        small = [number for number in free if extents[number] * room < least * whole]
+        if not small:
+            # Rounded down, so that equal extents look equal.
+            for number in free:
+                sizes[number] = extents[number] * room // whole
+            break
+        free = [number for number in free if number not in small]
+    return sizes
+
+
+def key_of(number: int) -> str:
+    """A short name where a label is too long: a to z, then aa, ab and so on."""
+    letters = ""
+    number += 1
+    while number:
+        number, rest = divmod(number - 1, _LETTERS)
+        letters = chr(ord("a") + rest) + letters
+    return letters
+
+
+def left_out(rows: Line, columns: Line) -> list[str]:
+    """Says how many rows and columns are not shown."""
+    notes: list[str] = []
+    for name, line in (("rows", rows), ("columns", columns)):
+        if None in line.shown:
+            at = line.shown.index(None)
+            first, behind = line.shown[at - 1], line.shown[at + 1]
+            if first is not None and behind is not None:
+                notes.append(f"{behind - first - 1} {name} of parts are left out in the middle.")
+    return notes
+
+
+class Names:
+    """What stands in the cells: who holds a part, or a key with which a legend says so.
+
+    Args:
+        picture: What is drawn.
+        keyed: Whether there is room for keys only.
+
+    Attributes:
+        legend: What the keys given so far mean.
+    """
+
+    def __init__(self, picture: Picture, *, keyed: bool) -> None:
+        self._picture = picture
+        self._keyed = keyed
+        self.legend: list[str] = []
+
+    def where(self, panel: int, row: int, column: int) -> str:
+        """Which part of the tensor a cell is."""
+        picture = self._picture
+        axes = (picture.row_axis, picture.rows[row]), (picture.column_axis, picture.columns[column])
+        found = ", ".join(span(cut) for axis, cut in axes if axis != WHOLE)
+        title = picture.panels[panel].title
+        return f"{title}, [{found}]" if title else f"[{found}]"
+
+    def text(self, panel: int, row: int, column: int) -> str:
+        """What stands in a cell."""
+        label = self._picture.panels[panel].labels[row][column]
+        if not self._keyed:
+            return label
+        key = key_of(len(self.legend))
+        self.legend.append(f"{key}: {self.where(panel, row, column)} {label}")
+        return key

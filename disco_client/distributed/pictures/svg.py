@@ -8,9 +8,19 @@ from html import escape
 from itertools import accumulate
 from typing import NamedTuple
 
-from disco_client.distributed.pictures.fit import Line, Names, key_of, left_out, line_up
-from disco_client.distributed.pictures.model import INK, TINTS, Picture, span, tint_of
-from disco_client.wire.layout import WHOLE
+from disco_client.distributed.pictures.model import (
+    INK,
+    TINTS,
+    Line,
+    Names,
+    Picture,
+    key_of,
+    left_out,
+    line_up,
+    span,
+    tint_of,
+)
+from disco_client.wire.partition import WHOLE
 
 __all__ = [
     "LETTER",

@@ -6,9 +6,17 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from disco_client.distributed.pictures.fit import Line, Names, key_of, left_out, line_up
-from disco_client.distributed.pictures.model import Picture, span, tint_of
-from disco_client.wire.layout import WHOLE
+from disco_client.distributed.pictures.model import (
+    Line,
+    Names,
+    Picture,
+    key_of,
+    left_out,
+    line_up,
+    span,
+    tint_of,
+)
+from disco_client.wire.partition import WHOLE
 
 __all__ = ["ASCII", "Piece", "draw", "plain"]
 

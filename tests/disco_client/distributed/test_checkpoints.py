@@ -22,7 +22,7 @@ from disco_client import (
     RemoteError,
     connect,
 )
-from disco_client.distributed import DeviceMesh, Placement, checkpoints
+from disco_client.distributed import DeviceMesh, Placement, storage
 
 MESHES = [
     DeviceMesh((2,), [3, 1]),
@@ -168,7 +168,7 @@ def test_what_is_saved_is_what_the_commands_before_made(workers, tmp_path):
 
 def test_thousands_of_tensors_are_a_few_commands(workers, tmp_path, monkeypatch):
     """Described and written in batches, each small; all of them are right."""
-    monkeypatch.setattr(checkpoints, "_PAGE_PARTS", 512)
+    monkeypatch.setattr(storage, "_PAGE_PARTS", 512)
     x = workers.distribute(np.arange(8.0), None, "S[0]")
     tensors = {f"t{number}": x[number % 4 :] for number in range(1500)}
     issued = workers.statistics()["issued"]
@@ -314,14 +314,14 @@ def test_a_save_that_is_interrupted_leaves_what_was_there(workers, tmp_path, mon
 def test_what_may_be_written_is_the_daemon_s_word(daemons, tmp_path):
     """Nothing by default, a folder with --allow-save; reading is another permission."""
     controller = daemons.controller()
-    daemons.worker(controller.address, "--slots", "1", "--warm", "0", "--name", "closed")
+    daemons.worker(controller.address, "--slots", "1", "--name", "closed")
     with connect(controller.address, num_workers=1) as session:
         with pytest.raises(NotAllowed, match="start disco-worker with --allow-save /"):
             session.save(tmp_path / "c", {"x": session.distribute(np.ones(2))})
         session.sync_all()
     other = daemons.controller()
     inside = tmp_path / "in"
-    options = ("--slots", "1", "--warm", "0", "--allow-save", inside)
+    options = ("--slots", "1", "--allow-save", inside)
     daemons.worker(other.address, *options)
     with connect(other.address, num_workers=1) as session:
         x = session.distribute(np.ones(2))
@@ -337,7 +337,7 @@ def test_what_may_be_written_is_the_daemon_s_word(daemons, tmp_path):
 def test_nodes_need_a_folder_that_they_share(daemons):
     """Where each node has its own, the first that notices says what to do."""
     controller = daemons.controller()
-    options = ("--slots", "1", "--warm", "0", "--allow-read", "*", "--allow-save", "*")
+    options = ("--slots", "1", "--allow-read", "*", "--allow-save", "*")
     nodes = [daemons.worker(controller.address, *options, "--name", n) for n in ("one", "two")]
     path = "/proc/self/cwd/c"
     with connect(controller.address, num_workers=2) as session:

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from disco_client import BadFile, ProcessSession, SessionLost, WorkerLost, connect
-from disco_client.distributed import checkpoints
+from disco_client.distributed import storage
 from disco_client.errors import DiscoError
-from disco_server.modules.checkpoints.stored import StoredCheckpoint
-from disco_server.modules.weights.errors import FileError
+from disco_server.storage.checkpoint_read import StoredCheckpoint
+from disco_server.storage.files import FileError
 
 LARGE = 1 << 20
 """Elements of eight bytes: four workers are busy for some tens of milliseconds."""
@@ -148,10 +148,10 @@ def test_a_rank_that_dies_between_two_steps_leaves_the_old_checkpoint(
 ):
     """As it was; the one that dies after the last step, the new one."""
     path = tmp_path / "c"
-    real = checkpoints._save
+    real = storage._save
 
-    def and_die(session, name, *args):
-        result = real(session, name, *args)
+    def and_die(core, name, *args):
+        result = real(core, name, *args)
         if name == step:
             with contextlib.suppress(DiscoError):
                 session.sync_all()
@@ -163,7 +163,7 @@ def test_a_rank_that_dies_between_two_steps_leaves_the_old_checkpoint(
         new = session.distribute(np.full(LARGE, 2.0), None, "S[0]")
         session.sync_all()
         with monkeypatch.context() as patch, contextlib.suppress(WorkerLost):
-            patch.setattr(checkpoints, "_save", and_die)
+            patch.setattr(storage, "_save", and_die)
             session.save(path, {"x": new})
         with pytest.raises(SessionLost):
             session.sync_all()
@@ -217,7 +217,7 @@ def test_a_daemon_that_is_killed_leaves_a_whole_checkpoint(daemons, tmp_path, mo
     path = tmp_path / "c"
     save_value(path, 1.0)
     controller = daemons.controller()
-    options = ("--slots", "1", "--warm", "0", "--allow-read", "*", "--allow-save", "*")
+    options = ("--slots", "1", "--allow-read", "*", "--allow-save", "*")
     nodes = [daemons.worker(controller.address, *options, "--name", n) for n in ("one", "two")]
     with contextlib.suppress(SessionLost), connect(controller.address, num_workers=2) as session:
         new = session.distribute(np.full(LARGE, 2.0), None, "S[0]")

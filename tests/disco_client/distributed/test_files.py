@@ -170,7 +170,7 @@ def test_what_is_wrong_with_a_file_names_it(workers, tmp_path):
 def test_nodes_read_their_own_files(daemons, tmp_path):
     """Which must be of one shape; only those of the mesh are looked at, where it is allowed."""
     controller = daemons.controller()
-    options = ("--slots", "1", "--warm", "0")
+    options = ("--slots", "1")
     folders = {name: tmp_path / name for name in ("one", "two", "closed")}
     for (name, folder), extent in zip(folders.items(), (4, 6, 4), strict=True):
         folder.mkdir()

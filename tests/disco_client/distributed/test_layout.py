@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from disco_client.distributed import DeviceMesh, DTensorStructInfo, TensorStructInfo
-from disco_client.distributed.layout import flat_bounds, line_extents, local_shapes, per_worker
+from disco_client.distributed.redistribute import (
+    flat_bounds,
+    line_extents,
+    local_shapes,
+    per_worker,
+)
 
 MESH = DeviceMesh((2, 2), [3, 0, 1, 5])
 

@@ -6,7 +6,7 @@ import pytest
 
 from disco_client import ConfigError, Shape
 from disco_client.distributed import DeviceMesh
-from disco_client.distributed.loading import Choice, Stored
+from disco_client.distributed.storage import Choice, Stored
 
 ROW = {
     "name": "layers.0.w",

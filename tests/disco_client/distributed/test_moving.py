@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from disco_client.distributed import DeviceMesh
-from disco_client.distributed.plan import make_plan
+from disco_client.distributed.redistribute import make_plan
 
 
 def test_a_plan_is_prepared_once_and_run_often(workers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disco_client.distributed import DeviceMesh, DTensorStructInfo, Pattern, TensorStructInfo
-from disco_client.distributed.pattern import choose
+from disco_client.distributed.ops import choose
 
 LINE, GRID = DeviceMesh((4,), range(4)), DeviceMesh((2, 2), range(4))
 MATMUL = Pattern((("m", "k"), ("k", "n")), ("m", "n"), (("k", "sum"),), ((0,), (1,)))

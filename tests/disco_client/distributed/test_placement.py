@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_client import ConfigError
-from disco_client.distributed import Placement, PlacementSpec
+from disco_client.distributed import (
+    DeviceMesh,
+    DTensorStructInfo,
+    Placement,
+    PlacementSpec,
+    TensorStructInfo,
+)
 from disco_client.distributed.placement import mixes
 
 R, S0, S1 = PlacementSpec.replica(), PlacementSpec.sharding(0), PlacementSpec.sharding(1)
@@ -121,3 +127,79 @@ def test_values_are_combined_in_one_way(text):
     with pytest.raises(ConfigError, match="the order would decide what comes out"):
         Placement.from_text(text)
     assert Placement.from_text("P[max], R, P[max]").dim_specs[1] == R
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"axis": "0"}, "expected an axis"),
+        ({"axis": True}, "expected an axis"),
+        ({"axis": 0, "parts": 0}, "expected the number of fused parts"),
+        ({"axis": 0, "parts": ()}, "expected the number of fused parts"),
+        ({"axis": 0, "parts": (1, -1)}, "expected the number of fused parts"),
+        ({"axis": 0, "parts": "3"}, "expected the number of fused parts"),
+        ({"axis": 0, "parts": 1.5}, "expected the number of fused parts"),
+    ],
+)
+def test_a_fused_axis_of_nonsense_is_refused(arguments, text):
+    """When it is made, not when it is used."""
+    with pytest.raises(ConfigError, match=text):
+        PlacementSpec.fused(**arguments)
+
+
+def test_a_fused_axis_reads_as_its_placement():
+    """With what goes beyond a placement behind it."""
+    assert str(PlacementSpec.fused(1)) == "S[1]"
+    assert str(PlacementSpec.fused(0, parts=3, uneven=True)) == "S[0] (parts=3, uneven)"
+    assert PlacementSpec.fused(0, uneven=True) == PlacementSpec.sharding(0)
+
+
+def test_given_parts_can_be_written_and_read():
+    """In pairs of first index and the one behind the last; adjacent ones are joined."""
+    spec = PlacementSpec.explicit(0, [(0, 4), [(0, 2), (2, 3), (6, 8)], (5, 5)])
+    placement = Placement([spec, PlacementSpec.replica()])
+    assert str(placement) == "S[0: 0-4, 0-3+6-8, -], R"
+    assert Placement.from_text(str(placement)) == placement
+    assert str(placement.plain()) == "S[0], R"
+    assert spec.overlaps
+    assert not PlacementSpec.explicit(0, [(0, 5), (5, 8)]).overlaps
+
+
+@pytest.mark.parametrize(
+    "part", [(4, 2), (-1, 2), (0, 1.5), [(2, 4), (0, 1)], [(0, 2, 3)], 3, "ab"]
+)
+def test_parts_of_nonsense_are_refused(part):
+    """When they are made."""
+    with pytest.raises(ConfigError, match=r"expected parts such as \(0, 4\)"):
+        PlacementSpec.explicit(0, [part])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("S[0: 0-8], R", "has 1 parts, and there are 2 workers"),
+        ("S[0: 0-4, 5-8], R", "do not make up an axis of extent 8"),
+        ("S[0: 0-4, 4-9], R", "do not make up an axis of extent 8"),
+        ("S[0: 0-4, 2-8], S[0]", "cannot be split along another axis of the mesh"),
+    ],
+)
+def test_parts_that_do_not_fit_a_tensor_are_refused(text, why):
+    """When tensor and mesh are known."""
+    tensor, mesh = TensorStructInfo((8, 8), "int8"), DeviceMesh((2, 2), range(4))
+    with pytest.raises(ConfigError, match=why):
+        DTensorStructInfo(tensor, mesh, text)
+
+
+def test_given_parts_that_are_equal_are_an_ordinary_split():
+    """So that all that is known of one holds for the other."""
+    tensor, mesh = TensorStructInfo((5, 4), "int8"), DeviceMesh((2, 2), range(4))
+    info = DTensorStructInfo(tensor, mesh, "S[-2: 0-3, 3-5], S[1: 0-1, 1-4]")
+    assert str(info.placement) == "S[0], S[1: 0-1, 1-4]"
+    assert info.bounds(3) == ((3, 5), (1, 4))
+    assert info.local_shape(3) == (2, 3)
+    fused = DTensorStructInfo(
+        tensor, mesh, Placement([PlacementSpec.replica(), PlacementSpec.fused(1, 2)])
+    )
+    assert fused.pieces(0) == (((0, 5),), ((0, 1), (2, 3)))
+    with pytest.raises(ConfigError, match="have no bounds, only pieces"):
+        fused.bounds(0)

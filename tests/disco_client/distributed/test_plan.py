@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from disco_client import ConfigError
 from disco_client.distributed import DeviceMesh, DTensorStructInfo, TensorStructInfo
 from disco_client.distributed.placement import Placement, PlacementSpec
-from disco_client.distributed.plan import make_plan
-from disco_client.wire.layout import coordinate_of, line_of
+from disco_client.distributed.redistribute import make_plan
+from disco_client.wire.partition import coordinate_of, line_of
 
 MESH = DeviceMesh((2, 2), range(4), ("dp", "tp"))
 COMBINE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}

@@ -9,7 +9,7 @@ import pytest
 
 from disco_client import ConfigError, FunctionNotFound
 from disco_client.distributed import Local, Pattern, register_rule
-from disco_client.distributed.rules import rule_for
+from disco_client.distributed.ops import rule_for
 
 
 @register_rule("test.sort")

@@ -8,8 +8,7 @@ import pytest
 
 from disco_client import ConfigError
 from disco_client.distributed import TensorStructInfo
-from disco_client.distributed.rules import rule_for
-from disco_client.distributed.rules_elementwise import letters_of
+from disco_client.distributed.ops import letters_of, rule_for
 from disco_client.wire.elementwise import ELEMENTWISE
 
 

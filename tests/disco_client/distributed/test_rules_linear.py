@@ -6,7 +6,7 @@ import pytest
 
 from disco_client import ConfigError
 from disco_client.distributed import TensorStructInfo
-from disco_client.distributed.rules import rule_for
+from disco_client.distributed.ops import rule_for
 
 
 def tensor(*shape, dtype="float32"):

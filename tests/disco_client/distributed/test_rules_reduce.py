@@ -7,8 +7,7 @@ import pytest
 
 from disco_client import ConfigError
 from disco_client.distributed import TensorStructInfo
-from disco_client.distributed.rules import rule_for
-from disco_client.distributed.rules_reduce import normal_axes, normal_axis
+from disco_client.distributed.ops import normal_axes, normal_axis, rule_for
 
 
 def tensor(*shape, dtype="float32"):

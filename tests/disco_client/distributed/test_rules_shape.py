@@ -6,8 +6,7 @@ import pytest
 
 from disco_client import ConfigError
 from disco_client.distributed import DeviceMesh, DTensorStructInfo, TensorStructInfo
-from disco_client.distributed.pattern import choose
-from disco_client.distributed.rules import rule_for
+from disco_client.distributed.ops import choose, rule_for
 
 LINE, GRID = DeviceMesh((4,), range(4)), DeviceMesh((2, 2), range(4))
 

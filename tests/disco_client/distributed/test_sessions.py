@@ -37,7 +37,7 @@ def test_a_session_that_distributes_nothing_loads_nothing_of_it():
         "import sys, disco_client\n"
         "with disco_client.ThreadedSession(1) as session:\n"
         "    session.sync_all()\n"
-        "    assert 'disco_client.distributed.engine' not in sys.modules\n"
+        "    assert 'disco_client.distributed.dispatch' not in sys.modules\n"
         "    assert session.mesh().size == 1\n"
         "    assert 'disco_client.distributed.pictures' not in sys.modules\n"
         "    from disco_client.distributed import visualize_sharding\n"

@@ -96,7 +96,7 @@ def test_a_provider_of_the_program_is_used_instead_of_ours(collector):
     program = OWN_PROVIDER + (
         "with trace.get_tracer('mine').start_as_current_span('request') as request:\n"
         + SESSION.replace("\n", "\n    ")
-        + "\n    assert session._span._span.parent.span_id == request.context.span_id\n"
+        + "\n    assert session._core.span._span.parent.span_id == request.context.span_id\n"
     )
     out = run(program, OTEL_EXPORTER_OTLP_ENDPOINT=collector.http)
     assert out.split() == ["disco.session", "request"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from disco_client.transport.shared import allocate
+from disco_client.arrays.shared_memory import allocate
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_client.transport import faults
-from disco_client.transport.faults import VARIABLE, InjectedCut, passage, through
+from disco_client.transport import fault_injection
+from disco_client.transport.fault_injection import VARIABLE, InjectedCut, passage, through
 from disco_client.wire.codec import Kind, envelope
 
 BATCHES = [envelope(Kind.BATCH, b"", first_seq=number) for number in range(1, 6)]
@@ -20,7 +20,7 @@ def ask(monkeypatch):
     """Asks for faults as a user would; the count begins anew."""
 
     def ask_for(text):
-        monkeypatch.setattr(faults, "_current", faults._Faults("", ()))
+        monkeypatch.setattr(fault_injection, "_current", fault_injection._Faults("", ()))
         monkeypatch.setenv(VARIABLE, text)
 
     return ask_for
@@ -125,7 +125,7 @@ def test_a_malformed_wish_is_refused_with_what_was_expected(ask, text, expected)
     """Nobody tests without faults because of a slip in the variable."""
     ask(text)
     with pytest.raises(ConfigError) as raised:
-        faults.check()
+        fault_injection.check()
     assert expected in str(raised.value)
     assert VARIABLE in str(raised.value)
 
@@ -134,7 +134,7 @@ def test_that_faults_are_on_is_said_once(ask, caplog):
     """A warning with the wish, however many streams there are."""
     ask("client.send:drop=7")
     with caplog.at_level(logging.WARNING, logger="disco.faults"):
-        faults.check()
+        fault_injection.check()
         through("client.send", iter(BATCHES))
     assert [record.getMessage() for record in caplog.records] == [
         "faults on purpose, because DISCO_TEST_FAULTS is set: client.send:drop=7"

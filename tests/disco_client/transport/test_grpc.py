@@ -13,7 +13,7 @@ from disco_client import connect, errors
 from disco_client.transport.base import Events, Wish
 from disco_client.transport.grpc import GrpcTransport
 from disco_client.wire.arrays import byte_view
-from disco_client.wire.protocol import PROTOCOL
+from disco_client.wire.codec import PROTOCOL
 
 WISH = Wish(num_workers=1, num_groups=1, ccl="", name="", owner="me", timeout=10.0)
 
@@ -76,8 +76,8 @@ def test_the_controller_refuses_what_it_cannot_serve(cluster, wish, text):
 
 def test_another_protocol_is_a_failed_connection_that_names_both(cluster, monkeypatch):
     """So that a person knows which side to upgrade."""
-    monkeypatch.setattr("disco_client.transport.stream.PROTOCOL", PROTOCOL + 1)
-    monkeypatch.setattr("disco_client.transport.stream.__version__", "9.9")
+    monkeypatch.setattr("disco_client.transport.grpc.PROTOCOL", PROTOCOL + 1)
+    monkeypatch.setattr("disco_client.transport.grpc.__version__", "9.9")
     with pytest.raises(errors.ConnectionFailed) as failed:
         dial(cluster.address)
     assert f"protocol {PROTOCOL}," in str(failed.value)
@@ -97,7 +97,6 @@ def silent(lost=lambda _error: None):
         acknowledge=lambda *_: None,
         log=lambda *_: None,
         lost=lost,
-        disown=lambda _error: None,
     )
 
 
@@ -118,7 +117,7 @@ def test_no_thread_outlives_its_session(cluster):
     for _ in range(5):
         with connect(cluster.address, num_workers=1) as session:
             session.copy_to_worker_0(np.zeros(100_000)).numpy()
-        helpers = session._transport._stream._threads - {threading.main_thread()}
+        helpers = session._core.transport._stream._threads - {threading.main_thread()}
         assert len(helpers) == 2, "gRPC's thread that sends, and the one that handles events"
         assert not any(helper.is_alive() for helper in helpers)
         assert set(threading.enumerate()) <= before

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from disco_client.errors import ConfigError
+from disco_client.transport.channel import Line
 from disco_client.transport.credentials import Credentials
-from disco_client.transport.line import Line
 from fault_tools.certificates import Pki
 
 

@@ -9,7 +9,8 @@ import pytest
 from disco_client import SessionClosed
 from disco_client.command_log import CommandLog
 from disco_client.transport.base import Events
-from disco_client.transport.outgoing import Outgoing
+from disco_client.transport.grpc import Outgoing
+from disco_client.transport.sent_log import SentLog
 from disco_client.wire.codec import Action, EncodedEnvelope
 
 
@@ -23,6 +24,7 @@ def out(log):
     """Started with the commands of a log; its streams end with the test."""
     nothing = lambda *_: None  # noqa: E731
     made = Outgoing()
+    sent = SentLog(7, log.take_batch, lambda: log.acked)
     made.log = log
     made.events = Events(
         await_commands=log.await_commands,
@@ -34,7 +36,8 @@ def out(log):
         acknowledge=nothing,
         log=nothing,
         lost=nothing,
-        disown=nothing,
+        send=sent.send,
+        resend=sent.rewind,
     )
     yield made
     made.end()

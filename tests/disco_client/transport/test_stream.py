@@ -17,7 +17,7 @@ FUNCTIONS = "disco_test_functions"
 
 def broken(session):
     """Breaks the stream of a session off, as a failing connection does."""
-    session._transport._stream._call.cancel()
+    session._core.transport._stream._call.cancel()
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def counting(session):
 
 
 def counts(session, count):
-    return session._get_all(count(), range(session.num_workers))
+    return session._core.get_all(count(), range(session.num_workers))
 
 
 def test_a_call_in_flight_returns_as_if_nothing_had_happened(counting):
@@ -83,7 +83,7 @@ def test_a_wait_goes_on_over_the_next_stream(counting):
 def test_messages_that_are_lost_doubled_or_late_change_nothing(cluster, monkeypatch, faults):
     """Each command runs once and in order, and each answer is heard."""
     monkeypatch.setenv("DISCO_TEST_FAULTS", faults)
-    monkeypatch.setattr("disco_client.transport.stream._ASK_AGAIN_S", 0.5)
+    monkeypatch.setattr("disco_client.transport.grpc._ASK_AGAIN_S", 0.5)
     with connect(cluster.address, num_workers=2, logs=False) as session:
         session.import_python_module(FUNCTIONS)
         count = session.get_global_func(COUNT)
@@ -96,13 +96,13 @@ def test_what_nobody_needs_is_let_go(counting):
     session, count = counting
     for _ in range(300):
         counts(session, count)
-    stream = session._transport._stream
+    stream = session._core.transport._stream
     assert sum(stream._numbers) >= 300 * session.num_workers
     assert stream._unconfirmed[0] < 256
     session.sync_all()
     count()
     session.sync_all()
-    assert len(stream._out._kept) < 10
+    assert len(stream._out._events.send.__self__._in_flight) < 10
 
 
 def test_a_controller_that_stays_away_is_lost_after_the_lease(daemons, caplog):

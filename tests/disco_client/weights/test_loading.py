@@ -17,11 +17,11 @@ from disco_client import (
     BadFile,
     ConfigError,
     NotAllowed,
-    Split,
     WeightsMismatch,
+    bulk_io,
     connect,
 )
-from disco_client.weights import planning
+from disco_client.distributed import PlacementSpec
 from disco_server.cli.local import LocalCluster
 
 WORKERS = range(4)
@@ -38,7 +38,7 @@ TENSORS = {
 }
 PLAN = {
     "embed": "S[0]",
-    "*.qkv": Split(0, parts=(8, 4, 4)),
+    "*.qkv": PlacementSpec.fused(0, parts=(8, 4, 4)),
     "*.down": -1,
     "*": "R",
 }
@@ -78,9 +78,11 @@ def test_each_worker_has_its_share_of_every_tensor(session, single, in_group, sh
     assert loaded.keys() == TENSORS.keys()
     for name, weight in loaded.items():
         assert weight.shape == TENSORS[name].shape
+        assert weight.mesh.shape == ((2, 2) if in_group else (4,))
+        assert np.array_equal(weight.numpy(), TENSORS[name])
         for worker in WORKERS:
             expected = share(name, worker, shares)
-            got = weight.numpy(worker)
+            got = weight.shard(worker)
             assert got.dtype.name == weight.dtype == expected.dtype.name or got.ndim == 0
             assert np.array_equal(got, expected)
             assert weight.shape_on(worker) == expected.shape
@@ -100,7 +102,7 @@ def test_floating_point_becomes_the_dtype_that_is_wanted(session, single):
         wanted = TENSORS[name].dtype.name if name in ("mask", "ids") else "bfloat16"
         assert weight.dtype == wanted
         assert np.array_equal(
-            np.asarray(weight.numpy(3), np.float32),
+            np.asarray(weight.shard(3), np.float32),
             np.asarray(share(name, 3, 2).astype(wanted), np.float32),
         )
     assert session.load_weights(single, PLAN, dtype=np.float16)["embed"].dtype == "float16"
@@ -120,7 +122,7 @@ def test_an_index_of_several_files(session, tmp_path):
     for path in (tmp_path, str(index), relative):
         loaded = session.load_weights(path, PLAN)
         assert loaded.keys() == TENSORS.keys()
-        assert all(np.array_equal(w.numpy(2), share(n, 2, 2)) for n, w in loaded.items())
+        assert all(np.array_equal(w.shard(2), share(n, 2, 2)) for n, w in loaded.items())
 
 
 def test_a_tensor_cache(session, tmp_path):
@@ -134,7 +136,7 @@ def test_a_tensor_cache(session, tmp_path):
     (tmp_path / "tensor-cache.json").write_text(json.dumps(content))
     loaded = session.load_weights(tmp_path, {"embed": 1})["embed"]
     assert loaded.dtype == "float32"
-    assert np.array_equal(loaded.numpy(1), weight.astype(np.float32)[:, 4:])
+    assert np.array_equal(loaded.shard(1), weight.astype(np.float32)[:, 4:])
 
 
 def test_thousands_of_tensors_are_a_few_round_trips(session, tmp_path):
@@ -144,7 +146,7 @@ def test_thousands_of_tensors_are_a_few_round_trips(session, tmp_path):
     loaded = session.load_weights(tmp_path, {"*": "S[0]"})
     assert list(loaded) == sorted(tensors)
     for i in (0, 255, 256, 2999):
-        assert np.array_equal(loaded[f"t{i:04}"].numpy(1), np.full((2, 2), i))
+        assert np.array_equal(loaded[f"t{i:04}"].shard(1), np.full((2, 2), i))
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel counts no reads here")
@@ -159,7 +161,7 @@ def test_each_worker_reads_only_its_own_bytes(session, tmp_path, split):
     after = count()
     for worker in WORKERS:
         own = 8 << 20
-        assert loaded["t"].numpy(worker).nbytes == own
+        assert loaded["t"].shard(worker).nbytes == own
         read = after.debug_get_from_remote(worker) - before.debug_get_from_remote(worker)
         assert own <= read < own + (1 << 19)
 
@@ -169,14 +171,16 @@ def test_what_does_not_fit_is_named_before_anything_is_allocated(session, single
     expect = {"embed": (21, 8), "lm_head": (20, 8)}
     issued = session.statistics()["issued"]
     with pytest.raises(WeightsMismatch) as raised:
-        session.load_weights(single, {"*.qkv": Split(0, parts=3), "*": "R"}, expect=expect)
+        session.load_weights(
+            single, {"*.qkv": PlacementSpec.fused(0, parts=3), "*": "R"}, expect=expect
+        )
     text = str(raised.value)
     assert "embed: expected shape [21, 8], the file has [20, 8]" in text
     assert "lm_head: missing" in text
     assert "ids: surplus" in text
     assert len(raised.value.problems) == 2 + len(TENSORS) - 1
     with pytest.raises(WeightsMismatch, match="its extent 16 cannot be cut into 3 equal parts"):
-        session.load_weights(single, {"*.qkv": Split(0, parts=3), "*": "R"})
+        session.load_weights(single, {"*.qkv": PlacementSpec.fused(0, parts=3), "*": "R"})
     # Twice: two functions by name the first time, two calls, one sync, one fetch.
     assert session.statistics()["issued"] - issued <= 10
 
@@ -220,20 +224,20 @@ def test_a_malformed_file_is_a_typed_error(session, single):
 
 def test_a_file_that_shrinks_while_it_is_loaded_fails_once(session, tmp_path, monkeypatch):
     """The error is raised here, and not again by the next sync; the session goes on."""
-    monkeypatch.setattr(planning, "_BATCH_BYTES", 4096)  # several commands
+    monkeypatch.setattr(bulk_io, "_BATCH_BYTES", 4096)  # several commands
     path = tmp_path / "m.safetensors"
     save_file({f"t{i}": np.zeros(1024, np.float32) for i in range(8)}, path)
-    mark, marks = session._mark, []
+    mark, marks = session._core.mark, []
 
     def mark_and_cut(worker=None):
         marks.append(mark(worker))
         if len(marks) == 3:  # the headers are read, checked on all workers, and one batch too
-            session._await(marks[-1])
+            session._core.await_mark(marks[-1])
             os.truncate(path, 4096 * 3)
             return mark(worker)
         return marks[-1]
 
-    monkeypatch.setattr(session, "_mark", mark_and_cut)
+    monkeypatch.setattr(session._core, "mark", mark_and_cut)
     with pytest.raises(BadFile, match=r"tensor 't\d': expected 4096 bytes .* has 12288 bytes"):
         session.load_weights(tmp_path, {"*": "R"})
     assert len(marks) > 3
@@ -243,7 +247,7 @@ def test_a_file_that_shrinks_while_it_is_loaded_fails_once(session, tmp_path, mo
 def test_nodes_whose_files_differ_are_refused(daemons, tmp_path):
     """Each node reads its own files; one path may be two models."""
     controller = daemons.controller()
-    options = ("--slots", "1", "--warm", "0", "--allow-read", "*")
+    options = ("--slots", "1", "--allow-read", "*")
     for number, name in enumerate(("one", "two"), 4):
         folder = tmp_path / name
         folder.mkdir()
@@ -273,13 +277,13 @@ def test_the_progress_bar_counts_bytes_that_workers_have_read(session, tmp_path,
 def test_what_may_be_read_is_the_daemon_s_word(daemons, single):
     """Nothing by default, a folder with --allow-read."""
     controller = daemons.controller()
-    daemons.worker(controller.address, "--slots", "1", "--warm", "0", "--name", "closed")
+    daemons.worker(controller.address, "--slots", "1", "--name", "closed")
     with connect(controller.address, num_workers=1) as session:
         with pytest.raises(NotAllowed, match="--allow-read"):
             session.load_weights(single, PLAN)
         session.sync_all()
     other = daemons.controller()
-    daemons.worker(other.address, "--slots", "1", "--warm", "0", "--allow-read", single)
+    daemons.worker(other.address, "--slots", "1", "--allow-read", single)
     with connect(other.address, num_workers=1) as session:
         assert len(session.load_weights(single, PLAN)) == len(TENSORS)
         with pytest.raises(NotAllowed):
@@ -294,7 +298,7 @@ sys.modules["safetensors"] = sys.modules["ml_dtypes"] = None
 import disco_client
 with disco_client.connect(sys.argv[1], num_workers=1) as session:
     loaded = session.load_weights(sys.argv[2], {"*": "R"}, dtype="bfloat16")
-    print(sorted({weight.dtype for weight in loaded.values()}))
+    print(sorted({weight.info.tensor_sinfo.dtype_name for weight in loaded.values()}))
 """
     with LocalCluster(1, 1) as cluster:
         command = [sys.executable, "-c", program, cluster.address, str(single)]

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_client import ConfigError, Shape, Split, WeightsMismatch
-from disco_client.weights.planning import (
-    Chosen,
+from disco_client import ConfigError, Shape, WeightsMismatch
+from disco_client.bulk_io import batches
+from disco_client.distributed import DeviceMesh, PlacementSpec
+from disco_client.weights import (
     Plan,
     StoredTensor,
-    batches,
     choose,
     read_catalog,
     read_expected,
@@ -29,8 +29,9 @@ TENSORS = read_catalog(CATALOG)
 
 def plan(entries, expect=None, strict=True, workers=4, tensors=TENSORS):
     expected = read_expected(expect)
-    chosen = choose("/m", tensors, Plan(entries), expected, strict=strict, workers=workers)
-    return {each.tensor.name: each.split for each in chosen}
+    mesh = DeviceMesh((workers,), range(workers))
+    chosen = choose("/m", tensors, Plan(entries), expected, strict=strict, mesh=mesh)
+    return {each.tensor.name: str(each.info.placement) for each in chosen}
 
 
 def problems(*args, **options):
@@ -43,26 +44,37 @@ def problems(*args, **options):
 def test_the_first_pattern_that_matches_counts():
     """Names and patterns, dots included, in the plan's order."""
     chosen = plan(
-        {"layers.1.up": Split(-1), "*.up": "S[0]", "layers.*.d?wn": 1, "[ne]*": "skip", "*": "R"}
+        {
+            "layers.1.up": PlacementSpec.sharding(-1),
+            "*.up": "S[0]",
+            "layers.*.d?wn": 1,
+            "[ne]*": "skip",
+            "*": "R",
+        }
     )
     assert chosen == {
-        "layers.0.up": Split(0),
-        "layers.0.down": Split(1),
-        "layers.1.up": Split(-1),
-        "layers.1.down": Split(1),
+        "layers.0.up": "S[0]",
+        "layers.0.down": "S[1]",
+        "layers.1.up": "S[1]",
+        "layers.1.down": "S[1]",
     }
 
 
 def test_a_name_with_brackets_matches_itself():
     """Though it is also a pattern that does not."""
     tensor = StoredTensor(0, "a[0]", (4,), "int8", "int8", 4)
-    assert plan({"a[0]": "R"}, tensors=[tensor]) == {"a[0]": None}
+    assert plan({"a[0]": "R"}, tensors=[tensor]) == {"a[0]": "R"}
 
 
 def test_everything_that_is_wrong_is_in_one_error():
     """Missing, surplus, shapes, splits; with hints where a name is nearly right."""
     found = problems(
-        {"layers.*.up": Split(0, parts=3), "layers.*.down": 5, "norms": "R", "embed": "S[0]"},
+        {
+            "layers.*.up": PlacementSpec.fused(0, parts=3),
+            "layers.*.down": 5,
+            "norms": "R",
+            "embed": "S[0]",
+        },
         expect={"embed": (101, 8), "layer.0.up": None, "layers.0.up": None, "norm": (8,)},
     )
     assert found == (
@@ -87,7 +99,8 @@ def test_an_uneven_split_is_refused_with_figures_unless_it_is_wanted():
         "embed: float16[100, 8] does not fit plan['embed'] = S[0]: its extent 100 cannot be "
         "divided by 3 workers without uneven=True"
     )
-    assert plan({"embed": Split(0, uneven=True), "*": "R"}, workers=3)["embed"].uneven
+    for uneven in (PlacementSpec.sharding(0), PlacementSpec.fused(0, uneven=True)):
+        assert plan({"embed": uneven, "*": "R"}, workers=3)["embed"] == "S[0]"
 
 
 def test_what_no_array_can_hold_must_be_skipped():
@@ -116,8 +129,8 @@ def test_what_is_expected_may_not_be_skipped():
 
 def test_without_strictness_only_what_the_program_needs_counts():
     """Idle patterns and other tensors are no problem; missing ones and wrong shapes are."""
-    assert plan({"*.bias": 0, "norm": "R"}, strict=False) == {"norm": None}
-    assert plan({"*": "R"}, {"norm": None}, strict=False) == {"norm": None}
+    assert plan({"*.bias": 0, "norm": "R"}, strict=False) == {"norm": "R"}
+    assert plan({"*": "R"}, {"norm": None}, strict=False) == {"norm": "R"}
     found = problems({"*.up": "R"}, {"norm": None, "none": None}, strict=False)
     assert found == (
         "none: missing, the files do not hold it",
@@ -172,23 +185,67 @@ def test_expectations_of_nonsense_are_refused(expect, text):
         read_expected(expect)
 
 
-def test_a_request_says_place_axis_and_parts():
-    """The axis counted from the front, the parts as extents."""
-    tensor = TENSORS[1]
-    assert Chosen(tensor, None).request() == Shape([1])
-    assert Chosen(tensor, Split(-1)).request() == Shape([1, 1, 8])
-    assert Chosen(tensor, Split(0, parts=2)).request() == Shape([1, 0, 8, 8])
+SPEC = PlacementSpec
 
 
-@given(st.lists(st.integers(0, 100 << 20), max_size=600), st.integers(1, 8))
-def test_batches_are_bounded_and_lose_nothing(sizes, workers):
-    """By bytes on a worker, unless one tensor alone has more, and by number."""
-    chosen = [
-        Chosen(StoredTensor(i, str(i), (1,), "int8", "int8", size), Split(0) if i % 2 else None)
-        for i, size in enumerate(sizes)
+@pytest.mark.parametrize(
+    ("entry", "spec"),
+    [
+        ("R", SPEC.replica()),
+        (" R ", SPEC.replica()),
+        (None, SPEC.replica()),
+        ("S[0]", SPEC.fused(0)),
+        (" S [ -1 ] ", SPEC.fused(-1)),
+        (2, SPEC.fused(2)),
+        (SPEC.fused(1, parts=3), SPEC.fused(1, parts=3)),
+        (SPEC.sharding(1), SPEC.sharding(1)),
+        ("S[1: 0-4, 2-4+6-8]", SPEC.explicit(1, [(0, 4), [(2, 4), (6, 8)]])),
+    ],
+)
+def test_an_entry_is_a_placement_or_an_axis(entry, spec):
+    """The words of placements, and numbers for short."""
+    (rule,) = Plan({"a": entry}).rules
+    assert rule.spec == spec
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["", "r", "S", "S[]", "S[a]", "S0", "S[0], R", "S[0]]", "S[1.5]", "P", 1.0, True, [0], b"R"],
+)
+def test_another_entry_is_refused(entry):
+    """With what would have been right."""
+    expected = r"expected 'R', None, 'S\[axis\]', an axis or a PlacementSpec"
+    with pytest.raises(ConfigError, match=expected):
+        Plan({"a": entry})
+
+
+@pytest.mark.parametrize("spec", [SPEC.fused(2), SPEC.fused(-3), "S[2]"])
+def test_an_axis_that_a_tensor_lacks_is_refused(spec):
+    """With the tensor's name and shape."""
+    (problem,) = problems({"layers.0.up": spec, "*": "R"})
+    assert problem.startswith("layers.0.up: float16[16, 8] does not fit plan['layers.0.up'] = S[")
+    assert "splits an axis that a tensor of shape (16, 8) does not have" in problem
+
+
+def test_a_layout_says_axis_and_pieces():
+    """The axis counted from the front; of each worker first and last of what it reads."""
+    mesh = DeviceMesh((2,), range(2))
+    plan = Plan({"*.0.up": PlacementSpec.fused(0, 2), "*.down": -1, "*": "R"})
+    chosen = choose("/m", TENSORS, plan, None, strict=True, mesh=mesh)
+    layouts = [each.layout() if each.axis is not None else None for each in chosen]
+    assert layouts[:3] == [
+        None,
+        [Shape([0, 0, 4, 8, 12]), Shape([0, 4, 8, 12, 16])],
+        [Shape([1, 0, 8]), Shape([1, 8, 16])],
     ]
-    cut = list(batches(chosen, workers))
-    assert [each for batch in cut for each in batch] == chosen
+    assert [each.nbytes for each in chosen[:3]] == [1600, 128, 128]
+
+
+@given(st.lists(st.integers(0, 100 << 20), max_size=600))
+def test_batches_are_bounded_and_lose_nothing(sizes):
+    """By bytes on a worker, unless one tensor alone has more, and by number."""
+    cut = list(batches(sizes))
+    assert [number for batch in cut for number in batch] == list(range(len(sizes)))
     for batch in cut:
-        held = sum(e.tensor.nbytes // (workers if e.split else 1) for e in batch)
+        held = sum(sizes[number] for number in batch)
         assert len(batch) == 1 or (held <= 32 << 20 and len(batch) <= 256)

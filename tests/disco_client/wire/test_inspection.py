@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from disco_client.pb import controller_pb2
+from disco_client.tracing.ring import CollectiveRecord, CommandRecord, FlightRecord
 from disco_client.wire.codec import Action
-from disco_client.wire.flight import CollectiveRecord, CommandRecord, FlightRecord
-from disco_client.wire.inspection import (
+from disco_client.wire.reports import (
     CollectiveReport,
     CommandReport,
+    EnteredReport,
     NodeSilence,
     RankReport,
     RankState,
@@ -33,6 +34,7 @@ FULL = RankReport(
     b"memory",
     2048,
     -17,
+    entered=(EnteredReport((0, 1), 7, 2, "broadcast"), EnteredReport((3,), 0, 0, "barrier")),
 )
 EMPTY = RankReport(0, "node-0", 1)
 
@@ -68,12 +70,17 @@ def test_a_record_says_what_runs_what_ended_and_for_how_long():
     inside = CollectiveRecord(
         4, 2, 0, "barrier", "", (), 0, (0, 1), 4_000_000_000, met_ns=0, left_ns=0
     )
-    current, finished, collective = report_of(FlightRecord((ended, runs), (inside,)), 5_000_000_000)
+    before = CollectiveRecord(
+        9, 1, 2, "allgather", "int8", (), 1, (1, 2), 11, met_ns=12, left_ns=13
+    )
+    record = FlightRecord((ended, runs), (before, inside))
+    current, finished, collective, entered = report_of(record, 5_000_000_000)
+    assert entered == (EnteredReport((1, 2), 1, 2, "allgather"),)
     assert (current.seq, current.seconds) == (2, 2.0)
     assert (finished.seq, finished.seconds) == (1, 3.0)
     assert (collective.number, collective.seconds, collective.met) == (4, 1.0, False)
     assert collective.text == "barrier #4"
-    assert report_of(FlightRecord(), 0) == (None, None, None)
+    assert report_of(FlightRecord(), 0) == (None, None, None, ())
 
 
 @pytest.mark.parametrize(

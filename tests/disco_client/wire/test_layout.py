@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_client.wire.layout import WHOLE, bounds_of, coordinate_of, cut, line_of, shape_within
+from disco_client.wire.partition import WHOLE, bounds_of, coordinate_of, cut, line_of, shape_within
 
 
 @given(st.integers(0, 40), st.integers(1, 9))

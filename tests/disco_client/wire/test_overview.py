@@ -6,8 +6,9 @@ import json
 from dataclasses import replace
 
 from disco_client.wire.codec import Action
-from disco_client.wire.inspection import CollectiveReport, CommandReport
-from disco_client.wire.overview import (
+from disco_client.wire.reports import (
+    CollectiveReport,
+    CommandReport,
     EncodedOverview,
     NodeView,
     Overview,
@@ -32,6 +33,12 @@ MINE = SessionView(
     ranks=(BUSY, IDLE, SILENT),
 )
 OTHERS = SessionView(1, "others", "x", "detached", 1, False, 9.0, 30.0, yours=False)
+OVER = SessionView(
+    *(2, "over", "x", "failed", 1, False, 9.0),
+    ended_s=30.5,
+    end_reason="rank_lost",
+    end_message="worker 0 exited",
+)
 VIEW = Overview(
     "1.2",
     5.0,
@@ -39,7 +46,7 @@ VIEW = Overview(
         NodeView("a", "ready", 2, 1, ("cpu", "cpu"), "1.2", 60.0, 0.001),
         NodeView("c", "away", 1, 1, ("cpu",), "1.2", 60.0),
     ),
-    (MINE, OTHERS),
+    (MINE, OTHERS, OVER),
 )
 
 
@@ -61,7 +68,9 @@ def test_a_session_sums_up_its_ranks():
 def test_programs_get_the_same_as_json():
     """Ids as people see them, commands and collectives in words."""
     view = json.loads(json.dumps(VIEW.as_dict()))
-    assert [session["session"] for session in view["sessions"]] == [f"{0xABC:016x}", f"{1:016x}"]
+    assert [session["session"] for session in view["sessions"]] == [
+        f"{number:016x}" for number in (0xABC, 1, 2)
+    ]
     assert view["sessions"][0]["queued"] == 2
     first, second, third = view["sessions"][0]["ranks"]
     assert first["current"] == {"seq": 8, "what": "step", "seconds": 1.5}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from disco_client.errors import EncodingError
-from disco_client.wire.porter import ArrayPorter
+from disco_client.wire.values import ArrayPorter
 
 
 class Keeper(ArrayPorter):

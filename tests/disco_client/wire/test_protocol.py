@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_client.wire.protocol import PROTOCOL, mismatch
+from disco_client.wire.codec import PROTOCOL, mismatch
 
 
 def test_equal_protocols_have_nothing_to_say():

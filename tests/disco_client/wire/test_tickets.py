@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from disco_client.wire.codec import EncodedValue, encode_value
-from disco_client.wire.porter import ArrayPorter
-from disco_client.wire.tickets import tickets_in
+from disco_client.wire.codec import EncodedValue, encode_value, tickets_in
+from disco_client.wire.values import ArrayPorter
 
 
 class Numbers(ArrayPorter):

@@ -17,7 +17,7 @@ from disco_server.cli.checkup import (
     probe_libraries,
     sections,
 )
-from disco_server.observe.findings import State
+from disco_server.observe.checks import State
 
 
 def test_every_library_of_the_commands_is_looked_at():

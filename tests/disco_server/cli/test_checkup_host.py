@@ -7,15 +7,15 @@ import socket
 import pytest
 
 from disco_client.transport.credentials import Credentials
-from disco_server.cli import checkup_host
+from disco_server.cli import checkup
 from disco_server.cli.authority import Authority
-from disco_server.cli.checkup_host import (
+from disco_server.cli.checkup import (
     look_at_certificates,
     look_at_clock,
     look_at_host_name,
     look_at_ports,
 )
-from disco_server.observe.findings import State
+from disco_server.observe.checks import State
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def port(monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        monkeypatch.setattr(checkup_host, "PORTS", {number: "--listen"})
+        monkeypatch.setattr(checkup, "PORTS", {number: "--listen"})
         yield number
 
 
@@ -34,7 +34,7 @@ def test_a_free_port_is_free(port, monkeypatch):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         free = found.getsockname()[1]
-    monkeypatch.setattr(checkup_host, "PORTS", {free: "--listen"})
+    monkeypatch.setattr(checkup, "PORTS", {free: "--listen"})
     for _ in range(2):
         (finding,) = look_at_ports()
         assert (finding.state, finding.detail) == (State.OK, "free")
@@ -42,7 +42,7 @@ def test_a_free_port_is_free(port, monkeypatch):
 
 def test_a_port_that_is_taken_is_said_to_be(port, monkeypatch):
     """What has it is not of Disco."""
-    monkeypatch.setattr(checkup_host, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(checkup, "_ANSWER_S", 0.2)
     (finding,) = look_at_ports()
     assert (finding.name, finding.detail) == (f"port {port}", "in use by another program")
     assert "--listen" in finding.hint
@@ -51,7 +51,7 @@ def test_a_port_that_is_taken_is_said_to_be(port, monkeypatch):
 def test_a_controller_is_recognised(daemons, monkeypatch):
     """By its answer."""
     number = int(daemons.controller().address.rpartition(":")[2])
-    monkeypatch.setattr(checkup_host, "PORTS", {number: "--listen"})
+    monkeypatch.setattr(checkup, "PORTS", {number: "--listen"})
     (finding,) = look_at_ports()
     assert (finding.detail, finding.facts["controller"]) == ("a controller answers there", True)
 
@@ -74,11 +74,11 @@ def test_the_clock_is_asked_of_the_kernel(monkeypatch):
         ((False, 16.0), "not synchronised by this kernel"),
         (None, "the kernel does not say whether it is kept right"),
     ):
-        monkeypatch.setattr(checkup_host, "_ask_kernel", lambda found=found: found)
+        monkeypatch.setattr(checkup, "_ask_kernel", lambda found=found: found)
         finding = look_at_clock()
         assert finding.state is State.OK
         assert detail in finding.detail
-    monkeypatch.setattr(checkup_host.time, "time", lambda: 1e9)
+    monkeypatch.setattr(checkup.time, "time", lambda: 1e9)
     assert look_at_clock().state is State.BROKEN
 
 
@@ -127,12 +127,12 @@ def test_what_is_over_or_not_yet_is_broken(issued, monkeypatch):
         def now(self, zone):
             return checkup_host_datetime(self.year, 1, 1, tzinfo=zone)
 
-    checkup_host_datetime = checkup_host.datetime
+    checkup_host_datetime = checkup.datetime
     for year, detail, hint in (
         (2200, "was valid until", "make another"),
         (2001, "is valid from", "clock"),
     ):
-        monkeypatch.setattr(checkup_host, "datetime", Now(year))
+        monkeypatch.setattr(checkup, "datetime", Now(year))
         found = look_at_certificates(Credentials(**files))
         assert {finding.state for finding in found} == {State.BROKEN}
         assert all(detail in finding.detail and hint in finding.hint for finding in found)

@@ -15,9 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from disco_client import connect, errors
-from disco_client.transport.options import target
+from disco_client.transport.channel import target
 from disco_server.cli.controller import main
-from disco_server.controller.servicer import SERVICE_NAMES
+from disco_server.controller.service import SERVICE_NAMES
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -174,7 +174,7 @@ def test_a_wrong_setting_is_refused_by_the_name_under_which_it_was_given(argumen
 def test_a_first_signal_tells_sessions_and_leaves(daemons):
     """SIGTERM ends running sessions with ControllerLost, then the exit code is 0."""
     controller = daemons.controller()
-    worker = daemons.worker(controller.address, "--slots", "1", "--warm", "0")
+    worker = daemons.worker(controller.address, "--slots", "1")
     session = connect(controller.address, num_workers=1)
     session.sync_all()
     controller.send(signal.SIGTERM)
@@ -190,7 +190,7 @@ def test_a_first_signal_tells_sessions_and_leaves(daemons):
 def test_a_second_signal_leaves_at_once(daemons, eventually):
     """While a node does not answer, draining goes on, takes no session, and can be cut short."""
     controller = daemons.controller("--node-lease", "60")
-    worker = daemons.worker(controller.address, "--slots", "1", "--warm", "0")
+    worker = daemons.worker(controller.address, "--slots", "1")
     session = connect(controller.address, num_workers=1)
     worker.send(signal.SIGSTOP)
     controller.send(signal.SIGTERM)

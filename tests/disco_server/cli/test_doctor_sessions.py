@@ -22,10 +22,11 @@ def test_it_says_which_rank_is_waited_for(cluster, open_session, tmp_path, event
     def shown():
         found = doctor(cluster.address, "--session", "stuck")
         assert found.exit_code == 0
-        return found.output if "in wait_for_file_on" in found.output else None
+        stands = "rank 1 has been in user function tests.wait_for_file_on" in found.output
+        return found.output if stands else None
 
-    output = eventually(shown, what="the stack of rank 1")
-    assert "rank 1 has been in user function tests.wait_for_file_on" in output
+    output = eventually(shown, what="the verdict on rank 1")
+    assert "in wait_for_file_on" in output
     assert "issued" not in output
     plain = json.loads(doctor(cluster.address, "--session", session.session_id, "--json").output)
     assert (plain["session"], plain["num_workers"], len(plain["ranks"])) == ("stuck", 2, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disco_server.cli.figures import count, duration, rate, size
+from disco_server.cli.output import count, duration, rate, size
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,15 @@ def test_each_command_speaks_json_and_is_described():
         assert command.help, path
 
 
+def test_each_command_has_a_line_that_is_not_cut(monkeypatch):
+    """On a screen of 80 columns; of the groups too."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for path in ([], ["certs"]):
+        shown = CliRunner().invoke(main, [*path, "--help"], terminal_width=80).output
+        _, commands = shown.split("Commands:\n")
+        assert [line for line in commands.splitlines() if line.endswith("...")] == []
+
+
 def test_the_help_lists_the_exit_codes():
     """They are the same for all commands."""
     shown = " ".join(CliRunner().invoke(main, ["--help"]).output.split())

@@ -13,11 +13,11 @@ import pytest
 from rich.table import Table
 
 from disco_client.errors import AccessDenied, ConnectionFailed
-from disco_server.cli import screen
-from disco_server.cli.screen import repeat, show_live
+from disco_server.cli import output
+from disco_server.cli.output import repeat, show_live
 
 PROGRAM = """
-from disco_server.cli.screen import show_live
+from disco_server.cli.output import show_live
 count = 0
 def draw():
     global count
@@ -80,7 +80,7 @@ def test_a_controller_that_goes_away_later_is_waited_for(capsys):
     with pytest.raises(ConnectionFailed):
         show_live(lambda: fail(ConnectionFailed("nobody")), 0.001)
     with pytest.raises(AccessDenied):
-        screen._draw_again(lambda: fail(AccessDenied("no")))
+        output._draw_again(lambda: fail(AccessDenied("no")))
 
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "ctrl-c"])

@@ -7,10 +7,15 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from disco_client import NoSuchSession, connect
+from disco_client import NoSuchSession, WorkerLost, connect
 from disco_client.wire.codec import Action
-from disco_client.wire.inspection import CollectiveReport, CommandReport
-from disco_client.wire.overview import Overview, RankView, SessionView
+from disco_client.wire.reports import (
+    CollectiveReport,
+    CommandReport,
+    Overview,
+    RankView,
+    SessionView,
+)
 from disco_server.cli.main import main
 from disco_server.cli.sessions import choose, doing
 
@@ -91,6 +96,36 @@ def test_what_there_is_not_is_exit_code_5(listed, training):
     assert (shown.exit_code, shown.stderr.count("\n")) == (5, 1)
     assert "got 'nope'; there run: " in shown.stderr
     assert "'training'" in shown.stderr
+
+
+def test_those_that_ended_are_shown_for_a_while_with_the_reason(listed, cluster, eventually):
+    """On request, also over JSON and one by one; a list of what runs is without them."""
+    with connect(cluster.address, num_workers=1, name="done") as done:
+        done.sync_all()
+    failed = connect(cluster.address, num_workers=1, name="broken")
+    failed.get_global_func("os.abort")()
+    with pytest.raises(WorkerLost):
+        failed.sync_all()
+
+    def over():
+        views = {view["session"]: view for view in json.loads(listed("--all", "--json").output)}
+        found = views[done.session_id], views[failed.session_id]
+        return found if all(view["ended_s"] is not None for view in found) else None
+
+    ended, lost = eventually(over, what="the ends of both")
+    assert [ended[key] for key in ("state", "end_reason", "end_message")] == [
+        *("ended", "closed", "closed")
+    ]
+    assert (lost["state"], lost["end_reason"]) == ("failed", "rank_lost")
+    assert "died of SIGABRT" in lost["end_message"]
+    assert 0 <= lost["ended_s"] < 600
+    shown = listed("--all").output
+    (row,) = [line for line in shown.splitlines() if failed.session_id in line]
+    assert "failed" in row
+    assert "died of SIGABRT" in row
+    assert "died of SIGABRT" in listed("broken", "--all").output
+    assert failed.session_id not in listed().output
+    assert listed("broken").exit_code == 5
 
 
 def test_of_several_of_a_name_it_is_one_s_own_and_the_newest():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,10 +10,13 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from disco_client import connect
+from disco_client.pb import controller_pb2
 from disco_client.version import __version__
 from disco_server.cli.main import main
+from disco_server.cli.sessions import _draw
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ def test_the_json_has_every_node_and_session(cluster, held):
     assert all(node["slots"] == 2 for node in nodes.values())
     assert sum(node["free_slots"] for node in nodes.values()) == 1
     assert {tuple(node["devices"]) for node in nodes.values()} == {("cpu", "cpu")}
-    (session,) = [s for s in content["sessions"] if s["session"] == str(int(held.session_id, 16))]
+    (session,) = [s for s in content["sessions"] if s["session"] == held.session_id]
     assert session["name"] == "holder"
     assert session["state"] == "running"
     assert session["num_workers"] == 3
@@ -56,8 +60,7 @@ def test_it_may_go_on(cluster, held):
         found = [json.loads(watching.stdout.readline()) for _ in range(2)]
         watching.terminate()
     ages = [
-        [s["age_s"] for s in each["sessions"] if s["session"] == str(int(held.session_id, 16))]
-        for each in found
+        [s["age_s"] for s in each["sessions"] if s["session"] == held.session_id] for each in found
     ]
     assert ages[0] < ages[1]
 
@@ -73,6 +76,58 @@ def test_the_tables_have_a_row_each(cluster, held):
     (row,) = [row for row in rows if held.session_id in row]
     assert "running" in row
     assert "holder" in row
+
+
+def test_the_id_of_the_json_is_one_that_commands_take(cluster, held):
+    """As it is printed, without a conversion."""
+    (listed,) = [
+        s["session"]
+        for s in json.loads(status("--address", cluster.address, "--json").output)["sessions"]
+        if s["name"] == "holder"
+    ]
+    shown = CliRunner().invoke(main, ["sessions", listed, "--json", "--address", cluster.address])
+    assert json.loads(shown.output)["name"] == "holder"
+
+
+@pytest.mark.parametrize("address", ["nonsense", ":99999", "host:99999", "a:b:c", "unix:here", ""])
+@pytest.mark.parametrize("command", [["status"], ["sessions"], ["stop", "x"], ["top", "--once"]])
+def test_what_is_no_address_is_refused_before_anything_is_asked(address, command, monkeypatch):
+    """Exit code 2, and a line that says what was expected and what came; nobody is dialled."""
+    monkeypatch.setattr("disco_client.transport.channel.open_channel", pytest.fail)
+    shown = CliRunner().invoke(main, [*command, "--address", address], prog_name="disco")
+    assert shown.exit_code == 2
+    (line,) = shown.stderr.splitlines()
+    assert line.startswith("disco: address: expected ")
+    assert line.endswith(f"got {address!r}")
+
+
+WHERE = [controller_pb2.RankInfo(worker=w, node=f"node-{w}") for w in (0, 2, 10)]
+LISTED = controller_pb2.ListResult(
+    nodes=[
+        controller_pb2.NodeInfo(name=f"gpu-{n}.cluster.example", slots=8, devices=["cuda:0"])
+        for n in (1, 2)
+    ],
+    sessions=[
+        controller_pb2.SessionInfo(
+            session=n, name=f"training-of-a-model-{n}", owner="somebody@host-7:4711", ranks=WHERE
+        )
+        for n in (1, 2)
+    ],
+)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 150])
+def test_names_are_whole_on_a_narrow_screen(columns):
+    """What is less important is shortened or left out, and it is said what."""
+    out = Console(width=columns, file=io.StringIO())
+    out.print(_draw(LISTED, "unix:/run/disco.sock"))
+    text = out.file.getvalue()
+    assert max(map(len, text.splitlines())) <= columns
+    for each in (*LISTED.nodes, *LISTED.sessions):
+        assert each.name in text
+    less = (f"{1:016x}", "somebody@host-7:4711", "node-0, node-2, node-10")
+    assert all(each in text for each in less) == (columns == 150)
+    assert ("not shown for want of room: " in text) == (columns < 150)
 
 
 def test_where_nobody_answers_it_says_so_in_one_line(tmp_path):

@@ -35,7 +35,7 @@ def no_nodes(controller, eventually):
 def test_it_says_in_one_line_that_it_is_ready(controller, daemons, no_nodes):
     """The line has the node's name, its slots and the controller; the log is JSON throughout."""
     worker = daemons.worker(
-        controller.address, "--name", "told", "--slots", "3", "--warm", "0", "--log-format", "json"
+        controller.address, "--name", "told", "--slots", "3", "--log-format", "json"
     )
     assert worker.stdout == (
         f"disco-worker ready: node told, 3 slots, controller {controller.address}\n"
@@ -91,7 +91,7 @@ def test_settings_come_from_the_file_and_the_environment_too(
 ):
     """A file, a variable and a flag each give what the earlier ones leave open."""
     file = tmp_path / "disco.toml"
-    file.write_text('[worker]\nname = "from-file"\nslots = 7\nwarm = 0\n')
+    file.write_text('[worker]\nname = "from-file"\nslots = 7\n')
     worker = daemons.worker(controller.address, "--config", file, DISCO_SLOTS="2")
     assert "node from-file, 2 slots" in worker.stdout
     worker.send(signal.SIGTERM)
@@ -100,7 +100,7 @@ def test_settings_come_from_the_file_and_the_environment_too(
 
 def test_a_controller_that_is_away_is_waited_for(daemons, eventually):
     """It says once what it waits for, and leaves when it is told to."""
-    worker = daemons.worker("127.0.0.1:1", "--slots", "1", "--warm", "0", ready=False)
+    worker = daemons.worker("127.0.0.1:1", "--slots", "1", ready=False)
     eventually(lambda: "trying again" in worker.stderr, what="a line about the controller")
     (line,) = worker.stderr.splitlines()
     assert "not connected to the controller at 127.0.0.1:1: UNAVAILABLE" in line
@@ -112,7 +112,7 @@ def test_a_controller_that_is_away_is_waited_for(daemons, eventually):
 
 def test_an_array_address_in_use_is_refused(controller, daemons):
     """One sentence that names the option, and the exit code 2."""
-    options = ("--slots", "1", "--warm", "0", "--array-listen", controller.address)
+    options = ("--slots", "1", "--array-listen", controller.address)
     worker = daemons.worker(controller.address, *options, ready=False)
     assert worker.wait() == 2
     (line,) = worker.stderr.splitlines()
@@ -170,7 +170,7 @@ def test_gpus_are_offered_with_driver_and_cupy_replaced(controller, daemons, mac
     """The daemon offers a slot for each, and has not loaded what it asked about."""
     machine.driver()
     machine.cupy()
-    worker = daemons.worker(controller.address, "--devices", "cuda:0,1", "--warm", "0")
+    worker = daemons.worker(controller.address, "--devices", "cuda:0,1")
     assert ", 2 slots," in worker.stdout
     maps = Path(f"/proc/{worker.process.pid}/maps").read_text()
     assert "libcuda" not in maps
@@ -179,5 +179,5 @@ def test_gpus_are_offered_with_driver_and_cupy_replaced(controller, daemons, mac
 def test_the_check_of_gpus_can_be_left_out(controller, daemons, machine):
     """Whoever knows better offers devices that do not pass it."""
     machine.cupy("raise ModuleNotFoundError('no', name='cupy')")
-    options = ("--devices", "cuda:0", "--device-check", "off", "--warm", "0")
+    options = ("--devices", "cuda:0", "--device-check", "off")
     assert ", 1 slots," in daemons.worker(controller.address, *options).await_ready()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from disco_server.collectives.local import LocalCommunicator, LocalWorld
-from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
+from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.worker.pmi import PmiNode
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the scenarios

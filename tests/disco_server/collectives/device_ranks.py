@@ -16,11 +16,12 @@ import numpy as np
 from scenarios import Place, known
 
 from disco_client.wire.values import Device
-from disco_server.collectives.base import ReduceOp
-from disco_server.collectives.checks import _REFUSED_ON_DEVICE
 from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.loss import Loss
 from disco_server.collectives.nccl import NcclHooks, start_nccl
 from disco_server.collectives.nccl_watch import Limits, NcclWatch
+from disco_server.collectives.types import ReduceOp
+from disco_server.collectives.validation import _REFUSED_ON_DEVICE
 from disco_server.devices.gpu import GpuArrays
 
 __all__ = ["DeviceRanks", "OnDevice", "Rank", "known_on_device"]
@@ -133,8 +134,9 @@ class Rank:
 
     def start(self, limits: Limits | None = None, name: str = "nccl", host: str = "here") -> None:
         """Starts the library for both communicators."""
-        hooks = NcclHooks(self._lose, self.slow.append, limits or Limits())
+        hooks = NcclHooks(self.slow.append, limits or Limits())
         for comm in dict.fromkeys((self.flat, self.grouped)):
+            comm.loss = Loss(self.rank, self._lose)
             self.watches.append(start_nccl(comm, self.arrays, name, host, hooks))
 
     def _lose(self, text: str) -> None:

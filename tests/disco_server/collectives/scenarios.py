@@ -16,13 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from disco_server.collectives.base import (
-    AbortedError,
-    CollectiveError,
-    Communicator,
-    MismatchError,
-    ReduceOp,
-)
+from disco_server.collectives.communicator import Communicator
+from disco_server.collectives.types import AbortedError, CollectiveError, MismatchError, ReduceOp
 
 Array = np.ndarray
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

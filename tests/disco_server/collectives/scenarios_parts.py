@@ -9,21 +9,18 @@ from typing import Any
 import numpy as np
 from scenarios import Place, differ, known, make, reduce_by_hand
 
-from disco_server.collectives.base import ReduceOp
-from disco_server.collectives.checks import find_kind
-from disco_server.collectives.mpi_moves import Moves, Pieces
-from disco_server.collectives.mpi_parts import PartMoves
-from disco_server.collectives.mpi_rows import MpiRows
-from disco_server.collectives.node_memory import NodeMemory
-from disco_server.collectives.rows import NO_DATA
-from disco_server.collectives.sides import Tag
+from disco_server.collectives.header_exchange import NO_DATA, MpiRows, NodeMemory
+from disco_server.collectives.mpi import MpiBackend
+from disco_server.collectives.mpi_library import Pieces
+from disco_server.collectives.types import ReduceOp, Tag
+from disco_server.collectives.validation import find_kind
 
 
 def in_pieces(place: Place) -> list[str]:
     """Allreduce in pieces, the last one short, in place and apart, averages included."""
     comm, wrong = place.flat, []
     data = comm._mpi.COMM_WORLD.Dup()
-    cut = Moves(comm._mpi, data, Pieces(5000, 4096))
+    cut = MpiBackend(comm._mpi, data, Pieces(5000, 4096))
     for dtype in (np.dtype(np.int16), np.dtype(np.float32), np.dtype(bool)):
         for op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX):
             kind = find_kind(dtype)
@@ -149,7 +146,7 @@ def parts_in_pieces(place: Place) -> list[str]:
     """Uneven parts with hardly an element at once, and many pieces of halves."""
     comm, wrong = place.flat, []
     data = comm._mpi.COMM_WORLD.Dup()
-    moves = PartMoves(comm._mpi, data, Pieces(1 << 20, 1 << 20), most=7)
+    moves = MpiBackend(comm._mpi, data, Pieces(1 << 20, 1 << 20), most=7)
     counts = [100_000, 0, 9, 70_001]
     starts, total, mine = [0, 100_000, 100_000, 100_009], sum(counts), place.rank
     own = slice(starts[mine], starts[mine] + counts[mine])
@@ -161,14 +158,14 @@ def parts_in_pieces(place: Place) -> list[str]:
             want = reduce_by_hand([make(each, total, dtype) for each in range(4)], op)
             dst = np.empty(counts[mine], dtype)
             src = make(mine, total, dtype)
-            moves.reduce_scatter_parts(src, dst, op, kind.family, counts)
+            moves.reduce_scatter(src, dst, op, kind.family, counts)
             wrong += differ(f"reduce_scatter {dtype} {op.name}", dst, want[own])
     few = [30, 0, 9, 22]
     part, whole = np.full(few[mine], float(mine)), np.empty(sum(few))
-    moves.allgather_parts(part, whole, few)
+    moves.allgather(part, whole, few)
     wrong += differ("allgather", whole, np.repeat(np.arange(4.0), few))
     part[:] = -1
-    moves.scatter_parts(whole, part, few, 3)
+    moves.scatter(whole, part, few, 3)
     wrong += differ("scatter", part, np.full(few[mine], float(mine)))
     data.Free()
     return wrong

@@ -23,9 +23,9 @@ from scenarios import (
 )
 
 from disco_client.errors import ConfigError
-from disco_client.wire.layout import cut
-from disco_server.collectives.base import AbortedError, CollectiveError, MismatchError, ReduceOp
-from disco_server.collectives.team import Team
+from disco_client.wire.partition import cut
+from disco_server.collectives.group import ProcessGroup
+from disco_server.collectives.types import AbortedError, CollectiveError, MismatchError, ReduceOp
 
 Lines = list[list[int]]
 # One of each way in which elements are moved and combined.
@@ -49,7 +49,7 @@ def split(whole: Array, counts: list[int]) -> list[Array]:
     return [whole[stop - count : stop] for count, stop in zip(counts, stops, strict=True)]
 
 
-def entered(place: Place, lines: Lines) -> Team | None:
+def entered(place: Place, lines: Lines) -> ProcessGroup | None:
     place.step()
     return place.flat.make_teams(lines)
 
@@ -92,7 +92,7 @@ def team_moves(place: Place, lines: Lines) -> list[str]:
     return wrong
 
 
-def gathers(team: Team, counts: list[int], dtype: np.dtype) -> list[str]:
+def gathers(team: ProcessGroup, counts: list[int], dtype: np.dtype) -> list[str]:
     name, total = f"{dtype} {counts} {team.members}", sum(counts)
     pairs = list(zip(team.members, counts, strict=True))
     want = np.concatenate([make(member, count, dtype) for member, count in pairs])
@@ -118,7 +118,7 @@ def gathers(team: Team, counts: list[int], dtype: np.dtype) -> list[str]:
     return wrong
 
 
-def spreads(team: Team, counts: list[int], dtype: np.dtype) -> list[str]:
+def spreads(team: ProcessGroup, counts: list[int], dtype: np.dtype) -> list[str]:
     wrong: list[str] = []
     for root in range(team.size):
         name, is_root = f"{root} {dtype} {counts} {team.members}", team.rank == root
@@ -147,7 +147,7 @@ def table_of(counts: list[int]) -> list[list[int]]:
     return [[counts[(i + 2 * j) % size] for j in range(size)] for i in range(size)]
 
 
-def exchanges(team: Team, counts: list[int], dtype: np.dtype) -> list[str]:
+def exchanges(team: ProcessGroup, counts: list[int], dtype: np.dtype) -> list[str]:
     table = table_of(counts)
     sources = [
         make(member, sum(row), dtype, 3) for member, row in zip(team.members, table, strict=True)
@@ -466,7 +466,7 @@ def team_log(place: Place, seed: int, commands: int) -> list[str]:
     wanted = [[[0, 1], [2, 3]], [[2, 0], [1, 3]], [[3, 1, 0]], [[seed % 4], [0, 1, 2, 3]]]
     wanted[3] = [wanted[3][1]]
     wanted.append([[(seed + 1) % 4, (seed + 3) % 4]])
-    teams: dict[int, Team | None] = {}
+    teams: dict[int, ProcessGroup | None] = {}
     ran: list[str] = []
     for _ in range(commands):
         place.step()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from disco_server.collectives.agreement import Agreement, unstage
-from disco_server.collectives.base import MismatchError
-from disco_server.collectives.checks import Op, check_equal
+from disco_server.collectives.types import MismatchError
+from disco_server.collectives.validation import Op, check_equal
 
 
 @pytest.fixture

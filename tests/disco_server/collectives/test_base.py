@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.collectives.base import (
+from disco_server.collectives.communicator import Communicator
+from disco_server.collectives.group import LoneBackend
+from disco_server.collectives.types import (
     AbortedError,
     CollectiveError,
-    Communicator,
     MismatchError,
     ReduceOp,
     name_workers,
@@ -16,7 +17,18 @@ from disco_server.collectives.base import (
 
 
 class Placed(Communicator):
-    """A communicator that knows its place and nothing else."""
+    """A communicator that knows its place, and meets nobody."""
+
+    def __init__(self, worker_id, num_workers, num_groups):
+        super().__init__(
+            worker_id, num_workers, num_groups, lambda *_: Silent(), lambda *_: LoneBackend()
+        )
+
+
+class Silent:
+    """Carries no rows."""
+
+    data_bytes = 0
 
 
 Placed.__abstractmethods__ = frozenset()

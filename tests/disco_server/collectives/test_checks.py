@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from disco_server.collectives.base import ReduceOp
-from disco_server.collectives.checks import (
+from disco_server.collectives.types import ReduceOp
+from disco_server.collectives.validation import (
     Family,
     Offer,
     Op,

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from disco_server.collectives.base import ReduceOp, UnavailableError
 from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.types import ReduceOp, UnavailableError
 
 
 def test_a_worker_that_is_alone_needs_nobody():

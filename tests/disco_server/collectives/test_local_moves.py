@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from disco_server.collectives.base import ReduceOp, UnavailableError
-from disco_server.collectives.checks import Family
-from disco_server.collectives.local_moves import LocalMoves, LocalTable
+from disco_server.collectives.local import LocalBackend, LocalTable
+from disco_server.collectives.types import ReduceOp, UnavailableError
+from disco_server.collectives.validation import Family
 
 N = 4
 SIZE = 100_003
 
 
-def on_all(act: Callable[[LocalMoves, int], np.ndarray]) -> list[np.ndarray]:
+def on_all(act: Callable[[LocalBackend, int], np.ndarray]) -> list[np.ndarray]:
     table = LocalTable(N)
     pairs = {(a, b): LocalTable(2) for b in range(N) for a in range(b)}
 
@@ -25,7 +25,7 @@ def on_all(act: Callable[[LocalMoves, int], np.ndarray]) -> list[np.ndarray]:
             pair = (min(peer, rank), max(peer, rank))
             return pairs[pair], pair.index(rank)
 
-        return act(LocalMoves(table, rank, open_pair), rank)
+        return act(LocalBackend(table, rank, open_pair), rank)
 
     with ThreadPoolExecutor(N) as threads:
         return list(threads.map(run, range(N)))
@@ -35,7 +35,7 @@ def on_all(act: Callable[[LocalMoves, int], np.ndarray]) -> list[np.ndarray]:
 def test_a_reduction_may_overlap_its_source(shift):
     """In place, or a little further in the same memory, the sum is that of what was there."""
 
-    def reduce(moves: LocalMoves, rank: int) -> np.ndarray:
+    def reduce(moves: LocalBackend, rank: int) -> np.ndarray:
         whole = np.arange(SIZE + shift, dtype=np.float64) + rank
         src, dst = whole[:SIZE], whole[shift:]
         moves.allreduce(src, dst, ReduceOp.SUM, Family.FLOAT)
@@ -48,13 +48,13 @@ def test_a_reduction_may_overlap_its_source(shift):
 def test_parts_may_lie_where_they_belong():
     """Own parts in place, in gathers and spreads, are neither copied nor spoilt."""
 
-    def gather(moves: LocalMoves, rank: int) -> np.ndarray:
+    def gather(moves: LocalBackend, rank: int) -> np.ndarray:
         whole = np.full((N, SIZE), -1.0)
         whole[rank] = rank
         moves.allgather(whole[rank], whole)
         return whole[:, ::1000]
 
-    def spread(moves: LocalMoves, rank: int) -> np.ndarray:
+    def spread(moves: LocalBackend, rank: int) -> np.ndarray:
         whole = np.repeat(np.arange(N) + 10.0 * rank, SIZE).reshape(N, SIZE)
         moves.reduce_scatter(whole, whole[rank], ReduceOp.MAX, Family.FLOAT)
         return whole[rank, ::1000]
@@ -68,7 +68,7 @@ def test_parts_may_lie_where_they_belong():
 def test_parts_change_places_in_one_array():
     """All-to-all in place transposes."""
 
-    def swap(moves: LocalMoves, rank: int) -> np.ndarray:
+    def swap(moves: LocalBackend, rank: int) -> np.ndarray:
         data = np.arange(N) + 10.0 * rank
         moves.all_to_all(data, data)
         return data

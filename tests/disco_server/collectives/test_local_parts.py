@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from disco_server.collectives.base import ReduceOp
-from disco_server.collectives.checks import Family
-from disco_server.collectives.local_moves import LocalTable
-from disco_server.collectives.local_parts import LocalPartMoves
+from disco_server.collectives.local import LocalBackend, LocalTable
+from disco_server.collectives.types import ReduceOp
+from disco_server.collectives.validation import Family
 
 N = 3
 COUNTS = [40_000, 0, 60_001]
@@ -19,11 +18,11 @@ STARTS = [0, 40_000, 40_000]
 TOTAL = sum(COUNTS)
 
 
-def on_all(act: Callable[[LocalPartMoves, int], np.ndarray]) -> list[np.ndarray]:
+def on_all(act: Callable[[LocalBackend, int], np.ndarray]) -> list[np.ndarray]:
     table = LocalTable(N)
 
     def run(rank: int) -> np.ndarray:
-        return act(LocalPartMoves(table, rank, lambda _peer: (table, 0)), rank)
+        return act(LocalBackend(table, rank, lambda _peer: (table, 0)), rank)
 
     with ThreadPoolExecutor(N) as threads:
         return list(threads.map(run, range(N)))
@@ -33,11 +32,11 @@ def on_all(act: Callable[[LocalPartMoves, int], np.ndarray]) -> list[np.ndarray]
 def test_reductions_may_leave_their_part_anywhere_in_the_source(shift):
     """While the others still read it."""
 
-    def reduce(moves: LocalPartMoves, rank: int) -> np.ndarray:
+    def reduce(moves: LocalBackend, rank: int) -> np.ndarray:
         whole = np.arange(TOTAL + shift, dtype=np.float64) + rank
         start = STARTS[rank] + shift
         dst = whole[start : start + COUNTS[rank]]
-        moves.reduce_scatter_parts(whole[:TOTAL], dst, ReduceOp.SUM, Family.FLOAT, COUNTS)
+        moves.reduce_scatter(whole[:TOTAL], dst, ReduceOp.SUM, Family.FLOAT, COUNTS)
         return dst
 
     for got, start, count in zip(on_all(reduce), STARTS, COUNTS, strict=True):
@@ -49,12 +48,12 @@ def test_reductions_may_leave_their_part_anywhere_in_the_source(shift):
 def test_roots_may_give_and_take_in_one_memory(root, shift):
     """A scatter and a gather back, with the root's part anywhere in its array of all."""
 
-    def there_and_back(moves: LocalPartMoves, rank: int) -> np.ndarray:
+    def there_and_back(moves: LocalBackend, rank: int) -> np.ndarray:
         whole = np.arange(TOTAL + shift, dtype=np.float64) * (rank == root)
         start = STARTS[rank] + shift
         part = whole[start : start + COUNTS[rank]]
-        moves.scatter_parts(whole[:TOTAL], part, COUNTS, root)
-        moves.gather_parts(part, whole[:TOTAL] if rank == root else None, COUNTS, root)
+        moves.scatter(whole[:TOTAL], part, COUNTS, root)
+        moves.gather(part, whole[:TOTAL] if rank == root else None, COUNTS, root)
         return whole[:TOTAL] if rank == root else part
 
     for rank, got in enumerate(on_all(there_and_back)):

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from disco_server.collectives.base import UnavailableError
-from disco_server.collectives.local_rows import LocalLane, LocalRows
+from disco_server.collectives.header_exchange import LocalLane, LocalRows
 from disco_server.collectives.preflight import ROW_BYTES
+from disco_server.collectives.types import UnavailableError
 
 
 def test_rounds_bring_rows_data_and_texts():

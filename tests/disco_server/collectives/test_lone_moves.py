@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from disco_server.collectives.base import ReduceOp
-from disco_server.collectives.checks import Family
-from disco_server.collectives.lone_moves import LoneMoves
+from disco_server.collectives.group import LoneBackend
+from disco_server.collectives.types import ReduceOp
+from disco_server.collectives.validation import Family
 
 
 @pytest.mark.parametrize("shift", [0, 1, 5])
 def test_sources_may_overlap_their_destinations(shift):
     """In place nothing changes, elsewhere what was there arrives."""
     line = np.arange(12.0)
-    LoneMoves().allreduce(line[:6], line[shift : shift + 6], ReduceOp.AVG, Family.FLOAT)
+    LoneBackend().allreduce(line[:6], line[shift : shift + 6], ReduceOp.AVG, Family.FLOAT)
     assert line[shift : shift + 6].tolist() == [0, 1, 2, 3, 4, 5]
 
 
@@ -22,7 +22,7 @@ def test_sources_may_overlap_their_destinations(shift):
 def test_arrays_of_the_standin_are_copied_too(standin, shift):
     """Behind what was computed on their stream, and also where they overlap."""
     line = standin.arange(8, dtype="float32") + 1
-    moves = LoneMoves()
+    moves = LoneBackend()
     moves.scatter(line[:6], line[shift : shift + 6])
     moves.gather(line, line)
     want = [1, 2, 1, 2, 3, 4, 5, 6] if shift else [1, 2, 3, 4, 5, 6, 7, 8]
@@ -31,4 +31,4 @@ def test_arrays_of_the_standin_are_copied_too(standin, shift):
 
 def test_a_root_alone_may_lack_an_array():
     """There is nothing to copy then."""
-    LoneMoves().gather(np.zeros(2), None)
+    LoneBackend().gather(np.zeros(2), None)

@@ -12,8 +12,8 @@ import pytest
 
 from disco_client import ProcessSession, ThreadedSession
 from disco_client.errors import ConfigError
-from disco_server.collectives.checks import Op
 from disco_server.collectives.meeting_watch import MeetingWatch, Waiting, slow_seconds
+from disco_server.collectives.validation import Op
 
 
 class Rows:

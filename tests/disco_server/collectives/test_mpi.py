@@ -27,7 +27,7 @@ def test_one_worker_needs_no_launcher():
     """A session of one worker works without any launcher, refusals included."""
     done = run_alone("""
 import numpy as np
-from disco_server.collectives.base import MismatchError, ReduceOp
+from disco_server.collectives.types import MismatchError, ReduceOp
 from disco_server.collectives.select import open_communicator
 with open_communicator("", worker_id=0, num_workers=1) as comm:
     comm.position = 1
@@ -53,7 +53,7 @@ with open_communicator("", worker_id=0, num_workers=1) as comm:
 def test_a_strange_world_is_refused():
     """A world that is not the session's is named with both sizes."""
     done = run_alone("""
-from disco_server.collectives.base import UnavailableError
+from disco_server.collectives.types import UnavailableError
 from disco_server.collectives.mpi import MpiCommunicator
 try:
     MpiCommunicator.create(1, 2)
@@ -72,7 +72,7 @@ def test_a_launchers_world_is_used():
         """
 import os
 import numpy as np
-from disco_server.collectives.base import ReduceOp
+from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.mpi import MpiCommunicator
 with MpiCommunicator.create(int(os.environ["PMI_RANK"]), 2) as comm:
     comm.position = 1

@@ -8,13 +8,12 @@ import sys
 
 import pytest
 
-from disco_server.collectives.mpi_library import LIBRARIES, MpiLibrary, find_library
-from disco_server.collectives.mpi_moves import Pieces
+from disco_server.collectives.mpi_library import LIBRARIES, MpiLibrary, Pieces, find_library
 
 MPICH, IMPI = LIBRARIES
 LOAD = """
 from disco_client.errors import ConfigError
-from disco_server.collectives.base import UnavailableError
+from disco_server.collectives.types import UnavailableError
 from disco_server.collectives.mpi_library import load_mpi
 try:
     mpi, library, started = load_mpi("", oversubscribed=False)

@@ -10,7 +10,7 @@ from importlib import metadata
 import pytest
 
 from disco_server.collectives.mpi_probe import probe_mpi
-from disco_server.observe.findings import State
+from disco_server.observe.checks import State
 
 
 @pytest.fixture

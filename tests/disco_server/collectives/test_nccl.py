@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from disco_client.wire.values import Device
 from disco_server.collectives import nccl
-from disco_server.collectives.base import (
+from disco_server.collectives.nccl import _Record
+from disco_server.collectives.types import (
     AbortedError,
     CommunicatorLost,
     MismatchError,
     ReduceOp,
     UnavailableError,
 )
-from disco_server.collectives.nccl import _Record
 from disco_server.devices.host import HostArrays
 
 SUM = ReduceOp.SUM

@@ -12,9 +12,9 @@ import pytest
 import scenarios
 
 from disco_server.collectives import nccl_library
-from disco_server.collectives.base import ReduceOp, UnavailableError
-from disco_server.collectives.checks import Family, find_kind
 from disco_server.collectives.nccl_library import NcclLibrary, library_for, version_text
+from disco_server.collectives.types import ReduceOp, UnavailableError
+from disco_server.collectives.validation import Family, find_kind
 
 ARRAYS = SimpleNamespace(device="cuda:0")
 

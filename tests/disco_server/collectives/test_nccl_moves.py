@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scenarios
 
-from disco_server.collectives.base import ReduceOp
+from disco_server.collectives.types import ReduceOp
 
 # Moves are of bytes, whatever these mean; one dtype of each size will do.
 MOVED = [np.dtype("bool"), scenarios.BFLOAT16, np.dtype("complex128")]

@@ -6,7 +6,7 @@ import device_ranks
 import numpy as np
 import pytest
 
-from disco_server.collectives.base import CommunicatorLost, MismatchError, ReduceOp
+from disco_server.collectives.types import CommunicatorLost, MismatchError, ReduceOp
 
 SUM = ReduceOp.SUM
 

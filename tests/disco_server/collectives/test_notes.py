@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
+from disco_client.tracing.ring import FORMS, read_flight
 from disco_client.wire.codec import Action
-from disco_client.wire.flight import FORMS, read_flight
-from disco_server.collectives.base import MismatchError, ReduceOp
 from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.types import MismatchError, ReduceOp
 from disco_server.observe.flight import FlightRecorder
 
 

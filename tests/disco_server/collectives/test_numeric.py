@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_server.collectives.base import ReduceOp
-from disco_server.collectives.checks import Family
 from disco_server.collectives.numeric import combine, divide, narrow
+from disco_server.collectives.types import ReduceOp
+from disco_server.collectives.validation import Family
 
 
 @given(

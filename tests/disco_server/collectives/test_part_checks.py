@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.collectives.base import ReduceOp
-from disco_server.collectives.checks import Op, check_equal, op_name
-from disco_server.collectives.part_checks import (
+from disco_server.collectives.types import ReduceOp
+from disco_server.collectives.validation import (
+    Op,
     add_root,
     check_counts,
+    check_equal,
     check_table,
     offer_lines,
+    op_name,
     read_lines,
 )
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_server.collectives.checks import Offer
 from disco_server.collectives.preflight import (
     Lane,
     Preflight,
@@ -18,6 +17,7 @@ from disco_server.collectives.preflight import (
     VerdictKind,
     decide,
 )
+from disco_server.collectives.validation import Offer
 
 CALL = Row(1, 5, 0, 1, 2, 3, 0, 0)
 RANKS = 4

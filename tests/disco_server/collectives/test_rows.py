@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_server.collectives.rows import TEXT_BYTES, cut_text, read_text
+from disco_server.collectives.header_exchange import TEXT_BYTES, cut_text, read_text
 
 
 def test_texts_are_filled_and_cut_between_characters():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.collectives.base import UnavailableError
 from disco_server.collectives.local import LocalCommunicator, LocalWorld
 from disco_server.collectives.select import open_communicator
+from disco_server.collectives.types import UnavailableError
 
 
 def test_unknown_libraries_are_refused():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_server.collectives.shared_rows import SharedRows, lane_bytes
+from disco_server.collectives.header_exchange import SharedRows, lane_bytes
 
 
 def test_rounds_bring_rows_data_and_texts(ranks):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_server.collectives.sides import Tag, wide_lanes
+from disco_server.collectives.types import Tag, wide_lanes
 
 
 def test_a_lane_for_all_and_one_for_each_group():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from disco_server.collectives.base import MismatchError, ReduceOp
 from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.types import MismatchError, ReduceOp
 
 MESH_AXES = {"axis 0": [[0, 2], [1, 3]], "axis 1": [[0, 1], [2, 3]]}
 LINES = MESH_AXES | {
@@ -209,5 +209,5 @@ def test_a_session_of_one_worker_has_teams_of_itself():
     with pytest.raises(MismatchError, match="float64\\[4\\] should have 3 elements"):
         team.allgather(src, dst, [3])
     assert team.received_bytes == comm.received_bytes == 0
-    assert repr(team) == "<Team of workers 0, rank 0>"
+    assert repr(team) == "<ProcessGroup of workers 0, rank 0>"
     comm.close()

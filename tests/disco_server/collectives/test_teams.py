@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from disco_server.collectives.agreement import Agreement
-from disco_server.collectives.circle import Circle
-from disco_server.collectives.lone_moves import LoneMoves
+from disco_server.collectives.group import LineParts, LoneBackend, ProcessGroup, Teams
 from disco_server.collectives.preflight import ROW_BYTES
-from disco_server.collectives.teams import LineParts, Teams
 
 
 class Rows:
@@ -33,12 +31,12 @@ def book():
 
     def open_line(lines, place):
         built.append((lines, place))
-        return None if place is None else LineParts(Rows(), LoneMoves())
+        return None if place is None else LineParts(Rows(), LoneBackend())
 
     made = Teams(
         1,
         agreement,
-        Circle(range(6), 1, agreement, LoneMoves()),
+        ProcessGroup(range(6), 1, agreement, LoneBackend()),
         open_line=open_line,
         arrive=lambda: None,
         transfer=lambda *_, **__: None,
@@ -82,5 +80,5 @@ def test_devices_are_opened_for_old_and_new_teams(book):
     teams.make([[0, 1]])
     teams.make([[0, 1]])
     assert opened == [(((1, 2),), 0), (((4, 5),), None), (((0, 1),), 0)]
-    assert before._circle.device_moves == "moves"
-    assert teams._world.device_moves is None
+    assert before.device_backend == "moves"
+    assert teams._world.device_backend is None

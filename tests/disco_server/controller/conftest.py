@@ -10,12 +10,11 @@ import grpc
 import pytest
 
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
-from disco_client.transport.options import CHANNEL_OPTIONS, SERVER_OPTIONS, target
-from disco_client.wire.codec import Kind, envelope
-from disco_client.wire.protocol import PROTOCOL
-from disco_server.channels.stopping import stop_server
+from disco_client.transport.channel import CHANNEL_OPTIONS, SERVER_OPTIONS, target
+from disco_client.wire.codec import PROTOCOL, Kind, envelope
 from disco_server.controller.hub import Hub
-from disco_server.controller.servicer import Edge
+from disco_server.controller.service import Edge
+from disco_server.ipc.grpc_server import stop_server
 
 LIMIT_S = 20.0
 

@@ -16,7 +16,7 @@ from disco_client.pb import controller_pb2
 from disco_client.wire.codec import Kind
 from disco_server.config import ControllerConfig
 from disco_server.controller.daemon import run
-from disco_server.controller.servicer import SERVICE_NAMES
+from disco_server.controller.service import SERVICE_NAMES
 
 Reason = controller_pb2.EndReason
 Health = health_pb2.HealthCheckResponse

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from disco_client.pb import node_pb2
-from disco_server.controller.exchange import Exchanges
+from disco_server.controller.relay import Exchanges
 
 ONE, OTHER = 7, 8
 LONG = 20.0

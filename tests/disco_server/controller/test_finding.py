@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disco_server.controller.finding import find_session, unknown_session
-from disco_server.controller.streams import NotYours
+from disco_server.controller.edge import NotYours, find_session, unknown_session
 from disco_server.core.access import EVERYBODY, Identity, Role
 from disco_server.core.cluster import Cluster
 from disco_server.core.session_state import End, EndReason, SessionTable

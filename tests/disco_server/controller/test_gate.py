@@ -12,12 +12,12 @@ from google.protobuf.descriptor_pool import Default
 
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2, node_pb2
-from disco_server.channels.tls import add_port
+from disco_server.controller.auth import Gate, TokenBook, peer_of
 from disco_server.controller.daemon import Door
-from disco_server.controller.gate import Gate, TokenBook, peer_of
 from disco_server.controller.hub import Hub
 from disco_server.core.access import METHODS
-from disco_server.guarding import Guard
+from disco_server.ipc.grpc_server import add_port
+from disco_server.security import Guard
 from disco_server.settings import Address
 
 REFLECTION = "grpc.reflection.v1alpha.ServerReflection"

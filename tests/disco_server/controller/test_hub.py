@@ -8,9 +8,9 @@ import pytest
 
 from disco_client.pb import controller_pb2, envelope_pb2
 from disco_client.wire.codec import Kind, envelope
-from disco_server.channels.outbox import Outbox
 from disco_server.controller.hub import Hub, NodeLink
-from disco_server.core.membership import Node
+from disco_server.core.nodes import Node
+from disco_server.ipc.grpc_server import Outbox
 
 Reason = controller_pb2.EndReason
 
@@ -37,9 +37,16 @@ def asked(hub, **fields):
     return session, hub.clients[session.session]
 
 
+def waiting(outbox):
+    """What waits to be written, session by session, and the farewell behind it."""
+    queues = outbox._queues.values()
+    farewell = [outbox._farewell] * (outbox._farewell is not None)
+    return [raw for queue in queues for raw in queue.waiting] + farewell
+
+
 def posted(outbox):
     """The kinds of what waits to be written."""
-    return [Kind(envelope_pb2.Envelope.FromString(raw).kind) for raw in outbox._waiting]
+    return [Kind(envelope_pb2.Envelope.FromString(raw).kind) for raw in waiting(outbox)]
 
 
 def test_sessions_have_ids_and_keys_that_nobody_guesses(hub):
@@ -98,7 +105,7 @@ def test_a_beat_reaches_everyone_whose_stream_is_not_stuck(hub):
     assert posted(outbox) == [Kind.QUEUED, *[Kind.QUEUED, Kind.HEARTBEAT] * 2]
     counts = [
         controller_pb2.Heartbeat.FromString(envelope_pb2.Envelope.FromString(raw).payload).count
-        for raw in link.outbox._waiting
+        for raw in waiting(link.outbox)
     ]
     assert counts == [1, 2]
     link.outbox.post(envelope(Kind.BATCH, bytes(8 << 20)))
@@ -170,5 +177,62 @@ def test_nodes_are_told_goodbye(hub):
     link = joined(hub, "one")
     hub.dismiss("it is over")
     assert posted(link.outbox) == [Kind.REFUSED]
-    assert b"it is over" in link.outbox._waiting[0]
+    assert b"it is over" in waiting(link.outbox)[-1]
     assert not link.outbox.post(b"more")
+
+
+def printed(hub, session, *lines, first=0, worker=0):
+    """A rank prints; its message as it came."""
+    said = controller_pb2.LogLines(worker=worker, node="one", lines=lines, first=first)
+    raw = envelope(Kind.LOG, said.SerializeToString(), session=session.session)
+    hub.printed(session.session, "one", said, raw)
+
+
+def lines_posted(outbox):
+    """The messages of lines that wait for a client: how many came before, and which they are."""
+    found = [envelope_pb2.Envelope.FromString(raw) for raw in waiting(outbox)]
+    said = [controller_pb2.LogLines.FromString(e.payload) for e in found if e.kind == Kind.LOG]
+    return [(each.first, list(each.lines)) for each in said]
+
+
+def kept_lines(hub, session):
+    """What `disco logs` shows of a session."""
+
+    async def read():
+        parts = [part async for part in hub.logs.of(session.session).read()]
+        return [line for part in parts for each in part.printed for line in each.lines]
+
+    return asyncio.run(read())
+
+
+def test_what_a_slow_client_misses_is_counted_and_said_to_it(hub):
+    """The rest is for `disco logs` all the same; the count comes when there is room again."""
+    session, outbox = asked(hub)
+    printed(hub, session, "one", "two")
+    outbox.post(bytes(8 << 20))
+    printed(hub, session, "three", first=2)
+    outbox._queues.clear()  # the client has read
+    hub.beat()
+    assert lines_posted(outbox) == [(3, [])]
+    hub.beat()
+    assert lines_posted(outbox) == [(3, [])], "it is said once"
+    printed(hub, session, "four", first=3)
+    assert lines_posted(outbox)[1:] == [(3, ["four"])]
+    assert kept_lines(hub, session) == ["one", "two", "three", "four"]
+
+
+def test_a_session_that_prints_on_all_its_nodes_has_a_budget_here_too(hub):
+    """Beyond it nothing is kept or passed on but the number of lines; others have their own."""
+    session, outbox = asked(hub)
+    other, others = asked(hub, name="other")
+    line, passed = "x" * 100_000, 0
+    for number in range(400):
+        printed(hub, session, line, first=number)
+        passed += len(lines_posted(outbox))
+        outbox._queues.clear()  # the client reads at once
+    assert 100 < passed < 300
+    printed(hub, other, "heard")
+    assert lines_posted(others) == [(0, ["heard"])]
+    hub.beat()
+    assert lines_posted(outbox) == [(400, [])]
+    assert kept_lines(hub, session)[-1].endswith("lines dropped")

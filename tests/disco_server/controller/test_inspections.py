@@ -9,9 +9,9 @@ import pytest
 
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.wire.codec import Kind
-from disco_server.controller.inspections import Inspections
+from disco_server.controller.inspect import Inspections
 from disco_server.core.cluster import Cluster
-from disco_server.core.membership import Node
+from disco_server.core.nodes import Node
 from disco_server.core.session_state import SessionTable
 
 SESSION = 0xABC

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from disco_client.pb import envelope_pb2, node_pb2
 from disco_client.wire.codec import Action, Kind
-from disco_server.controller import overview
-from disco_server.controller.inspections import Inspections
-from disco_server.controller.overview import Overviews
+from disco_server.controller import inspect
+from disco_server.controller.inspect import Inspections, Overviews
 from disco_server.core.access import EVERYBODY, Identity, Role
 from disco_server.core.cluster import Cluster
-from disco_server.core.membership import Node
-from disco_server.core.session_state import SessionTable
+from disco_server.core.nodes import Node
+from disco_server.core.session_state import End, EndReason, SessionTable
 
 SESSION = 0xABC
 ALICE, BOB = (Identity(Role.CLIENT, name, "token") for name in ("alice", "bob"))
@@ -62,14 +62,14 @@ class Room:
         rank.current.seq, rank.current.action = self.executed + worker + 1, Action.SYNC_WORKER
         self.receive(node, answer.SerializeToString())
 
-    def look(self, who=EVERYBODY):
-        return asyncio.run(self.overviews.snapshot(who))
+    def look(self, who=EVERYBODY, *, ended=False):
+        return asyncio.run(self.overviews.snapshot(who, ended=ended))
 
 
 @pytest.fixture
 def hurried(monkeypatch):
     """Nodes are asked at each look."""
-    monkeypatch.setattr(overview, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(inspect, "INTERVAL_S", 0.0)
 
 
 def test_what_nodes_say_is_put_together():
@@ -107,7 +107,7 @@ def test_however_many_look_nodes_are_asked_once_a_second():
 
 def test_a_session_that_has_just_begun_is_waited_for(monkeypatch):
     """Until nodes may be asked again; nobody sees it without its ranks."""
-    monkeypatch.setattr(overview, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(inspect, "INTERVAL_S", 0.05)
     room = Room()
     room.begun = False
     room.look()
@@ -145,7 +145,7 @@ def test_what_is_done_in_a_second_is_known_at_the_second_look(hurried):
 
 def test_a_look_long_ago_says_nothing_of_a_second(hurried, monkeypatch):
     """Whoever begins to watch sees no average of the hours before."""
-    monkeypatch.setattr(overview, "_RECENT_S", 0.0)
+    monkeypatch.setattr(inspect, "_RECENT_S", 0.0)
     room = Room()
     room.look()
     assert room.look().sessions[0].commands_per_s is None
@@ -153,7 +153,7 @@ def test_a_look_long_ago_says_nothing_of_a_second(hurried, monkeypatch):
 
 def test_of_a_silent_node_nothing_is_said(hurried, monkeypatch):
     """Its ranks stay in the list, and what the others do is there."""
-    monkeypatch.setattr(overview, "_NODES_S", 0.05)
+    monkeypatch.setattr(inspect, "_NODES_S", 0.05)
     room = Room()
     room.silent.add("b")
     found = room.look()
@@ -169,6 +169,33 @@ def test_a_node_that_is_away_is_not_asked():
     room.cluster.node_away("b", 1.0)
     assert [node.state for node in room.look().nodes] == ["ready", "away"]
     assert room.asked == ["a"]
+
+
+def test_why_a_session_ended_is_its_owner_s_to_know():
+    """Others see that it failed, as they saw that it ran; who does not ask sees what runs."""
+    room = Room()
+    room.cluster.end(SESSION, End(EndReason.RANK_LOST, "worker 1 on node 'b' exited"))
+    for name in ("a", "b"):
+        room.cluster.gone_on_node(SESSION, name)
+    room.cluster.over[SESSION].ended = time.monotonic() - 60.0
+
+    def seen(who):
+        (session,) = room.look(who, ended=True).sessions
+        assert 60.0 <= session.ended_s < 600.0
+        return session.state, session.end_reason, session.end_message, len(session.ranks)
+
+    assert seen(ALICE) == seen(ROOT) == ("failed", "rank_lost", "worker 1 on node 'b' exited", 2)
+    assert seen(EYE) == ("failed", "", "", 2)
+    assert seen(BOB) == ("failed", "", "", 0)
+    assert room.look(ALICE).sessions == ()
+
+
+def test_nodes_come_in_the_order_in_which_people_count():
+    """However they joined."""
+    room = Room()
+    for name in ("node-10", "node-2", "node-1"):
+        room.cluster.node_joined(Node(name, ("cpu",), 1, "1", name, 0.0, host_id=name))
+    assert [n.name for n in room.look().nodes] == ["a", "b", "node-1", "node-2", "node-10"]
 
 
 def test_others_see_the_lists_alone():

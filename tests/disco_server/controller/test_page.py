@@ -42,7 +42,7 @@ def events(answer):
 @pytest.fixture(scope="module")
 def cluster_of_one(shared_daemons):
     controller = shared_daemons.controller("--http", "127.0.0.1:0")
-    shared_daemons.worker(controller.address, "--slots", "2", "--warm", "0", "--name", "one")
+    shared_daemons.worker(controller.address, "--slots", "2", "--name", "one")
     return controller
 
 
@@ -125,7 +125,7 @@ def test_the_stream_wants_the_token_that_calls_want(guarded, shown, status):
 def test_as_many_look_as_may_and_who_leaves_makes_room(daemons, eventually):
     """The next is told; a stream that nobody reads holds nobody else."""
     controller = daemons.controller("--http", "127.0.0.1:0")
-    daemons.worker(controller.address, "--slots", "1", "--warm", "0")
+    daemons.worker(controller.address, "--slots", "1")
     where = door_of(controller)
 
     def status():

@@ -6,8 +6,8 @@ import zlib
 
 import pytest
 
-from disco_client.wire.inspection import Inspection, RankReport
-from disco_server.controller.page_timeline import PARTS, SECONDS, timeline
+from disco_client.wire.reports import Inspection, RankReport
+from disco_server.controller.dashboard import PARTS, SECONDS, timeline
 from disco_server.observe.flight import FlightRecorder
 
 PART_NS = round(SECONDS * 1e9) // PARTS

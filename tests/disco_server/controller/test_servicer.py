@@ -10,10 +10,9 @@ import pytest
 
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.version import __version__
-from disco_client.wire.codec import Kind, envelope
-from disco_client.wire.protocol import PROTOCOL
-from disco_server.controller.client_streams import MAX_WORKERS
-from disco_server.controller.streams import MAX_NAME
+from disco_client.wire.codec import PROTOCOL, Kind, envelope
+from disco_server.controller.edge import MAX_NAME
+from disco_server.controller.session_streams import MAX_WORKERS
 from disco_server.observe.logs import is_farewell
 
 Code = grpc.StatusCode
@@ -142,10 +141,12 @@ def test_batches_and_replies_pass_byte_for_byte_to_their_session_alone(serve):
         await other.send(Kind.REPLY, session=session, worker=0)
         await other.send(Kind.OPEN_CCL, session=session, worker=0)
         await other.send(Kind.RANK_EXITED, node_pb2.RankExited(worker=0), session=session)
-        for kind in (Kind.REPLY, Kind.LOG):
-            raw = envelope(kind, b"\xff said", session=session, worker=1) + b"\xa0\x06\x05"
+        lines = controller_pb2.LogLines(worker=1, lines=["said"]).SerializeToString()
+        for kind, said in ((Kind.REPLY, b"\xff said"), (Kind.LOG, lines)):
+            raw = envelope(kind, said, session=session, worker=1) + b"\xa0\x06\x05"
             await two.call.write(raw)
             assert await client.raw() == raw
+        await two.send(Kind.LOG, node_pb2.Refused(message="\xff no lines"), session=session)
         opening = envelope(Kind.OPEN_CCL, session=session, worker=1)
         await two.call.write(opening)
         assert [await node.raw() for node in (one, two)] == [opening, opening]

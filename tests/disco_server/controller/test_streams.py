@@ -9,13 +9,13 @@ import grpc
 import pytest
 from grpc._cython import cygrpc
 
-from disco_server.channels.outbox import Outbox
-from disco_server.controller import streams
+from disco_server.controller import edge
+from disco_server.ipc.grpc_server import Outbox
 
 
 def test_a_peer_that_says_nothing_is_sent_away(serve, monkeypatch):
     """On each stream that begins with a message; it holds no place for long."""
-    monkeypatch.setattr(streams, "FIRST_MESSAGE_S", 0.05)
+    monkeypatch.setattr(edge, "FIRST_MESSAGE_S", 0.05)
 
     async def scenario(rig):
         for method in ("SessionService/Open", "NodeService/Register"):
@@ -35,7 +35,7 @@ def test_a_peer_that_says_nothing_is_sent_away(serve, monkeypatch):
 def test_a_call_that_is_cut_off_is_no_failure(caplog, raised):
     """What gRPC raises when the server stops or the client has gone is for gRPC."""
 
-    @streams.guarded
+    @edge.guarded
     async def handler(_self, _request, _context):
         raise raised
 
@@ -58,7 +58,7 @@ def test_a_write_that_fails_when_nobody_waits_any_more_says_nothing(caplog):
         outbox.post(b"a message")
         writing = asyncio.ensure_future(outbox.run(write))
         reading = asyncio.ensure_future(asyncio.Event().wait())
-        ending = asyncio.ensure_future(streams.end_stream(outbox, writing, reading))
+        ending = asyncio.ensure_future(edge.end_stream(outbox, writing, reading))
         await asyncio.sleep(0)
         ending.cancel()
         with pytest.raises(asyncio.CancelledError):

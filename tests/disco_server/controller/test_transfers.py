@@ -10,7 +10,7 @@ import pytest
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.arrays import chunk_data, encode_chunk, encode_end, encode_stream
 from disco_client.wire.codec import Kind
-from disco_server.controller.transfers import TransferRefused, Transfers
+from disco_server.controller.relay import TransferRefused, Transfers
 
 KEY = (7, "up", 0, 1)
 

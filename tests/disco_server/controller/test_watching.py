@@ -7,8 +7,8 @@ import contextlib
 import pytest
 
 from disco_client import connect, errors
-from disco_client.transport.line import Line
-from disco_client.transport.watching import ask_for_overview, close_session, read_logs
+from disco_client.transport.admin import ask_for_overview, close_session, read_logs
+from disco_client.transport.channel import Line
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from disco_server.core.access import (
     certificate_identity,
     read_tokens,
 )
-from disco_server.guarding import CERTIFICATE_PREFIX
+from disco_server.security import CERTIFICATE_PREFIX
 
 TOKEN = "0123456789abcdef"
 
@@ -38,6 +38,8 @@ def test_a_file_of_tokens_is_read_line_by_line():
         (f"boss alice {TOKEN}", "expected a role of client, worker, observer, admin"),
         (f"anybody alice {TOKEN}", "expected a role of"),
         (f"client a/b {TOKEN}", "expected a name of letters"),
+        (f"client a\x1b[2J {TOKEN}", "line 1: expected a name of letters"),
+        (f"client a\u202eb {TOKEN}", "line 1: expected a name of letters"),
         ("client alice short", "got one of 5"),
         ("client alice " + "\u00e4" * 20, "ASCII"),
         (f"client alice {TOKEN}\nadmin alice {TOKEN}2", "line 2: 'alice' has another role"),
@@ -58,6 +60,11 @@ def test_a_malformed_file_is_refused_without_its_tokens(text, told):
         (["https://x", "disco://worker"], Identity(Role.WORKER, "", "certificate")),
         (["disco://admin/root/x"], Identity(Role.ADMIN, "root/x", "certificate")),
         (["disco://controller"], None),
+        (["disco://client/a\x1b[2J"], None),
+        (
+            ["disco://worker/a\u202eb", "disco://client/alice"],
+            Identity(Role.CLIENT, "alice", "certificate"),
+        ),
         (["disco://anybody/x"], None),
         (["Disco://client/alice"], None),
         (["x-disco://client/alice"], None),

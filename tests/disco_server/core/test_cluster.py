@@ -16,18 +16,19 @@ from hypothesis.stateful import (
     rule,
 )
 
-from disco_server.core.cluster import Cluster
-from disco_server.core.effects import (
+from disco_server.core.cluster import (
+    LATELY_S,
+    Cluster,
     DropNode,
     EndOnNode,
     SessionGone,
+    SessionLimits,
     StartOnNode,
     TellEnded,
     TellQueued,
     TellReady,
 )
-from disco_server.core.membership import Node, NodeRefused
-from disco_server.core.session_limits import SessionLimits
+from disco_server.core.nodes import Node, NodeRefused
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
 
 LEASE = 10.0
@@ -115,6 +116,27 @@ def test_a_lost_rank_ends_its_session_with_all_that_is_known(cluster):
     (told,) = of(cluster.rank_exited(2, "b", 0, 1, (), at_start=True), TellEnded)
     assert told.end.reason is EndReason.START_FAILED
     assert "could not be started" in told.end.message
+
+
+def test_those_that_ended_are_known_for_ten_minutes_and_not_without_bound(cluster):
+    """With their reason; the clock is whoever asks's."""
+    for number in (1, 2):
+        start(cluster, number)
+        cluster.end(number, End(EndReason.CLOSED if number == 1 else EndReason.RANK_LOST, "why"))
+        for name in ("a", "b"):
+            cluster.gone_on_node(number, name)
+        cluster.over[number].ended = 100.0 * number
+    assert [(s.session, s.end.as_wished) for s in cluster.lately_over(250.0)] == [
+        (1, True),
+        (2, False),
+    ]
+    assert [s.session for s in cluster.lately_over(200.0 + LATELY_S)] == [2]
+    assert cluster.lately_over(201.0 + LATELY_S) == []
+    for number in range(10, 3000):
+        cluster.draining = True
+        cluster.requested(session(number))
+        cluster.over[number].ended = 300.0
+    assert len(cluster.lately_over(300.0)) <= 1024
 
 
 def test_a_lost_node_ends_its_sessions_and_frees_what_they_held_elsewhere(cluster):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from disco_server.core.cluster import Cluster
-from disco_server.core.effects import StartOnNode, TellEnded
-from disco_server.core.membership import Node
+from disco_server.core.cluster import Cluster, StartOnNode, TellEnded
+from disco_server.core.nodes import Node
 from disco_server.core.session_state import EndReason, SessionState, SessionTable
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from disco_server.core.cluster import Cluster
-from disco_server.core.effects import EndOnNode, Rejoined, SessionGone, TellEnded
-from disco_server.core.membership import Node, NodeRefused
+from disco_client.transport.run_clock import RunClock
+from disco_server.core.cluster import Cluster, EndOnNode, Rejoined, SessionGone, TellEnded
+from disco_server.core.nodes import Node, NodeRefused
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
 
 LEASE, NODE_LEASE, RETURN = 10.0, 5.0, 2.0
@@ -198,3 +198,80 @@ def test_what_is_gone_is_remembered_for_a_while(cluster):
         cluster.gone_on_node(number, "a")
     assert len(cluster.over) == 1024
     assert 1 not in cluster.over
+
+
+# A controller that stands still --------------------------------------------------------------
+
+
+class Judge:
+    """Feeds a cluster with the time in which its controller ran."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.real = 0.0
+        self.clock = RunClock(1.0, lambda: self.real)
+
+    def run(self, seconds, heard=()):
+        """Lets time pass in turns, in which some nodes are heard of; returns the effects."""
+        effects = []
+        for _ in range(int(seconds * 2)):
+            self.real += 0.5
+            for name in heard:
+                self.cluster.node_heard(name, self.clock.turn())
+            effects += self.cluster.tick(self.clock.turn())
+        return effects
+
+    def stand_still(self, seconds):
+        """Lets time pass in which nothing is read; what comes of the first turn after it."""
+        self.real += seconds
+        return self.cluster.tick(self.clock.turn())
+
+
+@pytest.fixture
+def judge(cluster):
+    """One who has run for a while, and heard of both nodes."""
+    made = Judge(cluster)
+    start(cluster)
+    assert made.run(20, heard="ab") == []
+    return made
+
+
+def test_a_controller_that_stood_still_hears_before_it_judges(judge):
+    """No node is lost, however long it was; and those that are heard of stay."""
+    for _ in range(3):
+        assert judge.stand_still(100 * NODE_LEASE) == []
+        assert judge.run(2 * NODE_LEASE, heard="ab") == []
+
+
+def test_a_node_that_is_silent_beyond_the_controller_s_own_stall_is_lost(judge):
+    """Its silence counts from before the stall, and ends by what the controller ran alone."""
+    assert judge.run(NODE_LEASE - 2, heard="b") == []
+    assert judge.stand_still(100.0) == []
+    (ended,) = of(judge.run(2, heard="b"), TellEnded)
+    assert ended.end.reason is EndReason.NODE_LOST
+    assert ended.end.node == "a"
+
+
+def test_who_is_away_may_still_come_back_after_the_controller_stood_still(judge):
+    """A client's lease, a wait for slots and a node's return go by the same time."""
+    cluster = judge.cluster
+    waits = SessionTable(2, "waits", "me", 4, 1, "", b"key", 0.0, judge.clock() + 5)
+    cluster.requested(waits)
+    cluster.client_left(1, judge.clock())
+    cluster.node_away("a", judge.clock())
+    assert judge.stand_still(1000.0) == []
+    assert of(judge.run(RETURN, heard="b"), TellEnded)[0].end.node == "a"
+    assert waits.state is SessionState.QUEUED
+
+
+def test_a_node_behind_a_slow_link_has_the_time_that_its_return_takes(cluster):
+    """The least of what its answers took counts, because others wait for busy machines."""
+    start(cluster)
+    for seconds in (3.0, 0.8, 1.2):
+        cluster.node_answered("a", seconds)
+    cluster.node_away("a", 10.0)
+    hear(cluster, 15.0)
+    assert cluster.tick(10.0 + RETURN + 3.9) == []
+    hear(cluster, 16.0)
+    assert of(cluster.tick(10.0 + RETURN + 4.0), TellEnded)
+    cluster.node_answered("gone", 1.0)

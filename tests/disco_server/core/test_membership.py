@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disco_server.core.membership import Membership, Node, NodeRefused
+from disco_server.core.nodes import Membership, Node, NodeRefused
 
 
 def node(name="a", devices=("cpu", "cpu"), heard=0.0):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_server.core.placement import EvenLayout, FreeSlots, NodeShare, place
+from disco_server.core.nodes import EvenLayout, FreeSlots, NodeShare, place
 
 
 def free(*counts):

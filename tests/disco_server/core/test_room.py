@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from disco_server.core.membership import Membership, Node
-from disco_server.core.placement import NodeShare
-from disco_server.core.room import no_room
+from disco_server.core.cluster import no_room
+from disco_server.core.nodes import Membership, Node, NodeShare
 from disco_server.core.session_state import SessionState, SessionTable
 
 ASKED = SessionTable(1, "asked", "me@here:1", 5, 1, "", b"key", 0.0, 9.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_server.core.session_limits import SessionLimits
+from disco_server.core.cluster import SessionLimits
 from disco_server.core.session_state import SessionTable
 
 LIMITS = SessionLimits(total=5, per_client=2)

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from disco_server.devices.advice import extra_for, no_driver, no_gpu, no_kernel, pip
 from disco_server.devices.driver import KINDS
+from disco_server.devices.probe import extra_for, no_driver, no_gpu, no_kernel, pip
 
 CUDA, ROCM = KINDS["cuda"], KINDS["rocm"]
 

@@ -10,8 +10,7 @@ import pytest
 
 from disco_client.wire.values import Device
 from disco_server.devices.base import DeviceUnavailable
-from disco_server.devices.gpu import GpuArrays
-from disco_server.devices.staging import PIECE_BYTES
+from disco_server.devices.gpu import PIECE_BYTES, GpuArrays
 
 DTYPES = [np.dtype(kind) for kind in "?bhilqBHILQefdFD"] + [np.dtype(ml_dtypes.bfloat16)]
 SHAPES = [(), (1,), (0, 3), (17,), (3, 5, 7)]

@@ -8,7 +8,7 @@ import pytest
 
 from disco_client.wire.values import Device
 from disco_server.devices.base import DeviceUnavailable
-from disco_server.devices.gpu_library import load_cupy
+from disco_server.devices.gpu import load_cupy
 
 CUDA, ROCM = Device("cuda", 0), Device("rocm", 0)
 

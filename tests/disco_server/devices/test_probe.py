@@ -14,7 +14,7 @@ import pytest
 
 from disco_server.devices.driver import KINDS, Driver, DriverError
 from disco_server.devices.probe import Probe, probe_gpus
-from disco_server.observe.findings import State
+from disco_server.observe.checks import State
 
 OK, MISSING, BROKEN, SKIPPED = State.OK, State.MISSING, State.BROKEN, State.NOT_APPLICABLE
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.devices.require import explain, require_devices
+from disco_server.devices.probe import explain, require_devices
 from disco_server.settings import NoVisibleGpu
 
 NO_CUPY = "raise ModuleNotFoundError('no', name='cupy')"

@@ -1,4 +1,4 @@
-"""Opening the arrays of a device by its name."""
+"""CommunicatorStartup the arrays of a device by its name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from disco_client.wire.values import Device
 from disco_server.devices.base import DeviceUnavailable
 from disco_server.devices.gpu import GpuArrays
-from disco_server.devices.select import open_arrays
+from disco_server.devices.host import open_arrays
 
 
 def test_a_cpu_loads_nothing_of_gpus():
     """Neither cupy nor the module that would."""
     program = (
-        "import sys; from disco_server.devices.select import open_arrays;"
+        "import sys; from disco_server.devices.host import open_arrays;"
         "from disco_client.wire.values import Device;"
         "print(type(open_arrays(Device('cpu', 0))).__name__,"
         " [name for name in sys.modules if 'cupy' in name or name.endswith('gpu')])"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from disco_server.devices.staging import PIECE_BYTES, Staging
+from disco_server.devices.gpu import PIECE_BYTES, Staging
 
 SIZES = [1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 5]
 

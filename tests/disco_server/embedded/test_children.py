@@ -13,8 +13,8 @@ import pytest
 
 import disco_client
 from disco_client import errors
-from disco_server.embedded import children
-from disco_server.worker.mpich_memory import _find_files
+from disco_server.collectives.mpich_memory import _find_files
+from disco_server.embedded import processes as children
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_death_in_idleness_is_noticed(processes, eventually):
     session = processes(2)
     session.sync_all()
     os.kill(session.workers[1].pid, signal.SIGKILL)
-    eventually(lambda: session._log.closed, what="the session to notice")
+    eventually(lambda: session._core.log.closed, what="the session to notice")
     with pytest.raises(errors.WorkerLost, match="worker 1"):
         session.sync_worker_0()
 
@@ -93,7 +93,7 @@ def test_nothing_keeps_the_name_of_mpis_memory(processes):
     out = session.empty((3,), "float64")
     session.allreduce(out, out)
     session.sync_all()
-    kvs = session._transport._children._kvsname
+    kvs = session._core.transport._children._kvsname
     assert _find_files(kvs, Path("/dev/shm")) == []
 
 
@@ -118,7 +118,7 @@ array = session.empty((4,), "float32")
 if "collective" in MODE:
     session.allreduce(array, array)
 session.sync_all()
-print(session._transport._children._kvsname, flush=True)
+print(session._core.transport._children._kvsname, flush=True)
 print(*[place.pid for place in session.workers], flush=True)
 if "starting" in MODE:
     session.allreduce(array, array)

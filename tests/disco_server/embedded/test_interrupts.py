@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from disco_server.embedded.interrupts import HeldInterrupts
+from disco_server.embedded.processes import HeldInterrupts
 
 
 def interrupt():

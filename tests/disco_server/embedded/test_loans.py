@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from disco_server.embedded.loans import Loans, TransferBroken
+from disco_server.embedded.threads import Loans, TransferBroken
 
 
 def view(array):

@@ -13,7 +13,7 @@ import pytest
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2
 from disco_server.config import Address
-from disco_server.embedded.node import EmbeddedNode, import_path
+from disco_server.embedded.sockets import EmbeddedNode, import_path
 
 LOOPBACK = Address("127.0.0.1", 0)
 

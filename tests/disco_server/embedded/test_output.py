@@ -7,8 +7,8 @@ import io
 import sys
 import threading
 
-from disco_server.embedded import output
-from disco_server.embedded.output import RankOutput
+from disco_server.embedded import threads
+from disco_server.embedded.threads import RankOutput
 
 
 @contextlib.contextmanager
@@ -16,11 +16,11 @@ def redirected():
     """Streams of the test's own, redirected; pytest's capture changes them between phases."""
     before = sys.stdout, sys.stderr
     inner = sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
-    output.redirect()
+    threads.redirect()
     try:
         yield inner
     finally:
-        output.restore()
+        threads.restore()
         sys.stdout, sys.stderr = before
 
 
@@ -78,14 +78,14 @@ def test_sessions_share_the_redirection():
     """The last one restores; what somebody else put there since stays."""
     with redirected() as streams:
         stream = sys.stdout
-        output.redirect()
+        threads.redirect()
         assert sys.stdout is stream
-        output.restore()
+        threads.restore()
         assert sys.stdout is stream
         other = sys.stdout = io.StringIO()
-        output.restore()
+        threads.restore()
         seen = sys.stdout, sys.stderr
-        output.redirect()  # for the block's end
+        threads.redirect()  # for the block's end
     assert seen == (other, streams[1])
 
 

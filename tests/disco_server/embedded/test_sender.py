@@ -8,7 +8,7 @@ from disco_client import SessionClosed
 from disco_client.command_log import CommandLog
 from disco_client.transport.base import Events
 from disco_client.wire.codec import Action
-from disco_server.embedded.sender import Sender
+from disco_server.embedded.processes import Sender
 
 
 def events_of(log):
@@ -23,7 +23,6 @@ def events_of(log):
         acknowledge=nothing,
         log=nothing,
         lost=nothing,
-        disown=nothing,
     )
 
 

@@ -48,7 +48,7 @@ def free_port():
 
 def start_node(daemons, address, slots, *options):
     """A worker daemon that will find its controller when there is one."""
-    return daemons.worker(address, "--slots", str(slots), "--warm", "0", *options, ready=False)
+    return daemons.worker(address, "--slots", str(slots), *options, ready=False)
 
 
 def rank_pids(session):
@@ -71,7 +71,7 @@ def sum_of_ranks(session):
 
 
 def test_a_session_of_one_node_needs_nobody_else(open_socket_session, eventually):
-    """Its workers are children of this process, and nothing is left after it."""
+    """Its workers descend from this process, and nothing is left after it."""
     before = set(threading.enumerate())
     session = open_socket_session(1, 2, 2, "localhost", 0)
     assert isinstance(session, di.Session)
@@ -80,7 +80,7 @@ def test_a_session_of_one_node_needs_nobody_else(open_socket_session, eventually
     assert host == "localhost"
     assert 0 < int(port) < 65536
     pids = rank_pids(session)
-    assert set(pids) <= {child.pid for child in psutil.Process().children()}
+    assert set(pids) <= {child.pid for child in psutil.Process().children(recursive=True)}
     assert [(rank.worker, rank.node) for rank in session.workers] == [(0, "node-0"), (1, "node-0")]
     assert sum_of_ranks(session) == [[3, 3, 3]] * 2
     large = np.arange(1 << 16, dtype="float64")
@@ -187,8 +187,6 @@ def test_a_node_that_goes_away_ends_the_session(daemons):
         "frail",
         "--allow-module",
         "time",
-        "--warm",
-        "0",
         ready=False,
     )
     with di.SocketSession(2, 1, 1, "localhost", port, timeout=50) as session:

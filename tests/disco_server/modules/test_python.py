@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from disco_server.modules import python
+from disco_server.modules import loading
 from disco_server.modules.base import FileRefused
 
 
@@ -20,7 +20,7 @@ def write(tmp_path):
     def writes(source, name="model.py"):
         path = tmp_path / name
         path.write_text(source)
-        return lambda: python.load(path, hashlib.sha256(source.encode()).hexdigest(), name)
+        return lambda: loading.load_python(path, hashlib.sha256(source.encode()).hexdigest(), name)
 
     return writes
 
@@ -88,7 +88,7 @@ def test_a_file_that_changed_since_it_was_hashed_is_refused(tmp_path):
     """What runs is what was checked."""
     (tmp_path / "model.py").write_text("x = 1")
     with pytest.raises(FileRefused, match="changed while"):
-        python.load(tmp_path / "model.py", "0" * 64, "model.py")
+        loading.load_python(tmp_path / "model.py", "0" * 64, "model.py")
 
 
 def test_threads_get_the_same_module(write):

@@ -15,7 +15,7 @@ from disco_client import cpu
 from disco_client.wire.arrays import empty_array
 from disco_server.modules import tvm
 from disco_server.modules.base import FileRefused
-from disco_server.modules.tvm_values import TvmFunction
+from disco_server.modules.tvm import TvmFunction
 
 
 def load(path, functions=None):

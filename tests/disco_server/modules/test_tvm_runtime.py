@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from disco_client import Shape
-from disco_server.modules.tvm_runtime import find_global, runtime, serve
+from disco_server.modules.tvm import find_global, runtime, serve
 
 # Loads TVM's runtime as a rank does, in a fresh process.
 FRESH = """
 import sys, time
 sys.path_hooks  # nothing is loaded before
-from disco_server.modules.tvm_runtime import find_global
+from disco_server.modules.tvm import find_global
 assert "tvm_ffi" not in sys.modules
 assert find_global("vm.builtin.make_tuple") is not None
 assert "tvm" not in sys.modules
@@ -25,10 +25,10 @@ print("loaded")
 WITHOUT = """
 import sys
 sys.modules["tvm_ffi"] = None
-from disco_server.modules import tvm_runtime
-assert tvm_runtime.find_global("testing.echo") is None
+from disco_server.modules import tvm
+assert tvm.find_global("testing.echo") is None
 try:
-    tvm_runtime.runtime()
+    tvm.runtime()
 except OSError as error:
     print(error)
 """
@@ -38,8 +38,8 @@ BESIDE_THE_COMPILER = """
 import sys
 if sys.argv[1] == "compiler first":
     import tvm
-from disco_server.modules.tvm_runtime import find_global
-from disco_server.modules.tvm_values import from_tvm
+from disco_server.modules.tvm import find_global
+from disco_server.modules.tvm import from_tvm
 assert find_global("testing.echo")("x") == "x"
 import tvm
 import numpy as np

@@ -12,8 +12,7 @@ import pytest
 from disco_client import Device, Shape, cpu, cuda
 from disco_client.errors import EncodingError
 from disco_client.wire.arrays import empty_array
-from disco_server.modules.tvm_runtime import find_global, runtime
-from disco_server.modules.tvm_values import TvmFunction, from_tvm, served, to_tvm
+from disco_server.modules.tvm import TvmFunction, find_global, from_tvm, runtime, served, to_tvm
 
 
 @pytest.fixture

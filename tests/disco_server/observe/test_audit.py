@@ -8,13 +8,13 @@ import logging
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.observe import audit
+from disco_server.observe import logs
 
 
 @pytest.fixture(autouse=True)
 def untouched():
     """Leaves the logger as it was."""
-    logger = logging.getLogger(audit.AUDIT_LOGGER)
+    logger = logging.getLogger(logs.AUDIT_LOGGER)
     before = logger.handlers[:], logger.level, logger.propagate
     yield
     for handler in logger.handlers:
@@ -26,8 +26,8 @@ def untouched():
 def test_a_line_has_its_fields(caplog):
     """Those that are empty are left out; a refusal is graver than the rest."""
     caplog.set_level(logging.INFO)
-    audit.record("session created", who="client alice", session="s", node="n")
-    audit.record("refused", outcome="no token", what="x" * 1000)
+    logs.record("session created", who="client alice", session="s", node="n")
+    logs.record("refused", outcome="no token", what="x" * 1000)
     first, second = caplog.records
     assert (first.message, first.who, first.session, first.node) == (
         "session created",
@@ -43,10 +43,10 @@ def test_a_line_has_its_fields(caplog):
 def test_a_file_gets_them_whatever_is_logged(tmp_path):
     """As JSON, in a file that nobody else reads, and after it was moved away in a new one."""
     path = tmp_path / "audit"
-    audit.setup_audit(path)
-    audit.record("first")
+    logs.setup_audit(path)
+    logs.record("first")
     path.rename(tmp_path / "old")
-    audit.record("second")
+    logs.record("second")
     assert json.loads((tmp_path / "old").read_text())["message"] == "first"
     assert json.loads(path.read_text())["message"] == "second"
     assert (tmp_path / "old").stat().st_mode & 0o777 == 0o600
@@ -55,15 +55,15 @@ def test_a_file_gets_them_whatever_is_logged(tmp_path):
 def test_a_file_that_cannot_be_written_is_refused(tmp_path):
     """When the daemon starts."""
     with pytest.raises(ConfigError, match=r"audit_log: .*cannot be written"):
-        audit.setup_audit(tmp_path / "none" / "audit")
-    audit.setup_audit(None)
+        logs.setup_audit(tmp_path / "none" / "audit")
+    logs.setup_audit(None)
 
 
 def test_a_flood_of_refusals_does_not_fill_the_disk(caplog, monkeypatch):
     """So many a second are written, and then how many were not."""
     now = [100.0]
-    monkeypatch.setattr(audit.time, "monotonic", lambda: now[0])
-    refusals = audit.Refusals()
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
+    refusals = logs.Refusals()
     for _ in range(1000):
         refusals.record("refused", outcome="no token")
     assert len(caplog.records) == 20

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 
-from disco_server.observe.findings import Finding, State, ask, first_line
+from disco_server.observe.checks import Finding, State, ask, first_line
 
 PROGRAM = """
 import os, signal, sys, time
-from disco_server.observe.findings import Finding, State, tell
+from disco_server.observe.checks import Finding, State, tell
 
 def fine():
     os.write(1, b'{"name": "third", "state": "ok"}')
@@ -31,7 +30,7 @@ def asked(tmp_path, monkeypatch):
     """Asks a child whose second check does as a test says; there is no third."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    def asked_of(second, timeout=20.0):
+    def asked_of(second, timeout=50.0):
         (tmp_path / "checks_of_a_test.py").write_text(PROGRAM % second)
         return ask("checks_of_a_test", checks=CHECKS, timeout=timeout)
 
@@ -61,11 +60,20 @@ def test_an_exception_of_a_check_is_its_finding(asked):
     [
         ("os.kill(os.getpid(), signal.SIGSEGV)", "ended the process with SIGSEGV"),
         ("os.write(2, b'why\\n\\n'); os._exit(7)", "ended the process with status 7 (why)"),
+        (
+            "os.write(2, b'why\\n'); os.write(1, b'noise\\n'); os._exit(7)",
+            "ended the process with status 7 (why)",
+        ),
+        ("os.write(1, b'as it is\\n'); os._exit(7)", "ended the process with status 7 (as it is)"),
         ("os.kill(os.getpid(), signal.SIGRTMIN)", "ended the process with SIGRTMIN"),
     ],
 )
 def test_a_check_that_ends_its_process_is_named(asked, statement, said):
-    """It is broken, with its hint; what came before stands, what comes after was not looked at."""
+    """It is broken, with its hint; what came before stands, what comes after was not looked at.
+
+    The reason is the last line of its standard error, whenever its standard output comes,
+    which counts where there is nothing else.
+    """
     first, second, third = asked(statement)
     assert first.state is State.OK
     assert (second.state, second.hint) == (State.BROKEN, "mend the second")
@@ -74,22 +82,27 @@ def test_a_check_that_ends_its_process_is_named(asked, statement, said):
 
 
 def test_a_check_that_hangs_is_ended_with_what_it_started(asked, tmp_path, all_end):
-    """After the timeout neither the child nor its own children are left."""
+    """After the timeout neither the child nor its own children are left.
+
+    On a busy machine a child may need longer to get there, and is given more then.
+    """
     pid = tmp_path / "pid"
     program = (
-        f"import subprocess; child = subprocess.Popen(['sleep', '60']);"
-        f" open({str(pid)!r}, 'w').write(str(child.pid)); time.sleep(60)"
+        f"import subprocess; child = subprocess.Popen(['sleep', '600']);"
+        f" open({str(pid)!r}, 'w').write(str(child.pid)); time.sleep(600)"
     )
-    begun = time.monotonic()
-    _, second, _ = asked(program, timeout=5.0)
-    assert time.monotonic() - begun < 20
-    assert second.detail.startswith("looking at second did not come back within 5 s")
+    for timeout in (3, 12, 36):
+        _, second, _ = asked(program, timeout=timeout)
+        if pid.exists():
+            break
+    words = f"looking at second did not come back within {timeout} s"
+    assert second.detail.startswith(words)
     all_end([int(pid.read_text())])
 
 
 def test_a_program_that_does_not_start_is_the_first_check_s_fault():
     """Nothing was told, so nothing is known, and the last line of its complaint is shown."""
-    first, *others = ask("no_such_module_of_disco", checks=CHECKS, timeout=20.0)
+    first, *others = ask("no_such_module_of_disco", checks=CHECKS, timeout=50.0)
     assert first.state is State.BROKEN
     assert first.detail.startswith("getting ready to look at first ended the process with status 1")
     assert "no_such_module_of_disco" in first.detail
@@ -98,11 +111,11 @@ def test_a_program_that_does_not_start_is_the_first_check_s_fault():
 
 def test_the_environment_of_the_child_can_be_another(tmp_path):
     """It is given whole, and this process's own stays as it is."""
-    text = "import os\nfrom disco_server.observe.findings import Finding, State, tell\n"
+    text = "import os\nfrom disco_server.observe.checks import Finding, State, tell\n"
     text += "tell([('first', lambda: Finding('first', State.OK, os.environ['OF_A_TEST']))])\n"
     (tmp_path / "environment_of_a_test.py").write_text(text)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path), "OF_A_TEST": "seen"}
-    (found,) = ask("environment_of_a_test", checks={"first": ""}, timeout=20.0, environ=environ)
+    (found,) = ask("environment_of_a_test", checks={"first": ""}, timeout=50.0, environ=environ)
     assert found.detail == "seen"
 
 

@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from disco_client.wire.codec import Action
-from disco_client.wire.flight import (
+from disco_client.tracing.ring import (
     COLLECTIVES,
     FORMS,
     LABEL_MASK,
@@ -21,6 +20,7 @@ from disco_client.wire.flight import (
     Flag,
     read_flight,
 )
+from disco_client.wire.codec import Action
 from disco_server.observe.flight import SLOT_MASK, FlightRecorder, make_memory
 
 CALL = Action.CALL_PACKED

@@ -10,14 +10,13 @@ import zlib
 
 import pytest
 
-from disco_client.wire.flight import read_flight
-from disco_client.wire.inspection import RankState
-from disco_server.observe.inspect import Subject, inspect_ranks
-from disco_server.observe.stacks import MEMORY_VARIABLE, RankMemory
+from disco_client.tracing.ring import read_flight
+from disco_client.wire.reports import RankState
+from disco_server.observe.processes import MEMORY_VARIABLE, RankMemory, Subject, inspect_ranks
 
 PROGRAM = """
 import itertools, os, sys
-from disco_server.observe.stacks import open_flight
+from disco_server.observe.processes import open_flight
 flight = open_flight(os.environ)
 flight.begin(1)
 flight.kinds[1] = flight.label_of(3, "load_batch")

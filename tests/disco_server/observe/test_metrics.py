@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from disco_client.version import __version__
-from disco_server.observe.metrics import Buckets, exposition
+from disco_server.observe.http import Buckets, exposition
 
 
 def samples(text):

@@ -11,13 +11,23 @@ import sys
 
 import pytest
 
-from disco_client.wire.flight import RING_BYTES
-from disco_client.wire.inspection import RankState
-from disco_server.observe.stacks import MEMORY_VARIABLE, RankMemory, open_flight, process_state
+from disco_client.tracing.ring import RING_BYTES
+from disco_client.wire.reports import RankState
+from disco_server.observe.processes import (
+    FORCED_STACK_SIGNAL,
+    MEMORY_VARIABLE,
+    STACK_SIGNAL,
+    RankMemory,
+    Subject,
+    _write_stack,
+    inspect_ranks,
+    open_flight,
+    process_state,
+)
 
 STUCK = """
 import itertools, os
-from disco_server.observe.stacks import open_flight
+from disco_server.observe.processes import open_flight
 open_flight(os.environ)
 def stuck():
     sum(itertools.repeat(0))
@@ -51,17 +61,68 @@ def running(program, memory):
             process.kill()
 
 
+def stack_of(process, memory):
+    """The stack that a look at a process brings."""
+    (report,) = inspect_ranks([Subject(0, "node", process.pid, memory)], stacks=True, flights=False)
+    return report.stack
+
+
 def test_a_process_that_holds_the_interpreter_writes_its_stack(memory, eventually):
     """Again and again; what was written before is gone."""
     with running(STUCK, memory) as process:
+        eventually(lambda: "in stuck" in stack_of(process, memory), what="the function's stack")
+        assert stack_of(process, memory).count("in stuck") == 1
 
-        def asked():
-            memory.ask_for_stack(process.pid)
-            eventually(lambda: memory.read_stack()[0].endswith("in <module>\n"), what="a stack")
-            return memory.read_stack()[0]
 
-        eventually(lambda: "in stuck" in asked(), what="the stack of the function")
-        assert asked().count("in stuck") == 1
+BUSY = """
+import json, os, sys, threading, time
+from disco_server.observe.processes import open_flight
+open_flight(os.environ)
+sys.setswitchinterval(1e-5)
+def dig(n):
+    if not n:
+        raise ValueError
+    try:
+        dig(n - 1)
+    except ValueError:
+        raise KeyError from None
+def work():
+    while True:
+        try:
+            dig(3)
+        except Exception:
+            json.dumps({"a": [1, {"b": 3}]}, indent=2)
+def wait_in_turns():
+    while True:
+        time.sleep(0.0001)
+        sum(i for i in range(20))
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+print(flush=True)
+work() if "work" in os.environ["PART"] else wait_in_turns()
+"""
+
+
+@pytest.mark.parametrize("part", ["work", "wait_in_turns"])
+def test_nobody_dies_of_being_looked_at(memory, part, monkeypatch):
+    """Frames that change while a stack is read are never followed: they may be gone already."""
+    monkeypatch.setenv("PART", part)
+    with running(BUSY, memory) as process:
+        stacks = [stack_of(process, memory) for _ in range(800)]
+        assert process.poll() is None
+    assert all("in <module>" in stack for stack in stacks)
+    assert sum(f"in {part}" in stack for stack in stacks) > 500
+
+
+def test_who_asks_no_longer_gets_no_stack(memory):
+    """An answer that comes late does not spoil what was written meanwhile."""
+    _write_stack(memory.fd, sys._getframe())
+    assert memory.read_stack()[0] == ""
+    os.pwrite(memory.fd, b"?", RING_BYTES)
+    _write_stack(memory.fd, sys._getframe())
+    text, whole = memory.read_stack()
+    assert whole
+    assert f"in {sys._getframe().f_code.co_name}" in text.splitlines()[0]
 
 
 def test_a_stack_that_ends_as_that_of_a_rank_is_whole(memory):
@@ -82,7 +143,8 @@ def test_the_memory_is_forgotten_by_the_environment_and_no_child_has_it():
         assert environ == {}
         assert not os.get_inheritable(memory.fd)
     finally:
-        faulthandler.unregister(signal.SIGURG)
+        faulthandler.unregister(FORCED_STACK_SIGNAL)
+        signal.signal(STACK_SIGNAL, signal.SIG_DFL)
         memory.close()
 
 

@@ -10,7 +10,7 @@ from disco_client import connect
 def test_it_joins_the_next_controller_at_the_same_address(daemons, eventually):
     """After a restart it registers by itself, says so in its log, and takes sessions."""
     first = daemons.controller()
-    worker = daemons.worker(first.address, "--slots", "2", "--warm", "1")
+    worker = daemons.worker(first.address, "--slots", "2")
     with connect(first.address, num_workers=2) as session:
         session.sync_all()
     first.send(signal.SIGKILL)
@@ -30,7 +30,7 @@ def test_a_controller_that_comes_later_is_found(daemons, eventually):
     probe = daemons.controller()
     probe.send(signal.SIGTERM)
     assert probe.wait() == 0
-    worker = daemons.worker(probe.address, "--slots", "1", "--warm", "0", ready=False)
+    worker = daemons.worker(probe.address, "--slots", "1", ready=False)
     eventually(lambda: "trying again" in worker.stderr, what="a line about the wait")
     daemons.controller("--listen", probe.address)
     assert worker.await_ready().startswith("disco-worker ready: node ")
@@ -39,10 +39,8 @@ def test_a_controller_that_comes_later_is_found(daemons, eventually):
 def test_a_second_node_of_the_same_name_is_refused_until_the_first_leaves(daemons, eventually):
     """Its log says why and what to do; it tries again, and takes over when it can."""
     controller = daemons.controller()
-    first = daemons.worker(controller.address, "--name", "twin", "--slots", "1", "--warm", "0")
-    second = daemons.worker(
-        controller.address, "--name", "twin", "--slots", "2", "--warm", "0", ready=False
-    )
+    first = daemons.worker(controller.address, "--name", "twin", "--slots", "1")
+    second = daemons.worker(controller.address, "--name", "twin", "--slots", "2", ready=False)
     reason = "a node named 'twin' is connected already"
     eventually(lambda: reason in second.stderr, what="the refusal")
     assert "start this daemon with another --name" in second.stderr

@@ -14,7 +14,7 @@ from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.config import WorkerConfig
 from disco_server.worker import agent as module
 from disco_server.worker.agent import Agent
-from disco_server.worker.spares import Spares
+from disco_server.worker.fork_server import ForkServer
 
 
 async def silent(_stream, context):
@@ -72,8 +72,8 @@ def test_a_controller_that_misbehaves_is_dialled_again(handler, monkeypatch, cap
         )
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        config = WorkerConfig(controller=f"127.0.0.1:{port}", slots=1, warm=0)
-        running = asyncio.ensure_future(Agent(config, Spares(0, {})).run())
+        config = WorkerConfig(controller=f"127.0.0.1:{port}", slots=1)
+        running = asyncio.ensure_future(Agent(config, ForkServer({})).run())
         try:
             async with asyncio.timeout(20):
                 for _ in range(4):
@@ -108,7 +108,7 @@ def test_a_cancellation_that_grpc_keeps_to_itself_ends_the_daemon_s_line(monkeyp
     monkeypatch.setattr(Agent, "_connect_once", connect_once)
 
     async def play():
-        running = asyncio.ensure_future(Agent(WorkerConfig(slots=1), Spares(0, {})).run())
+        running = asyncio.ensure_future(Agent(WorkerConfig(slots=1), ForkServer({})).run())
         await connecting.wait()
         running.cancel()
         await asyncio.wait((running,), timeout=20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disco_client.wire.arrays import encode_head
-from disco_server.worker.array_desk import NotAdmitted, admit
+from disco_server.worker.array_streams import NotAdmitted, admit
 
 
 class Desk:

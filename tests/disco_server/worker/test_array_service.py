@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from disco_client import connect, errors
+from disco_client.arrays.client import GrpcDoor
 from disco_client.pb import controller_pb2
-from disco_client.transport.array_client import GrpcDoor
-from disco_client.transport.options import target
+from disco_client.transport.channel import target
 from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_head, encode_stream
 from disco_client.wire.values import INLINE_ARRAY_BYTES
 
@@ -29,7 +29,7 @@ class Knock:
 
     def __init__(self, address, session):
         self._channel = grpc.insecure_channel(target(address))
-        arrays = session._transport._arrays
+        arrays = session._core.transport._arrays
         self.session, self.key = arrays._session, arrays._key
 
     def _upload(self):
@@ -41,12 +41,6 @@ class Knock:
         nbytes = len(data) if nbytes is None else nbytes
         head = encode_head(self.session, key or self.key, ticket, nbytes, worker)
         return self._upload()(encode_stream(head, memoryview(data)), timeout=30)
-
-    def give_up(self, ticket):
-        """Says that an array will not come."""
-        head = encode_head(self.session, self.key, ticket, 0)
-        head.error = "somebody has pressed a key"
-        self._upload()(encode_stream(head, memoryview(b"")), timeout=30)
 
     def break_off(self, ticket, array):
         """Begins an upload, and cancels it once the daemon has something of it."""
@@ -109,7 +103,7 @@ def session(cluster):
 @pytest.fixture
 def door(session):
     """Knocks at the door of worker 0's daemon."""
-    knock = Knock(session._transport._arrays._doors[0], session)
+    knock = Knock(session._core.transport._arrays._doors[0], session)
     yield knock
     knock.close()
 
@@ -159,7 +153,7 @@ def test_large_arrays_take_the_door(session):
     ref = session.broadcast(array)
     for worker in range(4):
         np.testing.assert_array_equal(ref.numpy(worker), array)
-    arrays = session._transport._arrays
+    arrays = session._core.transport._arrays
     assert sorted(door.partition(":")[0] for door in arrays._direct) == ["127.0.0.1", "unix"]
     assert all(isinstance(door, GrpcDoor) for door in arrays._direct.values())
 
@@ -167,7 +161,7 @@ def test_large_arrays_take_the_door(session):
 def test_where_the_door_cannot_be_reached_the_controller_relays(session, tmp_path, monkeypatch):
     """A wrong door costs a moment once; the arrays are the same, in both directions."""
     array = np.random.default_rng(5).random((5, CHUNK_BYTES // 16))
-    arrays = session._transport._arrays
+    arrays = session._core.transport._arrays
     nowhere = f"unix:{tmp_path}/nobody"
     monkeypatch.setattr(arrays, "_doors", dict.fromkeys(range(4), nowhere))
     ref = session.copy_to_worker_0(array)
@@ -252,7 +246,7 @@ def test_an_upload_that_is_given_up_fails_the_command(request, session, announce
     _, ticket = announce(session, array)
     if begun:
         knock.break_off(ticket, array)
-    knock.give_up(ticket)
+    session._core.transport.give_up([(ticket, 0)], "somebody has pressed a key")
     with pytest.raises(errors.RemoteError, match="somebody has pressed a key"):
         session.sync_all()
     knock.upload(ticket, array.tobytes())
@@ -273,7 +267,7 @@ def test_an_upload_that_is_not_sent_again_fails_the_command(session, announce, d
 def way_out(request, session, monkeypatch):
     """Fetches the arrays of the shared session straight, or by way of the controller."""
     if request.param == "relay":
-        monkeypatch.setattr(session._transport._arrays, "_doors", {})
+        monkeypatch.setattr(session._core.transport._arrays, "_doors", {})
 
 
 def test_a_copy_that_fails_half_way_ends_the_download(way_out, session):
@@ -305,7 +299,7 @@ def test_a_worker_that_dies_half_way_ends_the_download(shared_daemons, eventuall
     with connect(controller.address, num_workers=1) as doomed:
         doomed.import_python_module(BREAKING)
         if way == "relay":
-            doomed._transport._arrays._doors.clear()
+            doomed._core.transport._arrays._doors.clear()
         ref = doomed.copy_to_worker_0(np.zeros(2 << 20))
         doomed.get_global_func("conformance.break_copies")(2, "die")
         with pytest.raises(errors.SessionLost):
@@ -324,7 +318,7 @@ def test_transfers_that_fail_keep_no_memory(session, announce, eventually, door)
     def fail():
         _, ticket = announce(session, array)
         door.break_off(ticket, array)
-        door.give_up(ticket)
+        session._core.transport.give_up([(ticket, 0)], "somebody has pressed a key")
         with pytest.raises(errors.RemoteError, match="somebody has pressed a key"):
             session.sync_all()
         ref.numpy()
@@ -344,7 +338,7 @@ def offered(session, ref):
     """The ticket of an array that worker 0 offers, and that nobody fetches yet."""
     taken = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session._transport, "download", lambda ticket, *_: taken.append(ticket))
+        patch.setattr(session._core.transport, "download", lambda ticket, *_: taken.append(ticket))
         ref.numpy()
     return taken[0]
 

@@ -9,10 +9,10 @@ import tempfile
 import psutil
 import pytest
 
-from disco_client.transport.shared import allocate, map_shared, write_shared
+from disco_client.arrays.shared_memory import allocate, map_shared, write_shared
 from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_chunk
-from disco_server.channels.growing import GrowingArray
-from disco_server.worker.arrays import receive_array, send_array
+from disco_server.ipc.growing import GrowingArray
+from disco_server.worker.array_streams import receive_array, send_array
 
 
 async def stream(*pieces):

@@ -1,21 +1,21 @@
-"""The worker daemon as a whole: its spare interpreters and its ranks' environment."""
+"""The worker daemon as a whole: what forks its ranks, and their environment."""
 
 from __future__ import annotations
 
 from disco_client import connect
 
 
-def test_warm_interpreters_are_ready_before_the_daemon_is(daemons, eventually, all_end):
-    """A session gets them, and others take their place when it runs."""
+def test_the_fork_server_is_ready_before_the_daemon_is(daemons, eventually):
+    """A session has its ranks and their keeper, and afterwards the server is left."""
     controller = daemons.controller()
-    worker = daemons.worker(controller.address, "--slots", "2", "--warm", "2")
-    idle = {child.pid for child in worker.family()}
-    assert len(idle) == 2
+    worker = daemons.worker(controller.address, "--slots", "2")
+    (server,) = worker.family()
+    assert worker.ranks() == []
     with connect(controller.address, num_workers=2) as session:
-        assert {rank.pid for rank in session.workers} == idle
-        eventually(lambda: len(worker.family()) == 4, what="the pool to be filled again")
-    eventually(lambda: len(worker.family()) == 2, what="the session's ranks to end")
-    all_end(idle)
+        assert {child.pid for child in worker.ranks()} == {rank.pid for rank in session.workers}
+        (keeper,) = server.children()
+        assert {rank.ppid() for rank in worker.ranks()} == {keeper.pid}
+    eventually(lambda: worker.family() == [server], what="the session's processes to end")
 
 
 def test_ranks_have_that_environment(open_session):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from disco_server.guarding import Guard
+from disco_server.security import Guard
 from disco_server.settings import Address
-from disco_server.worker.array_service import ArrayService
-from disco_server.worker.doors import choose_address, make_door
-from disco_server.worker.memory_service import MemoryService
+from disco_server.worker.array_server import ArrayService, MemoryService, choose_address, make_door
 
 NEAR = ("unix:/run/controller", "127.0.0.1:7600", "localhost:7600", "[::1]:7600")
 

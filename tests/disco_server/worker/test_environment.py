@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from disco_server.config import WorkerConfig
-from disco_server.limits import Account
+from disco_server.config import Account, WorkerConfig
 from disco_server.worker.environment import rank_environment
 
 CONFIG = WorkerConfig(slots=4, rank_threads=3)

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from disco_server.worker.host import host_id
+from disco_server.worker.environment import host_id
 
-PROGRAM = "from disco_server.worker.host import host_id; print(host_id())"
+PROGRAM = "from disco_server.worker.environment import host_id; print(host_id())"
 
 
 def of_another_process(*wrapper):

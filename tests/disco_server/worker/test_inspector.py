@@ -11,11 +11,11 @@ import grpc
 import pytest
 
 from disco_client import connect, errors
-from disco_client.flight import Flight
 from disco_client.pb import envelope_pb2, node_pb2
-from disco_client.transport.inspecting import ask_for_inspection
-from disco_client.transport.options import CHANNEL_OPTIONS, target
-from disco_client.wire.inspection import RankState
+from disco_client.tracing.trace import Flight
+from disco_client.transport.admin import ask_for_inspection
+from disco_client.transport.channel import CHANNEL_OPTIONS, target
+from disco_client.wire.reports import RankState
 from disco_server.observe.logs import bind
 from disco_server.worker import inspector
 from disco_server.worker.node_session import NodeSession

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from disco_server.channels.growing import GrowingArray, Offers
-from disco_server.worker.lent_arrays import LentArrays
+from disco_server.ipc.growing import GrowingArray, Offers
+from disco_server.worker.array_store import LentArrays
 
 
 def play(scenario, lease=60.0):

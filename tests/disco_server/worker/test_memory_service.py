@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -14,18 +16,24 @@ from pathlib import Path
 
 import pytest
 
+from disco_client.arrays.shared_memory import (
+    MAX_MESSAGE_BYTES,
+    READ_BYTES,
+    MemoryDoor,
+    SharedPool,
+    pack,
+    read_shared,
+    unpack,
+    write_shared,
+)
 from disco_client.errors import ConfigError
 from disco_client.pb import memory_pb2
-from disco_client.transport.doors import DoorShut, TransferFailed
-from disco_client.transport.memory_client import MemoryDoor
-from disco_client.transport.memory_frames import MAX_MESSAGE_BYTES, READ_BYTES, pack, unpack
-from disco_client.transport.shared import SharedPool, read_shared, write_shared
+from disco_client.transport.base import DoorShut, TransferFailed, TransferRefused
 from disco_client.wire.arrays import encode_head
-from disco_server.channels.growing import GrowingArray, Offers
-from disco_server.worker import memory_service
-from disco_server.worker.lent_arrays import LentArrays
-from disco_server.worker.memory_service import MemoryService
-from disco_server.worker.uploads import Uploads
+from disco_server.ipc.growing import GrowingArray, Offers
+from disco_server.worker import array_server
+from disco_server.worker.array_server import MemoryService
+from disco_server.worker.array_store import LentArrays, Uploads
 
 pytestmark = pytest.mark.usefixtures("no_memory_left")
 
@@ -34,15 +42,15 @@ SIZES = (0, 1, (3 << 20) + 7)
 
 CLIENT = """
 import sys, time
-from disco_client.transport import mapped, memory_client
+from disco_client.arrays import shared_memory
 from disco_client.wire.arrays import encode_head
 
 def write(_, fd, data):
     print("granted", flush=True)
     time.sleep(600)
 
-mapped.MappedMemory.write = write
-door = memory_client.MemoryDoor(sys.argv[1])
+shared_memory.MappedMemory.write = write
+door = shared_memory.MemoryDoor(sys.argv[1])
 door.upload(encode_head(5, b"secret", 7, 1 << 20), memoryview(bytes(1 << 20)))
 """
 
@@ -235,21 +243,6 @@ def test_without_room_the_worker_hears_why_like_the_client():
     assert "File too large" in why
 
 
-def test_a_client_that_will_not_send_an_array_says_so():
-    """Its worker hears why; one that comes all the same is dropped."""
-
-    async def act(service, desk):
-        door = MemoryDoor(path_of(service))
-        given_up = head(1, 0)
-        given_up.error = "Ctrl-C"
-        await asyncio.to_thread(door.upload, given_up, memoryview(b""))
-        await asyncio.to_thread(door.upload, head(1, 4), memoryview(b"data"))
-
-    desk = visit(act)
-    assert desk.refused == [(1, "Ctrl-C")]
-    assert not desk.handed_in
-
-
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_a_client_that_dies_in_an_upload_breaks_it_off(end):
     """Whether it is killed or interrupted, the worker hears of it, and the memory is let go."""
@@ -332,7 +325,7 @@ def test_a_wrong_first_message_is_answered_and_ends_it(first, why):
 
 def test_whoever_says_nothing_holds_up_nobody(monkeypatch):
     """And is sent away after a while."""
-    monkeypatch.setattr(memory_service, "REQUEST_S", 0.3)
+    monkeypatch.setattr(array_server, "REQUEST_S", 0.3)
 
     async def act(service, desk):
         async with line(service) as silent, line(service) as slow:
@@ -348,7 +341,7 @@ def test_whoever_says_nothing_holds_up_nobody(monkeypatch):
 
 def test_a_transfer_may_take_as_long_as_it_takes(monkeypatch):
     """What is limited is the time to ask, not the time to copy."""
-    monkeypatch.setattr(memory_service, "REQUEST_S", 0.05)
+    monkeypatch.setattr(array_server, "REQUEST_S", 0.05)
 
     async def act(service, desk):
         async with line(service) as sock:
@@ -428,9 +421,11 @@ def test_where_it_cannot_listen_it_says_what_to_do(tmp_path, monkeypatch):
     assert not list(deep.iterdir())
 
 
-def test_it_lets_clients_in_again_after_it_could_not(monkeypatch, caplog):
-    """As when no descriptor was free for a moment."""
-    monkeypatch.setattr(memory_service, "_PAUSE_S", 0.01)
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE])
+def test_it_lets_clients_in_again_after_it_could_not(monkeypatch, caplog, number):
+    """Without memory for a moment they wait; without a descriptor they are told."""
+    told = number == errno.EMFILE
+    monkeypatch.setattr(array_server, "_PAUSE_S", 20.0 if told else 0.01)
     failed = []
 
     async def act(service, desk):
@@ -440,13 +435,19 @@ def test_it_lets_clients_in_again_after_it_could_not(monkeypatch, caplog):
         async def full(listener):
             if not failed:
                 failed.append(listener)
-                raise OSError(24, "Too many open files")
+                await asyncio.to_thread(select.select, [listener], [], [])
+                raise OSError(number, "there is none")
             return await accept(listener)
 
         monkeypatch.setattr(loop, "sock_accept", full)
         door = MemoryDoor(path_of(service))
-        for ticket in (1, 2):  # the first wait to accept had begun before
-            await asyncio.to_thread(door.upload, head(ticket, 4), memoryview(b"data"))
+        for ticket in (1, 2, 3):  # the first wait to accept may have begun before
+            try:
+                await asyncio.to_thread(door.upload, head(ticket, 4), memoryview(b"data"))
+            except TransferRefused as error:
+                refused.append(str(error))
 
-    assert sorted(visit(act).handed_in) == [1, 2]
-    assert "Too many open files" in caplog.text
+    refused = []
+    assert len(visit(act).handed_in) == 3 - told
+    assert refused == ["the daemon: [Errno 24] there is none"] * told
+    assert "there is none" in caplog.text

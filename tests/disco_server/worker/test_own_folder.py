@@ -8,12 +8,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from disco_server.worker.own_folder import OwnFolder
+from disco_server.worker.environment import OwnFolder
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from disco_server.worker.own_folder import OwnFolder
+from disco_server.worker.environment import OwnFolder
 folder = OwnFolder("mine-", Path(sys.argv[1]))
 (folder.path / "left").write_text("something")
 print(folder.path, flush=True)

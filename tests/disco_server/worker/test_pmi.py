@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from disco_client.errors import ConfigError
+from disco_server.collectives import mpich_memory
+from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.core.rendezvous import Rendezvous, Wake
-from disco_server.worker import mpich_memory
-from disco_server.worker.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.worker.pmi import PmiNode
 
 SESSION = int.from_bytes(os.urandom(8), "big")

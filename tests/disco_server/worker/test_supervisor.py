@@ -13,7 +13,7 @@ from disco_client import connect, errors
 
 REFUSE_TO_START = """
 import os, sys
-if "disco_server.worker.rank_process" in sys.orig_argv:
+if "disco_server.rank.fork_server" in sys.orig_argv:
     print("this interpreter is broken", file=sys.stderr, flush=True)
     os._exit(41)
 """
@@ -50,7 +50,7 @@ def test_a_crash_stays_inside_its_session(open_session):
 def test_a_worker_that_dies_while_idle_is_noticed(session, eventually):
     """No command is needed: its end is known at once, whoever killed it."""
     os.kill(session.workers[2].pid, signal.SIGKILL)
-    eventually(lambda: session._log.closed is not None, what="the session's end")
+    eventually(lambda: session._core.log.closed is not None, what="the session's end")
     with pytest.raises(errors.WorkerLost) as raised:
         session.sync_all()
     assert (raised.value.worker, raised.value.exit_status) == (2, -signal.SIGKILL)
@@ -61,7 +61,7 @@ def test_a_death_is_noticed_though_a_child_of_the_worker_lives(open_session, eve
     session = open_session(1)
     child = session.get_global_func("tests.leave_child")().debug_get_from_remote(0)
     os.kill(session.workers[0].pid, signal.SIGKILL)
-    eventually(lambda: session._log.closed is not None, what="the session's end")
+    eventually(lambda: session._core.log.closed is not None, what="the session's end")
     with pytest.raises(errors.WorkerLost):
         session.sync_all()
     eventually(lambda: not psutil.pid_exists(child), what="the child's end")
@@ -72,9 +72,7 @@ def test_a_worker_that_cannot_start_is_reported_with_its_output(daemons, tmp_pat
     (tmp_path / "sitecustomize.py").write_text(REFUSE_TO_START)
     controller = daemons.controller()
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    daemons.worker(
-        controller.address, "--slots", "1", "--warm", "0", "--name", "broken", PYTHONPATH=path
-    )
+    daemons.worker(controller.address, "--slots", "1", "--name", "broken", PYTHONPATH=path)
     for _ in range(2):
         with pytest.raises(errors.WorkerLost, match="could not be started on node") as raised:
             connect(controller.address, num_workers=1, timeout=10)
@@ -86,7 +84,7 @@ def test_a_worker_that_cannot_start_is_reported_with_its_output(daemons, tmp_pat
 def test_only_what_the_daemon_allows_is_imported(daemons):
     """Numpy and the patterns of --allow-module, and nothing else."""
     controller = daemons.controller()
-    daemons.worker(controller.address, "--slots", "1", "--warm", "0")
+    daemons.worker(controller.address, "--slots", "1")
     with connect(controller.address, num_workers=1) as session:
         session.import_python_module("disco_test_functions")
         session.get_global_func("numpy.linalg.norm")
@@ -99,10 +97,29 @@ def test_only_what_the_daemon_allows_is_imported(daemons):
             session.sync_all()
 
 
+def test_a_name_that_a_refused_module_registers_shows_that_first(daemons):
+    """By whatever call it is noticed; and says so when the refusal has been seen."""
+    controller = daemons.controller()
+    daemons.worker(controller.address, "--slots", "1")
+    with connect(controller.address, num_workers=1) as session:
+        for noticed in (lambda f: f(1).debug_get_from_remote(0), lambda _: session.sync_all()):
+            session.import_python_module("scaling")
+            scale = session.get_global_func("my.scale")
+            with pytest.raises(errors.NotAllowed, match="--allow-module scaling"):
+                noticed(scale)
+        with pytest.raises(errors.FunctionNotFound) as later:
+            scale(1).debug_get_from_remote(0)
+    said = str(later.value)
+    assert "no function named 'my.scale' was registered on this worker" in said
+    assert "import_python_module('scaling') was refused on this worker" in said
+    assert "--allow-module scaling" in said
+    assert "'my' is not on" not in said
+
+
 def test_an_ordinary_end_is_no_warning(daemons, eventually):
     """A session that is closed ends its ranks in order, and the log has no complaint."""
     controller = daemons.controller()
-    worker = daemons.worker(controller.address, "--slots", "2", "--warm", "0")
+    worker = daemons.worker(controller.address, "--slots", "2")
     with connect(controller.address, num_workers=2) as session:
         total = session.empty((2,), "float32")
         session.allreduce(session.broadcast(np.ones(2, "float32")), total)
@@ -110,4 +127,4 @@ def test_an_ordinary_end_is_no_warning(daemons, eventually):
     eventually(lambda: "session ended on" in worker.stderr, what="the end of the session")
     assert "WARNING" not in worker.stderr
     assert "ERROR" not in worker.stderr
-    assert worker.family() == []
+    assert worker.ranks() == []

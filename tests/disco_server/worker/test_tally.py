@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from disco_client.wire.flight import COLLECTIVES
+from disco_client.tracing.ring import COLLECTIVES
 from disco_server.observe.flight import FlightRecorder
-from disco_server.observe.stacks import RankMemory
-from disco_server.worker.tally import CollectiveTally, size_of
+from disco_server.observe.processes import RankMemory
+from disco_server.worker.counters import CollectiveTally, size_of
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from disco_server.worker import tasks
-from disco_server.worker.tasks import end_task
+from disco_server.worker import array_store
+from disco_server.worker.array_store import end_task
 
 
 def test_a_task_is_ended_also_if_it_keeps_a_cancellation_to_itself(monkeypatch):
     """It is asked again and again; one that is over is left alone."""
-    monkeypatch.setattr(tasks, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(array_store, "_AGAIN_S", 0.01)
     asked = []
 
     async def stubborn():

@@ -7,10 +7,10 @@ import os
 
 import pytest
 
+from disco_client.arrays.shared_memory import SharedPool
 from disco_client.pb import controller_pb2
-from disco_client.transport.shared import SharedPool
-from disco_server.worker import uploads
-from disco_server.worker.uploads import Uploads
+from disco_server.worker import array_store
+from disco_server.worker.array_store import Uploads
 
 pytestmark = pytest.mark.usefixtures("no_memory_left")
 
@@ -69,10 +69,10 @@ def test_one_that_is_over_is_dropped():
         table.fail(head(2), "no room")
         for ticket in (1, 2):
             assert await table.begin(head(ticket)) is None
-        for ticket in range(3, 3 + uploads._REMEMBERED):
+        for ticket in range(3, 3 + array_store._REMEMBERED):
             table.complete(head(ticket))
         assert await table.begin(head(2)) is not None
-        assert len(table._over) == uploads._REMEMBERED
+        assert len(table._over) == array_store._REMEMBERED
 
     assert play(scenario) == [(2, "no room")]
 
@@ -102,7 +102,7 @@ def test_who_sends_again_takes_the_place_of_his_former_self():
 @pytest.mark.parametrize("lease", [0.0, 0.01])
 def test_what_is_not_sent_again_in_time_will_not_come(monkeypatch, lease):
     """The rank hears why, and does not wait for ever."""
-    monkeypatch.setattr(uploads, "_MARGIN_S", 0.0)
+    monkeypatch.setattr(array_store, "_MARGIN_S", 0.0)
 
     async def scenario(table, rank):
         await table.begin(head())

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from disco_server.limits import Account
-from disco_server.worker.work_folders import WorkFolders
+from disco_server.config import Account
+from disco_server.worker.environment import WorkFolders
 
 
 def test_each_rank_has_one_of_its_own_and_it_goes_with_the_session(tmp_path):

@@ -19,7 +19,8 @@ class _Way:
     """One direction of all connections.
 
     Attributes:
-        delay: Seconds that each byte is on its way.
+        delay: Seconds that each byte is on its way; a new connection, too, takes a round
+            trip before anything can be said over it.
         rate: Bytes a second that pass; 0 for as many as come.
         stalls: Seconds for which nothing passes, each time this many bytes have:
             what lost packets look like to those who use TCP.
@@ -168,6 +169,8 @@ class Proxy:
         self._connections.add(task)
         far: asyncio.StreamWriter | None = None
         try:
+            # The system takes the connection at once; TCP's handshake would have crossed the link.
+            await asyncio.sleep(self.there.delay + self.back.delay)
             far_reader, far = await asyncio.open_connection(*self._target)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(reader, far, self.there))

@@ -9,11 +9,10 @@ import time
 import grpc
 
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
-from disco_client.wire.codec import Kind, envelope
-from disco_client.wire.protocol import PROTOCOL
-from disco_server.controller.client_streams import ClientStreams
+from disco_client.wire.codec import PROTOCOL, Kind, envelope
 from disco_server.controller.hub import Hub
 from disco_server.controller.node_streams import NodeStreams
+from disco_server.controller.session_streams import ClientStreams
 
 __all__ = ["SERVICE_ERRORS", "client_stream", "controller_seeds", "node_stream"]
 

@@ -11,11 +11,19 @@ from pathlib import Path
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from disco_client.arrays.shared_memory import pack, unpack
 from disco_client.distributed.placement import Placement
 from disco_client.errors import ConfigError, EncodingError
 from disco_client.pb import commands_pb2, controller_pb2, memory_pb2
 from disco_client.replies import Inbox
-from disco_client.transport.memory_frames import pack, unpack
+from disco_client.tracing.ring import (
+    MAGIC,
+    NAMES_AT,
+    RING_BYTES,
+    FlightCut,
+    cut_memory,
+    read_flight,
+)
 from disco_client.wire.arrays import chunk_data, encode_chunk, encode_end
 from disco_client.wire.codec import (
     Action,
@@ -26,31 +34,27 @@ from disco_client.wire.codec import (
     decode_value,
     encode_value,
 )
-from disco_client.wire.flight import MAGIC, NAMES_AT, RING_BYTES, read_flight
-from disco_client.wire.flight_cuts import FlightCut, cut_memory
-from disco_client.wire.inspection import CommandReport, decode_inspection
-from disco_client.wire.overview import (
+from disco_client.wire.reports import (
+    CommandReport,
     NodeView,
     Overview,
     RankView,
     SessionView,
+    decode_inspection,
     decode_overview,
     encode_overview,
 )
-from disco_client.wire.splits import read_split
 from disco_client.wire.values import Device, Opaque, Shape
-from disco_server.channels.frames import FrameReader, frame, frame_of_progress, progress_in
+from disco_server.collectives.pmi import PmiExchange
 from disco_server.config import ControllerConfig, WorkerConfig
-from disco_server.modules.checkpoints.index import decode_index
-from disco_server.modules.weights.checkpoint import open_checkpoint
-from disco_server.modules.weights.errors import FileError
-from disco_server.modules.weights.tensor_cache import read_tensor_cache
-from disco_server.modules.weights.tensor_files import open_npy
+from disco_server.ipc.framing import FrameReader, frame, frame_of_progress, progress_in
 from disco_server.observe.flight import FlightRecorder
-from disco_server.runtime.context import Worker, set_current_worker
-from disco_server.runtime.executor import Executor
+from disco_server.rank.executor import Executor
+from disco_server.rank.worker import Worker, set_current_worker
 from disco_server.settings import Address
-from disco_server.worker.pmi_exchange import PmiExchange
+from disco_server.storage.checkpoint_read import decode_index
+from disco_server.storage.files import FileError
+from disco_server.storage.model_files import open_checkpoint, open_npy, read_tensor_cache
 from fuzzing.services import SERVICE_ERRORS, client_stream, controller_seeds, node_stream
 from fuzzing.target import Target
 
@@ -138,7 +142,7 @@ def batches():
 
 
 def receive_reply(data):
-    Inbox(nothing_more, lambda: 0, lambda _seq: None).receive(0, data)
+    Inbox(nothing_more, lambda: 0, lambda _seq: None).receive(0, EncodedReply.FromString(data))
 
 
 def replies():
@@ -240,9 +244,9 @@ def read_placement(data):
 
 
 def read_words(data):
-    """The other texts that people and programs write: splits, devices, addresses."""
+    """The other texts that people and programs write: devices, addresses."""
     text = data.decode("utf-8", "replace")
-    for read in (read_split, Device.parse, Address.parse):
+    for read in (Device.parse, Address.parse):
         try:
             read(text)
         except ConfigError:

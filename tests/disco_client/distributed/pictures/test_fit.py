@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_client.distributed import DeviceMesh, DTensorStructInfo, TensorStructInfo
-from disco_client.distributed.pictures.fit import Names, key_of, left_out, line_up, spread
-from disco_client.distributed.pictures.model import picture_of
+from disco_client.distributed.pictures.model import (
+    Names,
+    key_of,
+    left_out,
+    line_up,
+    picture_of,
+    spread,
+)
 
 extents = st.lists(st.integers(1, 1000), min_size=1, max_size=40)
 

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 
 from disco_client.distributed import DeviceMesh, DTensorStructInfo, TensorStructInfo
-from disco_client.distributed.pictures.reprs import mesh_html, tensor_html
+from disco_client.distributed.pictures.show import mesh_html, tensor_html
 
 
 def texts(html):

@@ -1,0 +1,333 @@
+"""Host arrays to and from workers: straight to a worker's daemon, or through the controller.
+
+A daemon that the client can reach takes arrays at a door of its own, which spares
+them a hop: in shared memory on the same machine, over gRPC from elsewhere. Whether
+it can be reached shows at the first attempt, and is remembered; while that is under
+way over a slow link, arrays go through the controller.
+
+A transfer that is cut begins anew, for as long as its session lives: the daemon keeps
+what an upload has brought and what a download has to bring, and knows by the ticket what
+has come already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import socket
+import threading
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeVar, cast
+
+import grpc
+
+from disco_client.arrays.shared_memory import MEMORY_SCHEME, MemoryDoor
+from disco_client.pb import controller_pb2
+from disco_client.transport.base import Door, DoorShut, TransferFailed, TransferRefused
+from disco_client.transport.channel import Line, details, open_channel, run_uninterrupted
+from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
+from disco_client.wire.arrays import chunk_data, encode_head, encode_stream
+
+__all__ = ["ArrayClient", "GrpcDoor"]
+
+_logger = logging.getLogger(__name__)
+_SERVICE = "/disco.v1.ArrayService/"
+_PAUSES_S = (0.1, 1.0)
+_REACH_S = 1.0
+"""While a daemon has not answered after this time, it is reached through the controller."""
+
+_T = TypeVar("_T")
+
+
+class GrpcDoor:
+    """An ``ArrayService``; a :class:`~disco_client.transport.base.Door`.
+
+    gRPC starts threads for a call. Where it cannot, a call stays in its channel that nobody
+    will ever serve, nor those after it: the door is spoiled.
+
+    Args:
+        channel: Leads to it, and is closed with the door.
+    """
+
+    def __init__(self, channel: grpc.Channel | Line) -> None:
+        self.spoiled = False
+        self._channel = channel
+        # Bytes cross it as they are, which the types of its methods do not foresee.
+        untyped = cast("Any", channel)
+        self._upload: Any = untyped.stream_unary(
+            _SERVICE + "Upload", response_deserializer=controller_pb2.UploadResult.FromString
+        )
+        self._download: Any = untyped.unary_stream(
+            _SERVICE + "Download", request_serializer=controller_pb2.Transfer.SerializeToString
+        )
+        self._confirming: set[Any] = set()
+
+    def upload(self, transfer: controller_pb2.Transfer, data: memoryview) -> None:
+        """Sends an array's bytes to a worker; returns when they may be changed.
+
+        Raises:
+            TransferFailed: The worker does not get them.
+        """
+        with _translated():
+            run_uninterrupted(
+                lambda: self._begin(self._upload.future, encode_stream(transfer, data)),
+                lambda made: made.result(),
+            )
+
+    def download(self, transfer: controller_pb2.Transfer, into: memoryview) -> int:
+        """Fills a buffer with the array that a worker offered; returns the bytes that came.
+
+        Raises:
+            TransferFailed: It cannot be had.
+        """
+
+        def receive(call: Any) -> int:
+            at = 0
+            for raw in call:
+                data = chunk_data(raw)
+                if at + len(data) <= len(into):
+                    into[at : at + len(data)] = data
+                at += len(data)
+            self._confirm(transfer, at)
+            return at
+
+        with _translated():
+            return run_uninterrupted(lambda: self._begin(self._download, transfer), receive)
+
+    def _begin(self, call: Callable[[Any], Any], request: object) -> Any:
+        try:
+            return call(request)
+        except RuntimeError:  # there is no thread
+            self.spoiled = True
+            raise
+
+    def _confirm(self, transfer: controller_pb2.Transfer, there: int) -> None:
+        """Lets the daemon let go of an array; where that is lost, it does so after a while."""
+        if there:
+            confirmed = controller_pb2.Transfer()
+            confirmed.CopyFrom(transfer)
+            confirmed.there = there
+            # This door was closed just now, or there is no thread.
+            with contextlib.suppress(ValueError, RuntimeError):
+                call = self._begin(self._download, confirmed)
+                self._confirming.add(call)  # gRPC cancels a call that nobody holds
+                call.add_done_callback(self._confirming.discard)
+
+    def close(self) -> None:
+        """Closes the channel; idempotent."""
+        if self.spoiled:
+            # That would wait for the call that nobody serves; but it cancels it first.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._channel.close, daemon=True).start()
+            return
+        with contextlib.suppress(Exception):
+            self._channel.close()
+
+
+_CUT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+)
+"""How a call ends whose connection broke, whose other side has to begin anew, or whose
+door another thread has given up."""
+
+
+@contextlib.contextmanager
+def _translated() -> Generator[None]:
+    """Makes the errors of a door of those of gRPC."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        code = error.code() if isinstance(error, grpc.Call) else None
+        kind = TransferRefused if code is grpc.StatusCode.RESOURCE_EXHAUSTED else TransferFailed
+        raise (DoorShut if code in _CUT else kind)(details(error)) from error
+    except ValueError as error:  # another thread has closed the channel
+        raise DoorShut(str(error)) from error
+    except OSError as error:
+        raise TransferFailed(str(error)) from error
+
+
+class ArrayClient:
+    """The transfers of one session; may be used from several threads.
+
+    Args:
+        open_relay: Opens a channel to the controller, which is closed with this.
+        session: The session's id.
+        key: Its secret.
+        doors: Each worker's array address; empty where its daemon has none.
+        credentials: How the controller is reached; daemons show certificates of its authority.
+    """
+
+    def __init__(
+        self,
+        open_relay: Callable[[], grpc.Channel | Line],
+        session: int,
+        key: bytes,
+        doors: Mapping[int, str],
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> None:
+        self._open_relay = open_relay
+        self._relay = GrpcDoor(open_relay())
+        self._credentials = credentials
+        self._session = session
+        self._key = key
+        self._doors = dict(doors)
+        self._lock = threading.Lock()
+        self._direct: dict[str, Door | None] = {}
+        self._opening: dict[str, _Opening] = {}
+        self._over = threading.Event()
+
+    def upload(self, ticket: int, worker: int, data: memoryview) -> None:
+        """Sends an array's bytes to a worker; returns when they may be changed.
+
+        Raises:
+            TransferFailed: It cannot be sent either way.
+            OSError, RuntimeError: The system has no descriptor, memory or thread for it.
+        """
+        head = encode_head(self._session, self._key, ticket, len(data), worker)
+        self._through(worker, lambda door: door.upload(head, data))
+
+    def download(self, ticket: int, worker: int, into: memoryview) -> int:
+        """Fills a buffer with the array that a worker offered; returns the bytes that came.
+
+        Raises:
+            TransferFailed: It cannot be fetched either way.
+            OSError, RuntimeError: As for :meth:`upload`.
+        """
+        head = encode_head(self._session, self._key, ticket, len(into), worker)
+        return self._through(worker, lambda door: door.download(head, into))
+
+    def _through(self, worker: int, carry: Callable[[Door], _T]) -> _T:
+        """Carries an array, again and again while it is cut, until the session is over."""
+        address, pause = self._doors.get(worker, ""), _PAUSES_S[0]
+        while True:
+            door = self._reach(address)
+            try:
+                return carry(door)
+            except DoorShut as error:
+                if door is self._direct.get(address):
+                    self._give_up(address, door)
+                    continue
+                _logger.debug("a transfer was cut, and begins anew: %s", error)
+            self._over.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311  (no secret)
+            pause = min(pause * 2, _PAUSES_S[1])
+
+    def _reach(self, address: str) -> Door:
+        """The door at an address, if there is a way to it, or else the controller's."""
+        with self._lock:
+            self._check_open()
+            known = self._direct.get(address)
+            if known is not None and known.spoiled:
+                del self._direct[address]
+                known.close()
+            if address and address not in self._direct:
+                self._open(address)
+            door = self._direct.get(address)
+            if door is None and self._relay.spoiled:
+                self._relay.close()
+                self._relay = GrpcDoor(self._open_relay())
+            return self._relay if door is None else door
+
+    def _open(self, address: str) -> None:
+        """Begins to open a door, or sees what has come of that; waits only at the beginning."""
+        opening = self._opening.get(address)
+        if opening is None:
+            channel = _channel_to(address, self._credentials)
+            if channel is None:
+                self._direct[address] = _memory_at(address)
+                return
+            opening = self._opening[address] = _Opening(channel)
+            opening.known.wait(_REACH_S)
+        if opening.known.is_set():
+            self._direct[address] = opening.finish()
+            del self._opening[address]
+
+    def _give_up(self, address: str, door: Door) -> None:
+        """Remembers that a door is shut."""
+        door.close()
+        with self._lock:
+            self._check_open()
+            self._direct[address] = None
+
+    def _check_open(self) -> None:
+        if self._over.is_set():
+            msg = "the session is over"
+            raise TransferFailed(msg)
+
+    def close(self) -> None:
+        """Closes the doors, which breaks off what goes through them; idempotent."""
+        with self._lock:
+            self._over.set()
+            doors = [door for door in self._direct.values() if door is not None]
+            doors += [GrpcDoor(opening.channel) for opening in self._opening.values()]
+            self._direct.clear()
+            self._opening.clear()
+        for door in (*doors, self._relay):
+            door.close()
+
+    def disown(self) -> None:
+        """Closes a forked child's copies of what doors have open; takes no lock."""
+        for door in tuple(self._direct.values()):
+            if isinstance(door, MemoryDoor):
+                door.disown()
+
+
+class _Opening:
+    """The first attempt to reach a daemon.
+
+    Args:
+        channel: Leads to it.
+
+    Attributes:
+        channel: The same.
+        known: Set when the attempt is over.
+    """
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.known = threading.Event()
+        self._reached = False
+        try:
+            channel.subscribe(self._see, try_to_connect=True)
+        except BaseException:  # Ctrl-C, or there is no thread
+            channel.close()
+            raise
+
+    def _see(self, state: grpc.ChannelConnectivity) -> None:
+        if not self.known.is_set() and state in _OUTCOMES:
+            self._reached = state is grpc.ChannelConnectivity.READY
+            self.known.set()
+
+    def finish(self) -> GrpcDoor | None:
+        """The door; None where nobody answers."""
+        self.channel.unsubscribe(self._see)
+        if self._reached:
+            return GrpcDoor(self.channel)
+        self.channel.close()
+        return None
+
+
+_OUTCOMES = (
+    grpc.ChannelConnectivity.READY,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+    grpc.ChannelConnectivity.SHUTDOWN,
+)
+
+
+def _memory_at(address: str) -> Door | None:
+    """A door in shared memory; None where the address is of a kind not known here."""
+    if address.startswith(MEMORY_SCHEME) and hasattr(socket, "AF_UNIX"):
+        return MemoryDoor(address.removeprefix(MEMORY_SCHEME))
+    return None
+
+
+def _channel_to(address: str, credentials: Credentials) -> grpc.Channel | None:
+    """A channel to a daemon; None where it is reached otherwise, or not at all."""
+    if address.startswith(MEMORY_SCHEME):
+        return None
+    if not address.startswith("unix:") and not address.rpartition(":")[2].isdigit():
+        return None
+    # The session's secret is what a daemon asks for; a token is the controller's business.
+    return open_channel(address, credentials)

@@ -1,0 +1,198 @@
+"""Host arrays at the client: what is accepted, and what travels beside the log."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+
+from disco_client.errors import DiscoError, EncodingError, SessionError
+from disco_client.notebook import progress
+from disco_client.telemetry.base import NO_SPAN, Span
+from disco_client.transport.base import Transport
+from disco_client.wire.arrays import byte_view, empty_array
+from disco_client.wire.values import ArrayPorter, is_array
+
+__all__ = ["Array", "Downloads", "Uploads", "as_host_array", "kind_of"]
+
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+_SHOWN_BYTES = 8 << 20
+"""So much and more has a bar in a notebook, and a span."""
+
+_EXHAUSTED = (OSError, MemoryError, RuntimeError)
+"""What Python raises where the system has no descriptor, memory or thread to give."""
+
+
+@contextlib.contextmanager
+def _typed(what: str) -> Generator[None]:
+    """Makes an error of the session of what the system refuses while an array is copied."""
+    try:
+        yield
+    except _EXHAUSTED as error:
+        if isinstance(error, DiscoError):
+            raise
+        msg = f"the {what} of an array failed: {_reason(error)}"
+        raise SessionError(msg) from error
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+class Uploads(ArrayPorter):
+    """Collects the large arrays of one command; they leave after it was issued.
+
+    A context manager around both: where one of them does not leave, because the program
+    was interrupted or the upload failed, no worker waits for it or for those behind it.
+
+    Args:
+        take_ticket: Returns a fresh ticket.
+        transport: What carries them.
+        workers: Who gets them.
+        raise_if_lost: Raises why the session was lost, if it was.
+        span: The session's; that of a large upload is a part of it.
+
+    Attributes:
+        offered: The arrays with their tickets.
+    """
+
+    def __init__(
+        self,
+        take_ticket: Callable[[], int],
+        transport: Transport,
+        workers: Sequence[int],
+        raise_if_lost: Callable[[], None],
+        span: Span = NO_SPAN,
+    ) -> None:
+        self._span = span
+        self._take_ticket = take_ticket
+        self._transport = transport
+        self._workers = workers
+        self._raise_if_lost = raise_if_lost
+        self._issued = False
+        self._done = 0
+        self.offered: list[tuple[int, Array]] = []
+
+    def send(self) -> None:
+        """Sends them; their command is issued."""
+        self._issued = True
+        pairs = self._pairs()
+        nbytes = sum(array.nbytes for _, _, array in pairs)
+        if nbytes < _SHOWN_BYTES:
+            self._send(pairs, lambda _nbytes: None)
+            return
+        facts = {"disco.bytes": nbytes, "disco.workers": list(self._workers)}
+        with (
+            self._span.within("disco.upload", facts),
+            progress("upload", nbytes, late=True) as bar,
+        ):
+            self._send(pairs, bar.update)
+
+    def _send(self, pairs: list[tuple[int, int, Array]], advance: Callable[[int], object]) -> None:
+        for ticket, worker, array in pairs:
+            with _typed("upload"):
+                self._transport.upload(ticket, worker, byte_view(array))
+            self._done += 1
+            advance(array.nbytes)
+
+    def _pairs(self) -> list[tuple[int, int, Array]]:
+        return [
+            (ticket, worker, array) for ticket, array in self.offered for worker in self._workers
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or not self.offered:
+            return
+        # Of what an interrupt hits, or want of memory, nobody knows whether the command was
+        # issued. What the program did wrong was found before that.
+        exhausted = isinstance(error, _EXHAUSTED) and not isinstance(error, DiscoError)
+        if self._issued or exhausted or not isinstance(error, Exception):
+            left = [(ticket, worker) for ticket, worker, _ in self._pairs()[self._done :]]
+            if left:
+                self._transport.give_up(left, _reason(error.__cause__ or error))
+        if isinstance(error, SessionError):
+            # Where the session was lost, its own error says why.
+            self._raise_if_lost()
+
+    def nbytes(self) -> int:
+        """How many bytes they have together."""
+        return sum(array.nbytes for _, array in self.offered)
+
+    def offer(self, array: Array) -> int:
+        """Notes an array and returns the ticket under which it will leave."""
+        ticket = self._take_ticket()
+        self.offered.append((ticket, array))
+        return ticket
+
+
+class Downloads(ArrayPorter):
+    """Fetches the large arrays of one reply.
+
+    Args:
+        transport: What carries them.
+        worker: The worker that replied.
+        into: Where to put the array, if it is C-contiguous and of the same dtype.
+        span: The session's; that of a large download is a part of it.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        worker: int,
+        into: Array | None = None,
+        span: Span = NO_SPAN,
+    ) -> None:
+        self._span = span
+        self._transport = transport
+        self._worker = worker
+        self._into = into
+
+    def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
+        """Downloads an array, into the buffer given at the start where it fits."""
+        with _typed("download"):
+            out = self._into
+            if out is None or not out.flags.c_contiguous or out.dtype != dtype:
+                out = empty_array(shape, dtype)
+            if out.nbytes < _SHOWN_BYTES:
+                self._transport.download(ticket, self._worker, byte_view(out))
+                return out
+            facts = {"disco.bytes": out.nbytes, "disco.workers": [self._worker]}
+            with self._span.within("disco.download", facts):
+                self._transport.download(ticket, self._worker, byte_view(out))
+            return out
+
+    def decline(self, tickets: Sequence[int]) -> None:
+        """Lets go of the arrays of a reply that could not be read whole."""
+        if tickets:
+            self._transport.decline([(ticket, self._worker) for ticket in tickets])
+
+
+def kind_of(value: object) -> str:
+    """Names what came, for an error."""
+    if is_array(value):
+        return "a read-only one"
+    return f"{value!r} of type {type(value).__name__}"
+
+
+def as_host_array(value: object) -> Array:
+    """Makes an array of what a program gave.
+
+    Raises:
+        EncodingError: It is no array of numbers.
+    """
+    if hasattr(value, "reg_id"):
+        msg = "expected a host array, got a reference to an array on the workers"
+        raise EncodingError(msg)
+    array: Array = np.asarray(value)
+    if array.dtype.hasobject or array.dtype.kind in "SU":
+        msg = f"expected an array of numbers, got {kind_of(value)}"
+        raise EncodingError(msg)
+    return array

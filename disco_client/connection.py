@@ -1,0 +1,340 @@
+"""How a program gets a session from a controller."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+import threading
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from disco_client.arguments import RECOVER_LIMIT_BYTES, check_name, check_recover, check_session
+from disco_client.errors import (
+    ConfigError,
+    ConnectionFailed,
+    ControllerLost,
+    NodeLost,
+    WorkerLost,
+)
+from disco_client.notebook import StatusLine
+from disco_client.output import LogSink, print_logs
+from disco_client.replies import AUTO, read_hang_report
+from disco_client.session import Session
+from disco_client.telemetry import spans
+from disco_client.telemetry.base import NO_SPAN, Span
+from disco_client.transport.base import Transport, Waiting, Wish
+from disco_client.wording import many
+
+if TYPE_CHECKING:
+    from disco_client.transport.credentials import Credentials
+    from disco_client.transport.grpc import GrpcTransport
+
+__all__ = ["DEFAULT_ADDRESS", "attach", "connect", "opening", "owner"]
+
+
+DEFAULT_ADDRESS = "127.0.0.1:7600"
+_REACH_S = 30.0
+"""How long a controller is waited for that does not answer; slots may take longer."""
+
+_PAUSE_S = 0.5
+"""Between attempts to open a session in the place of one that was lost."""
+
+_QUIET_S = 0.5
+"""A wait for slots shorter than this is not worth a message."""
+
+
+def connect(  # noqa: PLR0913  (each of them by name)
+    address: str | None = None,
+    *,
+    num_workers: int,
+    num_groups: int = 1,
+    ccl: str | None = None,
+    name: str | None = None,
+    timeout: float = 90.0,
+    logs: bool = True,
+    hang_report: float | None = AUTO,
+    recover: str | None = None,
+    recover_limit_bytes: int = RECOVER_LIMIT_BYTES,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+) -> Session:
+    """Opens a session on a cluster; waits until its workers are ready.
+
+    Args:
+        address: The controller, as ``HOST:PORT`` or ``unix:/path``. None takes
+            the environment's ``DISCO_ADDRESS``, else ``127.0.0.1:7600``.
+        num_workers: How many workers the program runs on.
+        num_groups: Into how many equal, consecutive groups they are divided.
+        ccl: The collective library; None lets the first collective choose.
+        name: What the cluster's lists call the session.
+        timeout: Seconds to wait for slots, and before that, up to half a minute, for the
+            controller. A program that was killed holds its slots for its session's
+            lease, by default a minute.
+        logs: Whether workers' output is written to this process's standard error.
+        hang_report: After how many seconds a call that waits prints what the ranks do
+            to standard error, once; 0 or None for never. The default is what
+            ``DISCO_HANG_REPORT_S`` says, else 30.
+        recover: What happens when workers or nodes are lost, or the controller with all
+            that it knew. None ends the session with an error. ``"replay"`` asks for
+            other workers, waits for slots up to ``timeout``, and lets them execute
+            everything that was issued since the start, or since the last
+            :meth:`Session.checkpoint`; the program only sees a pause. What its functions
+            do beside their results happens again, too. Sessions of other kinds do not
+            offer it.
+        recover_limit_bytes: How much of the program's commands and arrays is kept for
+            that, in the memory of this process.
+        tls_ca: A PEM file with the certificates of who may sign the controller's. None takes
+            the environment's ``DISCO_TLS_CA``; without both the connection is not encrypted.
+        tls_cert: The program's own certificate, for a controller that asks for one; else
+            ``DISCO_TLS_CERT``.
+        tls_key: The key of that; else ``DISCO_TLS_KEY``. All three files are read again for
+            each new connection.
+        token: The program's token, for a controller that asks for one; else ``DISCO_TOKEN``.
+            It is sent over TLS or on this machine only.
+        token_file: A file that holds it instead; else ``DISCO_TOKEN_FILE``.
+
+    Returns:
+        The session; a context manager.
+
+    Raises:
+        AccessDenied: The controller's certificate was refused here, or the program's
+            certificate or token there.
+        ConfigError: An argument is wrong, or this process was forked from one that has used
+            gRPC.
+        ConnectionFailed: No controller answers there, or it speaks another protocol.
+        NoSlots: The cluster had no room in time; the message says who has it.
+        WorkerLost: A worker process could not be started.
+    """
+    check_session(num_workers, num_groups, ccl, timeout)
+    check_name(name or "")
+    check_recover(recover, recover_limit_bytes)
+    # gRPC takes longer to import than all the rest of the client but numpy, and
+    # sessions on threads and child processes do without it.
+    from disco_client.transport.credentials import Credentials
+    from disco_client.transport.grpc import GrpcTransport
+
+    read_hang_report(hang_report)  # before anything is opened
+    credentials = Credentials.read(
+        tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
+    )
+    where = _address(address)
+    wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
+    known = {"disco.num_workers": num_workers, "disco.session.name": name or ""}
+    span = spans.begin("disco.session", known)
+    with (
+        opening(span, "disco.connect", where) as beginning,
+        _Progress(num_workers, beginning) as progress,
+    ):
+        transport: Transport = GrpcTransport.create(
+            where,
+            wish,
+            connect_timeout=min(timeout, _REACH_S),
+            on_queued=progress,
+            credentials=credentials,
+        )
+    if recover is not None:
+        from disco_client.recovery.replay import Replaying
+
+        again = _Reopening(where, replace(wish, name=transport.welcome.name), credentials)
+        transport = Replaying(transport, again, recover_limit_bytes, span)
+    sink: LogSink | None = print_logs if logs else None
+    session = Session(
+        transport, num_groups=num_groups, log_sink=sink, hang_report=hang_report, span=span
+    )
+    if os.environ.get("DISCO_DEBUG") == "1":
+        session.compare_shapes()
+    return session
+
+
+def attach(  # noqa: PLR0913  (the same)
+    name: str,
+    *,
+    address: str | None = None,
+    timeout: float = 30.0,
+    logs: bool = True,
+    hang_report: float | None = AUTO,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+) -> Session:
+    """Goes on with a session that another program has detached from, or has left by its end.
+
+    The workers hold what was published there (:meth:`Session.published`); all else that
+    the other program had references of is let go.
+
+    Args:
+        name: The session's id or name, as ``Session.detach`` and ``disco status`` say.
+        address: The controller; see :func:`connect`.
+        timeout: Seconds to wait for the controller.
+        logs: Whether workers' output is written to this process's standard error.
+        hang_report: See :func:`connect`.
+        tls_ca: See :func:`connect`.
+        tls_cert: See :func:`connect`.
+        tls_key: See :func:`connect`.
+        token: See :func:`connect`.
+        token_file: See :func:`connect`.
+
+    Returns:
+        The session; a context manager.
+
+    Raises:
+        AccessDenied: The session is somebody else's, or as for :func:`connect`.
+        ConfigError: There is no such session, or a program is connected to it, or as for
+            :func:`connect`.
+        ConnectionFailed: No controller answers there, or it speaks another protocol.
+        SessionLost: It has ended, or cannot be gone on with.
+    """
+    if not isinstance(name, str) or not name:
+        msg = f"expected a session's name or id, got {name!r}"
+        raise ConfigError(msg)
+    from disco_client.transport.credentials import Credentials
+    from disco_client.transport.grpc import GrpcTransport
+
+    read_hang_report(hang_report)
+    credentials = Credentials.read(
+        tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
+    )
+    where, span = _address(address), spans.begin("disco.session")
+    with opening(span, "disco.attach", where):
+        transport = GrpcTransport.attach(
+            where, name, owner(), connect_timeout=timeout, credentials=credentials
+        )
+    welcome = transport.welcome
+    session = Session(
+        transport,
+        num_groups=welcome.num_groups,
+        log_sink=print_logs if logs else None,
+        hang_report=hang_report,
+        span=span,
+    )
+    session.release_all()
+    return session
+
+
+@contextlib.contextmanager
+def opening(session: Span, name: str, address: str) -> Generator[Span]:
+    """Makes a span of a session's beginning; where that fails, the session's ends as well.
+
+    Args:
+        session: That of its whole life.
+        name: Of the span.
+        address: The controller.
+    """
+    facts = {"server.address": address}
+    try:
+        with spans.begin(name, facts, parent=session, kind="client") as span:
+            yield span
+    except BaseException as error:
+        session.fail(error)
+        session.end()
+        raise
+
+
+class _Reopening:
+    """Opens sessions like one that was lost; a ``Successor``."""
+
+    def __init__(self, address: str, wish: Wish, credentials: Credentials) -> None:
+        self._address = address
+        self._credentials = credentials
+        self._wish = wish
+        self._opening: GrpcTransport | None = None
+        self._abandoned = threading.Event()
+
+    def open(self) -> Transport:
+        """Asks for another session, and waits until its workers are ready.
+
+        A controller that is started anew, and nodes that are lost just then, are
+        waited for as long as slots are.
+        """
+        from disco_client.transport.grpc import GrpcTransport
+
+        deadline = time.monotonic() + self._wish.timeout
+        with _Progress(self._wish.num_workers) as progress:
+            while True:
+                left = max(_PAUSE_S, deadline - time.monotonic())
+                try:
+                    return GrpcTransport.create(
+                        self._address,
+                        replace(self._wish, timeout=left),
+                        connect_timeout=min(left, _REACH_S),
+                        on_queued=progress,
+                        on_made=self._note,
+                        credentials=self._credentials,
+                    )
+                except (ConnectionFailed, WorkerLost, NodeLost, ControllerLost):
+                    if time.monotonic() > deadline or self._abandoned.wait(_PAUSE_S):
+                        raise
+
+    def _note(self, opening: GrpcTransport) -> None:
+        self._opening = opening
+        if self._abandoned.is_set():
+            opening.abandon()
+
+    def abandon(self) -> None:
+        """Ends a wait in :meth:`open`, from another thread."""
+        self._abandoned.set()
+        if self._opening is not None:
+            self._opening.abandon()
+
+
+def _address(given: str | None) -> str:
+    return given or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS
+
+
+def owner() -> str:
+    """Who opens sessions here: ``user@host:pid``.
+
+    Raises:
+        ConfigError: A character of it would not be seen.
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        user = str(os.getuid())
+    known = f"{user}@{socket.gethostname()}:{os.getpid()}"
+    check_name(known, "the name of this user (LOGNAME) and host")
+    return known
+
+
+class _Progress:
+    """Says what a session waits for, when that changes.
+
+    Args:
+        num_workers: How many workers it is to have.
+        span: Notes what the session waited for.
+    """
+
+    def __init__(self, num_workers: int, span: Span = NO_SPAN) -> None:
+        self._span = span
+        self._num_workers = num_workers
+        self._since = time.monotonic()
+        self._said = ""
+        self._line = StatusLine()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._line.close()
+
+    def __call__(self, queued: Waiting) -> None:
+        self._span.note({"disco.queue.ahead": queued.ahead, "disco.slots.free": queued.free_slots})
+        text = (
+            f"waiting for {self._num_workers} slots: {queued.free_slots} of "
+            f"{queued.total_slots} are free"
+        )
+        if queued.ahead:
+            text += f", {many(queued.ahead, 'session')} ahead"
+        if text == self._said or time.monotonic() - self._since < _QUIET_S:
+            return
+        self._said = text
+        self._line.say(text)

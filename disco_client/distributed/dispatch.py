@@ -1,0 +1,392 @@
+"""Computes with the distributed tensors of one session."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+
+from disco_client.distributed.dtensor import Computing, DTensor, Origin
+from disco_client.distributed.mesh import DeviceMesh
+from disco_client.distributed.numpy_api import COMPOSITES, FUNCTIONS, unsaid
+from disco_client.distributed.ops import Rule, choose, exact, fitting, rule_for
+from disco_client.distributed.placement import (
+    DTensorStructInfo,
+    Placement,
+    PlacementSpec,
+    TensorStructInfo,
+)
+from disco_client.distributed.redistribute import (
+    Move,
+    Mover,
+    Plan,
+    all_bounds,
+    first_places,
+    local_shapes,
+    make_plan,
+    spread_plan,
+)
+from disco_client.distributed.storage import FileTensor, distribute_file
+from disco_client.errors import ConfigError
+from disco_client.wire.elementwise import ELEMENTWISE
+from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, dtype_name
+
+if TYPE_CHECKING:
+    from disco_client.core import DRef, SessionCore
+    from disco_client.wire.partition import Intervals
+
+__all__ = ["Engine", "check_mesh", "make_mesh"]
+
+
+_NUMBERS = (bool, int, float)
+_KEPT = 4096
+"""Of how many kinds of calls it is remembered what they come to."""
+
+
+class _Number(NamedTuple):
+    """A number among operands, told apart by its type, too: 1 computes other than 1.0."""
+
+    kind: type
+    value: Any
+
+
+class _Host(NamedTuple):
+    """A host array among operands; any placement is as cheap for it as a copy for each."""
+
+    array: np.ndarray[Any, Any]
+    info: DTensorStructInfo
+
+
+class _Call(NamedTuple):
+    """What a call of a function comes to, for all operands that lie like the first ones.
+
+    Attributes:
+        func: What the workers call on their parts.
+        plans: How each array among the operands comes to where it must lie.
+        moves: The same on the workers.
+        origin: What :meth:`DTensor.explain` says, where all of them are distributed.
+        result: What comes out.
+    """
+
+    func: DRef
+    plans: tuple[Plan, ...]
+    moves: tuple[tuple[Move, ...], ...]
+    origin: Origin
+    result: DTensorStructInfo
+
+
+class Engine(Computing):
+    """What a session does with distributed tensors.
+
+    A call looks up what calls like it have come to: found out once, it is one command
+    that names a function on the workers and the parts.
+
+    Args:
+        core: Of the session.
+
+    Attributes:
+        mover: Carries out plans.
+    """
+
+    def __init__(self, core: SessionCore) -> None:
+        self._core = core
+        self.mover = Mover(core)
+        self._found = functools.lru_cache(maxsize=_KEPT)(self._find)
+        self._ways = functools.lru_cache(maxsize=_KEPT)(self._find_way)
+        self._spreads = functools.lru_cache(maxsize=_KEPT)(self._find_spread)
+        self._takers = functools.lru_cache(maxsize=_KEPT)(self._make_taker)
+
+    # In and out -----------------------------------------------------------------------
+
+    def distribute(self, array: object, mesh: DeviceMesh, placement: Placement | str) -> DTensor:
+        """Brings a host array to the workers of a mesh; see ``Session.distribute``."""
+        if isinstance(array, FileTensor):
+            check_mesh(mesh, self._core.num_workers)
+            return distribute_file(self._core, self, array, mesh, placement)
+        host = np.asarray(array)
+        tensor = TensorStructInfo(host.shape, host.dtype)
+        info = DTensorStructInfo(tensor, mesh, placement)
+        check_mesh(mesh, self._core.num_workers)
+        return self._place(host, info)
+
+    def _place(self, host: np.ndarray[Any, Any], info: DTensorStructInfo) -> DTensor:
+        """Brings a host array to where it is to lie, on a mesh that the session has."""
+        mesh = info.device_mesh
+        if any(spec.is_partial or spec.parts for spec in info.placement.dim_specs):
+            parts = DTensorStructInfo(info.tensor_sinfo, mesh, info.placement.plain())
+            whole = self._place(host, parts)
+            return whole.redistribute(info.placement).explained_as("distribute", whole)
+        if host.nbytes <= INLINE_ARRAY_BYTES:
+            # It travels within the command, and each worker takes its part.
+            return DTensor(self, info, self._core.call(self._takers(info), host))
+        ref = self._core.call(self._takers(info))
+        for place in first_places(info):
+            part = tuple(slice(*bounds) for bounds in info.bounds(place))
+            # Without a name, which would keep one part while the next one is copied.
+            self._core.fill(ref, mesh.device_ids[place], np.ascontiguousarray(host[part]))
+        plan, moves = self._spreads(info)
+        ref = self.mover.run(moves, ref)
+        return DTensor(self, info, ref, Origin("distribute", (("host array", plan),)))
+
+    def _find_spread(self, info: DTensorStructInfo) -> tuple[Plan, tuple[Move, ...]]:
+        plan = spread_plan(info)
+        return plan, self.mover.prepare(plan)
+
+    def _make_taker(self, info: DTensorStructInfo) -> DRef:
+        """What makes parts of a host array: of one that travels along, or room for them."""
+        mesh, dtype = info.device_mesh, info.tensor_sinfo.dtype
+        if math.prod(info.tensor_sinfo.shape) * dtype.itemsize <= INLINE_ARRAY_BYTES:
+            return self.mover.bind("from_host", self.mover.table(mesh, all_bounds(info)))
+        shapes = self.mover.table(mesh, local_shapes(info))
+        return self.mover.bind("empty", shapes, dtype_name(dtype))
+
+    def fetch(self, tensor: DTensor) -> np.ndarray[Any, Any]:
+        """Returns the whole as a host array; see ``DTensor.numpy``."""
+        tensor = tensor.redistribute(tensor.placement.combined())
+        info, mesh = tensor.info, tensor.mesh
+        places = first_places(info)
+        parts = self._core.get_all(
+            tensor.ref, [mesh.device_ids[place] for place in places], own=True
+        )
+        if len(places) == 1 and not info.is_explicit:
+            return np.asarray(parts[0]).reshape(tensor.shape)
+        out = np.empty(tensor.shape, tensor.dtype)
+        for place, part in zip(places, parts, strict=True):
+            _put(out, info.pieces(place), np.asarray(part))
+        return out
+
+    def part(self, tensor: DTensor, worker: int) -> np.ndarray[Any, Any]:
+        """Returns one worker's part as a host array; see ``DTensor.shard``."""
+        return np.asarray(self._core.get_all(tensor.ref, (worker,), own=True)[0])
+
+    def redistribute(self, tensor: DTensor, placement: Placement | str) -> DTensor:
+        """Brings a tensor to another placement; see ``DTensor.redistribute``."""
+        if not isinstance(placement, (str, Placement)):
+            make_plan(tensor.info, placement)  # says what was expected
+        plan, moves = self._ways(tensor.info, placement)
+        ref = self.mover.run(moves, tensor.ref)
+        return DTensor(self, plan.after, ref, Origin("redistribute", (("moved", plan),)))
+
+    def _find_way(
+        self, info: DTensorStructInfo, placement: Placement | str
+    ) -> tuple[Plan, tuple[Move, ...]]:
+        plan = make_plan(info, placement)
+        return plan, self.mover.prepare(plan)
+
+    # Functions ------------------------------------------------------------------------
+
+    def takes(self, operand: object) -> bool:
+        """Whether something can be computed with."""
+        return isinstance(operand, (DTensor, np.ndarray, np.generic, complex, *_NUMBERS))
+
+    def call(self, name: str, *operands: Any, **options: Any) -> DTensor:
+        """Computes a function of distributed tensors, arrays and numbers; returns at once.
+
+        Args:
+            name: The function's.
+            *operands: Of host arrays each worker of the mesh gets what it needs.
+            **options: The function's.
+
+        Raises:
+            ConfigError: There is no rule for it, or the operands do not fit it.
+        """
+        composite = COMPOSITES.get(name)
+        if composite is not None:
+            return fitting(name, composite, self, *operands, **options)
+        mesh = next((each.mesh for each in operands if isinstance(each, DTensor)), None)
+        ready = [self._ready(operand, operands, mesh) for operand in operands]
+        seen = tuple(
+            _Number(type(each), each) if isinstance(each, _NUMBERS) else each.info for each in ready
+        )
+        known = tuple((key, frozen(value)) for key, value in options.items())
+        found = self._look_up(name, rule_for(name), seen, known)
+        refs: list[Any] = []
+        brought: dict[str, Origin] = {}
+        at = 0  # among those that are no numbers
+        for number, each in enumerate(ready):
+            if isinstance(each, DTensor):
+                refs.append(self.mover.run(found.moves[at], each.ref))
+            elif isinstance(each, _Host):
+                placed = self._place(each.array, found.plans[at].after)
+                refs.append(placed.ref)
+                brought[f"operand {number}"] = placed.origin
+            else:
+                refs.append(each)
+                continue
+            at += 1
+        ref = self._core.call(found.func, *refs)
+        origin = found.origin.with_others(brought) if brought else found.origin
+        return DTensor(self, found.result, ref, origin)
+
+    def _look_up(self, *call: Any) -> _Call:
+        try:
+            hash(call)
+        except TypeError:  # an option that only a rule of somebody else's can know
+            return self._find(*call)
+        return self._found(*call)
+
+    def _find(
+        self,
+        name: str,
+        rule: Rule,
+        seen: Sequence[DTensorStructInfo | _Number],
+        options: Sequence[tuple[str, Any]],
+    ) -> _Call:
+        """Finds out what a call comes to, and tells the workers what they will need."""
+        infos = tuple(each for each in seen if isinstance(each, DTensorStructInfo))
+        mesh = _one_mesh(name, infos)
+        _refuse_overlaps(name, infos)
+        operands = [each.value if isinstance(each, _Number) else each.tensor_sinfo for each in seen]
+        local = fitting(name, rule, *operands, **dict(options))
+        choice = choose(exact(local.pattern, infos, local.result.dtype), infos)
+        result = DTensorStructInfo(local.result, mesh, choice.output)
+        tables: Mapping[str, Sequence[Any]] = {}
+        if local.tables is not None:
+            tables = local.tables([plan.after for plan in choice.plans], result)
+        by_worker = {key: self.mover.table(mesh, value) for key, value in tables.items()}
+        func = self._core.call_now(
+            "runtime.disco._dt_bind", local.name, dict(local.options), by_worker
+        )
+        moves = tuple(self.mover.prepare(plan) for plan in choice.plans)
+        places = [at for at, each in enumerate(seen) if isinstance(each, DTensorStructInfo)]
+        which = (f"operand {at}" for at in places)
+        origin = Origin(local.name, tuple(zip(which, choice.plans, strict=True)))
+        return _Call(func, choice.plans, moves, origin, result)
+
+    def _ready(self, operand: Any, operands: Sequence[Any], mesh: DeviceMesh | None) -> Any:
+        """An operand as a tensor, a number, or an array that has to be brought."""
+        if isinstance(operand, DTensor):
+            return operand
+        if isinstance(operand, _NUMBERS) and not isinstance(operand, np.generic):
+            return operand
+        if isinstance(operand, complex) and not isinstance(operand, np.generic):
+            # It cannot travel as a number; its precision is that of the others, as in numpy.
+            kinds = [each.dtype for each in operands if hasattr(each, "dtype")]
+            operand = np.asarray(operand, np.result_type(*kinds, operand))
+        if isinstance(operand, (np.ndarray, np.generic, list, tuple)) and mesh is not None:
+            host = np.asarray(cast("Any", operand))
+            whole = Placement([PlacementSpec.replica()] * mesh.ndim)
+            tensor = TensorStructInfo(host.shape, host.dtype)
+            return _Host(host, DTensorStructInfo(tensor, mesh, whole))
+        msg = f"expected a distributed tensor, an array or a number, got {operand!r}"
+        raise TypeError(msg)
+
+    # numpy's protocols ------------------------------------------------------------------
+
+    def call_ufunc(
+        self, ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Mapping[str, Any]
+    ) -> Any:
+        """Computes one of numpy's ufuncs."""
+        if not all(self.takes(each) for each in inputs):
+            return NotImplemented
+        name = ufunc.__name__
+        if method == "reduce" and name in _REDUCES:
+            known = {key: v for key, v in options.items() if v is not None or key == "axis"}
+            return self.call(_REDUCES[name], *inputs, **{"axis": 0, **known})
+        if method != "__call__" or options:
+            what = f"numpy.{name}.{method}" if method != "__call__" else f"numpy.{name}"
+            more = f" with {', '.join(options)}" if options else ""
+            raise ConfigError(
+                f"{what}{more} has no rule for distributed tensors; of .numpy() numpy can"
+                " compute it, and apply() does by a rule of your own"
+            )
+        if name not in ELEMENTWISE and name != "matmul":
+            rule_for(f"numpy.{name}")
+        return self.call(name, *inputs)
+
+    def call_function(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Computes another of numpy's functions."""
+        name = f"{func.__module__}.{func.__name__}"
+        adapter = FUNCTIONS.get(func)
+        if adapter is None:
+            rule_for(name)
+        given = {key: v for key, v in kwargs.items() if not unsaid(key, v)}
+        return fitting(name, cast("Any", adapter), self, *args, **given)
+
+
+def make_mesh(
+    core: SessionCore, shape: Sequence[int] | int | None, names: Sequence[str]
+) -> DeviceMesh:
+    """Makes a mesh of a session's first workers; see ``Session.mesh``."""
+    if isinstance(shape, int):
+        shape = (shape,)
+    extents = (core.num_workers,) if shape is None else tuple(shape)
+    mesh = DeviceMesh(extents, range(math.prod(extents)), names)
+    return check_mesh(mesh, core.num_workers)
+
+
+def check_mesh(mesh: DeviceMesh, num_workers: int) -> DeviceMesh:
+    """Returns a mesh whose workers a session has.
+
+    Raises:
+        ConfigError: It names others.
+    """
+    beyond = [worker for worker in mesh.device_ids if worker >= num_workers]
+    if beyond:
+        raise ConfigError(
+            f"the mesh names worker {beyond[0]}, and the session has {num_workers} workers"
+        )
+    return mesh
+
+
+def frozen(value: Any) -> Any:
+    """An option as something that can be looked up: lists become tuples."""
+    if isinstance(value, (list, tuple)) and not isinstance(value, Shape):
+        return tuple(map(frozen, cast("Sequence[Any]", value)))
+    return value
+
+
+def _put(
+    out: np.ndarray[Any, Any], pieces: Sequence[Intervals], part: np.ndarray[Any, Any]
+) -> None:
+    """Writes one worker's part into the whole."""
+    places = [list(zip(each, _starts(each), strict=True)) for each in pieces]
+    for block in itertools.product(*places):
+        source = tuple(slice(at, at + stop - start) for (start, stop), at in block)
+        out[tuple(slice(*piece) for piece, _ in block)] = part[source]
+
+
+def _starts(pieces: Intervals) -> list[int]:
+    """Where each piece begins, one behind the other."""
+    lengths = [stop - start for start, stop in pieces]
+    return [sum(lengths[:number]) for number in range(len(lengths))]
+
+
+def _refuse_overlaps(name: str, infos: Sequence[DTensorStructInfo]) -> None:
+    for placement in (info.placement for info in infos):
+        if not any(spec.overlaps for spec in placement.dim_specs):
+            continue
+        whole = PlacementSpec.replica()
+        copies = Placement(whole if spec.parts else spec for spec in placement.dim_specs)
+        raise ConfigError(
+            f"{name} has no rule for a tensor that lies as {str(placement)!r}, where workers hold"
+            f" the same indices; redistribute it first, to {str(placement.plain())!r} or"
+            f" {str(copies)!r}"
+        )
+
+
+def _one_mesh(name: str, infos: Sequence[DTensorStructInfo]) -> DeviceMesh:
+    meshes = {info.device_mesh for info in infos}
+    if len(meshes) != 1:
+        text = " and ".join(map(repr, meshes)) or "none"
+        raise ConfigError(
+            f"{name} needs distributed tensors on one mesh, got {text};"
+            " fetch and distribute to bring one to another mesh"
+        )
+    return meshes.pop()
+
+
+_REDUCES = {
+    "add": "sum",
+    "multiply": "prod",
+    "maximum": "max",
+    "minimum": "min",
+    "logical_or": "any",
+    "logical_and": "all",
+}

@@ -1,0 +1,792 @@
+"""The rules of functions of distributed tensors, and where others are added.
+
+A rule looks at the operands and says what a worker computes of its part: which local
+function, how the axes go together (`Pattern`), and what the whole result is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar, cast
+
+import numpy as np
+
+from disco_client.distributed.placement import (
+    DTensorStructInfo,
+    Placement,
+    PlacementSpec,
+    TensorStructInfo,
+)
+from disco_client.distributed.redistribute import Plan, local_shapes, make_plan
+from disco_client.errors import ConfigError
+from disco_client.wire.elementwise import ELEMENTWISE
+from disco_client.wire.values import Shape, dtype_from_name, dtype_name
+
+__all__ = [
+    "LOCAL_AXIS",
+    "Choice",
+    "Local",
+    "Pattern",
+    "Rule",
+    "Tables",
+    "choose",
+    "exact",
+    "fitting",
+    "letters_of",
+    "normal_axes",
+    "normal_axis",
+    "only_tensors",
+    "probe",
+    "register_rule",
+    "rule_for",
+]
+
+
+# How the placement of a result follows from those of its operands: one rule for all.
+#
+# A function is described by which axes go together, as in einsum: each axis of each
+# operand has a letter, and axes of the same letter are walked through together. Then,
+# along each axis of the mesh by itself, there are these ways to compute:
+#
+# - every operand is whole: so is the result;
+# - the axes of one letter are split, operands without it whole: the result is split
+#   along that letter, or, where the letter is not in the result because the function
+#   combines along it, each worker has a partial result;
+# - some operands are partial sums and the function is linear in them, the others are
+#   whole: the result is a partial sum.
+#
+# Among all combinations the one is taken for which the fewest bytes must move first.
+
+
+LOCAL_AXIS = ""
+"""The letter of an axis that must be whole wherever the function is computed."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a function does with the axes of its operands.
+
+    Attributes:
+        inputs: The letters of each operand's axes.
+        output: Those of the result's.
+        combines: (letter, reduction) for what the function combines along.
+        linear: Sets of operands in which it is linear together, by their numbers.
+        even: (letter, extent) for axes that can be split only where the mesh divides
+            this extent.
+    """
+
+    inputs: tuple[tuple[str, ...], ...]
+    output: tuple[str, ...]
+    combines: tuple[tuple[str, str], ...] = ()
+    linear: tuple[tuple[int, ...], ...] = ()
+    even: tuple[tuple[str, int], ...] = ()
+
+
+class _Option(NamedTuple):
+    """One way to compute along one axis of the mesh."""
+
+    inputs: tuple[PlacementSpec, ...]
+    output: PlacementSpec
+    letter: str = LOCAL_AXIS
+
+
+class Choice(NamedTuple):
+    """Where operands must lie, and how the result then does.
+
+    Attributes:
+        plans: What brings each operand there.
+        output: The placement of the result.
+    """
+
+    plans: tuple[Plan, ...]
+    output: Placement
+
+    @property
+    def cost(self) -> int:
+        """The bytes that must reach a worker first."""
+        return sum(plan.cost for plan in self.plans)
+
+
+def _options(pattern: Pattern) -> Iterator[_Option]:
+    whole = PlacementSpec.replica()
+    yield _Option(tuple(whole for _ in pattern.inputs), whole)
+    combines = dict(pattern.combines)
+    letters = dict.fromkeys(letter for letters in pattern.inputs for letter in letters)
+    for letter in letters:
+        if letter == LOCAL_AXIS or any(axes.count(letter) > 1 for axes in pattern.inputs):
+            continue
+        if letter in pattern.output:
+            result = PlacementSpec.sharding(pattern.output.index(letter))
+        elif letter in combines:
+            result = PlacementSpec.partial(combines[letter])
+        else:
+            continue
+        split = tuple(
+            PlacementSpec.sharding(axes.index(letter)) if letter in axes else whole
+            for axes in pattern.inputs
+        )
+        yield _Option(split, result, letter)
+    partial = PlacementSpec.partial("sum")
+    for together in pattern.linear:
+        parts = tuple(
+            partial if number in together else whole for number in range(len(pattern.inputs))
+        )
+        yield _Option(parts, partial)
+
+
+def choose(pattern: Pattern, operands: tuple[DTensorStructInfo, ...]) -> Choice:
+    """Finds where operands on one mesh must lie so that the least moves.
+
+    Of equally cheap ways that with the fewest moves is taken, and then that which
+    leaves the least to combine.
+
+    Args:
+        pattern: Of the function.
+        operands: As they lie.
+    """
+    mesh = operands[0].device_mesh
+    ways = itertools.product(tuple(_options(pattern)), repeat=mesh.ndim)
+    even = (options for options in ways if _is_even(pattern, mesh.shape, options))
+    return min((_choice(operands, options) for options in even), key=_rank)
+
+
+def exact(
+    pattern: Pattern, operands: Sequence[DTensorStructInfo], result: np.dtype[Any]
+) -> Pattern:
+    """A pattern less what holds for numbers, but not for those of these dtypes.
+
+    Partial integers may go round at the ends of their dtype, and partial truth values
+    are true on several workers: in another dtype their sum would be another one. So
+    only floating-point numbers may change their dtype before they are combined, and
+    must stay such.
+
+    Args:
+        pattern: Of a function.
+        operands: Its operands.
+        result: The dtype of what comes out.
+    """
+
+    def holds(number: int) -> bool:
+        dtype = operands[number].tensor_sinfo.dtype
+        return dtype == result or not (_is_exact(dtype) or _is_exact(result))
+
+    linear = tuple(together for together in pattern.linear if all(map(holds, together)))
+    return pattern if linear == pattern.linear else replace(pattern, linear=linear)
+
+
+def _is_exact(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biu"
+
+
+def _is_even(pattern: Pattern, mesh: Sequence[int], options: Sequence[_Option]) -> bool:
+    """Whether the axes that must be split evenly are."""
+    for letter, extent in pattern.even:
+        split = (n for n, option in zip(mesh, options, strict=True) if option.letter == letter)
+        if extent % math.prod(split):
+            return False
+    return True
+
+
+def _choice(operands: Sequence[DTensorStructInfo], options: Sequence[_Option]) -> Choice:
+    return Choice(_plans(operands, options), Placement(option.output for option in options))
+
+
+def _rank(choice: Choice) -> tuple[int, int, int]:
+    steps = sum(len(plan.steps) for plan in choice.plans)
+    return choice.cost, steps, sum(spec.is_partial for spec in choice.output.dim_specs)
+
+
+def _plans(operands: Sequence[DTensorStructInfo], options: Sequence[_Option]) -> tuple[Plan, ...]:
+    return tuple(
+        make_plan(operand, Placement(option.inputs[number] for option in options))
+        for number, operand in enumerate(operands)
+    )
+
+
+_Result = TypeVar("_Result")
+
+Tables = Callable[[Sequence[DTensorStructInfo], DTensorStructInfo], Mapping[str, Sequence[Any]]]
+"""Makes, of the operands as they lie then and the result, what differs by worker."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a function comes to.
+
+    Attributes:
+        name: The function that each worker calls on its parts.
+        pattern: How the axes go together.
+        result: The whole result.
+        options: What the local function takes besides, by name.
+        tables: The same where it differs from worker to worker.
+    """
+
+    name: str
+    pattern: Pattern
+    result: TensorStructInfo
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tables: Tables | None = None
+
+
+Rule = Callable[..., Local]
+"""Takes a `TensorStructInfo` for each operand, then the options by name."""
+
+_rules: dict[str, Rule] = {}
+
+
+def register_rule(name: str) -> Callable[[Rule], Rule]:
+    """Registers the rule of a function of distributed tensors under its name.
+
+    A rule is called with a `TensorStructInfo` for each operand that is a tensor, and
+    with numbers as they are, then with the options by name. It returns a `Local`,
+    whose function is one that the workers know: of Disco's own, a dotted name such as
+    ``"scipy.special.erf"`` that their allow-list covers, or one registered there with
+    ``disco_server.register_func``. It is called with the parts of the operands, and the
+    options by name. ``session.apply(name, x, y, ...)`` then computes.
+
+    Args:
+        name: The function's name.
+    """
+
+    def register(rule: Rule) -> Rule:
+        _rules[name] = rule
+        return rule
+
+    return register
+
+
+def rule_for(name: str) -> Rule:
+    """Finds a rule.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    rule = _rules.get(name)
+    if rule is None:
+        raise ConfigError(
+            f"there is no rule by which {name} computes on distributed tensors: bring the"
+            " operands to every worker with redistribute('R') and call a function of the workers"
+            " on their .ref, fetch them with .numpy(), or register a rule with"
+            " disco_client.distributed.register_rule"
+        )
+    return rule
+
+
+def fitting(name: str, function: Callable[..., _Result], /, *args: Any, **options: Any) -> _Result:
+    """Calls a rule or the like; arguments that it does not have are an error of ours.
+
+    Args:
+        name: What it is called by.
+        function: The rule.
+        *args: Its operands.
+        **options: Its options.
+
+    Raises:
+        ConfigError: They do not fit.
+    """
+    try:
+        return function(*args, **options)
+    except TypeError:
+        try:
+            inspect.signature(function).bind(*args, **options)
+        except TypeError as error:
+            raise ConfigError(f"{name} on distributed tensors: {error}") from None
+        raise
+
+
+def only_tensors(name: str, *operands: object) -> None:
+    """Refuses numbers where tensors must be.
+
+    Raises:
+        ConfigError: An operand is a number.
+    """
+    for operand in operands:
+        if not isinstance(operand, TensorStructInfo):
+            raise ConfigError(f"{name} needs tensors with axes, got the number {operand!r}")
+
+
+# Rules of functions of which each element of the result needs one of each operand.
+
+
+_LINEAR_TOGETHER = {"add", "subtract"}
+_LINEAR_ALONE = {"negative", "positive", "multiply"}
+_LINEAR_IN_FIRST = {"divide", "true_divide"}
+_ACTIVATIONS = ("relu", "silu", "gelu", "sigmoid")
+
+
+def letters_of(shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[str, ...]:
+    """The letters of an operand's axes that is broadcast to a shape, aligned at the end."""
+    offset = len(whole) - len(shape)
+    return tuple(
+        f"a{offset + axis}" if extent == whole[offset + axis] else LOCAL_AXIS
+        for axis, extent in enumerate(shape)
+    )
+
+
+def probe(operand: Any) -> Any:
+    """Stands for an operand where only dtypes matter: an empty array, or the number itself."""
+    return np.empty((0,), operand.dtype) if isinstance(operand, TensorStructInfo) else operand
+
+
+def _broadcast(name: str, operands: tuple[Any, ...]) -> tuple[int, ...]:
+    shapes = [tuple(each.shape) for each in operands if isinstance(each, TensorStructInfo)]
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ConfigError(f"{name}: shapes {shapes} cannot be broadcast together") from None
+
+
+def _elementwise(
+    name: str, operands: tuple[Any, ...], dtype: Any, options: Mapping[str, Any] | None = None
+) -> Local:
+    whole = _broadcast(name, operands)
+    inputs = tuple(
+        letters_of(tuple(each.shape), whole)
+        for each in operands
+        if isinstance(each, TensorStructInfo)
+    )
+    output = tuple(f"a{axis}" for axis in range(len(whole)))
+    pattern = Pattern(inputs, output, linear=_linear(name, operands, len(inputs)))
+    return Local(name, pattern, TensorStructInfo(whole, dtype), options or {})
+
+
+def _linear(name: str, operands: tuple[Any, ...], tensors: int) -> tuple[tuple[int, ...], ...]:
+    if name in _LINEAR_TOGETHER:
+        return ((0, 1),) if tensors == len(operands) else ()
+    if name in _LINEAR_ALONE:
+        return tuple((number,) for number in range(tensors))
+    if name in _LINEAR_IN_FIRST and isinstance(operands[0], TensorStructInfo):
+        return ((0,),)
+    return ()
+
+
+def _ufunc(*operands: Any, name: str) -> Local:
+    function = getattr(np, name)
+    if len(operands) != function.nin:
+        raise ConfigError(f"numpy.{name} takes {function.nin} operands, got {len(operands)}")
+    try:
+        with np.errstate(all="ignore"):
+            dtype = function(*(probe(each) for each in operands)).dtype
+    except TypeError as error:
+        raise ConfigError(f"numpy.{name}: {error}") from None
+    return _elementwise(name, operands, dtype)
+
+
+for _name in ELEMENTWISE:
+    register_rule(_name)(partial(_ufunc, name=_name))
+
+
+def _activation(x: TensorStructInfo, *, name: str) -> Local:
+    if not np.issubdtype(x.dtype, np.floating) and x.dtype.name != "bfloat16":
+        raise ConfigError(f"{name} needs real floating-point numbers, got {x.dtype}")
+    return _elementwise(name, (x,), x.dtype)
+
+
+for _name in _ACTIVATIONS:
+    register_rule(_name)(partial(_activation, name=_name))
+
+
+@register_rule("cast")
+def _cast(x: TensorStructInfo, *, dtype: object) -> Local:
+    found = dtype_from_name(dtype)
+    return _elementwise("cast", (x,), found, {"dtype": dtype_name(found)})
+
+
+@register_rule("where")
+def _where(condition: Any, x: Any, y: Any) -> Local:
+    dtype = cast("Any", np.where(probe(condition), probe(x), probe(y))).dtype
+    return _elementwise("where", (condition, x, y), dtype)
+
+
+# Rules of products of tensors.
+
+
+_SUBSCRIPTS = re.compile(r"[a-zA-Z]*(,[a-zA-Z]*)*(->[a-zA-Z]*)?")
+
+
+@register_rule("matmul")
+def _matmul(x: TensorStructInfo, y: TensorStructInfo) -> Local:
+    only_tensors("matmul", x, y)
+    one, other = tuple(x.shape), tuple(y.shape)
+    if not one or not other:
+        raise ConfigError("matmul needs tensors with at least one axis")
+    rows = () if len(one) == 1 else ("m",)
+    columns = () if len(other) == 1 else ("n",)
+    inner = (1, *other)[-2] if columns else other[-1]
+    if one[-1] != inner:
+        raise ConfigError(f"matmul: {one} and {other} do not fit, {one[-1]} is not {inner}")
+    try:
+        batch = np.broadcast_shapes(one[:-2], other[:-2])
+    except ValueError:
+        raise ConfigError(f"matmul: {one} and {other} cannot be broadcast together") from None
+    names = tuple(f"b{axis}" for axis in range(len(batch)))
+    pattern = Pattern(
+        (
+            (*_batch(one[:-2], batch), *rows, "k"),
+            (*_batch(other[:-2], batch), "k", *columns),
+        ),
+        (*names, *rows, *columns),
+        (("k", "sum"),),
+        ((0,), (1,)),
+    )
+    shape = (*batch, *one[-2:-1], *(other[-1:] if columns else ()))
+    dtype = np.matmul(np.ones((1, 1), x.dtype), np.ones((1, 1), y.dtype)).dtype
+    return Local("matmul", pattern, TensorStructInfo(shape, dtype))
+
+
+def _batch(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[str, ...]:
+    offset = len(batch) - len(shape)
+    return tuple(
+        f"b{offset + axis}" if extent == batch[offset + axis] else LOCAL_AXIS
+        for axis, extent in enumerate(shape)
+    )
+
+
+@register_rule("einsum")
+def _einsum(*operands: TensorStructInfo, subscripts: str) -> Local:
+    only_tensors("einsum", *operands)
+    text = subscripts.replace(" ", "")
+    if not _SUBSCRIPTS.fullmatch(text):
+        _refuse(subscripts, "expected letters, commas and ->; '...' has no rule")
+    left, arrow, right = text.partition("->")
+    inputs = left.split(",")
+    if len(inputs) != len(operands):
+        _refuse(subscripts, f"expected {len(inputs)} operands, got {len(operands)}")
+    extents: dict[str, int] = {}
+    for letters, operand in zip(inputs, operands, strict=True):
+        if len(letters) != operand.ndim:
+            shape = tuple(operand.shape)
+            _refuse(subscripts, f"{letters!r} does not fit a tensor of shape {shape}")
+        for letter, extent in zip(letters, operand.shape, strict=True):
+            if extents.setdefault(letter, extent) != extent:
+                _refuse(subscripts, f"{letter!r} is {extents[letter]} and {extent}")
+    if not arrow:
+        right = "".join(sorted(letter for letter in extents if left.count(letter) == 1))
+    if any(letter not in extents or right.count(letter) > 1 for letter in right):
+        _refuse(subscripts, f"{right!r} is no result of {left!r}")
+    pattern = Pattern(
+        tuple(tuple(letters) for letters in inputs),
+        tuple(right),
+        tuple((letter, "sum") for letter in extents if letter not in right),
+        tuple((number,) for number in range(len(operands))),
+    )
+    dtype = np.result_type(*(operand.dtype for operand in operands))
+    whole = [extents[letter] for letter in right]
+    full = f"{left}->{right}"
+    return Local("einsum", pattern, TensorStructInfo(whole, dtype), {"subscripts": full})
+
+
+def _refuse(subscripts: str, why: str) -> NoReturn:
+    raise ConfigError(f"einsum of {subscripts!r}: {why}")
+
+
+# Rules of functions along axes: reductions, where the largest is, and normalisations.
+
+
+_COMBINES = {"sum": "sum", "prod": "prod", "max": "max", "min": "min", "any": "max", "all": "min"}
+
+
+def normal_axis(axis: SupportsIndex, ndim: int) -> int:
+    """An axis counted from the front.
+
+    Raises:
+        ConfigError: There is no such axis.
+    """
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        raise ConfigError(f"expected an axis by its number, got {axis!r}")
+    number = axis.__index__()
+    if not -ndim <= number < ndim:
+        raise ConfigError(f"a tensor of {ndim} axes has no axis {number}")
+    return number % ndim
+
+
+def normal_axes(axis: SupportsIndex | Iterable[SupportsIndex] | None, ndim: int) -> tuple[int, ...]:
+    """Axes counted from the front; None for all.
+
+    Raises:
+        ConfigError: There is no such axis, or one is named twice.
+    """
+    if axis is None:
+        return tuple(range(ndim))
+    given = axis if isinstance(axis, Iterable) else (axis,)
+    found = tuple(normal_axis(each, ndim) for each in given)
+    if len(set(found)) != len(found):
+        raise ConfigError(f"an axis is named twice in {found}")
+    return found
+
+
+def _letters(ndim: int) -> tuple[str, ...]:
+    return tuple(f"a{axis}" for axis in range(ndim))
+
+
+def _reduce(
+    x: TensorStructInfo, *, name: str, axis: Any = None, keepdims: bool = False, dtype: Any = None
+) -> Local:
+    if dtype is not None and name not in ("sum", "prod"):
+        raise ConfigError(f"{name} has no dtype of its own; .astype() converts what comes out")
+    axes = normal_axes(axis, x.ndim)
+    for each in axes:
+        if name in ("max", "min") and not x.shape[each]:
+            raise ConfigError(f"{name} along axis {each} of {tuple(x.shape)} has no elements")
+    letters = _letters(x.ndim)
+    output = tuple(
+        LOCAL_AXIS if place in axes else letter
+        for place, letter in enumerate(letters)
+        if keepdims or place not in axes
+    )
+    shape = [
+        1 if place in axes else extent
+        for place, extent in enumerate(x.shape)
+        if keepdims or place not in axes
+    ]
+    found = _dtype_of(name, x.dtype, dtype)
+    linear = ((0,),) if name == "sum" else ()
+    # Complex numbers have an order for numpy, but not for what combines them.
+    alone = x.dtype.kind == "c" and name in ("max", "min")
+    combines = () if alone else tuple((letters[each], _COMBINES[name]) for each in axes)
+    options = {"axis": Shape(axes), "keepdims": bool(keepdims), "dtype": dtype_name(found)}
+    pattern = Pattern((letters,), output, combines, linear)
+    return Local(name, pattern, TensorStructInfo(shape, found), options)
+
+
+def _dtype_of(name: str, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
+    if wanted is not None:
+        return dtype_from_name(wanted)
+    if name in ("sum", "prod"):
+        return getattr(np, name)(np.empty((0,), dtype)).dtype
+    return np.dtype(bool) if name in ("any", "all") else dtype
+
+
+for _name in _COMBINES:
+    register_rule(_name)(partial(_reduce, name=_name))
+
+
+def _arg(x: TensorStructInfo, *, name: str, axis: SupportsIndex) -> Local:
+    place = normal_axis(axis, x.ndim)
+    if not x.shape[place]:
+        raise ConfigError(f"{name} along axis {place} of {tuple(x.shape)} has no elements")
+    letters = list(_letters(x.ndim))
+    letters[place] = LOCAL_AXIS
+    output = (*letters[:place], *letters[place + 1 :])
+    shape = (*x.shape[:place], *x.shape[place + 1 :])
+    result = TensorStructInfo(shape, np.dtype(np.intp))
+    return Local(name, Pattern((tuple(letters),), output), result, {"axis": place})
+
+
+for _name in ("argmax", "argmin"):
+    register_rule(_name)(partial(_arg, name=_name))
+
+
+def _along(
+    name: str, x: TensorStructInfo, axis: SupportsIndex, *more: Any, **options: Any
+) -> Local:
+    """A function that needs the whole of one axis, and vectors along it."""
+    if not np.issubdtype(x.dtype, np.floating) and x.dtype.name != "bfloat16":
+        raise ConfigError(f"{name} needs real floating-point numbers, got {x.dtype}")
+    place = normal_axis(axis, x.ndim)
+    only_tensors(name, *more)
+    for vector in more:
+        if tuple(vector.shape) != (x.shape[place],):
+            raise ConfigError(
+                f"{name} along axis {place} of {tuple(x.shape)}: expected a vector of"
+                f" {x.shape[place]}, got {tuple(vector.shape)}"
+            )
+    letters = list(_letters(x.ndim))
+    letters[place] = LOCAL_AXIS
+    pattern = Pattern((tuple(letters), *((LOCAL_AXIS,) for _ in more)), tuple(letters))
+    return Local(name, pattern, TensorStructInfo(x.shape, x.dtype), {"axis": place, **options})
+
+
+@register_rule("softmax")
+def _softmax(x: TensorStructInfo, *, axis: SupportsIndex = -1) -> Local:
+    return _along("softmax", x, axis)
+
+
+@register_rule("layer_norm")
+def _layer_norm(
+    x: TensorStructInfo, *weights: TensorStructInfo, axis: SupportsIndex = -1, epsilon: float = 1e-5
+) -> Local:
+    return _along("layer_norm", x, axis, *weights, epsilon=float(epsilon))
+
+
+@register_rule("rms_norm")
+def _rms_norm(
+    x: TensorStructInfo, *weights: TensorStructInfo, axis: SupportsIndex = -1, epsilon: float = 1e-6
+) -> Local:
+    return _along("rms_norm", x, axis, *weights, epsilon=float(epsilon))
+
+
+# Rules of functions that move elements without computing: reshape, slices, take and so on.
+
+
+@register_rule("transpose")
+def _transpose(x: TensorStructInfo, *, axes: Any = None) -> Local:
+    order = normal_axes(axes, x.ndim) if axes is not None else tuple(reversed(range(x.ndim)))
+    if len(order) != x.ndim:
+        raise ConfigError(f"transpose needs each of {x.ndim} axes once, got {order}")
+    letters = tuple(f"a{axis}" for axis in range(x.ndim))
+    pattern = Pattern((letters,), tuple(letters[axis] for axis in order), linear=((0,),))
+    result = TensorStructInfo([x.shape[axis] for axis in order], x.dtype)
+    return Local("transpose", pattern, result, {"axes": Shape(order)})
+
+
+@register_rule("reshape")
+def _reshape(x: TensorStructInfo, *, shape: Sequence[SupportsIndex]) -> Local:
+    before, after = tuple(x.shape), _filled(tuple(x.shape), [each.__index__() for each in shape])
+    inputs, output = [LOCAL_AXIS] * len(before), [LOCAL_AXIS] * len(after)
+    even: list[tuple[str, int]] = []
+    for number, (ours, theirs) in enumerate(_groups(before, after)):
+        letter = f"g{number}"
+        if len(ours) == len(theirs) == 1:
+            inputs[ours[0]] = output[theirs[0]] = letter
+        elif ours and theirs:
+            # Of axes that become one, or one that becomes several, the first may be split.
+            inputs[ours[0]] = output[theirs[0]] = letter
+            even.append((letter, math.gcd(before[ours[0]], after[theirs[0]])))
+    pattern = Pattern((tuple(inputs),), tuple(output), (), ((0,),), tuple(even))
+
+    def tables(
+        _operands: Sequence[DTensorStructInfo], result: DTensorStructInfo
+    ) -> Mapping[str, Sequence[Any]]:
+        return {"shape": local_shapes(result)}
+
+    return Local("reshape", pattern, TensorStructInfo(after, x.dtype), {}, tables)
+
+
+def _filled(before: tuple[int, ...], wanted: list[int]) -> tuple[int, ...]:
+    size = math.prod(before)
+    if wanted.count(-1) == 1:
+        rest = math.prod(extent for extent in wanted if extent != -1)
+        if rest and not size % rest:
+            wanted[wanted.index(-1)] = size // rest
+    if any(extent < 0 for extent in wanted) or math.prod(wanted) != size:
+        raise ConfigError(f"a tensor of shape {before} cannot be reshaped to {tuple(wanted)}")
+    return tuple(wanted)
+
+
+def _groups(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+    """Which axes become which, as small as can be; axes of extent 1 belong to none."""
+    ours = [axis for axis, extent in enumerate(before) if extent != 1]
+    theirs = [axis for axis, extent in enumerate(after) if extent != 1]
+    groups: list[tuple[list[int], list[int]]] = []
+    if 0 in before:
+        return groups
+    while ours and theirs:
+        left, right = [ours.pop(0)], [theirs.pop(0)]
+        one, other = before[left[0]], after[right[0]]
+        while one != other:
+            if one < other:
+                left.append(ours.pop(0))
+                one *= before[left[-1]]
+            else:
+                right.append(theirs.pop(0))
+                other *= after[right[-1]]
+        groups.append((left, right))
+    return groups
+
+
+@register_rule("slice")
+def _slice(x: TensorStructInfo, *, items: Sequence[Sequence[int | None]]) -> Local:
+    letters: list[str] = []
+    shape: list[int] = []
+    for axis, (extent, item) in enumerate(zip(x.shape, items, strict=True)):
+        picked = range(extent)[slice(*item)]
+        letters.append(f"a{axis}" if picked == range(extent) else LOCAL_AXIS)
+        shape.append(len(picked))
+    pattern = Pattern((tuple(letters),), tuple(letters), linear=((0,),))
+
+    def tables(
+        operands: Sequence[DTensorStructInfo], _result: DTensorStructInfo
+    ) -> Mapping[str, Sequence[Any]]:
+        # Where an axis is split all of each part is taken.
+        whole = [None, None, None]
+        split = set(operands[0].axes)
+        found = [whole if axis in split else list(item) for axis, item in enumerate(items)]
+        return {"items": [found] * operands[0].device_mesh.size}
+
+    return Local("slice", pattern, TensorStructInfo(shape, x.dtype), {}, tables)
+
+
+@register_rule("concatenate")
+def _concatenate(*operands: TensorStructInfo, axis: SupportsIndex = 0) -> Local:
+    only_tensors("concatenate", *operands)
+    if not operands:
+        raise ConfigError("concatenate needs at least one tensor")
+    first = operands[0]
+    place = normal_axis(axis, first.ndim)
+    for each in operands:
+        rest = [*each.shape[:place], *each.shape[place + 1 :]]
+        if each.ndim != first.ndim or rest != [*first.shape[:place], *first.shape[place + 1 :]]:
+            raise ConfigError(
+                f"concatenate along axis {place}: {tuple(first.shape)} and {tuple(each.shape)}"
+                " differ along another axis"
+            )
+    letters = [f"a{number}" for number in range(first.ndim)]
+    letters[place] = LOCAL_AXIS
+    shape = list(first.shape)
+    shape[place] = sum(each.shape[place] for each in operands)
+    together = (tuple(range(len(operands))),)
+    pattern = Pattern((tuple(letters),) * len(operands), tuple(letters), linear=together)
+    dtype = np.result_type(*(each.dtype for each in operands))
+    return Local("concatenate", pattern, TensorStructInfo(shape, dtype), {"axis": place})
+
+
+@register_rule("take")
+def _take(x: TensorStructInfo, ids: TensorStructInfo, *, axis: SupportsIndex = 0) -> Local:
+    only_tensors("take", x, ids)
+    if ids.dtype.kind not in "iu":
+        raise ConfigError(f"take needs positions of an integer dtype, got {ids.dtype}")
+    place = normal_axis(axis, x.ndim)
+    letters = [f"a{number}" for number in range(x.ndim)]
+    letters[place] = "v"
+    places = tuple(f"i{number}" for number in range(ids.ndim))
+    output = (*letters[:place], *places, *letters[place + 1 :])
+    # A worker gives zeros for rows that it has not, so that the sum is the row.
+    pattern = Pattern((tuple(letters), places), output, (("v", "sum"),), ((0,),))
+    shape = (*x.shape[:place], *ids.shape, *x.shape[place + 1 :])
+
+    def tables(
+        operands: Sequence[DTensorStructInfo], _result: DTensorStructInfo
+    ) -> Mapping[str, Sequence[Any]]:
+        mesh = operands[0].device_mesh
+        return {"first": [operands[0].bounds(at)[place][0] for at in range(mesh.size)]}
+
+    options = {"axis": place, "extent": x.shape[place]}
+    return Local("take", pattern, TensorStructInfo(shape, x.dtype), options, tables)
+
+
+@register_rule("update")
+def _update(
+    x: TensorStructInfo, values: TensorStructInfo, start: Any, *, axis: SupportsIndex = 0
+) -> Local:
+    place = normal_axis(axis, x.ndim)
+    rest = [each for number, each in enumerate(x.shape) if number != place]
+    if (
+        values.ndim != x.ndim
+        or [each for number, each in enumerate(values.shape) if number != place] != rest
+        or values.shape[place] > x.shape[place]
+    ):
+        raise ConfigError(
+            f"update along axis {place}: expected values that fit into {tuple(x.shape)} there and"
+            f" have its other extents, got {tuple(values.shape)}"
+        )
+    if values.dtype != x.dtype:
+        raise ConfigError(f"update: expected values of dtype {x.dtype}, got {values.dtype}")
+    letters = [f"a{number}" for number in range(x.ndim)]
+    letters[place] = LOCAL_AXIS
+    inputs = [tuple(letters), tuple(letters)]
+    if isinstance(start, TensorStructInfo):
+        if start.ndim or start.dtype.kind not in "iu":
+            raise ConfigError(
+                "update: expected an integer without axes as the start, got"
+                f" {start.dtype}{list(start.shape)}"
+            )
+        inputs.append(())
+    pattern = Pattern(tuple(inputs), tuple(letters), linear=((0, 1),))
+    return Local("update", pattern, TensorStructInfo(x.shape, x.dtype), {"axis": place})

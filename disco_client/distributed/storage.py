@@ -1,0 +1,449 @@
+"""``session.save`` and ``session.load``: the workers write and read their own parts."""
+
+from __future__ import annotations
+
+import fnmatch
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from disco_client.bulk_io import UnderWay, batches, progress_bar, whole_path
+from disco_client.distributed.dtensor import Computing, DTensor, Origin
+from disco_client.distributed.mesh import DeviceMesh
+from disco_client.distributed.placement import DTensorStructInfo, Placement, TensorStructInfo
+from disco_client.distributed.redistribute import all_bounds, first_places, per_worker
+from disco_client.errors import ConfigError, ForeignReference, RemoteError, SessionError
+from disco_client.telemetry.spans import spanned
+from disco_client.wire.values import Shape, dtype_name
+
+if TYPE_CHECKING:
+    import os
+
+    from disco_client.core import DRef, SessionCore
+
+__all__ = [
+    "Choice",
+    "FileTensor",
+    "Stored",
+    "distribute_file",
+    "from_npy",
+    "from_safetensors",
+    "load",
+    "save",
+]
+
+
+# How the tensors of a checkpoint are to lie, where that differs from how they lay.
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of a checkpoint.
+
+    Attributes:
+        name: Its name.
+        info: What it is, and how it lay.
+    """
+
+    name: str
+    info: DTensorStructInfo
+
+    @staticmethod
+    def read(path: str, row: Mapping[str, Any]) -> Stored:
+        """Takes apart what a worker says of a tensor.
+
+        Raises:
+            ConfigError: It cannot be true, or its dtype is not known here.
+        """
+        try:
+            mesh = DeviceMesh(row["mesh"], _as_range(row["workers"]), row["names"])
+            tensor = TensorStructInfo(row["shape"], row["dtype"])
+            return Stored(row["name"], DTensorStructInfo(tensor, mesh, row["placement"]))
+        except ConfigError as error:
+            raise ConfigError(f"{path}, tensor {row['name']!r}: {error}") from None
+
+
+class Choice:
+    """What a program says of how loaded tensors are to lie.
+
+    Args:
+        mesh: On which mesh; None for the one on which each was saved.
+        placements: How they are to lie: one for all, or by names and patterns. None,
+            and what no pattern matches, for as they were saved.
+        num_workers: Of the session.
+
+    Raises:
+        TypeError: These are no mesh or no placements.
+        ConfigError: The session lacks workers of the mesh, or a text is no placement.
+    """
+
+    def __init__(
+        self,
+        mesh: DeviceMesh | None,
+        placements: Placement | str | Mapping[str, Placement | str] | None,
+        num_workers: int,
+    ) -> None:
+        if mesh is not None and not isinstance(mesh, DeviceMesh):
+            msg = f"expected a DeviceMesh for mesh, got {mesh!r}"
+            raise TypeError(msg)
+        self._mesh = mesh
+        self._num_workers = num_workers
+        by_name = placements if isinstance(placements, Mapping) else {"*": placements}
+        self._by_name = {
+            name: None if each is None else _placement(each) for name, each in by_name.items()
+        }
+        self._patterns = isinstance(placements, Mapping)
+        if mesh is not None:
+            self._check(mesh, "mesh")
+
+    def decide(self, stored: Sequence[Stored]) -> dict[str, DTensorStructInfo]:
+        """Says of each tensor how it is to lie.
+
+        Raises:
+            ConfigError: Something does not fit, or a pattern matches nothing.
+        """
+        names = [each.name for each in stored]
+        for pattern in self._by_name if self._patterns else ():
+            if pattern not in names and not fnmatch.filter(names, pattern):
+                raise ConfigError(
+                    f"placements has {pattern!r}, and the checkpoint no such tensor; it has"
+                    f" {', '.join(map(repr, names[:8]))}{', ...' if len(names) > 8 else ''}"  # noqa: PLR2004
+                )
+        return {each.name: self._target(each) for each in stored}
+
+    def _target(self, stored: Stored) -> DTensorStructInfo:
+        saved = stored.info
+        mesh = saved.device_mesh if self._mesh is None else self._mesh
+        if self._mesh is None:
+            self._check(mesh, f"{stored.name!r} was saved on")
+        placement = self._placement_of(stored.name)
+        if placement is None:
+            placement = saved.placement
+            if mesh.shape != saved.device_mesh.shape:
+                raise ConfigError(
+                    f"{stored.name!r} was saved as {str(placement)!r} on a mesh of shape"
+                    f" {tuple(saved.device_mesh.shape)}, and this mesh has shape"
+                    f" {tuple(mesh.shape)}: say how it is to lie there, such as placements="
+                    f"{', '.join(['R'] * mesh.ndim)!r} or {{{stored.name!r}: 'S[0]', ...}}"
+                )
+        try:
+            return DTensorStructInfo(saved.tensor_sinfo, mesh, placement)
+        except ConfigError as error:
+            raise ConfigError(f"{stored.name!r}: {error}") from None
+
+    def _placement_of(self, name: str) -> Placement | None:
+        for pattern, placement in self._by_name.items():
+            if pattern == name or fnmatch.fnmatchcase(name, pattern):
+                return placement
+        return None
+
+    def _check(self, mesh: DeviceMesh, what: str) -> None:
+        if max(mesh.device_ids) >= self._num_workers:
+            raise ConfigError(
+                f"{what} {mesh!r}, and the session has {self._num_workers} workers; give a mesh"
+                f" of those, such as mesh=session.mesh(({self._num_workers},))"
+            )
+
+
+def _placement(value: object) -> Placement:
+    if isinstance(value, str):
+        return Placement.from_text(value)
+    if not isinstance(value, Placement):
+        msg = f"expected a placement such as 'S[0]', or a dict of such by name, got {value!r}"
+        raise TypeError(msg)
+    return value
+
+
+def _as_range(workers: Sequence[int]) -> Sequence[int] | range:
+    found = range(workers[0], workers[0] + len(workers)) if workers else range(0)
+    return found if list(found) == list(workers) else cast("Sequence[int]", list(workers))
+
+
+_PAGE_PARTS = 16384
+"""Parts that one command describes."""
+
+_PAGE_TENSORS = 1024
+_RESERVED = "__metadata__"
+"""What no tensor of a safetensors file can be called."""
+
+
+# Saving ------------------------------------------------------------------------------
+
+
+@spanned("disco.save")
+def save(
+    core: SessionCore,
+    path: object,
+    engine: Computing,
+    tensors: Mapping[str, DTensor],
+    *,
+    progress: bool | None,
+) -> None:
+    """Saves distributed tensors; see ``Session.save``."""
+    where = whole_path(path)
+    _check_tensors(engine, tensors)
+    # What failed before is not for this to raise half-way; and a capture ends here.
+    core.sync()
+    whole = {
+        name: tensor.redistribute(tensor.placement.plain()) for name, tensor in tensors.items()
+    }
+    _await_values(core, list(whole.values()))
+    generation = f"generation-{secrets.token_hex(8)}"
+    begun = _save(core, "begin", where, generation)
+    try:
+        core.sync()
+        _describe(core, begun, tensors, whole)
+        _write(core, begun, where, whole, progress)
+        _save(core, "commit", begun)
+        _save(core, "close", begun)
+        core.sync()
+    except BaseException as error:
+        _give_up(core, begun, wait=isinstance(error, RemoteError))
+        raise
+
+
+def _await_values(core: SessionCore, tensors: Sequence[DTensor]) -> None:
+    """Waits until tensors are computed; raises why one could not be, also if a call has before."""
+    for first in range(0, len(tensors), _PAGE_TENSORS):
+        refs = [tensor.ref for tensor in tensors[first : first + _PAGE_TENSORS]]
+        ready = _save(core, "ready", refs)
+        core.get_all(ready, range(core.num_workers))
+
+
+def _save(core: SessionCore, step: str, *args: object) -> DRef:
+    return core.call_now(f"runtime.disco._save_{step}", *args)
+
+
+def _check_tensors(engine: Computing, tensors: object) -> None:
+    if not isinstance(tensors, Mapping) or not tensors:
+        raise ConfigError(f"expected tensors by name, such as {{'w': w}}, got {tensors!r}")
+    for name, tensor in cast("Mapping[object, object]", tensors).items():
+        if not isinstance(name, str) or not name or name == _RESERVED:
+            raise ConfigError(f"expected the name of a tensor, got {name!r}")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"expected the name of a tensor as text, got {error}") from None
+        if not isinstance(tensor, DTensor):
+            raise ConfigError(
+                f"expected a distributed tensor for {name!r}, got {type(tensor).__name__};"
+                " session.distribute makes one"
+            )
+        if not tensor.belongs_to(engine):
+            raise ForeignReference(f"{name!r} is a tensor of another session")
+
+
+def _describe(
+    core: SessionCore,
+    begun: DRef,
+    tensors: Mapping[str, DTensor],
+    written: Mapping[str, DTensor],
+) -> None:
+    """Tells the workers what is saved, and lets them make their files."""
+    each = max(1, _PAGE_PARTS // core.num_workers)
+    rows = [
+        _row(name, tensor.info, tensors[name].placement.combined(), core.num_workers)
+        for name, tensor in written.items()
+    ]
+    for first in range(0, len(rows), each):
+        _save(core, "describe", begun, rows[first : first + each])
+    _save(core, "start", begun)
+    core.sync()
+
+
+def _row(
+    name: str, info: DTensorStructInfo, placement: Placement, num_workers: int
+) -> dict[str, object]:
+    mesh, tensor = info.device_mesh, info.tensor_sinfo
+    first, bounds = set(first_places(info)), all_bounds(info)
+    parts = [bounds[place] if place in first else None for place in range(mesh.size)]
+    return {
+        "name": name,
+        "shape": tensor.shape,
+        "dtype": dtype_name(tensor.dtype),
+        "layout": {
+            "mesh": {
+                "shape": mesh.shape,
+                "names": list(mesh.names),
+                "workers": Shape(mesh.device_ids),
+            },
+            "placement": str(placement),
+        },
+        "parts": per_worker(mesh, num_workers, parts),
+    }
+
+
+def _write(
+    core: SessionCore,
+    begun: DRef,
+    path: str,
+    tensors: Mapping[str, DTensor],
+    progress: bool | None,
+) -> None:
+    held = list(tensors.values())
+    infos = [tensor.info for tensor in held]
+    total = sum(tensor.size * tensor.dtype.itemsize for tensor in held)
+    with progress_bar(path, total, progress) as bar, UnderWay(core, bar.update) as under_way:
+        for some in batches(list(map(_largest_part, infos))):
+            refs = [held[number].ref for number in some]
+            _save(core, "write", begun, some.start, refs)
+            under_way.add(sum(held[n].size * held[n].dtype.itemsize for n in some))
+        _save(core, "finish", begun)
+        under_way.add(0)
+
+
+def _give_up(core: SessionCore, begun: DRef, *, wait: bool) -> None:
+    """Removes what was written, where that can still be done."""
+    with suppress(RemoteError, SessionError):
+        _save(core, "close", begun)
+        if wait:
+            core.sync()
+
+
+def _largest_part(info: DTensorStructInfo) -> int:
+    # The first worker's part is never smaller than another one's.
+    count = info.tensor_sinfo.dtype.itemsize
+    for extent in info.local_shape(0):
+        count *= extent
+    return count
+
+
+# Loading -----------------------------------------------------------------------------
+
+
+@spanned("disco.load")
+def load(
+    core: SessionCore,
+    path: object,
+    engine: Computing,
+    mesh: DeviceMesh | None,
+    placements: Placement | str | Mapping[str, Placement | str] | None,
+    *,
+    progress: bool | None,
+) -> dict[str, DTensor]:
+    """Loads distributed tensors; see ``Session.load``."""
+    where = whole_path(path)
+    choice = Choice(mesh, placements, core.num_workers)
+    core.sync()
+    opened = core.call_now("runtime.disco._load_open", where)
+    core.sync()
+    stored, fingerprint = _fetch_catalog(core, where, opened)
+    targets = choice.decide(stored)
+    core.call_now("runtime.disco._load_check", opened, fingerprint)
+    core.sync()
+    return _read(core, engine, where, opened, targets, progress)
+
+
+def _fetch_catalog(core: SessionCore, path: str, opened: DRef) -> tuple[list[Stored], str]:
+    """Asks worker 0 what is there; returns that and the checkpoint's fingerprint."""
+    rows: list[Stored] = []
+    while True:
+        page = core.call_now("runtime.disco._load_catalog", opened, len(rows))
+        facts: dict[str, Any] = page.debug_get_from_remote(0)
+        rows += [Stored.read(path, row) for row in facts["rows"]]
+        if len(rows) == facts["total"] or not facts["rows"]:
+            return rows, facts["fingerprint"]
+
+
+def _read(
+    core: SessionCore,
+    engine: Computing,
+    path: str,
+    opened: DRef,
+    targets: Mapping[str, DTensorStructInfo],
+    progress: bool | None,
+) -> dict[str, DTensor]:
+    # Partial values and given parts are made on the workers.
+    infos = [
+        DTensorStructInfo(info.tensor_sinfo, info.device_mesh, info.placement.plain())
+        for info in targets.values()
+    ]
+    tables = [per_worker(i.device_mesh, core.num_workers, all_bounds(i)) for i in infos]
+    sizes = [info.tensor_sinfo.nbytes for info in infos]
+    names, call = list(targets), core.call_now
+    loaded: dict[str, DTensor] = {}
+    with progress_bar(path, sum(sizes), progress) as bar, UnderWay(core, bar.update) as ahead:
+        for some in batches(list(map(_largest_part, infos))):
+            wanted = [[number, tables[number]] for number in some]
+            read = call("runtime.disco._load_read", opened, wanted)
+            for place, number in enumerate(some):
+                item = call("runtime.disco._weights_item", read, place)
+                loaded[names[number]] = DTensor(engine, infos[number], item, Origin("load"))
+            ahead.add(sum(sizes[number] for number in some))
+    return {name: loaded[name].redistribute(info.placement) for name, info in targets.items()}
+
+
+# Tensors in files, of which each worker reads its own part.
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """A tensor in a file that the workers can reach; ``session.distribute`` takes it.
+
+    Made by :func:`from_safetensors` and :func:`from_npy`.
+
+    Attributes:
+        kind: ``"safetensors"`` or ``"npy"``.
+        path: The file on the workers.
+        name: The tensor's name, where files have several.
+    """
+
+    kind: str
+    path: str
+    name: str = ""
+
+
+def from_safetensors(path: str | os.PathLike[str], name: str) -> FileTensor:
+    """Names a tensor of safetensors files, to be given to ``session.distribute``.
+
+    Args:
+        path: On the workers: a safetensors file, an index of several
+            (``model.safetensors.index.json``), or a folder with either. A relative
+            path is taken from the client's own folder.
+        name: The tensor's name.
+
+    Raises:
+        ConfigError: These are no path or no name.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"expected the name of a tensor, got {name!r}")
+    return FileTensor("safetensors", whole_path(path), name)
+
+
+def from_npy(path: str | os.PathLike[str]) -> FileTensor:
+    """Names the array of a file of ``numpy.save``, to be given to ``session.distribute``.
+
+    Args:
+        path: On the workers; a relative path is taken from the client's own folder.
+
+    Raises:
+        ConfigError: It is no path.
+    """
+    return FileTensor("npy", whole_path(path))
+
+
+def distribute_file(
+    core: SessionCore,
+    engine: Computing,
+    file: FileTensor,
+    mesh: DeviceMesh,
+    placement: Placement | str,
+) -> DTensor:
+    """Lets each worker of a mesh read its part; see ``Session.distribute``."""
+    core.sync()
+    readers = Shape(mesh.device_ids)
+    call = core.call_now
+    opened = call("runtime.disco._file_open", file.kind, file.path, file.name, readers)
+    core.sync()
+    facts = call("runtime.disco._file_facts", opened)
+    shape, dtype = cast("list[Any]", facts.debug_get_from_remote(mesh.device_ids[0]))
+    info = DTensorStructInfo(TensorStructInfo(shape, dtype), mesh, placement)
+    # Partial values and given parts are made on the workers.
+    whole = DTensorStructInfo(info.tensor_sinfo, mesh, info.placement.plain())
+    table = per_worker(mesh, core.num_workers, all_bounds(whole))
+    ref = call(
+        "runtime.disco._file_read", opened, shape, dtype_name(info.tensor_sinfo.dtype), table
+    )
+    return DTensor(engine, whole, ref).redistribute(info.placement)

@@ -1,0 +1,143 @@
+"""Sessions in processes that are forked from their own.
+
+A forked child has a copy of every session object, but neither its threads nor a right
+to its workers: what it sent would mix with what its parent sends, and its exit would end
+the parent's workers. So right after the fork each session lets go of all that is the
+parent's, and refuses everything from then on.
+
+gRPC is of no use in such a child, old channels and new ones: its threads are missing, its
+locks may be taken, and its poller shares the parent's set of descriptors. New channels were
+measured to hang there or to abort the process, with its fork support on and off. Closing a
+channel waits for those threads, and so does the end of its last reference. Its fork support
+itself wakes threads in the child that are not there, and one of 31 children was ended by
+SIGABRT for it; so it is off unless the environment says otherwise or gRPC was imported before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from disco_client.errors import ConfigError, SessionClosed
+
+__all__ = [
+    "Disowned",
+    "ForkLock",
+    "check_grpc",
+    "disown_in_children",
+    "keep_in_children",
+    "leak",
+    "not_here",
+]
+
+if "grpc" not in sys.modules:  # which reads it once, when it is imported
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+_Kept = TypeVar("_Kept")
+_SPAWN = (
+    "start such processes by multiprocessing's 'spawn' or 'forkserver' instead of a fork, and open"
+    " a session of their own there"
+)
+
+
+class Disowned(Protocol):
+    """What a forked child must not use."""
+
+    def disown(self) -> None:
+        """Lets go of everything that is the parent's.
+
+        Called in the child, right after the fork: any lock may be held by a thread that does
+        not live here.
+        """
+        ...
+
+
+@dataclass
+class _Grpc:
+    """Whether gRPC was used here, and in a process that this one was forked from."""
+
+    here: bool = False
+    before: bool = False
+
+
+_grpc = _Grpc()
+_owned: weakref.WeakSet[Disowned] = weakref.WeakSet()
+_kept: weakref.WeakSet[object] = weakref.WeakSet()
+
+
+def disown_in_children(owned: Disowned) -> None:
+    """Has every process that is forked from this one let go of an object."""
+    _owned.add(owned)
+
+
+def keep_in_children(thing: _Kept) -> _Kept:
+    """Has every process that is forked from this one :func:`leak` an object; returns that."""
+    _kept.add(thing)
+    return thing
+
+
+def leak(thing: object) -> None:
+    """Keeps an object, and all that it refers to, beyond the end of the interpreter."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def not_here(name: str) -> SessionClosed:
+    """What the calls of a session raise in a child."""
+    how = _SPAWN if _grpc.before else f"open another one here, or {_SPAWN}"
+    return SessionClosed(f"session {name!r} belongs to the process that forked this one; {how}")
+
+
+def check_grpc() -> None:
+    """To be called before gRPC is used.
+
+    Raises:
+        ConfigError: This process was forked from one that has used it.
+    """
+    if _grpc.before:
+        raise ConfigError(
+            "this process was forked from one that has used gRPC for a session, after which gRPC"
+            f" works here no more; {_SPAWN}, or fork before the first session is opened"
+        )
+    _grpc.here = True
+
+
+class ForkLock:
+    """A lock of a module, free in a child whoever held it at the fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        disown_in_children(self)
+
+    @contextlib.contextmanager
+    def held(self) -> Generator[None]:
+        """Holds it while a block runs."""
+        with self._lock:
+            yield
+
+    def disown(self) -> None:
+        """Replaces it."""
+        self._lock = threading.Lock()
+
+
+def _disown_all() -> None:
+    _grpc.before = _grpc.before or _grpc.here
+    if _grpc.before:
+        # What is garbage already may hold channels and servers, too, which wait at their end
+        # for threads that are missing here. So none of it is ever collected.
+        gc.freeze()
+    for thing in list(_kept):
+        leak(thing)
+    for owned in list(_owned):
+        owned.disown()
+
+
+if hasattr(os, "register_at_fork"):  # where processes can be forked
+    os.register_at_fork(after_in_child=_disown_all)

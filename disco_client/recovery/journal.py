@@ -1,0 +1,568 @@
+"""What a session keeps of itself so that other workers can do it again.
+
+Its commands as they were encoded, and the arrays that went to workers beside them. The
+numbers of commands hold: where some are left out, the batch behind them says how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from disco_client.errors import EncodingError
+from disco_client.transport.sent_log import SentBatch
+from disco_client.wire.codec import Action, EncodedBatch, EncodedCommand, EncodedValue
+
+__all__ = [
+    "Journal",
+    "Piece",
+    "PrunePlan",
+    "PruneRequest",
+    "Segment",
+    "Upload",
+    "maker_of",
+    "plan_pruning",
+    "split_at_waits",
+    "tickets_in",
+]
+
+
+_SEGMENT_COMMANDS = 2048
+_SEGMENT_BYTES = 1 << 20
+_SEGMENT_COST = 300
+"""What a segment takes besides its bytes."""
+
+_QUESTIONS = frozenset((Action.DEBUG_GET_FROM_REMOTE, Action.COPY_FROM_WORKER0))
+_SYNC: Any = Action.SYNC_WORKER
+
+
+@dataclass(slots=True)
+class Segment:
+    """Commands that follow each other.
+
+    Attributes:
+        first, last: The numbers of the first and the last of them.
+        payload: They themselves, as one batch.
+        in_column: Whether that has a column of plain calls.
+        skipped: How many numbers before its commands stand for none.
+    """
+
+    first: int
+    last: int
+    payload: bytearray
+    in_column: bool = False
+    skipped: int = 0
+
+    def entries(self) -> Iterator[tuple[int, EncodedCommand | None, list[int]]]:
+        """Its commands; see :func:`entries`."""
+        return entries(self.first, EncodedBatch.FromString(bytes(self.payload)))
+
+
+@dataclass(slots=True)
+class Upload:
+    """An array that went to a worker.
+
+    Attributes:
+        ticket: Names it in its command.
+        worker: To whom it went.
+        data: Its bytes; uploads of one ticket share them.
+        incarnation: The number of the workers that have it, or are about to get it.
+    """
+
+    ticket: int
+    worker: int
+    data: bytes = field(repr=False)
+    incarnation: int = 0
+
+
+class Journal:
+    """The commands and arrays of a session since its start, or since its last checkpoint.
+
+    Its owner's lock guards it.
+
+    Args:
+        limit: How many bytes it may keep. An array that would be too much is not kept,
+            nor any later one, and those that are there are let go; commands that would
+            be too much end it altogether.
+
+    Attributes:
+        nbytes: How many bytes it keeps.
+        last_seq: The number of the newest command that was written down.
+        arrays_dropped, dropped: Whether the arrays, or all, were let go.
+        segments: The commands.
+        uploads: The arrays by their tickets.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.nbytes = self.last_seq = 0
+        self.arrays_dropped = self.dropped = False
+        self.segments: list[Segment] = []
+        self.uploads: dict[int, list[Upload]] = {}
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is there."""
+        return not self.arrays_dropped
+
+    @property
+    def commands(self) -> int:
+        """How many commands it has."""
+        return sum(each.last - each.first + 1 - each.skipped for each in self.segments)
+
+    def append(self, batch: SentBatch) -> None:
+        """Writes a batch down; one that is there already changes nothing."""
+        if self.dropped or batch.last_seq <= self.last_seq:
+            return
+        self.last_seq = batch.last_seq
+        payload, last = batch.payload, self.segments[-1] if self.segments else None
+        if (
+            last is not None
+            and last.in_column == batch.in_column
+            and last.last + 1 == batch.first_seq
+            and batch.last_seq - last.first < _SEGMENT_COMMANDS
+            and len(last.payload) + len(payload) <= _SEGMENT_BYTES
+        ):
+            last.payload += payload  # batches one behind the other are one batch
+            last.last = batch.last_seq
+        else:
+            self.segments.append(
+                Segment(batch.first_seq, batch.last_seq, bytearray(payload), batch.in_column)
+            )
+            self.nbytes += _SEGMENT_COST
+        self.nbytes += len(payload)
+        self._keep_to_limit()
+
+    def copy_of(self, ticket: int, data: memoryview) -> bytes | memoryview:
+        """Copies an array that is about to be written down, once; needs no lock."""
+        known = self.uploads.get(ticket)
+        if known:
+            return known[0].data
+        too_much = self.arrays_dropped or self.nbytes + len(data) > self.limit
+        return data if too_much else bytes(data)
+
+    def add_upload(
+        self, ticket: int, worker: int, data: bytes | memoryview, incarnation: int
+    ) -> Upload | None:
+        """Writes an array down; None where it is not kept."""
+        if self.arrays_dropped:
+            return None
+        known = self.uploads.get(ticket)
+        if known is None:
+            if self.nbytes + len(data) > self.limit:
+                self._drop_arrays()
+                return None
+            self.nbytes += len(data)
+            known = self.uploads[ticket] = []
+        held = known[0].data if known else bytes(data)
+        upload = Upload(ticket, worker, held, incarnation)
+        known.append(upload)
+        return upload
+
+    def drop_upload(self, ticket: int, worker: int) -> None:
+        """Forgets an array that was given up."""
+        known = self.uploads.get(ticket, [])
+        kept = [each for each in known if each.worker != worker]
+        if known and not kept:
+            del self.uploads[ticket]
+            self.nbytes -= len(known[0].data)
+        elif known:
+            self.uploads[ticket] = kept
+
+    def _keep_to_limit(self) -> None:
+        if self.nbytes > self.limit:
+            self._drop_arrays()
+        if self.nbytes > self.limit:
+            self.dropped = True
+            self.segments.clear()
+            self.nbytes = 0
+
+    def _drop_arrays(self) -> None:
+        self.arrays_dropped = True
+        self.nbytes -= sum(len(each[0].data) for each in self.uploads.values())
+        self.uploads.clear()
+
+    def prune(self, segments: Iterable[Segment], tickets: set[int], after: int) -> None:
+        """Forgets what a checkpoint has made superfluous.
+
+        Args:
+            segments: What brings back all up to a command.
+            tickets: The arrays for that.
+            after: The command.
+        """
+        kept = [_behind(segment, after) for segment in self.segments if segment.last > after]
+        self.segments = [*segments, *kept]
+        for segment in kept:
+            for _, command, _ in segment.entries():
+                tickets |= set(tickets_in(command)) if command is not None else set()
+        self.uploads = {t: found for t, found in self.uploads.items() if t in tickets}
+        self.arrays_dropped = self.dropped = False
+        self.nbytes = sum(len(segment.payload) + _SEGMENT_COST for segment in self.segments)
+        self.nbytes += sum(len(each[0].data) for each in self.uploads.values())
+
+
+def _behind(segment: Segment, after: int) -> Segment:
+    """What of a segment comes after a command."""
+    if segment.first > after:
+        return segment
+    batch = EncodedBatch()
+    for seq, command, record in segment.entries():
+        if seq <= after:
+            continue
+        if command is not None:
+            batch.commands.append(command)
+        if segment.in_column:
+            batch.calls.extend(record if command is None else (-1,))
+    payload = bytearray(batch.SerializeToString())
+    return Segment(after + 1, segment.last, payload, segment.in_column)
+
+
+@dataclass(slots=True)
+class Piece:
+    """Commands that may be done at once, when all before them are done.
+
+    Attributes:
+        first, last: The numbers of the first and the last of them.
+        batch: They themselves.
+        tickets: The arrays that travel beside them.
+        awaited: Whether somebody waited for the last of them before going on.
+        by: The one worker that was waited for; None for all.
+    """
+
+    first: int
+    last: int
+    batch: EncodedBatch
+    tickets: list[int] = field(default_factory=list[int])
+    awaited: bool = False
+    by: int | None = None
+
+    def encode(self) -> SentBatch:
+        """Returns it as it leaves."""
+        return SentBatch(self.first, self.last, self.batch.SerializeToString())
+
+
+def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator[Piece]:
+    """Cuts commands that are done again where the program had waited.
+
+    What workers do beside their results may depend on that. Questions that were answered
+    are not asked again; in their place workers say that they are there.
+
+    Args:
+        segment: The commands.
+        is_open: Whether somebody still waits for the answer to a command.
+    """
+    whole = EncodedBatch.FromString(bytes(segment.payload))
+    piece = Piece(segment.first, 0, EncodedBatch(skipped=whole.skipped))
+    for seq, command, record in entries(segment.first, whole):
+        piece.last = seq
+        if command is None:
+            piece.batch.calls.extend(record)
+            continue
+        if whole.calls:
+            piece.batch.calls.append(-1)
+        piece.tickets += tickets_in(command)
+        if command.action in _QUESTIONS and not is_open(seq):
+            released, by = list(command.released), command.worker_plus_one
+            command.Clear()
+            command.action = _SYNC
+            command.worker_plus_one = by
+            command.released.extend(released)
+        piece.batch.commands.append(command)
+        if command.action == _SYNC and not is_open(seq):
+            piece.awaited = True
+            piece.by = command.worker_plus_one - 1 if command.worker_plus_one else None
+            yield piece
+            piece = Piece(seq + 1, 0, EncodedBatch())
+    if piece.last:
+        yield piece
+
+
+def entries(
+    first: int, batch: EncodedBatch
+) -> Iterator[tuple[int, EncodedCommand | None, list[int]]]:
+    """The commands of a batch with their numbers.
+
+    Args:
+        first: The number that the batch begins with.
+        batch: The commands.
+
+    Yields:
+        The number, and either the command or its record in the column of calls.
+    """
+    seq = first + batch.skipped
+    if not batch.calls:
+        for number, command in enumerate(batch.commands, seq):
+            yield number, command, []
+        return
+    calls, at, commands = list(batch.calls), 0, iter(batch.commands)
+    while at < len(calls):
+        if calls[at] < 0:
+            yield seq, next(commands), []
+            at += 1
+        else:
+            head = at + 1 + calls[at]
+            after = head + 3 + calls[head + 2]
+            yield seq, None, calls[at:after]
+            at = after
+        seq += 1
+
+
+def tickets_in(command: EncodedCommand) -> Iterator[int]:
+    """The arrays that travel beside a command."""
+    for value in command.args:
+        yield from _tickets(value)
+
+
+def _tickets(value: EncodedValue) -> Iterator[int]:
+    kind = value.WhichOneof("kind")
+    if kind == "array":
+        if value.array.WhichOneof("data") == "ticket":
+            yield value.array.ticket
+    elif kind == "list":
+        for item in value.list.items:
+            yield from _tickets(item)
+    elif kind == "map":
+        for item in value.map.items.values():
+            yield from _tickets(item)
+
+
+# Which commands of a journal must be done again where a checkpoint has the arrays.
+#
+# A checkpoint holds values: arrays, numbers, texts. Functions, modules and programs it
+# does not, and they are brought back by the commands that made them, with what those
+# commands were given.
+
+
+_PLAN_COMMANDS = 1024
+
+_EFFECTS = frozenset(
+    "runtime.disco." + name
+    for name in (
+        "_import_python_module",
+        "init_ccl",
+        "_compare_shapes",
+        "bind_worker_to_cpu_core",
+        "_begin_file",
+        "_append_file",
+        "_finish_file",
+    )
+)
+"""Functions that change a worker beside their result, so that each call counts."""
+
+_PUBLISH = "runtime.disco._publish"
+
+
+@dataclass(frozen=True, slots=True)
+class PruneRequest:
+    """What is to be found.
+
+    Attributes:
+        made: Registers whose content is to be made again.
+        published: Names under which there is such content.
+        failed: Commands that failed; those that only have an effect are left out.
+        last: The command up to which the journal counts.
+    """
+
+    made: Collection[int]
+    published: Collection[str]
+    failed: Collection[int]
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePlan:
+    """Commands that bring back what a checkpoint does not hold.
+
+    Attributes:
+        commands: The commands with their numbers, in order.
+        tickets: The arrays that travel beside them.
+        written: The registers that they write.
+    """
+
+    commands: list[tuple[int, EncodedCommand]]
+    tickets: set[int]
+    written: set[int]
+
+    def segments(self, after: Iterable[tuple[int, EncodedCommand]]) -> list[Segment]:
+        """The commands, and others behind them, as they stand in a journal."""
+        made: list[Segment] = []
+        for seq, command in (*self.commands, *after):
+            # Batches one behind the other are one batch.
+            last = made[-1].last if made else 0
+            count = last - made[-1].first - made[-1].skipped + 1 if made else 0
+            if made and seq == last + 1 and count < _PLAN_COMMANDS:
+                made[-1].payload += EncodedBatch(commands=[command]).SerializeToString()
+                made[-1].last = seq
+            else:
+                skipped = seq - last - 1
+                raw = EncodedBatch(commands=[command], skipped=skipped).SerializeToString()
+                made.append(Segment(last + 1, seq, bytearray(raw), skipped=skipped))
+        return made
+
+
+def plan_pruning(journal: Journal, wanted: PruneRequest) -> PrunePlan:
+    """Finds the commands.
+
+    Raises:
+        EncodingError: They are not known, or would need what is known no more.
+    """
+    segments = [segment for segment in journal.segments if segment.first <= wanted.last]
+    keep = _find_effects(segments, wanted)
+    kept = _find_makers(segments, wanted, keep)
+    tickets = {ticket for _, command in kept for ticket in tickets_in(command)}
+    if tickets - journal.uploads.keys():
+        raise EncodingError(
+            "cannot save the session: arrays of which functions were made are not kept any"
+            " more, because they were beyond recover_limit_bytes"
+        )
+    written = {register for _, command in kept for register in _written(command)}
+    return PrunePlan(kept, tickets, written)
+
+
+def maker_of(journal: Journal, register: int) -> str:
+    """The name of the function that wrote a register last; empty where that is not known."""
+    func = 0
+    for segment in reversed(journal.segments):
+        for _, command in reversed(list(_all_commands(segment))):
+            if (func or register) not in _written(command):
+                continue
+            if func:
+                return command.args[0].str if command.action == Action.GET_GLOBAL_FUNC else ""
+            if command.action != Action.CALL_PACKED:
+                return ""
+            func = command.func
+    return ""
+
+
+def _find_effects(segments: Iterable[Segment], wanted: PruneRequest) -> set[int]:
+    """The commands that count whatever becomes of their result; looked for forwards."""
+    names: dict[int, str] = {}
+    keep: set[int] = set()
+    publishers: dict[str, int] = {}
+    after_effect = False
+    for segment in segments:
+        for seq, command in _all_commands(segment):
+            name = names.get(command.func, "") if command.action == Action.CALL_PACKED else ""
+            if name == _PUBLISH:
+                publishers[command.args[0].str] = seq
+            elif name and seq not in wanted.failed:
+                keep.add(seq)
+            # Also that the program waited until it was done.
+            if command.action == Action.SYNC_WORKER and after_effect:
+                keep.add(seq)
+            else:
+                after_effect = seq in keep
+            for register in _written(command):
+                names.pop(register, None)
+            if command.action == Action.GET_GLOBAL_FUNC:
+                name = command.args[0].str
+                if name in _EFFECTS or name == _PUBLISH:
+                    names[command.reg] = name
+    keep.update(publishers[name] for name in wanted.published if name in publishers)
+    return keep
+
+
+def _find_makers(
+    segments: list[Segment], wanted: PruneRequest, keep: set[int]
+) -> list[tuple[int, EncodedCommand]]:
+    """The commands that make what is wanted, and what they need; looked for backwards."""
+    made = set(wanted.made)
+    needed = set(made)
+    kept: list[tuple[int, EncodedCommand]] = []
+    for segment in reversed(segments):
+        for seq, command in reversed(list(_all_commands(segment))):
+            if seq > wanted.last:
+                continue
+            written = set(_written(command)) & needed
+            given = set(_given(command))
+            # What was given to a command may have been changed by it.
+            touched = given & (needed - made)
+            if not (written or touched or seq in keep):
+                continue
+            if command.action == Action.RUN_PROGRAM:
+                raise EncodingError(
+                    "cannot save the session: it has a function that a captured program made;"
+                    " make functions outside of captures"
+                )
+            if written and _replaces(command):
+                needed -= written
+                made -= written
+            if command.action == Action.DEFINE_PROGRAM:
+                needed |= set(command.program.registers) & set(wanted.made)
+            else:
+                needed |= given
+                if command.func:
+                    needed.add(command.func)
+            kept.append((seq, command))
+    if needed:
+        raise EncodingError(
+            "cannot save the session: it has functions made of values that only the"
+            " checkpoint before has; make them again, or let them go"
+        )
+    kept.reverse()
+    return kept
+
+
+def _replaces(command: EncodedCommand) -> bool:
+    """Whether a command writes its register anew on every worker, rather than into it."""
+    if command.action == Action.COPY_TO_WORKER0:
+        return command.args[1].bool
+    return command.action != Action.DEBUG_SET_REGISTER
+
+
+def _written(command: EncodedCommand) -> Iterator[int]:
+    if command.action in _WRITERS and command.reg:
+        yield command.reg
+    yield from command.results
+
+
+_WRITERS = frozenset(
+    (
+        Action.GET_GLOBAL_FUNC,
+        Action.CALL_PACKED,
+        Action.COPY_TO_WORKER0,
+        Action.DEBUG_SET_REGISTER,
+        Action.DEFINE_PROGRAM,
+    )
+)
+
+
+def _given(command: EncodedCommand) -> Iterator[int]:
+    """The registers among a command's arguments."""
+    for value in command.args:
+        yield from _registers(value)
+
+
+def _registers(value: EncodedValue) -> Iterator[int]:
+    kind = value.WhichOneof("kind")
+    if kind == "reg":
+        yield value.reg
+    elif kind == "list":
+        for item in value.list.items:
+            yield from _registers(item)
+    elif kind == "map":
+        for item in value.map.items.values():
+            yield from _registers(item)
+
+
+def _all_commands(segment: Segment) -> Iterator[tuple[int, EncodedCommand]]:
+    """The commands of a segment with their numbers; those of the column are spelled out."""
+    for seq, command, record in segment.entries():
+        yield seq, _spelled_out(record) if command is None else command
+
+
+def _spelled_out(record: list[int]) -> EncodedCommand:
+    head = 1 + record[0]
+    command = EncodedCommand(
+        action=Action.CALL_PACKED,  # type: ignore[arg-type]  (the numbers are the same)
+        func=record[head],
+        reg=record[head + 1],
+        released=record[1:head],
+    )
+    for arg in record[head + 3 :]:
+        if arg & 1:
+            command.args.add().reg = arg >> 1
+        else:
+            command.args.add().int = arg >> 1
+    return command

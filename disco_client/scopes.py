@@ -1,0 +1,320 @@
+"""Whose errors are whose: scopes, which are blocks, asyncio tasks and threads of the program.
+
+A command belongs to the scope that issues it, and what goes wrong in it is raised where
+that scope waits. Finding the scope is part of issuing a command, so what was found stays
+in a context variable, with whom it was found for. Contexts are copied, for tasks that are
+made and by ``asyncio.to_thread``; who finds there what is another's looks again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context, ContextVar, Token
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, cast
+
+if TYPE_CHECKING:
+    import asyncio
+    from types import FrameType, TracebackType
+
+__all__ = ["NO_SCOPE", "Block", "Scope", "current_scope"]
+
+
+class Scope:
+    """Who issues commands, and is told of what goes wrong in them.
+
+    Args:
+        owner: The task, or what lives as long as the thread; a block has none.
+        is_thread: Whether it is a thread's.
+    """
+
+    __slots__ = ("_owner", "closed", "is_thread")
+
+    def __init__(self, owner: object = None, *, is_thread: bool = False) -> None:
+        self._owner = None if owner is None else weakref.ref(owner)
+        self.is_thread = is_thread
+        self.closed = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it will wait for nothing any more."""
+        if self._owner is None:
+            return self.closed
+        owner: Any = self._owner()
+        return owner is None or (not self.is_thread and owner.done())
+
+
+NO_SCOPE = Scope()
+"""That of commands which no call of the program issued."""
+
+
+class _Thread:
+    """Lives exactly as long as a thread; identifiers of threads are used again."""
+
+    __slots__ = ("__weakref__", "scope")
+
+    def __init__(self) -> None:
+        self.scope = Scope(self, is_thread=True)
+
+
+class _Local(threading.local):
+    """What a thread has of its own.
+
+    Attributes:
+        me: Lives as long as the thread.
+        key: Stands for it in contexts, which may live longer.
+    """
+
+    def __init__(self) -> None:
+        self.me = _Thread()
+        self.key = object()
+
+
+class _Found:
+    """What stands in the context variable.
+
+    Attributes:
+        key: For whom it was found: the key of a thread; None for a task.
+        task: Returns the task; weakly, because copies of a context may outlive it.
+        scope: Its scope.
+        block: The innermost block that it is in, if any.
+    """
+
+    __slots__ = ("block", "key", "scope", "task")
+
+    def __init__(
+        self, key: object, task: Callable[[], object], scope: Scope, block: Block | None
+    ) -> None:
+        self.key = key
+        self.task = task
+        self.scope = scope
+        self.block = block
+
+    def within(self, log: object) -> Scope:
+        """The scope for commands of a log: that of the innermost of its blocks, if any."""
+        block = self.block
+        while block is not None:
+            if block.log is log and not block.scope.closed:
+                return block.scope
+            block = block.outer
+        return self.scope
+
+
+_local = _Local()
+_found: ContextVar[_Found | None] = ContextVar("disco_scope", default=None)
+_mark: ContextVar[object] = ContextVar("disco_mark", default=None)
+_tasks: weakref.WeakKeyDictionary[Any, Scope] = weakref.WeakKeyDictionary()
+_loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+_lock = threading.Lock()
+_asyncio: Any = None
+
+
+def _renew_lock() -> None:
+    """Frees it in a forked child, whoever held it in the parent."""
+    global _lock  # noqa: PLW0603  (a lock cannot be freed otherwise)
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def current_scope(log: object) -> Scope:
+    """The scope of whoever calls this: a block of this log, else the task, else the thread.
+
+    Args:
+        log: A session's, by which its blocks are known.
+    """
+    found = _found.get()
+    if found is None or _running_loop() is not None or found.key is not _local.key:
+        found = _look(found)
+    return found.scope if found.block is None else found.within(log)
+
+
+def _look(found: _Found | None) -> _Found:
+    """What is known of whoever calls this; where that is nothing, it is found out and kept."""
+    loop: Any = _find_loop()
+    task = None if loop is None else _asyncio.current_task(loop)
+    if task is None:
+        if found is None or found.key is not _local.key:
+            found = _keep(None, _find_scope(found, loop), found)
+    elif found is None or found.task() is not task:
+        with _lock:
+            _loops.add(cast("asyncio.AbstractEventLoop", loop))
+        found = _keep(task, _scope_of(task), found)
+    return found
+
+
+def _keep(task: object, scope: Scope, before: _Found | None) -> _Found:
+    block = None if before is None else before.block
+    if task is None:
+        found = _Found(_local.key, _no_task, scope, block)
+    else:
+        found = _Found(None, weakref.ref(task), scope, block)
+    _found.set(found)
+    return found
+
+
+def _no_task() -> None:
+    """Stands for a task that there never was."""
+
+
+def _find_scope(before: _Found | None, loop: Any) -> Scope:
+    """The scope of what is in no task; its context may be a copy of a task's."""
+    # A callback of a loop has the context of whoever asked for it.
+    task = _find_lender() if loop is None and _asyncio is not None else None
+    if task is not None:
+        return _scope_of(task)
+    return _local.me.scope if before is None or before.scope.is_thread else before.scope
+
+
+def _find_loop() -> Any:
+    """The loop that runs in this thread; none does before the program has loaded asyncio."""
+    global _asyncio, _running_loop
+    if _asyncio is None:
+        module = sys.modules.get("asyncio")
+        if module is None or not hasattr(module, "to_thread"):
+            return None
+        # The public one raises where no loop runs.
+        _asyncio, _running_loop = module, module._get_running_loop  # noqa: SLF001
+    return _running_loop()
+
+
+# Until asyncio is there, whether it is: another look is then worth its time.
+_running_loop: Callable[[], Any] = partial(sys.modules.get, "asyncio")
+
+
+def _scope_of(task: Any) -> Scope:
+    with _lock:
+        scope = _tasks.get(task)
+        if scope is None:
+            scope = _tasks[task] = Scope(task)
+        return scope
+
+
+# Where asyncio.to_thread was called -----------------------------------------------------
+
+
+def _find_lender() -> Any:
+    """The task in whose context this thread works, if there is one.
+
+    A copy of a context does not say of what it is one. The task, however, waits for this
+    thread, or is about to, in a function that holds the copy; a mark in that shows which.
+    """
+    mark = object()
+    token = _mark.set(mark)
+    try:
+        with _lock:
+            loops = list(_loops)
+        task = _find_waiting(loops, mark)
+        if task is None:
+            me = threading.get_ident()
+            stacks = [_stack(top) for at, top in sys._current_frames().items() if at != me]  # noqa: SLF001  (public, in spite of its name)
+            loops = _add_loops(loops, stacks)
+            # Where it is running still, it will have been found or be waiting after this.
+            task = _find_running(loops, stacks, mark) or _find_waiting(loops, mark)
+        return task
+    finally:
+        _mark.reset(token)
+
+
+def _find_waiting(loops: Sequence[Any], mark: object) -> Any:
+    for loop in loops:
+        for task in () if loop.is_closed() else _asyncio.all_tasks(loop):
+            step = task.get_coro()
+            while step is not None:
+                if _holds(getattr(step, "cr_frame", None), mark):
+                    return task
+                step = getattr(step, "cr_await", None)
+    return None
+
+
+def _find_running(loops: Sequence[Any], stacks: Sequence[Sequence[Any]], mark: object) -> Any:
+    running = [_asyncio.current_task(loop) for loop in loops if not loop.is_closed()]
+    for stack in stacks:
+        if any(_holds(frame, mark) for frame in stack):
+            for task in running:
+                if task is not None and getattr(task.get_coro(), "cr_frame", None) in stack:
+                    return task
+    return None
+
+
+def _holds(frame: FrameType | None, mark: object) -> bool:
+    """Whether a function has the context with the mark."""
+    if frame is None:
+        return False
+    # What asyncio calls it, and what anyio and others do.
+    for name in {"ctx", "context"}.intersection(frame.f_code.co_varnames):
+        held = frame.f_locals.get(name)
+        if isinstance(held, Context) and held.get(_mark) is mark:
+            return True
+    return False
+
+
+def _stack(frame: FrameType | None) -> list[FrameType]:
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _add_loops(known: list[Any], stacks: Iterable[Iterable[FrameType]]) -> list[Any]:
+    """Adds the loops that run in other threads, and have not been met."""
+    loops = set(known)
+    for stack in stacks:
+        for frame in stack:
+            if frame.f_globals.get("__name__") in ("asyncio.base_events", "asyncio.runners"):
+                for held in frame.f_locals.values():
+                    if isinstance(held, _asyncio.AbstractEventLoop):
+                        loops.add(held)
+                    elif isinstance(held, _asyncio.Task):
+                        loops.add(held.get_loop())
+    with _lock:
+        _loops.update(loops)
+    return list(loops)
+
+
+# Blocks -----------------------------------------------------------------------------------
+
+
+class Block:
+    """A scope for what is issued inside of a ``with`` block, and by what is begun there.
+
+    Args:
+        log: The log of the session whose commands it takes.
+
+    Attributes:
+        scope: What it is a block of.
+        outer: The block that it is in, if any.
+    """
+
+    def __init__(self, log: object) -> None:
+        self.log = log
+        self.scope = Scope()
+        self.outer: Block | None = None
+        self._token: Token[_Found | None] | None = None
+
+    def __enter__(self) -> Self:
+        if self._token is not None or self.scope.closed:
+            msg = "a scope can be entered once; session.scope() makes another one"
+            raise RuntimeError(msg)
+        found = _look(_found.get())
+        self.outer = found.block
+        self._token = _found.set(_Found(found.key, found.task, found.scope, self))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.scope.closed = True
+        token, self._token = self._token, None
+        if token is not None:
+            _found.reset(token)

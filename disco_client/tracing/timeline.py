@@ -1,0 +1,322 @@
+"""What the ranks of a session and its program did, on one axis of time."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from disco_client.tracing.ring import (
+    CUT_MAGIC,
+    RING_BYTES,
+    Clock,
+    CollectiveRecord,
+    CommandRecord,
+    FlightCut,
+    FlightRecord,
+    read_flight,
+)
+
+if TYPE_CHECKING:
+    from disco_client.command_log import Site
+    from disco_client.replies import Answer, Inbox
+    from disco_client.transport.base import Pump, Transport
+    from disco_client.wire.reports import RankReport
+
+__all__ = [
+    "ClientFlight",
+    "RankFlight",
+    "Sent",
+    "Span",
+    "TimedArrays",
+    "TimedInbox",
+    "Timeline",
+    "read_report",
+]
+
+
+# What the program itself does while its session is traced: when commands leave, waits, copies.
+
+
+MOST = 1 << 20
+"""How many notes of each kind are kept."""
+
+_Result = TypeVar("_Result")
+
+
+class Sent(NamedTuple):
+    """Commands that left together.
+
+    Attributes:
+        first: The number of the first one.
+        sites: The lines that issued them, in order.
+        began_ns: When the first one was issued, or found waiting.
+        ended_ns: When they left.
+    """
+
+    first: int
+    sites: Sequence[Site]
+    began_ns: int
+    ended_ns: int
+
+
+class Span(NamedTuple):
+    """Something that a thread of the program did or waited for.
+
+    Attributes:
+        name: What.
+        category: ``wait`` or ``copy``.
+        thread: The thread's name.
+        began_ns, ended_ns: When.
+        seq: The command that it is about, or 0.
+        nbytes: How much was copied.
+        worker: From or to whom.
+    """
+
+    name: str
+    category: str
+    thread: str
+    began_ns: int
+    ended_ns: int
+    seq: int = 0
+    nbytes: int = 0
+    worker: int = 0
+
+
+@dataclass(frozen=True)
+class ClientFlight:
+    """What a program did, on the common clock.
+
+    Attributes:
+        pid: Its process.
+        sent: The commands, in order.
+        spans: Waits and copies.
+        clock_offset_ns: What was added to its times.
+        clock_error_ns: By how much that may be wrong.
+        missing: What is not there, in words.
+    """
+
+    pid: int
+    sent: tuple[Sent, ...] = field(repr=False)
+    spans: tuple[Span, ...] = field(repr=False)
+    clock_offset_ns: int = 0
+    clock_error_ns: int = 0
+    missing: tuple[str, ...] = ()
+
+
+class Timeline:
+    """Takes notes; for any thread. Appending to a list needs no lock."""
+
+    def __init__(self) -> None:
+        self._sent: list[Sent] = []
+        self._spans: list[Span] = []
+        self._woken_ns = 0
+        self._left_out = 0
+
+    def wake(self) -> None:
+        """A command was issued and nobody is about to send it."""
+        self._woken_ns = self._woken_ns or time.monotonic_ns()
+
+    def leave(self, first: int, sites: Sequence[Site]) -> None:
+        """Commands leave; called under the log's lock."""
+        now = time.monotonic_ns()
+        began, self._woken_ns = self._woken_ns or now, 0
+        if len(self._sent) < MOST:
+            self._sent.append(Sent(first, sites, began, now))
+        else:
+            self._left_out += 1
+
+    def note(
+        self,
+        name: str,
+        category: str,
+        began_ns: int,
+        *,
+        seq: int = 0,
+        nbytes: int = 0,
+        worker: int = 0,
+    ) -> None:
+        """Something has ended that began then."""
+        now, thread = time.monotonic_ns(), threading.current_thread().name
+        if len(self._spans) < MOST:
+            self._spans.append(Span(name, category, thread, began_ns, now, seq, nbytes, worker))
+        else:
+            self._left_out += 1
+
+    def flight(self, clock: Clock, missing: Sequence[str] = ()) -> ClientFlight:
+        """All notes so far.
+
+        Args:
+            clock: Brings their times to those of the ranks.
+            missing: What is not there, in words.
+        """
+        correct = clock.correct
+        sent = tuple(
+            each._replace(began_ns=correct(each.began_ns), ended_ns=correct(each.ended_ns))
+            for each in list(self._sent)
+        )
+        spans = tuple(
+            each._replace(began_ns=correct(each.began_ns), ended_ns=correct(each.ended_ns))
+            for each in list(self._spans)
+        )
+        if self._left_out:
+            missing = [*missing, f"{self._left_out} batches, waits and copies of the client"]
+        offset, error = clock.offset_ns, clock.error_ns
+        return ClientFlight(os.getpid(), sent, spans, offset, error, tuple(missing))
+
+
+class TimedInbox:
+    """An inbox whose waits are noted; stands in its place while a session is traced.
+
+    Attributes:
+        inbox: The inbox.
+    """
+
+    def __init__(self, inbox: Inbox, timeline: Timeline) -> None:
+        self.inbox = inbox
+        self._timeline = timeline
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inbox, name)
+
+    def look(self, seq: int, alive: Callable[[], None]) -> Answer:
+        """See ``Inbox``."""
+        return self._timed(seq, self.inbox.look, seq, alive)
+
+    def wait(self, seq: int, alive: Callable[[], None]) -> Answer:
+        """See ``Inbox``."""
+        return self._timed(seq, self.inbox.wait, seq, alive)
+
+    def reach(self, workers: Sequence[int], pump: Pump, alive: Callable[[], None]) -> None:
+        """See ``Inbox``."""
+        self._timed(0, self.inbox.reach, workers, pump, alive)
+
+    def _timed(self, seq: int, call: Callable[..., _Result], *args: object) -> _Result:
+        began = time.monotonic_ns()
+        try:
+            return call(*args)
+        finally:
+            self._timeline.note("sync", "wait", began, seq=seq)
+
+
+class TimedArrays:
+    """A transport whose copies of arrays are noted."""
+
+    def __init__(self, transport: Transport, timeline: Timeline) -> None:
+        self._transport = transport
+        self._timeline = timeline
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def upload(self, ticket: int, worker: int, data: memoryview) -> None:
+        """See ``Transport``."""
+        began = time.monotonic_ns()
+        try:
+            self._transport.upload(ticket, worker, data)
+        finally:
+            self._note("upload", began, worker, data.nbytes)
+
+    def download(self, ticket: int, worker: int, into: memoryview) -> None:
+        """See ``Transport``."""
+        began = time.monotonic_ns()
+        try:
+            self._transport.download(ticket, worker, into)
+        finally:
+            self._note("download", began, worker, into.nbytes)
+
+    def _note(self, name: str, began: int, worker: int, nbytes: int) -> None:
+        self._timeline.note(name, "copy", began, nbytes=nbytes, worker=worker)
+
+
+# The flight records of a session's ranks on one axis of time.
+
+
+def read_report(report: RankReport, first: int = 1) -> FlightRecord:
+    """Reads the records that came with a report, by the clock of their rank.
+
+    Args:
+        report: With a whole memory, or with a cut of one.
+        first: Nothing before this command is wanted.
+
+    Raises:
+        ValueError: It is no memory of a flight recorder, or of another version.
+    """
+    if not report.flight:
+        return FlightRecord()
+    if report.flight.startswith(CUT_MAGIC):
+        return FlightCut.of(report.flight).record()
+    try:
+        raw = zlib.decompressobj().decompress(report.flight, RING_BYTES)
+    except zlib.error as error:
+        msg = f"the records of rank {report.worker} came damaged: {error}"
+        raise ValueError(msg) from None
+    return read_flight(raw, report.emptied, first=first)
+
+
+@dataclass(frozen=True)
+class RankFlight:
+    """What one rank did last, or while it was traced.
+
+    Attributes:
+        worker: Which.
+        node: Where.
+        pid: Its process.
+        commands: Oldest first; of a flight recorder the last 10 000 at most. Times are
+            nanoseconds of one clock for all ranks of the session.
+        collectives: Likewise.
+        clock_offset_ns: What was added to the times of the rank for that.
+        clock_error_ns: By how much that may be wrong.
+        missing: What was asked for and is not there, in words.
+    """
+
+    worker: int
+    node: str
+    pid: int
+    commands: tuple[CommandRecord, ...] = field(repr=False)
+    collectives: tuple[CollectiveRecord, ...] = field(repr=False)
+    clock_offset_ns: int = 0
+    clock_error_ns: int = 0
+    missing: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, report: RankReport) -> RankFlight:
+        """Reads the memory that came with a report.
+
+        Raises:
+            ValueError: It is no memory of a flight recorder, or of another version.
+        """
+        record, clock = read_report(report), Clock([report.clock])
+        return cls.on(clock, report.worker, report.node, report.pid, record)
+
+    @classmethod
+    def on(
+        cls,
+        clock: Clock,
+        worker: int,
+        node: str,
+        pid: int,
+        record: FlightRecord,
+        missing: tuple[str, ...] = (),
+    ) -> RankFlight:
+        """Brings the times of a record to the common clock."""
+        commands, collectives = record.commands, record.collectives
+        correct = clock.correct
+        if not clock.same:
+            commands = tuple(
+                c._replace(start_ns=correct(c.start_ns), end_ns=correct(c.end_ns)) for c in commands
+            )
+            collectives = tuple(
+                c._replace(
+                    entered_ns=correct(c.entered_ns),
+                    met_ns=correct(c.met_ns),
+                    left_ns=correct(c.left_ns),
+                )
+                for c in collectives
+            )
+        offset, error = clock.offset_ns, clock.error_ns
+        return cls(worker, node, pid, commands, collectives, offset, error, missing)

@@ -1,0 +1,240 @@
+"""What people ask a controller about its cluster: an overview, what ranks print, an end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+
+from disco_client.errors import ConfigError, ConnectionFailed, NoSuchSession, SessionError
+from disco_client.pb import controller_pb2
+from disco_client.transport.channel import Line, ask, denied, details, run_uninterrupted
+from disco_client.wire.reports import (
+    Inspection,
+    Overview,
+    decode_inspection,
+    decode_overview,
+    encode_followed,
+)
+
+if TYPE_CHECKING:
+    from disco_client.tracing.ring import Since
+
+__all__ = [
+    "LoggedLines",
+    "ask_for_inspection",
+    "ask_for_overview",
+    "ask_for_sessions",
+    "close_session",
+    "read_logs",
+]
+
+
+_SERVICE = "/disco.v1.SessionService/"
+_ANSWER_S = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedLines:
+    """Lines that a rank printed.
+
+    Attributes:
+        time_s: When they came to the controller, in seconds since 1970.
+        worker, node: Who printed them.
+        stderr: Whether to standard error.
+        lines: Without their ends.
+        lost: How many lines before these are not kept any more.
+    """
+
+    time_s: float
+    worker: int
+    node: str
+    stderr: bool
+    lines: tuple[str, ...]
+    lost: int = 0
+
+
+def ask_for_overview(line: Line, timeout: float = _ANSWER_S, *, ended: bool = False) -> Overview:
+    """Asks a controller what its cluster does at this moment.
+
+    Args:
+        line: To the controller.
+        timeout: Seconds.
+        ended: Whether sessions that ended within the last ten minutes are wanted too.
+
+    Raises:
+        AccessDenied: The controller lets nobody in as this.
+        ConnectionFailed: It does not answer, or is too old for that.
+    """
+    request = controller_pb2.OverviewRequest(ended=ended).SerializeToString()
+    raw = _ask(line, "Overview", request, controller_pb2.OverviewResult, timeout)
+    return decode_overview(raw)
+
+
+def ask_for_sessions(line: Line, timeout: float = _ANSWER_S) -> list[tuple[int, str]]:
+    """Asks a controller for the ids and names of its sessions, and no node for anything.
+
+    Args:
+        line: To the controller.
+        timeout: Seconds.
+
+    Raises:
+        AccessDenied: The controller lets nobody in as this.
+        ConnectionFailed: It does not answer in time.
+    """
+    found = _ask(line, "List", b"", controller_pb2.ListResult, timeout)
+    return [(session.session, session.name) for session in found.sessions]
+
+
+def close_session(line: Line, name: str) -> tuple[int, str]:
+    """Ends a session.
+
+    Args:
+        line: To the controller.
+        name: The session's name, or its id in hexadecimal.
+
+    Returns:
+        Its id and name.
+
+    Raises:
+        AccessDenied: It is somebody else's, or the controller lets nobody in as this.
+        ConnectionFailed: The controller does not answer.
+        NoSuchSession: There is none.
+    """
+    request = controller_pb2.CloseRequest(name=name).SerializeToString()
+    closed = _ask(line, "Close", request, controller_pb2.CloseResult, _ANSWER_S)
+    return closed.session, closed.name
+
+
+def read_logs(
+    line: Line, name: str, *, worker: int | None, last: int | None, follow: bool
+) -> Iterator[LoggedLines]:
+    """Reads what the ranks of a session printed.
+
+    Args:
+        line: To the controller.
+        name: The session's name, or its id in hexadecimal; it may have ended a while ago.
+        worker: One rank alone.
+        last: At most so many of the lines that are kept; None for all.
+        follow: Whether to go on until the session ends, or until the iterator is closed.
+
+    Raises:
+        AccessDenied: It is somebody else's, or the controller lets nobody in as this.
+        ConfigError: It has no such rank.
+        ConnectionFailed: The controller does not answer, or went away.
+        NoSuchSession: There is none.
+    """
+    request = controller_pb2.LogsRequest(
+        name=name, worker_plus_one=0 if worker is None else worker + 1, lines=last, follow=follow
+    )
+    read = line.unary_stream(
+        _SERVICE + "Logs",
+        request_serializer=controller_pb2.LogsRequest.SerializeToString,
+        response_deserializer=controller_pb2.LogsPart.FromString,
+    )
+    timeout = None if follow else _ANSWER_S
+    call = run_uninterrupted(lambda: read(request, timeout=timeout), lambda made: made)
+    try:
+        while (part := run_uninterrupted(lambda: call, lambda made: next(made, None))) is not None:
+            lost = part.lost
+            for printed in part.printed:
+                said = printed.lines
+                yield LoggedLines(
+                    printed.time_s, said.worker, said.node, said.stderr, tuple(said.lines), lost
+                )
+                lost = 0
+            if lost:
+                yield LoggedLines(0.0, 0, "", False, (), lost)
+    except grpc.RpcError as error:
+        _refuse(line, error)
+    finally:
+        call.cancel()
+
+
+def _ask(line: Line, method: str, request: bytes, result: Any, timeout: float) -> Any:
+    call = line.unary_unary(_SERVICE + method, response_deserializer=result.FromString)
+    try:
+        return ask(call, request, timeout=timeout)
+    except grpc.RpcError as error:
+        _refuse(line, error)
+
+
+def _refuse(line: Line, error: grpc.RpcError) -> NoReturn:
+    """Raises what the failure of a call means."""
+    if (refused := denied(error)) is not None:
+        raise refused from None
+    code = error.code() if isinstance(error, grpc.Call) else None
+    if isinstance(error, grpc.Call) and code is grpc.StatusCode.NOT_FOUND:
+        raise NoSuchSession(str(error.details())) from None
+    if isinstance(error, grpc.Call) and code is grpc.StatusCode.INVALID_ARGUMENT:
+        raise ConfigError(str(error.details())) from None
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        msg = f"the controller at {line.address} is too old for this; install its release anew"
+        raise ConnectionFailed(msg) from None
+    msg = f"the controller at {line.address} does not answer ({details(error)})"
+    raise ConnectionFailed(msg) from None
+
+
+# Asks a controller what the ranks of a session do.
+
+
+_METHOD = "/disco.v1.SessionService/Inspect"
+_NODES_S = 3.0
+"""How long the controller waits for nodes."""
+
+_CONTROLLER_S = 8.0
+"""How long the controller is waited for; the records of many ranks take a moment."""
+
+
+def ask_for_inspection(
+    line: Line,
+    session: str,
+    *,
+    stacks: bool,
+    flights: bool,
+    since: Sequence[Since] | None = None,
+) -> Inspection:
+    """Asks; returns within seconds, whatever the session does.
+
+    Args:
+        line: To the controller.
+        session: The session's id in hexadecimal, or its name.
+        stacks: Whether to fetch the ranks' Python stacks.
+        flights: Whether to fetch what their flight recorders hold.
+        since: How far ranks were followed, to fetch instead what is new; see ``Transport``.
+
+    Raises:
+        AccessDenied: The session is somebody else's, or the controller lets nobody in as this.
+        NoSuchSession: The controller knows no such session.
+        SessionError: It did not answer.
+    """
+    call = line.unary_unary(
+        _METHOD,
+        request_serializer=controller_pb2.InspectRequest.SerializeToString,
+        response_deserializer=controller_pb2.InspectResult.FromString,
+    )
+    request = controller_pb2.InspectRequest(
+        name=session,
+        stacks=stacks,
+        flights=flights,
+        timeout_s=_NODES_S,
+        follow=since is not None,
+        since=encode_followed(since or ()),
+    )
+    try:
+        asked = time.monotonic_ns()
+        result = ask(call, request, timeout=_CONTROLLER_S)
+        return decode_inspection(result, asked, time.monotonic_ns())
+    except grpc.RpcError as error:
+        if (refused := denied(error)) is not None:
+            raise refused from None
+        msg = f"the controller cannot say what session {session} does: {details(error)}"
+        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
+            raise NoSuchSession(str(error.details())) from None
+        raise SessionError(msg) from None
+    except ValueError:  # the channel is closed
+        msg = f"session {session} has been shut down here, so the controller cannot be asked"
+        raise SessionError(msg) from None

@@ -1,0 +1,540 @@
+"""A channel to a controller that is made anew when certificates were replaced.
+
+gRPC connects again by itself, but with the certificates that its channel was made
+with. So whoever calls through a line gets the channel of that moment, and with each
+call goes the token of that moment.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from disco_client.errors import AccessDenied, ConfigError, ConnectionFailed
+from disco_client.forks import check_grpc, keep_in_children
+from disco_client.transport.address import Address
+from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
+from disco_client.transport.run_clock import RunClock
+
+__all__ = [
+    "CHANNEL_OPTIONS",
+    "NODE_STREAM_OPTIONS",
+    "SERVER_OPTIONS",
+    "Line",
+    "LineCall",
+    "ask",
+    "await_controller",
+    "connection_limit",
+    "denied",
+    "details",
+    "open_channel",
+    "run_uninterrupted",
+    "target",
+    "why_refused",
+]
+
+
+# Every gRPC option of both ends, in one place because they must agree.
+#
+# The figures and the spellings were measured; the ones below detect a frozen or
+# unreachable peer in about 20 s, while some of the documented ones detect nothing:
+#
+# * ``grpc.keepalive_timeout_ms`` does not bound a ping; ``grpc.http2.ping_timeout_ms``
+#   does (its default is 60 s).
+# * A server drops a client that pings more often than
+#   ``grpc.http2.min_ping_interval_without_data_ms`` allows; the name that the C
+#   macro suggests is ignored.
+# * Two servers can share one port unless ``grpc.so_reuseport`` is 0.
+# * A peer that connects and says nothing, or slowly, holds a connection for 120 s unless
+#   ``grpc.server_handshake_timeout_ms`` is less.
+# * ``grpc.min_reconnect_backoff_ms`` is no pause: it is how long an attempt to connect may
+#   take (its default is 20 s). The pauses between attempts are bounded by the two others.
+
+
+_PING_EVERY_MS = 10_000
+_PING_TIMEOUT_MS = 10_000
+"""As long as a controller's lease for nodes: who is silent for less keeps his connection."""
+
+_CONNECT_TIMEOUT_MS = 5_000
+"""Four round trips (TCP, TLS, HTTP/2) over any link; of an attempt that met a broken one,
+a small part of the time that a session waits for its client, or a daemon's workers for
+a controller."""
+
+_MAX_MESSAGE_BYTES = 64 << 20
+
+_BOTH: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", _PING_EVERY_MS),
+    ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Frames of 1 MiB and a stream's window of several chunks carry arrays about
+    # half as fast again as the defaults (16 KiB, 64 KiB) do.
+    ("grpc.http2.max_frame_size", 1 << 20),
+    ("grpc.http2.lookahead_bytes", 8 << 20),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+]
+
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *_BOTH,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", _CONNECT_TIMEOUT_MS),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Each session and each daemon has a connection of its own.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A proxy in the environment is meant for the web, not for a cluster.
+    ("grpc.enable_http_proxy", 0),
+]
+
+_LOOKAHEAD = "grpc.http2.lookahead_bytes"
+
+# What is in a stream's window has left the sender's queues, in which sessions take turns.
+# So the stream that all sessions of a node share begins with a small one; where the line
+# is long, gRPC's estimate of its bandwidth and delay enlarges it.
+NODE_STREAM_OPTIONS: list[tuple[str, Any]] = [
+    *(option for option in CHANNEL_OPTIONS if option[0] != _LOOKAHEAD),
+    (_LOOKAHEAD, 128 << 10),
+]
+
+SERVER_OPTIONS: list[tuple[str, Any]] = [
+    *_BOTH,
+    ("grpc.http2.min_ping_interval_without_data_ms", _PING_EVERY_MS // 2),
+    ("grpc.http2.min_time_between_pings_ms", _PING_EVERY_MS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Of one connection; calls beyond wait at the client.
+    ("grpc.max_concurrent_streams", 1024),
+]
+
+
+def connection_limit(count: int) -> tuple[str, Any]:
+    """The option of a server that closes connections beyond so many as soon as they are made."""
+    return "grpc.max_allowed_incoming_connections", count
+
+
+def target(address: str) -> str:
+    """Makes a gRPC target of ``HOST:PORT`` or ``unix:/path``."""
+    return address if address.startswith("unix:") else f"dns:///{address}"
+
+
+def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grpc.Channel:
+    """Makes a channel; nothing is connected yet.
+
+    Args:
+        address: ``HOST:PORT`` or ``unix:/path``.
+        credentials: How to reach it.
+
+    Raises:
+        ConfigError: A file of the credentials cannot be read, or this process was forked
+            from one that has used gRPC.
+    """
+    check_grpc()
+    secrets = credentials.secrets()
+    if secrets is None:
+        return keep_in_children(grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS))
+    return keep_in_children(grpc.secure_channel(target(address), secrets, options=CHANNEL_OPTIONS))
+
+
+class Line:
+    """Stands for a channel: its methods make the callables that a channel's do.
+
+    Args:
+        address: ``HOST:PORT`` or ``unix:/path``.
+        credentials: How to reach it.
+        make: Makes a channel; for those of asyncio, another than :func:`open_channel`.
+
+    Attributes:
+        address: Where it leads.
+        credentials: How.
+
+    Raises:
+        ConfigError: It is no address, a token would go where others could read it, or a file
+            cannot be read.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials = NO_CREDENTIALS,
+        make: Callable[[str, Credentials], Any] = open_channel,
+    ) -> None:
+        Address.parse(address)
+        credentials.check_address(address)
+        self.address = address
+        self.credentials = credentials
+        self._make = make
+        self._lock = threading.Lock()
+        self._state = credentials.state()
+        self._channels: list[Any] = [make(address, credentials)]
+        self._bearer = credentials.bearer()
+        self._closed = False
+
+    def _channel(self) -> Any:
+        """The channel of this moment; those before it serve the calls that they have."""
+        if not self.credentials.encrypts:
+            return self._channels[-1]
+        with self._lock:
+            state = self.credentials.state()
+            if state != self._state and not self._closed:
+                # Of files that are just being replaced the old ones serve on.
+                with contextlib.suppress(ConfigError):
+                    self._channels.append(self._make(self.address, self.credentials))
+                    self._state = state
+            return self._channels[-1]
+
+    def method(
+        self, kind: str, path: str, codecs: dict[str, Any]
+    ) -> tuple[Any, Sequence[tuple[str, str]]]:
+        """Makes the callable of this moment, and the headers that it is to be called with."""
+        made = getattr(self._channel(), kind)(path, **codecs)
+        with contextlib.suppress(ConfigError):  # the file is being replaced
+            self._bearer = self.credentials.bearer()
+        return made, self._bearer or ()
+
+    def unary_unary(self, path: str, **codecs: Any) -> LineCall:
+        """As of a channel."""
+        return LineCall(self, "unary_unary", path, codecs)
+
+    def unary_stream(self, path: str, **codecs: Any) -> LineCall:
+        """As of a channel."""
+        return LineCall(self, "unary_stream", path, codecs)
+
+    def stream_unary(self, path: str, **codecs: Any) -> LineCall:
+        """As of a channel."""
+        return LineCall(self, "stream_unary", path, codecs)
+
+    def stream_stream(self, path: str, **codecs: Any) -> LineCall:
+        """As of a channel."""
+        return LineCall(self, "stream_stream", path, codecs)
+
+    def close(self) -> None:
+        """Closes the channel, which breaks off what goes through it; idempotent."""
+        with self._lock:
+            self._closed = True
+            channels = list(self._channels)
+        for channel in channels:
+            channel.close()
+
+
+class LineCall:
+    """Stands for the callable of one method.
+
+    Args:
+        line: Whose.
+        kind: What the channel's own method is called that makes it.
+        path: The method.
+        codecs: How messages are written and read.
+    """
+
+    def __init__(self, line: Line, kind: str, path: str, codecs: dict[str, Any]) -> None:
+        self._line = line
+        self._what = kind, path, codecs
+
+    def __call__(self, *args: Any, metadata: Sequence[tuple[str, str]] = (), **options: Any) -> Any:
+        """As of a channel's callable."""
+        made, bearer = self._line.method(*self._what)
+        return made(*args, **options, **_headers(*metadata, *bearer))
+
+    def future(self, *args: Any, **options: Any) -> Any:
+        """As of a channel's callable with one answer."""
+        made, bearer = self._line.method(*self._what)
+        return made.future(*args, **options, **_headers(*bearer))
+
+
+def _headers(*headers: tuple[str, str]) -> dict[str, Any]:
+    """The argument that gives a call its headers, where there are some."""
+    return {"metadata": headers} if headers else {}
+
+
+# Why a controller that is there cannot be spoken to: a look with the standard library.
+#
+# gRPC says of most refusals only that a connection broke, and goes on trying. What a
+# second handshake shows tells a wrong certificate from a controller that is not there.
+
+
+_LOOK_S = 2.0
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a client says first: the preface, and settings that change nothing."""
+
+
+def why_refused(address: str, credentials: Credentials) -> str | None:
+    """Says what is wrong between this program and who listens at an address.
+
+    Takes some seconds at most, plus the time to find the host's address.
+
+    Args:
+        address: ``HOST:PORT`` or ``unix:/path``.
+        credentials: With what it was tried.
+
+    Returns:
+        What is wrong and what to do, as far as it can be known; None where nobody
+        listens there, or nothing is wrong with how the connection begins.
+    """
+    try:
+        raw = _connect(address)
+    except (OSError, ValueError):  # nobody, or no address
+        return None
+    with raw:
+        if credentials.encrypts:
+            return _try_tls(raw, _host_of(address), credentials)
+        return _try_in_clear(raw, address)
+
+
+def _host_of(address: str) -> str:
+    # gRPC asks for this name where there is none.
+    return "localhost" if address.startswith("unix:") else address.rpartition(":")[0].strip("[]")
+
+
+def _connect(address: str) -> socket.socket:
+    if not address.startswith("unix:"):
+        port = int(address.rpartition(":")[2])
+        return socket.create_connection((_host_of(address), port), _LOOK_S)
+    raw = socket.socket(socket.AF_UNIX)
+    try:
+        raw.settimeout(_LOOK_S)
+        raw.connect(address.removeprefix("unix:"))
+    except OSError:
+        raw.close()
+        raise
+    return raw
+
+
+def _try_tls(raw: socket.socket, host: str, credentials: Credentials) -> str | None:
+    import ssl  # needed only where somebody uses TLS
+
+    context = ssl.create_default_context(cafile=credentials.ca)
+    context.set_alpn_protocols(["h2"])
+    if credentials.cert is not None:
+        context.load_cert_chain(credentials.cert, credentials.key)
+    try:
+        with context.wrap_socket(raw, server_hostname=host) as secured:
+            secured.sendall(_HTTP2_HELLO)
+            came = secured.recv(1)
+    except ssl.SSLCertVerificationError as error:
+        return (
+            f"its certificate was refused: {error.verify_message}; expected one that names"
+            f" {host!r}, has not expired, and is signed by the authority in {credentials.ca}"
+            " (tls_ca, DISCO_TLS_CA)"
+        )
+    except ssl.SSLError as error:
+        if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+            return (
+                "it does not speak TLS; start it with --tls-cert and --tls-key, or leave out"
+                " tls_ca (DISCO_TLS_CA)"
+            )
+        if "ALERT" in (error.reason or ""):
+            return _refused_by_peer(credentials)
+        return f"TLS failed: {error.reason or error}"
+    except TimeoutError:
+        return None
+    except OSError:  # it closes what it does not like
+        return _refused_by_peer(credentials)
+    # A server that lets a client in tells its settings; one that does not, nothing.
+    return None if came else _refused_by_peer(credentials)
+
+
+def _refused_by_peer(credentials: Credentials) -> str:
+    if credentials.cert is None:
+        return (
+            "it closes the connection after the handshake: it wants a client certificate, and"
+            " none was given (tls_cert and tls_key, DISCO_TLS_CERT and DISCO_TLS_KEY)"
+        )
+    return (
+        f"it refuses the client certificate {credentials.cert}: expected one that has not expired"
+        " and is signed by an authority that the controller trusts (its --tls-ca)"
+    )
+
+
+def _try_in_clear(raw: socket.socket, address: str) -> str | None:
+    """Whether who closes the connection at once is one that speaks TLS."""
+    import ssl
+
+    try:
+        raw.sendall(_HTTP2_HELLO)
+        if raw.recv(1)[:1] not in (b"", b"\x15"):  # the latter begins an alert of TLS
+            return None
+    except TimeoutError:
+        return None
+    except OSError:
+        pass
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        # Nothing is said to whoever it is; it matters only that TLS is spoken.
+        with _connect(address) as another, context.wrap_socket(another):
+            pass
+    except OSError:
+        return None
+    return (
+        "it speaks TLS, and this program does not; give tls_ca (DISCO_TLS_CA): the certificate of"
+        " the authority that signed the controller's"
+    )
+
+
+# Calls of gRPC that Ctrl-C interrupts without harm.
+#
+# Python raises KeyboardInterrupt between any two steps of the main thread. Where that is
+# inside gRPC, just after it took a lock of the channel, the lock stays taken, and every later
+# call on the channel waits for ever. So calls of the main thread are made by another one, on
+# which no signal is raised.
+
+
+_T = TypeVar("_T")
+_CANCEL_S = 5.0
+
+
+def ask(call: Any, *args: Any, **options: Any) -> Any:
+    """Makes a call with one answer, and returns that; see `run_uninterrupted`.
+
+    Args:
+        call: Of a channel or a line.
+        args: What it is called with.
+        options: Likewise.
+    """
+    return run_uninterrupted(lambda: call.future(*args, **options), lambda made: made.result())
+
+
+def run_uninterrupted(begin: Callable[[], Any], finish: Callable[[Any], _T]) -> _T:
+    """Makes a call in a thread of its own, where this is the main thread.
+
+    Args:
+        begin: Makes the call.
+        finish: Waits for its end, and returns what came.
+
+    Raises:
+        KeyboardInterrupt: Somebody pressed Ctrl-C; the call was cancelled, and is over.
+        RuntimeError: There is no thread for it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return finish(begin())
+    work = _Work(begin, finish)
+    thread = threading.Thread(target=work.run, name="disco-call", daemon=True)
+    try:
+        try:
+            thread.start()
+        except RuntimeError:
+            work.over.release()  # nothing has begun
+            raise
+        work.over.acquire()
+    except BaseException:
+        work.cancel()
+        raise
+    return work.outcome()
+
+
+class _Work(Generic[_T]):
+    def __init__(self, begin: Callable[[], Any], finish: Callable[[Any], _T]) -> None:
+        self._begin = begin
+        self._finish = finish
+        self._call: Any = None
+        self._cancelled = False
+        self._found: list[_T] = []
+        self._error: BaseException | None = None
+        # A bare lock, because an Event has another one inside, which Ctrl-C could leave taken.
+        self.over = _thread.allocate_lock()
+        self.over.acquire()
+
+    def run(self) -> None:
+        try:
+            self._call = call = self._begin()
+            if self._cancelled:
+                call.cancel()
+            self._found.append(self._finish(call))
+        except BaseException as error:  # noqa: BLE001  (it is the caller's)
+            self._error = error
+        finally:
+            self.over.release()
+
+    def cancel(self) -> None:
+        """Ends the call, and waits for that: its buffers are the caller's again."""
+        self._cancelled = True
+        if self._call is not None:
+            try:
+                threading.Thread(target=self._call.cancel, daemon=True).start()
+            except RuntimeError:  # there is none: then here, whatever another Ctrl-C breaks
+                self._call.cancel()
+        self.over.acquire(timeout=_CANCEL_S)
+
+    def outcome(self) -> _T:
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
+
+
+# Waiting for a controller that may not be there yet, and not for one that refuses.
+
+
+_METHOD = "/disco.v1.SessionService/List"
+_FIRST_LOOK_S = 0.5
+_LONGEST_S = 1.0
+
+
+def details(error: grpc.RpcError) -> str:
+    """Says in a line what gRPC found."""
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__
+
+
+def denied(error: Exception) -> AccessDenied | None:
+    """The error of a call that the controller does not let this program make, else None."""
+    refusals = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+    if isinstance(error, grpc.Call) and error.code() in refusals:
+        return AccessDenied(str(error.details()))
+    return None
+
+
+def await_controller(line: Line, timeout: float) -> None:
+    """Waits until somebody answers.
+
+    Args:
+        line: Leads to the controller.
+        timeout: Seconds.
+
+    Raises:
+        AccessDenied: Somebody is there, and one of both refuses the other.
+        ConnectionFailed: Nobody is.
+    """
+    clock = RunClock(_LONGEST_S)
+    with clock.turning():
+        _probe(line, timeout, clock)
+
+
+def _probe(line: Line, timeout: float, clock: RunClock) -> None:
+    # Any call tells whether somebody answers; a channel's own ready future would keep
+    # a polling thread for a while.
+    probe = line.unary_unary(_METHOD)
+    deadline = clock() + timeout
+    first, wait, look = "", timeout, _FIRST_LOOK_S
+    while True:
+        try:
+            ask(probe, b"", timeout=max(wait, 0.0), wait_for_ready=bool(first))
+        except grpc.RpcError as error:
+            if (refused := denied(error)) is not None:
+                raise refused from None
+            why = why_refused(line.address, line.credentials)
+            if why is not None:
+                msg = f"the controller at {line.address} cannot be spoken to: {why}"
+                raise AccessDenied(msg) from None
+            first = first or details(error)
+        else:
+            return
+        left = deadline - clock()
+        if left <= 0:
+            break
+        wait, look = min(look, left), look * 2
+    msg = (
+        f"no controller answers at {line.address} (waited up to {timeout:.0f} s, "
+        f"{first}); start one: 'disco-controller --listen {line.address}', "
+        "or correct the address (argument of connect(), or DISCO_ADDRESS)"
+    )
+    raise ConnectionFailed(msg)

@@ -1,0 +1,62 @@
+"""The time in which a process ran: by which it may judge the silence of others.
+
+A process that was stopped, or whose machine was suspended, finds afterwards that it has
+heard nothing of anybody for a long time. That was not their silence: what they said waits
+in its sockets, unread. It cannot see that it stood still either, only that its own turns
+came late; so no more counts between two turns than a turn takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator
+
+__all__ = ["RunClock"]
+
+
+class RunClock:
+    """Seconds in which this process ran; goes on with the real time, and never back.
+
+    May be used from several threads.
+
+    Args:
+        longest: How many seconds count at most between two turns.
+        real: The real time, which never goes back.
+    """
+
+    def __init__(self, longest: float, real: Callable[[], float] = time.monotonic) -> None:
+        self._longest = longest
+        self._real = real
+        now = real()
+        self._turned = now, now  # the last turn, in real time and in this one
+
+    def __call__(self) -> float:
+        """The time now."""
+        real, own = self._turned
+        return own + min(self._real() - real, self._longest)
+
+    def turn(self) -> float:
+        """The time now, at a turn: whoever judges others calls this again and again."""
+        real, own = self._turned
+        now = self._real()
+        own += min(now - real, self._longest)
+        self._turned = now, own
+        return own
+
+    @contextlib.contextmanager
+    def turning(self) -> Generator[None]:
+        """Turns from a thread of its own while the block runs, which may wait in calls for long."""
+        over = threading.Event()
+
+        def turn() -> None:
+            while not over.wait(self._longest / 4):
+                self.turn()
+
+        self.turn()
+        threading.Thread(target=turn, name="disco-clock", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()

@@ -1,0 +1,121 @@
+"""The sent part of a session's log: encoded once, kept as long as it may be sent again."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from disco_client.transport.base import OutgoingBatch
+from disco_client.wire.codec import Kind, envelope
+
+__all__ = ["SentBatch", "SentLog"]
+
+
+@dataclass(frozen=True, slots=True)
+class SentBatch:
+    """Commands that leave together, encoded.
+
+    Attributes:
+        first_seq, last_seq: The numbers of the first and the last of them.
+        payload: They themselves.
+        in_column: Whether that has a column of plain calls.
+    """
+
+    first_seq: int
+    last_seq: int
+    payload: bytes
+    in_column: bool = False
+
+
+class SentLog:
+    """What a session has sent to its workers, over however many connections.
+
+    A batch stays here until every worker has executed it, because the connection may lose
+    it: worker daemons drop what they get twice, so each batch is executed once. Then the
+    retention policy gets it. This holds for its own batches and for those of :meth:`add`.
+
+    Args:
+        session: The session's id, written into each envelope.
+        take_batch: Returns the program's next commands, if there are any; gets whether
+            freed registers alone are reason enough.
+        acked: Returns the newest command that every worker has executed.
+        retain: The retention policy: gets each batch, in order, that needs no connection
+            any more. The default forgets it.
+        lock: Guards the log, and is held while ``retain`` is called; reentrant where its
+            owner holds it. The default is one of its own.
+    """
+
+    def __init__(
+        self,
+        session: int,
+        take_batch: Callable[[bool], OutgoingBatch | None],
+        acked: Callable[[], int],
+        retain: Callable[[SentBatch], None] = lambda _batch: None,
+        lock: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self._session = session
+        self._take_batch = take_batch
+        self._acked = acked
+        self._retain = retain
+        self._lock = lock or threading.Lock()
+        self._in_flight: deque[SentBatch] = deque()
+        self._unsent: deque[SentBatch] = deque()
+
+    @property
+    def num_unsent(self) -> int:
+        """How many batches leave before the program's next one."""
+        return len(self._unsent)
+
+    def send(self) -> bytes | None:
+        """Returns the next envelope that should leave, or None; never waits."""
+        with self._lock:
+            batch = self._unsent.popleft() if self._unsent else self._take()
+        if batch is None:
+            return None
+        return envelope(
+            Kind.BATCH,
+            batch.payload,
+            session=self._session,
+            first_seq=batch.first_seq,
+            last_seq=batch.last_seq,
+        )
+
+    def _take(self) -> SentBatch | None:
+        taken = self._take_batch(True)
+        if taken is None:
+            return None
+        self._settle()
+        batch = SentBatch(taken.first_seq, taken.last_seq, taken.payload(), bool(taken.calls))
+        self._in_flight.append(batch)
+        return batch
+
+    def add(self, batch: SentBatch) -> None:
+        """Lets a batch leave that does not come from the program."""
+        with self._lock:
+            self._in_flight.append(batch)
+            self._unsent.append(batch)
+
+    def rewind(self, seq: int) -> None:
+        """Lets every batch leave again that goes beyond a command, as far as it is here."""
+        with self._lock:
+            self._unsent = deque(batch for batch in self._in_flight if batch.last_seq > seq)
+
+    def settle(self) -> None:
+        """Hands what every worker has executed to the retention policy."""
+        with self._lock:
+            self._settle()
+
+    def _settle(self) -> None:
+        in_flight, acked = self._in_flight, self._acked()
+        while in_flight and in_flight[0].last_seq <= acked:
+            self._retain(in_flight.popleft())
+
+    def retain_all(self) -> None:
+        """Hands everything to the retention policy, which gets the rest once more later."""
+        with self._lock:
+            for batch in self._in_flight:
+                self._retain(batch)

@@ -1,1 +1,0 @@
-"""Loading sharded weights: what a program wants, checked against what the files hold."""

@@ -1,0 +1,42 @@
+"""Which of the lines that ranks print are missing: each says how many came before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["LineCounter", "dropped"]
+
+
+def dropped(count: int) -> str:
+    """The line that stands for lines which are missing."""
+    return f"... {count:,} line{'s' * (count != 1)} dropped"
+
+
+class LineCounter:
+    """Counts the lines of each rank of a session, for whoever receives them.
+
+    Args:
+        from_first: Whether it receives them from the first on. Otherwise what a rank
+            printed before it was heard of is not missed.
+    """
+
+    def __init__(self, *, from_first: bool = True) -> None:
+        self._from_first = from_first
+        self._seen: dict[int, int] = {}
+
+    def seen(self, worker: int) -> int:
+        """How many lines a rank has printed, as far as is known here."""
+        return self._seen.get(worker, 0)
+
+    def receive(self, worker: int, first: int, lines: Iterable[str]) -> list[str]:
+        """Returns lines that came, behind one that says how many are missing before them.
+
+        Args:
+            worker: Who printed them.
+            first: How many lines of this worker came before these.
+            lines: The lines.
+        """
+        received = list(lines)
+        expected = self._seen.get(worker, 0 if self._from_first else first)
+        self._seen[worker] = max(expected, first + len(received))
+        return [dropped(first - expected), *received] if first > expected else received

@@ -1,0 +1,480 @@
+"""What every collective library offers a rank.
+
+A `Communicator` belongs to one rank of one session and to the one thread that
+runs that rank; nothing in it may be called from another thread. Its arrays are
+numpy arrays of the dtypes in `checks`, or cupy's where a library for GPUs was
+started; only element counts matter, never shapes, and parts lie flat, one after
+the other, in the order of the ranks.
+
+The errors::
+
+    CollectiveError
+    ├── MismatchError      ranks brought different things; nobody began
+    ├── AbortedError       another rank cannot come; nobody began
+    ├── UnavailableError   the library is missing or did not start
+    └── CommunicatorLost   it failed at work; nothing goes on with it
+
+After the first two the communicator is as good as before.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from disco_client.errors import ConfigError
+from disco_server.collectives import validation
+from disco_server.collectives.agreement import Agreement, unstage
+from disco_server.collectives.group import Backend, LineParts, OpenDevice, ProcessGroup, Teams
+from disco_server.collectives.loss import Loss
+from disco_server.collectives.types import (
+    Array,
+    MismatchError,
+    ReduceOp,
+    Tag,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from disco_server.collectives.header_exchange import RowExchange
+    from disco_server.collectives.preflight import Lane
+    from disco_server.collectives.validation import Lines
+    from disco_server.observe.flight import FlightRecorder
+
+__all__ = ["Communicator"]
+
+
+class Communicator(ABC):
+    """One rank's place among the workers of its session.
+
+    What is the same for every library: ranks compare what they bring before anything
+    moves, as `preflight` describes. A library adds how rows travel (`RowExchange`), how
+    data moves (`Backend`), and both for teams.
+
+    Every method except `send`, `recv`, `follow`, `cannot_enter` and `poll` is collective:
+    all workers, or with `in_group` all workers of the group, must call it in the
+    same order. Before anything moves the ranks compare what they brought, so a
+    wrong call raises `MismatchError` everywhere instead of hanging someone.
+    A destination may be the source itself, or the part of the source or
+    destination that belongs to this rank; other overlaps are copied first.
+    Arrays that are not C-contiguous work through a contiguous copy.
+
+    Attributes:
+        ccl: The name by which a session chooses this library.
+        loss: Whether a library of it has failed at work.
+    """
+
+    ccl: str
+
+    def __init__(
+        self,
+        worker_id: int,
+        num_workers: int,
+        num_groups: int,
+        make_rows: Callable[[Tag, tuple[int, ...]], RowExchange],
+        make_backend: Callable[[Tag, tuple[int, ...]], Backend],
+        loss: Loss | None = None,
+    ) -> None:
+        """Takes a place.
+
+        Args:
+            worker_id: This rank.
+            num_workers: The workers of the session.
+            num_groups: Their groups.
+            make_rows: Makes this rank's end of a lane of these members.
+            make_backend: Makes what moves data among them; not asked for pairs, whose
+                data moves as that of all workers does, nor for teams.
+            loss: Is told of it if a library fails at work.
+
+        Raises:
+            ConfigError: The numbers do not fit one another.
+        """
+        if num_workers < 1 or num_groups < 1 or num_workers % num_groups:
+            raise ConfigError(
+                f"{num_workers} workers cannot be split into {num_groups} equal groups"
+            )
+        if not 0 <= worker_id < num_workers:
+            raise ConfigError(f"worker {worker_id} is not one of {num_workers} workers")
+        self._worker_id = worker_id
+        self._num_workers = num_workers
+        self._num_groups = num_groups
+        self._closed = False
+        self.loss = loss or Loss(worker_id)
+        self._agreement = Agreement(worker_id)
+        self._preflight = self._agreement.preflight
+        self._make_rows, self._make_backend = make_rows, make_backend
+        self._world = self._make_group(Tag.WORLD, self.members(in_group=False))
+        self._group = self._world
+        if num_groups > 1:
+            self._group = self._make_group(Tag.GROUP, self.members(in_group=True))
+        self._pairs = {
+            peer: self._add_lane(Tag.PAIR, tuple(sorted((peer, worker_id))))[0]
+            for peer in self._world.members
+            if peer != worker_id
+        }
+        self._look_up: Callable[[], int] | None = None
+        self._teams = Teams(
+            worker_id,
+            self._agreement,
+            self._world,
+            open_line=self._open_line,
+            arrive=self._arrive,
+            transfer=self._transfer,
+        )
+
+    @property
+    def worker_id(self) -> int:
+        """This rank among all workers, from 0."""
+        return self._worker_id
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the session has."""
+        return self._num_workers
+
+    @property
+    def num_groups(self) -> int:
+        """Into how many equal, consecutive groups they fall."""
+        return self._num_groups
+
+    @property
+    def group_size(self) -> int:
+        """How many workers a group has."""
+        return self._num_workers // self._num_groups
+
+    @property
+    def group_id(self) -> int:
+        """The group of this rank, from 0."""
+        return self._worker_id // self.group_size
+
+    @property
+    def group_rank(self) -> int:
+        """This rank inside its group, from 0; the leader is 0."""
+        return self._worker_id % self.group_size
+
+    def members(self, *, in_group: bool) -> range:
+        """The worker ids that take part in a collective, in rank order."""
+        if not in_group:
+            return range(self._num_workers)
+        first = self.group_id * self.group_size
+        return range(first, first + self.group_size)
+
+    @property
+    def position(self) -> int:
+        """The seq of the command this rank executes, or executed last; -1 before any.
+
+        The executor sets it right before each command. Commands count from 0, and
+        positions never fall.
+        """
+        return self._preflight.position
+
+    @position.setter
+    def position(self, seq: int) -> None:
+        self._preflight.position = seq
+
+    def allreduce(self, src: Array, dst: Array, op: ReduceOp, *, in_group: bool = True) -> None:
+        """Combines equally long sources element by element, everywhere.
+
+        AVG divides the sum; integers, whose sums wrap, are divided toward zero.
+        float16 and bfloat16 are combined in float32 and rounded once. Booleans know
+        SUM and MAX as "or", PROD and MIN as "and".
+
+        Args:
+            src: n elements.
+            dst: n elements of the same dtype; may be `src`.
+            op: The operation.
+            in_group: Among the group instead of all workers.
+
+        Raises:
+            MismatchError: The ranks do not fit one another; nobody began.
+            AbortedError: A rank cannot come; nobody began.
+        """
+        (self._group if in_group else self._world).allreduce(src, dst, op)
+
+    def allgather(self, src: Array, dst: Array, *, in_group: bool = True) -> None:
+        """Brings every rank's source to every rank.
+
+        Args:
+            src: n elements.
+            dst: n elements for each rank, of the same dtype.
+            in_group: Among the group instead of all workers.
+
+        Raises:
+            MismatchError: The ranks do not fit one another; nobody began.
+            AbortedError: A rank cannot come; nobody began.
+        """
+        (self._group if in_group else self._world).allgather(src, dst)
+
+    def broadcast(self, src: Array | None, dst: Array, *, in_group: bool = True) -> None:
+        """Copies the source of worker 0, or of each group's leader, to every rank.
+
+        Args:
+            src: n elements on the root; elsewhere not looked at.
+            dst: n elements of the same dtype; may be `src`.
+            in_group: From the leader to its group instead of worker 0 to all.
+
+        Raises:
+            MismatchError: The ranks do not fit one another; nobody began.
+            AbortedError: A rank cannot come; nobody began.
+        """
+        (self._group if in_group else self._world).broadcast(src, dst)
+
+    def scatter(self, src: Array | None, dst: Array, *, in_group: bool = True) -> None:
+        """Gives each rank its part of the root's source.
+
+        Args:
+            src: n elements for each rank, on the root; elsewhere not looked at.
+            dst: n elements of the same dtype.
+            in_group: From the leader to its group instead of worker 0 to all.
+
+        Raises:
+            MismatchError: The ranks do not fit one another; nobody began.
+            AbortedError: A rank cannot come; nobody began.
+        """
+        (self._group if in_group else self._world).scatter(src, dst)
+
+    def gather(self, src: Array, dst: Array | None, *, in_group: bool = True) -> None:
+        """Collects every rank's source at the root.
+
+        Args:
+            src: n elements.
+            dst: n elements for each rank, on the root; elsewhere not looked at.
+            in_group: From the group to its leader instead of all to worker 0.
+
+        Raises:
+            MismatchError: The ranks do not fit one another; nobody began.
+            AbortedError: A rank cannot come; nobody began.
+        """
+        (self._group if in_group else self._world).gather(src, dst)
+
+    def reduce_scatter(
+        self, src: Array, dst: Array, op: ReduceOp, *, in_group: bool = True
+    ) -> None:
+        """Combines sources as `allreduce` does and leaves each rank its part.
+
+        Args:
+            src: n elements for each rank.
+            dst: n elements of the same dtype.
+            op: The operation.
+            in_group: Among the group instead of all workers.
+
+        Raises:
+            MismatchError: The ranks do not fit one another; nobody began.
+            AbortedError: A rank cannot come; nobody began.
+        """
+        (self._group if in_group else self._world).reduce_scatter(src, dst, op)
+
+    def all_to_all(self, src: Array, dst: Array, *, in_group: bool = True) -> None:
+        """Sends part j of every rank i to part i of rank j.
+
+        Args:
+            src: n elements for each rank.
+            dst: As many elements of the same dtype; may be `src`.
+            in_group: Among the group instead of all workers.
+
+        Raises:
+            MismatchError: The ranks do not fit one another; nobody began.
+            AbortedError: A rank cannot come; nobody began.
+        """
+        (self._group if in_group else self._world).all_to_all(src, dst)
+
+    def barrier(self, *, in_group: bool = False) -> None:
+        """Waits until every rank is here.
+
+        Raises:
+            MismatchError: Another rank is in a different collective.
+            AbortedError: A rank cannot come.
+        """
+        (self._group if in_group else self._world).barrier()
+
+    def send(self, buf: Array, worker: int) -> None:
+        """Gives an array to one other worker, which must be in the matching `recv`.
+
+        It returns only when the receiver has come, so workers that all send
+        around a ring before any of them receives wait for ever.
+
+        Raises:
+            MismatchError: The receiver expects another dtype or count, or `worker`
+                is not another worker of the session.
+            AbortedError: The receiver cannot come.
+        """
+        self._transfer(buf, worker, receives=False)
+
+    def recv(self, buf: Array, worker: int) -> None:
+        """Fills an array from one other worker, which must be in the matching `send`.
+
+        Raises:
+            MismatchError: The sender brought another dtype or count, or `worker`
+                is not another worker of the session.
+            AbortedError: The sender cannot come.
+        """
+        self._transfer(buf, worker, receives=True)
+
+    def make_teams(self, lines: Sequence[Sequence[int]]) -> ProcessGroup | None:
+        """Lets some workers do collectives of their own, as along an axis of a mesh.
+
+        All workers of the session must call it, those that are in no line too. Either
+        all have their teams afterwards or none has; those that were made before are
+        found again. Teams live as long as the communicator.
+
+        Args:
+            lines: The workers of each team in the order of their ranks there, one or
+                more; no worker may be in two of them. Equal on all workers.
+
+        Returns:
+            The team that this worker is in; None if it is in no line.
+
+        Raises:
+            ConfigError: These cannot be lines of teams; this rank did not come.
+            MismatchError: The workers want different teams, or one of them could not
+                build its end; nothing was made.
+            AbortedError: A worker cannot come; nothing was made.
+        """
+        return self._teams.make(lines)
+
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes of others this rank's teams have brought; see `ProcessGroup`."""
+        return self._teams.received_bytes
+
+    def follow(self, look_up: Callable[[], int]) -> None:
+        """Lets teams find out by themselves which command runs, before each operation.
+
+        Who has a team may use it without asking for the communicator, which is when
+        `position` would be set.
+
+        Args:
+            look_up: Returns what `position` should be.
+        """
+        self._look_up = look_up
+
+    def record(self, flight: FlightRecorder) -> None:
+        """Writes down from now on which collectives this rank enters, and when.
+
+        Args:
+            flight: This rank's.
+        """
+        self._agreement.notes.begin(flight)
+
+    def compare_shapes(self, enabled: bool) -> None:
+        """Lets ranks compare the shapes that they bring too, not only how many elements.
+
+        All workers of the session must call it in the same command.
+        """
+        self._agreement.with_shapes = enabled
+
+    def cannot_enter(self, seq: int) -> None:
+        """Says that this rank is done with command `seq` and all before it.
+
+        The executor calls it for each command that failed or was skipped on this
+        rank, so that peers waiting for this rank in that command stop. It never
+        waits; `poll` must follow while the rank is idle.
+        """
+        self._preflight.cannot_enter(seq)
+
+    def poll(self) -> bool:
+        """Carries on what `cannot_enter` began; to be called between commands only.
+
+        Returns:
+            Whether it should be called again, in about a millisecond.
+        """
+        return self._preflight.poll()
+
+    def close(self, *, orderly: bool = True) -> None:
+        """Gives everything back; further calls do nothing.
+
+        Args:
+            orderly: Take leave of the other ranks, which must close too. Without
+                it nothing is waited for, and the process should end.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._agreement.close(orderly=orderly)
+        if orderly:
+            self._release()
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes; without waiting for the others if the block failed."""
+        self.close(orderly=error is None)
+
+    def _make_group(self, tag: Tag, members: range) -> ProcessGroup:
+        moves = self._make_backend(tag, tuple(members))
+        lane, rows = None, None
+        if len(members) > 1:
+            lane, rows = self._add_lane(tag, tuple(members))
+        return ProcessGroup(members, self._worker_id, self._agreement, moves, lane, rows)
+
+    def _add_lane(self, tag: Tag, members: tuple[int, ...]) -> tuple[Lane, RowExchange]:
+        rows = self._make_rows(tag, members)
+        return self._agreement.add_lane(members, rows), rows
+
+    def add_device(
+        self,
+        ccl: str,
+        xp: Any,
+        make_backend: Callable[[Tag, tuple[int, ...]], Backend],
+        open_device: OpenDevice,
+    ) -> None:
+        """Lets arrays of GPUs take part from now on; to be called on every rank.
+
+        Args:
+            ccl: The name of the library that moves them.
+            xp: The module of such arrays.
+            make_backend: Makes what moves them among these members.
+            open_device: The same for teams.
+        """
+        self.ccl, self._agreement.xp, self._agreement.no_device = ccl, xp, ""
+        self._world.device_backend = make_backend(Tag.WORLD, tuple(self._world.members))
+        if self._group is not self._world:
+            self._group.device_backend = make_backend(Tag.GROUP, tuple(self._group.members))
+        self._teams.add_device(open_device)
+
+    def refuse_device(self, why: str) -> None:
+        """Says why arrays of GPUs cannot take part; the same on every rank."""
+        self._agreement.no_device = why
+
+    def _arrive(self) -> None:
+        if self._look_up is not None:
+            self._preflight.position = self._look_up()
+
+    @abstractmethod
+    def _open_line(self, lines: Lines, place: int | None) -> LineParts | None:
+        """Builds this rank's end of a team's line; see `teams.OpenLine`."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Gives back what the library holds; every rank has taken its leave."""
+
+    def _transfer(self, buf: Array, worker: int, *, receives: bool) -> None:
+        agreement = self._agreement
+        offer = agreement.admit(
+            validation.check_point(
+                buf, worker, self._worker_id, self._num_workers, receives=receives
+            )
+        )
+        lane = self._pairs.get(worker)
+        arrays = (None, buf) if receives else (buf, None)
+        if lane is None:
+            raise MismatchError((self._worker_id,), agreement.tell(offer, *arrays))
+        source, target = agreement.stage(offer, buf, buf)
+        agreement.enter(lane, offer, *arrays)
+        if offer.elements:
+            moves = self._world.backend_of(buf)
+            if receives:
+                moves.recv(target, worker)
+                unstage(target, buf)
+            else:
+                moves.send(source, worker)
+        agreement.notes.leave()

@@ -1,0 +1,757 @@
+"""The collectives of some ranks: of all workers, of a group or of a team.
+
+Each is checked, agreed on and then moved, in this order; what can fail on one rank
+alone comes before the agreement. Small data rides along with the agreement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+import numpy as np
+
+from disco_server.collectives import validation
+from disco_server.collectives.agreement import Agreement, unstage
+from disco_server.collectives.header_exchange import NO_DATA, Place, RowExchange
+from disco_server.collectives.numeric import combine
+from disco_server.collectives.types import Array, CommunicatorLost, MismatchError, ReduceOp
+from disco_server.collectives.validation import Family, Lines, Offer, Op, offer_lines, read_lines
+from disco_server.devices.base import on_device, overlap
+
+if TYPE_CHECKING:
+    from disco_server.collectives.agreement import Agreement
+    from disco_server.collectives.header_exchange import Place, RowExchange
+    from disco_server.collectives.preflight import Lane
+    from disco_server.collectives.types import Array
+    from disco_server.collectives.validation import Parts
+
+__all__ = [
+    "Backend",
+    "Known",
+    "LineParts",
+    "LoneBackend",
+    "OpenDevice",
+    "OpenLine",
+    "ProcessGroup",
+    "Teams",
+    "Transfer",
+]
+
+
+class Backend(Protocol):
+    """Moves and combines arrays among the ranks of one group, once they agreed to begin.
+
+    Arrays are C-contiguous, have the right sizes and at least one element. Ranks are
+    those of the group, from 0; see `ProcessGroup` for what each operation does. Where
+    `counts` or a table is None all parts are as long as one another.
+    """
+
+    def allreduce(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
+        """Combines into every rank's destination, which may be the source."""
+
+    def reduce_scatter(
+        self,
+        src: Array,
+        dst: Array,
+        op: ReduceOp,
+        family: Family,
+        counts: Sequence[int] | None = None,
+    ) -> None:
+        """Combines and leaves each rank its part."""
+
+    def allgather(self, src: Array, dst: Array, counts: Sequence[int] | None = None) -> None:
+        """Brings every source to every rank."""
+
+    def broadcast(self, src: Array, dst: Array, root: int = 0) -> None:
+        """Copies the root's source to all."""
+
+    def scatter(
+        self, src: Array | None, dst: Array, counts: Sequence[int] | None = None, root: int = 0
+    ) -> None:
+        """Gives each rank its part of the root's source."""
+
+    def gather(
+        self, src: Array, dst: Array | None, counts: Sequence[int] | None = None, root: int = 0
+    ) -> None:
+        """Collects every source at the root."""
+
+    def all_to_all(
+        self, src: Array, dst: Array, table: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """Sends `table[i][j]` elements from each rank i to each rank j.
+
+        Without a table source and destination may be one array.
+        """
+
+    def send(self, buf: Array, rank: int) -> None:
+        """Sends to one rank."""
+
+    def recv(self, buf: Array, rank: int) -> None:
+        """Receives from one rank."""
+
+
+class Transfer(Protocol):
+    """One end of a transfer between two workers of the session."""
+
+    def __call__(self, buf: Array, worker: int, *, receives: bool) -> None:
+        """Sends to a worker or receives from one."""
+
+
+# Every rank widens the halves of all that ride, which numpy does slowly.
+_MOST_HALF_BYTES = 16 << 10
+
+
+class Known(NamedTuple):
+    """A sound allreduce of one dtype, size and operation, seen before.
+
+    Attributes:
+        offer: What it brings.
+        places: Where its data rides, piece by piece; none if it is too large.
+    """
+
+    offer: Offer
+    places: tuple[tuple[slice, Place], ...]
+
+
+_MOST_KNOWN = 256
+_HOST = np.ndarray
+_BARRIER = Offer(int(Op.BARRIER), 0, 0)
+
+
+def _nothing() -> None:
+    """What is done before an operation where nothing is to be done."""
+
+
+class ProcessGroup:
+    """Some workers of a session in an order of their own, as one of them sees it.
+
+    All workers are one, each of a session's groups is, and `Communicator.make_teams` makes
+    more. Every method except `send` and `recv` is collective among the members, which must
+    call it in the same order. They compare what they bring before anything moves, and
+    end it together where one of them failed, as all collectives of a `Communicator`
+    do; what is said there of dtypes, reductions, and of arrays that overlap or are not
+    contiguous holds here too. Arrays are numpy's, or cupy's where a library for GPUs
+    was started. Only element counts matter: parts lie flat, one after the other, in
+    the order of the members, and may be empty. Where `counts` or a table is None all
+    parts are as long as one another, and a `root` of None is the first rank.
+
+    All of them raise `MismatchError` where the members do not fit one another, and
+    `AbortedError` where a member cannot come; then nobody began.
+
+    Args:
+        members: The worker ids, in the order of their ranks here.
+        worker_id: This rank's.
+        agreement: How it agrees with others.
+        backend: How data moves on the host.
+        lane: Where the members meet; None if this rank is alone.
+        rows: What carries the rows of that lane.
+        arrive: Called before each operation.
+        transfer: Sends to a worker or receives from one.
+
+    Attributes:
+        members: The worker ids, in the order of their ranks here.
+        rank: This rank's place among them, from 0.
+        size: How many they are.
+        backend: How data moves on the host.
+        device_backend: How data on GPUs moves, where a library for it was started.
+        known: Allreduces seen before, by operation, then dtype and size. Finding
+            one saves most checks, which matter where a call takes microseconds.
+        received_bytes: How many bytes of other members this rank has been given so
+            far. It counts what an operation needs, not how a library brings it, with
+            `own` this rank's part and n the elements of an array, times their size:
+
+            - allgather: the size of the destination - own
+            - all_to_all: what comes from other members
+            - reduce_scatter: (size - 1) * own
+            - allreduce: (size - 1) * own + n - own, where own is what
+              `partition.cut(0, n, size, rank)` gives this rank
+            - broadcast: n, but at the root 0
+            - scatter: own, but at the root 0
+            - gather: at the root the size of the destination - own, elsewhere 0
+            - recv: n
+    """
+
+    def __init__(
+        self,
+        members: Sequence[int],
+        worker_id: int,
+        agreement: Agreement,
+        backend: Backend,
+        lane: Lane | None = None,
+        rows: RowExchange | None = None,
+        *,
+        arrive: Callable[[], None] = _nothing,
+        transfer: Transfer | None = None,
+    ) -> None:
+        self.members = tuple(members)
+        self.rank = self.members.index(worker_id)
+        self.size = len(self.members)
+        self.received_bytes = 0
+        self.backend = backend
+        self.device_backend: Backend | None = None
+        self.lane = lane
+        self.rows = rows
+        self.known: list[dict[tuple[object, int], Known]] = [{} for _ in ReduceOp]
+        self._agreement = agreement
+        self._agree = agreement.agree
+        self._notes = agreement.notes
+        self._arrive = arrive
+        self._transfer = transfer
+
+    def backend_of(self, array: Array) -> Backend:
+        """How the data of such an array moves, once the ranks agreed to begin."""
+        if self.device_backend is not None and on_device(array):
+            return self.device_backend
+        return self.backend
+
+    def find_place(self, src: Array, widest: int) -> Place | None:
+        """Where sources ride along with the rows; None if they are too large.
+
+        Args:
+            src: This rank's.
+            widest: How many elements the longest one of all ranks has.
+        """
+        rows = self.rows
+        if rows is None or src.dtype.itemsize * widest > rows.data_bytes:
+            return None
+        return rows.find_place(src.dtype, widest)
+
+    def find_places(self, src: Array, family: Family) -> tuple[tuple[slice, Place], ...]:
+        """Where what is to be reduced rides, in one round or in several.
+
+        It depends on nothing but what rows compare, so all ranks find the same.
+        """
+        rows = self.rows
+        if rows is None or src.nbytes > rows.most_bytes:
+            return ()
+        if family is Family.HALF and src.nbytes > _MOST_HALF_BYTES:
+            return ()
+        return self._cut(rows, src)
+
+    def find_rounds(self, src: Array) -> tuple[tuple[slice, Place], ...]:
+        """Where what is to be gathered rides, round by round; as `find_places`."""
+        rows = self.rows
+        if rows is None or src.nbytes > rows.most_gathered:
+            return ()
+        return self._cut(rows, src)
+
+    @staticmethod
+    def _cut(rows: RowExchange, src: Array) -> tuple[tuple[slice, Place], ...]:
+        piece = rows.data_bytes // src.itemsize
+        bounds = [*range(0, src.size, piece), src.size]
+        return tuple(
+            (slice(start, stop), rows.find_place(src.dtype, stop - start))
+            for start, stop in pairwise(bounds)
+        )
+
+    def put(self, place: Place | None, src: Array) -> bytes:
+        """Lays down data that rides along; returns what stands behind its row."""
+        if place is None or self.rows is None:
+            return NO_DATA
+        if src.size != place.size:
+            filled = np.zeros(place.size, src.dtype)
+            filled[: src.size] = src.reshape(-1)
+            src = filled
+        self.rows.put(place, src)
+        return place.rider
+
+    def take_all(self, place: Place, dst: Array, counts: Sequence[int] | None) -> None:
+        """After a round: copies the data of all ranks, one part after the other.
+
+        Args:
+            place: Where it rode.
+            dst: Where it goes.
+            counts: How many elements each rank brought, if not all as many.
+        """
+        rows = self.rows
+        if rows is not None:
+            parts = rows.parts(place)
+            if counts is not None:
+                parts = [part[:count] for part, count in zip(parts, counts, strict=True)]
+            if dst.flags.c_contiguous:
+                np.concatenate(parts, out=dst.reshape(-1))
+            else:
+                dst[...] = np.concatenate(parts).reshape(dst.shape)
+
+    def allreduce(self, src: Array, dst: Array, op: ReduceOp) -> None:
+        """Combines equally long sources element by element, everywhere.
+
+        Args:
+            src: n elements.
+            dst: n elements of the same dtype; may be `src`.
+            op: The operation.
+        """
+        self._arrive()
+        self._checked_allreduce(src, dst, op)
+        each, more = divmod(src.size, self.size)
+        own = each + (self.rank < more)
+        self._count(dst, (self.size - 2) * own + src.size)
+
+    def _checked_allreduce(self, src: Array, dst: Array, op: ReduceOp) -> None:
+        """Checks them, unless their like has been checked before, and reduces."""
+        if type(src) is _HOST is type(dst):
+            known = self.known[op].get((src.dtype, src.size))
+            if known is not None and dst.dtype is src.dtype and dst.size == src.size:
+                flags = dst.flags
+                if flags.c_contiguous and flags.writeable and src.flags.c_contiguous:
+                    self._allreduce(known, src, dst, op)
+                    return
+        agreement = self._agreement
+        offer = agreement.admit(validation.check_equal(Op.ALLREDUCE, src, dst, op))
+        if offer.problem or not offer.elements:
+            agreement.meet(self.lane, offer, src, dst)
+            self._notes.leave()
+            return
+        source, target = agreement.stage(offer, src, dst)
+        if offer.on_device:
+            self._allreduce(Known(offer, ()), source, target, op)
+            unstage(target, dst)
+            return
+        known = Known(offer, self.find_places(src, offer.family))
+        self._allreduce(known, source, target, op)
+        unstage(target, dst)
+        if len(self.known[op]) >= _MOST_KNOWN:
+            self.known[op].clear()
+        self.known[op][src.dtype, src.size] = known
+
+    def _allreduce(self, known: Known, src: Array, dst: Array, op: ReduceOp) -> None:
+        """Reduces contiguous arrays that were checked."""
+        offer, places = known
+        lane, rows = self.lane, self.rows
+        if not places or lane is None or rows is None:
+            self._agreement.meet(lane, offer, src, dst)
+            self.backend_of(src).allreduce(src, dst, op, offer.family)
+            self._notes.leave()
+            return
+        source, target = src.reshape(-1), dst.reshape(-1)
+        if len(places) > 1 and src is not dst and np.may_share_memory(src, dst):
+            source = source.copy()  # an early piece of one is a late piece of the other
+        agree, first = self._agree, True
+        for piece, place in places:
+            rows.put(place, source[piece])
+            agree(lane, offer, src, dst, place.rider, first=first)
+            combine(rows.parts(place), target[piece], op, offer.family)
+            first = False
+        self._notes.leave()
+
+    def allgather(self, src: Array, dst: Array, counts: Sequence[int] | None = None) -> None:
+        """Brings every member's source to every member.
+
+        Args:
+            src: This rank's part.
+            dst: The parts of all, of the same dtype; this rank's part of it may be `src`.
+            counts: How many elements each member has; equal on all members.
+        """
+        self._arrive()
+        agreement, parts = self._agreement, None
+        place, rounds = None, ()
+        # As in allreduce, what is small should cost little besides the meeting.
+        if counts is None:
+            offer = validation.check_parts(Op.ALLGATHER, src, dst, self.size, root=True)
+        else:
+            offer, parts = validation.check_counts(
+                Op.ALLGATHER, src, dst, counts, self.size, self.rank
+            )
+        if offer.problem or not offer.elements or offer.on_device:
+            offer = agreement.admit(offer)
+        else:
+            place = self.find_place(src, src.size if parts is None else parts.widest)
+            if place is None and parts is None:
+                rounds = self.find_rounds(src)
+        if place is not None:
+            agreement.meet(self.lane, offer, src, dst, self.put(place, src))
+            self.take_all(place, dst, None if parts is None else parts.counts)
+        else:
+            source, target = agreement.stage(offer, src, dst)
+            if rounds:
+                self._allgather(offer, rounds, source, target)
+            else:
+                agreement.meet(self.lane, offer, src, dst)
+                self._allgather_whole(offer, source, target, parts)
+            unstage(target, dst)
+        self._count(dst, dst.size - src.size)
+        self._notes.leave()
+
+    def _allgather(
+        self, offer: Offer, rounds: Sequence[tuple[slice, Place]], src: Array, dst: Array
+    ) -> None:
+        """Gathers contiguous arrays whose parts ride in several rounds."""
+        lane, rows = cast("Lane", self.lane), cast("RowExchange", self.rows)
+        parts = dst.reshape(self.size, -1)
+        in_place = src.ctypes.data == parts[self.rank].ctypes.data
+        if not in_place and np.may_share_memory(src, dst):
+            src = src.copy()  # an early piece of one part is a late piece of the source
+        source = src.reshape(-1)
+        for number, (piece, place) in enumerate(rounds):
+            rows.put(place, source[piece])
+            self._agree(lane, offer, src, dst, place.rider, first=number == 0)
+            for part, came in zip(parts, rows.parts(place), strict=True):
+                part[piece] = came
+
+    def _allgather_whole(self, offer: Offer, src: Array, dst: Array, parts: Parts | None) -> None:
+        """Lets a library gather contiguous arrays, whose ranks have met."""
+        if not offer.elements:
+            return
+        counts = None if parts is None else parts.counts
+        self.backend_of(src).allgather(src, dst, counts)
+
+    def broadcast(self, src: Array | None, dst: Array, root: int | None = None) -> None:
+        """Copies one member's source to every member.
+
+        Args:
+            src: n elements at the root; elsewhere not looked at.
+            dst: n elements of the same dtype; may be `src`.
+            root: Whose source, by its rank here; equal on all members.
+        """
+        self._arrive()
+        agreement = self._agreement
+        at = root or 0
+        source = src if self.rank == at else dst
+        offer = validation.check_equal(Op.BROADCAST, source, dst)
+        if root is not None:
+            offer = validation.add_root(offer, root, self.size)
+        offer = agreement.admit(offer)
+        staged, target = agreement.stage(offer, cast("Array", source), dst)
+        agreement.meet(self.lane, offer, source, dst)
+        if offer.elements:
+            self.backend_of(staged).broadcast(staged, target, at)
+            unstage(target, dst)
+        self._count(dst, dst.size if self.rank != at else 0)
+        self._notes.leave()
+
+    def scatter(
+        self,
+        src: Array | None,
+        dst: Array,
+        counts: Sequence[int] | None = None,
+        root: int | None = None,
+    ) -> None:
+        """Gives each member its part of one member's source.
+
+        Args:
+            src: The parts of all at the root; elsewhere not looked at.
+            dst: This rank's part, of the same dtype.
+            counts: How many elements each member gets; equal on all members.
+            root: Whose source, by its rank here; equal on all members.
+        """
+        self._arrive()
+        agreement = self._agreement
+        at = root or 0
+        has_all = self.rank == at
+        offer, parts = self._check(Op.SCATTER, src, dst, counts, root=at)
+        whole = cast("Array", src) if has_all else dst
+        source, target = agreement.stage(offer, whole, dst)
+        agreement.meet(self.lane, offer, src if has_all else None, dst)
+        if offer.elements:
+            lengths = None if parts is None else parts.counts
+            self.backend_of(target).scatter(source, target, lengths, at)
+            unstage(target, dst)
+        self._count(dst, 0 if has_all else dst.size)
+        self._notes.leave()
+
+    def gather(
+        self,
+        src: Array,
+        dst: Array | None,
+        counts: Sequence[int] | None = None,
+        root: int | None = None,
+    ) -> None:
+        """Collects every member's source at one member.
+
+        Args:
+            src: This rank's part.
+            dst: The parts of all, of the same dtype, at the root; elsewhere not looked at.
+            counts: How many elements each member has; equal on all members.
+            root: Where to, by its rank here; equal on all members.
+        """
+        self._arrive()
+        agreement = self._agreement
+        at = root or 0
+        has_all = self.rank == at
+        offer, parts = self._check(Op.GATHER, src, dst, counts, root=at)
+        whole = cast("Array", dst) if has_all else src
+        source, target = agreement.stage(offer, src, whole)
+        agreement.meet(self.lane, offer, src, dst if has_all else None)
+        if offer.elements:
+            lengths = None if parts is None else parts.counts
+            self.backend_of(source).gather(source, target, lengths, at)
+            if has_all:
+                unstage(target, whole)
+        if has_all:
+            self._count(whole, whole.size - src.size)
+        self._notes.leave()
+
+    def reduce_scatter(
+        self, src: Array, dst: Array, op: ReduceOp, counts: Sequence[int] | None = None
+    ) -> None:
+        """Combines sources as `allreduce` does and leaves each member its part.
+
+        Args:
+            src: The parts of all.
+            dst: This rank's part, of the same dtype; may be that part of `src`.
+            op: The operation.
+            counts: How many elements each member gets; equal on all members.
+        """
+        self._arrive()
+        agreement = self._agreement
+        offer, parts = self._check(Op.REDUCE_SCATTER, src, dst, counts, op)
+        source, target = agreement.stage(offer, src, dst)
+        agreement.meet(self.lane, offer, src, dst)
+        if offer.elements:
+            lengths = None if parts is None else parts.counts
+            self.backend_of(source).reduce_scatter(source, target, op, offer.family, lengths)
+            unstage(target, dst)
+        self._count(dst, (self.size - 1) * dst.size)
+        self._notes.leave()
+
+    def all_to_all(
+        self, src: Array, dst: Array, table: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """Sends a part of every member's source to every member.
+
+        Args:
+            src: The parts for all members.
+            dst: The parts from all members, of the same dtype; may be `src` if it
+                is as long.
+            table: `table[i][j]` elements go from member i to member j; equal on all
+                members.
+        """
+        self._arrive()
+        agreement = self._agreement
+        parts = None
+        if table is None:
+            offer = validation.check_equal(Op.ALL_TO_ALL, src, dst, parts=self.size)
+        else:
+            offer, parts = validation.check_table(src, dst, table, self.size, self.rank)
+        offer = agreement.admit(offer)
+        source, target = agreement.stage(offer, src, dst)
+        agreement.meet(self.lane, offer, src, dst)
+        if offer.elements:
+            self.backend_of(source).all_to_all(source, target, parts)
+            unstage(target, dst)
+        own = dst.size // self.size if table is None else int(table[self.rank][self.rank])
+        self._count(dst, dst.size - own)
+        self._notes.leave()
+
+    def barrier(self) -> None:
+        """Waits until every member is here; the meeting itself is the barrier."""
+        self._arrive()
+        self._agreement.meet(self.lane, _BARRIER, None, None)
+        self._notes.leave()
+
+    def _check(
+        self,
+        op: Op,
+        src: object,
+        dst: object,
+        counts: Sequence[int] | None,
+        reduce: ReduceOp | None = None,
+        *,
+        root: int | None = None,
+    ) -> tuple[Offer, Parts | None]:
+        """Checks a collective of one array of all parts and one array a part.
+
+        Returns:
+            What this rank brings, and how long the parts are if that matters.
+        """
+        if counts is None:
+            whole = root is None or self.rank == root
+            offer = validation.check_parts(op, src, dst, self.size, reduce, root=whole)
+            return self._agreement.admit(offer), None
+        offer, parts = validation.check_counts(
+            op, src, dst, counts, self.size, self.rank, reduce, root=root
+        )
+        return self._agreement.admit(offer), parts
+
+    def send(self, buf: Array, rank: int) -> None:
+        """Gives an array to another member; see `Communicator.send`."""
+        self._arrive()
+        self._move(buf, rank, receives=False)
+
+    def recv(self, buf: Array, rank: int) -> None:
+        """Fills an array from another member; see `Communicator.recv`."""
+        self._arrive()
+        self._move(buf, rank, receives=True)
+        self._count(buf, buf.size)
+
+    def _move(self, buf: Array, rank: int, *, receives: bool) -> None:
+        if self._transfer is None or not 0 <= rank < self.size:
+            me = self.members[self.rank]
+            raise MismatchError((me,), f"{rank} is not the rank of one of {self.size} members")
+        self._transfer(buf, self.members[rank], receives=receives)
+
+    def _count(self, array: Array, elements: int) -> None:
+        self.received_bytes += elements * array.dtype.itemsize
+
+    def __repr__(self) -> str:
+        workers = ", ".join(map(str, self.members))
+        return f"<ProcessGroup of workers {workers}, rank {self.rank}>"
+
+
+# The data operations of a rank that is alone: each of them is one copy.
+#
+# They serve arrays of either kind, so a team of one worker holds nothing of any library.
+
+
+class LoneBackend:
+    """See `Backend`; roots, counts and reductions make no difference here."""
+
+    def copy(self, src: Array | None, dst: Array | None, *rest: Any, **more: Any) -> None:
+        """Copies the source to the destination, which may be the source."""
+        del rest, more
+        if src is None or dst is None or src is dst:
+            return
+        # numpy sees by itself that arrays overlap, the libraries of GPUs do not.
+        if on_device(src) and overlap(src, dst):
+            src = src.copy()
+        dst.reshape(-1)[...] = src.reshape(-1)
+
+    allreduce = reduce_scatter = allgather = broadcast = scatter = gather = all_to_all = copy
+
+    def send(self, buf: Array, rank: int) -> None:
+        """Never called, but a part of `Backend`: who is alone has nobody to send to."""
+        del buf
+        msg = f"a worker that is alone cannot send to or receive from rank {rank}"
+        raise RuntimeError(msg)
+
+    recv = send
+
+
+# Makes the teams of one rank, and keeps them.
+#
+# A team's lane begins while the session runs; `preflight` says why that is sound. Two
+# meetings of all workers stand around it. After the first all know that they make the
+# same teams. Then each builds its end, which can fail on one of them alone, for want of
+# memory say. In the second they learn whether all have done so; if not, none of them
+# has the team.
+
+
+class LineParts(NamedTuple):
+    """One rank's end of a line.
+
+    Attributes:
+        rows: Carries the rows of its lane.
+        backend: Moves its data on the host.
+    """
+
+    rows: RowExchange
+    backend: Backend
+
+
+OpenLine = Callable[[Lines, int | None], LineParts | None]
+"""Builds this rank's end of one of these lines, or only helps the others to build theirs.
+
+Every worker of the session calls it, with equal lines, each of more than one worker;
+the number says which line is this rank's.
+"""
+
+OpenDevice = Callable[[Lines, int | None, Backend], Backend | None]
+"""The same for what moves arrays on GPUs; given what moves this line's data on the host."""
+
+
+class Teams:
+    """The teams of one rank.
+
+    Args:
+        worker_id: The rank.
+        agreement: How it agrees with others.
+        world: All workers.
+        open_line: Builds the ends of lines.
+        arrive: Called before each operation of a team.
+        transfer: Sends to a worker or receives from one.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        agreement: Agreement,
+        world: ProcessGroup,
+        *,
+        open_line: OpenLine,
+        arrive: Callable[[], None],
+        transfer: Transfer,
+    ) -> None:
+        self._me = worker_id
+        self._agreement = agreement
+        self._world = world
+        self._open_line = open_line
+        self._open_device: OpenDevice | None = None
+        self._arrive = arrive
+        self._transfer = transfer
+        # What all workers have made, in order, and of it what this rank is in.
+        self._made: list[Lines] = []
+        self._known: set[tuple[int, ...]] = set()
+        self._teams: dict[tuple[int, ...], ProcessGroup] = {}
+
+    def make(self, lines: object) -> ProcessGroup | None:
+        """Makes teams, or finds those that were made; see `Communicator.make_teams`."""
+        wanted = read_lines(lines, self._world.size)
+        offer = offer_lines(wanted)
+        self._agreement.meet(self._world.lane, offer, None, None)
+        mine = next((line for line in wanted if self._me in line), None)
+        # All workers have made the same teams so far, so they find the same ones missing.
+        lone = mine is not None and len(mine) == 1
+        if mine is not None and lone and mine not in self._teams:
+            self._teams[mine] = self._make(mine, LoneBackend())
+        missing = tuple(line for line in wanted if len(line) > 1 and line not in self._known)
+        if missing:
+            built, problem = None, ""
+            try:
+                built = self._open_line(missing, self._place(missing))
+            except CommunicatorLost:
+                raise  # there is nowhere left to meet
+            except Exception as error:  # noqa: BLE001  (the others must learn of it)
+                problem = f"its end could not be built: {type(error).__name__}: {error}"
+            self._agreement.meet(self._world.lane, offer._replace(problem=problem), None, None)
+            self._known.update(missing)
+            self._made.append(missing)
+            if mine is not None and built is not None:
+                lane = self._agreement.add_lane(mine, built.rows)
+                self._teams[mine] = self._make(mine, built.backend, lane, built.rows)
+            self._add_device(missing)
+        self._agreement.notes.leave()
+        return None if mine is None else self._teams[mine]
+
+    def add_device(self, open_device: OpenDevice) -> None:
+        """Lets arrays of GPUs take part from now on, in the teams that there are too."""
+        self._open_device = open_device
+        for lines in self._made:
+            self._add_device(lines)
+
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes the teams of this rank have brought to it."""
+        return sum(team.received_bytes for team in self._teams.values())
+
+    def _add_device(self, lines: Lines) -> None:
+        if self._open_device is None:
+            return
+        place = self._place(lines)
+        group = self._world if place is None else self._teams[lines[place]]
+        backend = self._open_device(lines, place, group.backend)
+        if place is not None:
+            group.device_backend = backend
+
+    def _make(
+        self,
+        line: tuple[int, ...],
+        backend: Backend,
+        lane: Lane | None = None,
+        rows: RowExchange | None = None,
+    ) -> ProcessGroup:
+        return ProcessGroup(
+            line,
+            self._me,
+            self._agreement,
+            backend,
+            lane,
+            rows,
+            arrive=self._arrive,
+            transfer=self._transfer,
+        )
+
+    def _place(self, lines: Lines) -> int | None:
+        """Which of these lines this rank is in."""
+        return next((place for place, line in enumerate(lines) if self._me in line), None)

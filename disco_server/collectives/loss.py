@@ -1,0 +1,146 @@
+"""What becomes of a rank whose communicator is lost, by whichever library.
+
+A collective that fails in its library cannot be taken back: peers may be in it for
+ever. And what failed is often the consequence of another rank's death. So no command
+fails of it where the process can be ended instead, and whoever watches the process
+waits for the cause before it tells of the end.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from disco_server.collectives.types import CommunicatorLost
+from disco_server.observe.processes import RankMemory, report_memory
+
+__all__ = ["CAUSE_FIRST_S", "LOST", "Guarded", "Loss", "lost_first", "may_follow_another"]
+
+
+def _nothing(_text: str) -> None:
+    """What is done where nobody can end the rank."""
+
+
+class Loss:
+    """Whether one rank's communicator is lost.
+
+    Args:
+        worker_id: The rank.
+        tell: Called once with what failed, on the thread that saw it. Where it ends
+            the process it does not return.
+    """
+
+    def __init__(self, worker_id: int, tell: Callable[[str], None] = _nothing) -> None:
+        self._worker_id = worker_id
+        self._tell = tell
+        self._telling = threading.Lock()
+        self._text = ""
+
+    def lose(self, operation: str, library: str, why: str) -> None:
+        """Notes what failed first, and tells it; nothing works from then on.
+
+        Args:
+            operation: What was to be done, such as "allgather of command #7".
+            library: The library's name and version.
+            why: What it says.
+        """
+        text = f"worker {self._worker_id}: {operation} failed in {library}: {why}"
+        with self._telling:
+            if self._text:
+                return
+            self._text = text
+            self._tell(text)
+
+    def check(self) -> None:
+        """Raises if the communicator is lost.
+
+        Whoever finds it lost waits until it is told: where that ends the process, no
+        command of it fails by itself.
+
+        Raises:
+            CommunicatorLost: It is, so what came is worth nothing.
+        """
+        if self._text:
+            with self._telling:
+                raise CommunicatorLost(self._text)
+
+
+class Guarded:
+    """A part of a communicator that uses a library: errors of the library are its loss.
+
+    What user functions call in the same library is not guarded, so their errors are
+    theirs.
+
+    Args:
+        part: What moves data, or rows.
+        error: What the library raises.
+        lose: Called with the name of the operation, and what was raised.
+    """
+
+    def __init__(
+        self, part: object, error: type[Exception], lose: Callable[[str, Exception], NoReturn]
+    ) -> None:
+        self._part, self._error, self._lose = part, error, lose
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._part, name)
+        if callable(found):
+            found = self._guard(name, found)
+        setattr(self, name, found)  # the next look finds it at once
+        return found
+
+    def _guard(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        error, lose = self._error, self._lose
+
+        def run(*given: Any) -> Any:
+            try:
+                return operation(*given)
+            except error as raised:
+                lose(name, raised)
+
+        return run
+
+
+# Which ends of ranks may be the consequence of another's, whose report must come first.
+#
+# A killed process closes its connections before its parent can know of its end, and a
+# dead daemon is given two seconds to come back. What a collective library fails of may be
+# either: then its rank ends by itself (:data:`LOST`), or the library ends it, by `exit` or
+# `abort`, in the middle of a collective. Whoever watches such a rank waits for the cause.
+
+
+LOST = 74
+"""The exit status where a collective library is lost: EX_IOERR of sysexits.h."""
+
+CAUSE_FIRST_S = 3.0
+"""For how long another end, which is reported at once, counts as the cause of such a one."""
+
+
+def may_follow_another(status: int, memory: RankMemory) -> bool:
+    """Whether a rank may have ended because another one did.
+
+    Args:
+        status: A code, or a negative signal number.
+        memory: Where the rank wrote down what it did.
+    """
+    if status == LOST:
+        return True
+    if status <= 0 and status != -signal.SIGABRT:
+        return False
+    return report_memory(0, "", 0, *memory.read(), flights=False).collective is not None
+
+
+def lost_first(memories: Iterable[RankMemory]) -> RankMemory:
+    """Which of several ranks, whose ends may follow another's, lost its communicator first.
+
+    A rank writes down when it lost it before it ends, so before a peer can lose its own of
+    that. The order in which a loaded machine tells of their ends says nothing.
+
+    Args:
+        memories: Where ranks of this machine wrote it down, in the order in which their ends
+            were seen; that decides between those that did not say.
+    """
+    return min(memories, key=lambda memory: memory.lost_at() or math.inf)

@@ -1,0 +1,288 @@
+"""The answers that ranks of an MPI library get to their PMI-1 requests; no I/O.
+
+A library of the MPICH family asks what started it for its rank, its neighbours and
+their addresses, in the PMI-1 text protocol (described by Flux RFC 13) on the
+descriptor that PMI_FD names. `PmiExchange` knows what to answer the ranks of one
+session on one node, keeps what they put, and says when all of them have come to a
+barrier, where what they put is exchanged with the other nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from disco_client.errors import ConfigError
+
+__all__ = ["MAX_LINE", "Barrier", "PmiExchange", "map_processes"]
+
+
+# The limits of hydra, MPICH's own launcher, which its ranks were tested with.
+_MAX_NAME = 256
+
+
+_MAX_KEY = 64
+
+
+_MAX_VALUE = 1024
+
+
+MAX_LINE = 4096
+
+
+_MAX_PUTS = 4096
+
+
+_NAME = re.compile(r"[!-~]+")
+
+
+OnAbort = Callable[[int, str], None]
+
+
+class _ProtocolError(Exception):
+    """A rank sent what is not PMI-1."""
+
+
+class Barrier(NamedTuple):
+    """All ranks of this node have come to a barrier.
+
+    Attributes:
+        name: The same on each node.
+        puts: What this node's ranks have put since the last one.
+    """
+
+    name: str
+    puts: dict[str, bytes]
+
+
+class PmiExchange:
+    """One session's ranks on one node.
+
+    Args:
+        ranks: The ranks of this node.
+        nodes: The ranks of each machine of the session, the same for all daemons;
+            several daemons may share one.
+        kvsname: The key-value space; the same on all nodes.
+        send: Sends bytes to a rank; must not block.
+        on_abort: Called with a rank, or -1 where none is to blame, and a reason
+            when a rank aborts, speaks nonsense or leaves before it finalized, or a
+            barrier fails.
+
+    Raises:
+        ConfigError: The nodes do not hold each rank once, the ranks are not those
+            of one node, or the name is too long.
+    """
+
+    def __init__(
+        self,
+        *,
+        ranks: Collection[int],
+        nodes: Sequence[Sequence[int]],
+        kvsname: str,
+        send: Callable[[int, bytes], None],
+        on_abort: OnAbort,
+    ) -> None:
+        everyone = sorted(rank for node in nodes for rank in node)
+        if everyone != list(range(len(everyone))):
+            raise ConfigError(f"the nodes {nodes} do not hold ranks from 0 up, each once")
+        if not any(set(ranks) <= set(node) for node in nodes):
+            raise ConfigError(
+                f"the ranks {sorted(ranks)} are not those of one of the nodes {nodes}"
+            )
+        if not 0 < len(kvsname) < _MAX_NAME or not _NAME.fullmatch(kvsname):
+            raise ConfigError(f"{kvsname!r} cannot name a key-value space")
+        self._count = len(ranks)
+        self._size = len(everyone)
+        self._name = kvsname
+        self._send = send
+        self._on_abort = on_abort
+        self._store = {"PMI_process_mapping": map_processes(nodes)}
+        self._puts: dict[str, bytes] = {}
+        self._waiting: set[int] = set()
+        self._spawning: set[int] = set()
+        self._done: set[int] = set()
+        self._fences = 0
+        self._broken = ""
+
+    def receive(self, rank: int, line: bytes) -> Barrier | None:
+        """Acts on one line of a rank, its line break included.
+
+        Returns:
+            What to exchange with the other nodes, when this was the last rank that
+            a barrier waited for; `met` or `not_met` must follow.
+        """
+        if rank in self._spawning:
+            # A request of several lines: only spawn has that form.
+            if line == b"endcmd\n":
+                self._spawning.discard(rank)
+                self._reply(rank, self._answer("spawn", {}))
+            return None
+        try:
+            fields = _parse(line)
+        except _ProtocolError as error:
+            self.refuse(rank, str(error))
+            return None
+        command = fields.get("cmd", "")
+        if "mcmd" in fields:
+            self._spawning.add(rank)
+        elif command == "barrier_in":
+            return self._arrive(rank)
+        elif command == "abort":
+            self._done.add(rank)
+            status = fields.get("exitcode", "unknown")
+            self._break(rank, f"rank {rank} called MPI_Abort with status {status}")
+        else:
+            self._reply(rank, self._answer(command, fields))
+            if command == "finalize":
+                self._done.add(rank)
+        return None
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The ranks that wait in a barrier, for others here or on other nodes."""
+        return frozenset(self._waiting)
+
+    def is_done(self, rank: int) -> bool:
+        """Whether nothing more is expected of a rank: its line may be closed."""
+        return rank in self._done
+
+    def refuse(self, rank: int, why: str) -> None:
+        """Gives a rank up that does not speak the protocol."""
+        self._done.add(rank)
+        self._break(rank, f"rank {rank} does not speak PMI-1: {why}")
+
+    def left(self, rank: int) -> None:
+        """Notes that a rank's line was closed at its end."""
+        self._waiting.discard(rank)
+        if rank not in self._done:
+            self._done.add(rank)
+            self._break(rank, f"rank {rank} ended before it finalized MPI")
+
+    def _reply(self, rank: int, answer: str) -> None:
+        self._send(rank, f"{answer}\n".encode())
+
+    def _answer(self, command: str, fields: Mapping[str, str]) -> str:
+        match command:
+            case "init":
+                status = 0 if fields.get("pmi_version") == "1" else -1
+                answer = f"response_to_init rc={status} pmi_version=1 pmi_subversion=1"
+            case "get_maxes":
+                limits = f"kvsname_max={_MAX_NAME} keylen_max={_MAX_KEY} vallen_max={_MAX_VALUE}"
+                answer = f"maxes rc=0 {limits}"
+            case "get_appnum":
+                answer = "appnum rc=0 appnum=0"
+            case "get_my_kvsname":
+                answer = f"my_kvsname rc=0 kvsname={self._name}"
+            case "get_universe_size":
+                answer = f"universe_size rc=0 size={self._size}"
+            case "put":
+                problem = self._put(fields)
+                answer = f"put_result rc={-1 if problem else 0} msg={problem or 'success'}"
+            case "get":
+                answer = self._get(fields)
+            case "finalize":
+                answer = "finalize_ack rc=0"
+            case _:
+                answer = f"{command[:_MAX_KEY]}_result rc=-1 msg=unknown_command"
+        return f"cmd={answer}"
+
+    def _put(self, fields: Mapping[str, str]) -> str:
+        key, value = fields.get("key", ""), fields.get("value", "")
+        if fields.get("kvsname", self._name) != self._name:
+            return "unknown_kvsname"
+        if not 0 < len(key) <= _MAX_KEY or len(value) > _MAX_VALUE:
+            return "key_or_value_too_long"
+        if self._store.get(key, value) != value:
+            return "duplicate_key"
+        if len(self._puts) >= _MAX_PUTS:
+            return "too_many_keys"
+        self._store[key] = value
+        self._puts[key] = value.encode("ascii")
+        return ""
+
+    def _get(self, fields: Mapping[str, str]) -> str:
+        value = self._store.get(fields.get("key", ""))
+        if value is None or fields.get("kvsname", self._name) != self._name:
+            return "get_result rc=-1 msg=key_not_found"
+        return f"get_result rc=0 msg=success value={value}"
+
+    # Barriers -------------------------------------------------------------------------
+
+    def _arrive(self, rank: int) -> Barrier | None:
+        self._waiting.add(rank)
+        if self._broken:
+            self._release(-1)
+        elif len(self._waiting) == self._count:
+            name, self._fences = f"pmi-{self._fences}", self._fences + 1
+            puts, self._puts = self._puts, {}
+            return Barrier(name, puts)
+        return None
+
+    def met(self, merged: Mapping[str, bytes]) -> None:
+        """Frees the ranks of a barrier, with what all nodes have put."""
+        self._store.update({key: value.decode("ascii") for key, value in merged.items()})
+        self._release(-1 if self._broken else 0)
+
+    def not_met(self, name: str, why: object) -> None:
+        """Frees the ranks of a barrier that cannot complete."""
+        self._break(-1, f"the nodes did not meet in {name}: {why}")
+
+    def _release(self, status: int) -> None:
+        waiting, self._waiting = self._waiting, set()
+        for rank in waiting:
+            self._send(rank, f"cmd=barrier_out rc={status}\n".encode())
+
+    def _break(self, rank: int, reason: str) -> None:
+        """Reports a failure; ranks in a barrier that cannot complete are freed."""
+        first = not self._broken
+        self._broken = self._broken or reason
+        self._release(-1)
+        if first or rank >= 0:
+            self._on_abort(rank, reason)
+
+
+def map_processes(nodes: Sequence[Sequence[int]]) -> str:
+    """Says which ranks share a node, in the words of PMI_process_mapping.
+
+    Args:
+        nodes: The ranks of each node, each rank from 0 up once.
+
+    Returns:
+        "(vector,(0,2,2))" for two nodes with two consecutive ranks each. Each
+        triple is a first node, a number of nodes and the ranks of each.
+
+    Raises:
+        ConfigError: The text is longer than a rank can receive.
+    """
+    home = {rank: node for node, ranks in enumerate(nodes) for rank in ranks}
+    runs = [(node, len(list(run))) for node, run in groupby(home[rank] for rank in sorted(home))]
+    triples: list[list[int]] = []
+    for node, count in runs:
+        if triples and node == sum(triples[-1][:2]) and count == triples[-1][2]:
+            triples[-1][1] += 1
+        else:
+            triples.append([node, 1, count])
+    text = f"(vector,{','.join(f'({a},{b},{c})' for a, b, c in triples)})"
+    if len(text) > _MAX_VALUE:
+        raise ConfigError(
+            f"{len(triples)} different pieces are too many for MPI's start-up"
+            " protocol; give each node consecutive ranks"
+        )
+    return text
+
+
+def _parse(line: bytes) -> dict[str, str]:
+    """Splits a line into its fields; a value may hold spaces only in the last one."""
+    try:
+        text = line.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise _ProtocolError("a line is not ASCII") from error
+    if not text.endswith("\n") or not text.startswith(("cmd=", "mcmd=")):
+        raise _ProtocolError(f"a line begins with {text[:40]!r}")
+    head, has_value, value = text.rstrip("\n").partition(" value=")
+    fields = dict(part.split("=", 1) for part in head.split(" ") if "=" in part)
+    if has_value:
+        fields["value"] = value.rstrip(" ")
+    return fields

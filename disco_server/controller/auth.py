@@ -1,0 +1,211 @@
+"""The gate of a controller: every call passes it, and is refused unless the table allows it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import unquote
+
+import grpc
+
+from disco_client.errors import ConfigError
+from disco_client.transport.credentials import state_of
+from disco_server.core.access import (
+    EVERYBODY,
+    METHODS,
+    Identity,
+    Role,
+    Tokens,
+    accepted,
+    certificate_identity,
+    read_tokens,
+)
+from disco_server.observe.logs import refusals
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+    from disco_server.security import Guard
+
+__all__ = ["Gate", "TokenBook", "caller", "peer_of"]
+
+
+_logger = logging.getLogger("disco.controller")
+_caller: ContextVar[Identity] = ContextVar("caller", default=EVERYBODY)
+_BEHAVIOURS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+_BEARER: Final = "bearer "
+_ANYBODY_READS: Final = 0o004
+_GROUP_READS: Final = 0o044
+
+
+def caller() -> Identity:
+    """Who makes the call that is being answered."""
+    return _caller.get()
+
+
+def peer_of(context: Any) -> str:
+    """From where a call comes, as ``ipv4:10.0.0.7:41234``."""
+    return unquote(str(context.peer()))
+
+
+def _others_may_read(status: os.stat_result) -> bool:
+    """Whether a file of secrets is open to more than its user.
+
+    A file of root's may be open to a group: that is how a daemon that is not root gets it,
+    and how Kubernetes mounts Secrets for one.
+    """
+    return bool(status.st_mode & (_ANYBODY_READS if status.st_uid == 0 else _GROUP_READS))
+
+
+class TokenBook:
+    """The tokens of a file, as it is now.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: It cannot be read, or is not of its form.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: object = state_of(path)
+        self._tokens = self._read()
+
+    def _read(self) -> Tokens:
+        where = f"auth_token_file {self._path}"
+        try:
+            text = self._path.read_text()
+            status = self._path.stat()
+        except OSError as error:
+            raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{where}: is no text") from None
+        if _others_may_read(status):
+            _logger.warning("%s can be read by other users; chmod 600 keeps it secret", where)
+        return accepted(read_tokens(text, where))
+
+    def find(self, token: str) -> Identity | None:
+        """Who shows a token; None for nobody known."""
+        state = state_of(self._path)
+        if state != self._seen:
+            self._seen = state
+            try:
+                self._tokens = self._read()
+            except ConfigError as error:
+                _logger.error("the tokens before serve on: %s", error)  # noqa: TRY400  (no traceback)
+            else:
+                _logger.info("the tokens in %s were read again", self._path)
+        return self._tokens.find(token)
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Finds out who calls, and lets through what the table of methods allows him.
+
+    Args:
+        guard: Who is asked for what.
+
+    Raises:
+        ConfigError: The file of the tokens cannot be read.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._prefix = guard.tls_id_prefix
+        self._by_certificate = guard.require_client_cert
+        self._book = TokenBook(guard.auth_token_file) if guard.auth_token_file else None
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Puts the gate before a handler; a method that nobody serves has none."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = str(cast("Any", handler_call_details).method)
+        for kind in _BEHAVIOURS:
+            behaviour = getattr(handler, kind)
+            if behaviour is not None:
+                return handler._replace(**{kind: self._before(behaviour, method)})
+        return handler
+
+    def _before(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+        if inspect.isasyncgenfunction(behaviour):
+
+            async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
+                await self._admit(method, context)
+                async for each in behaviour(request, context):
+                    yield each
+
+            return generate
+
+        async def answer(request: Any, context: Any) -> Any:
+            await self._admit(method, context)
+            return await behaviour(request, context)
+
+        return answer
+
+    async def _admit(self, method: str, context: Any) -> None:
+        """Lets a call go on, or ends it; sets who makes it."""
+        allowed = METHODS.get(method, frozenset())
+        if allowed is None:
+            return
+        found = self._identify(context)
+        code, problem, who = grpc.StatusCode.UNAUTHENTICATED, found, ""
+        if isinstance(found, Identity):
+            who = str(found)
+            if found.role in allowed or (found.role is Role.ANYBODY and method in METHODS):
+                _caller.set(found)
+                return
+            may = ", ".join(sorted(role.value for role in allowed)) or "nobody"
+            code = grpc.StatusCode.PERMISSION_DENIED
+            problem = f"{who} may not call {method.rpartition('/')[2]}: it is for {may}"
+        refusals.record(
+            "refused", who=who, peer=peer_of(context), what=method, outcome=str(problem)
+        )
+        await context.abort(code, problem)
+
+    def _identify(self, context: Any) -> Identity | str:
+        names = context.auth_context().get("x509_subject_alternative_name", ())
+        texts = [name.decode("utf-8", "replace") for name in names]
+        return self.identify(_bearer(context.invocation_metadata() or ()), texts)
+
+    def identify(self, token: str, names: Sequence[str]) -> Identity | str:
+        """Says who calls.
+
+        Args:
+            token: That he shows; may be empty.
+            names: The alternative names in the certificate that he shows, if he does.
+
+        Returns:
+            Who it is; a text where that cannot be known, which says what was expected.
+        """
+        if self._book is not None:
+            if not token:
+                return (
+                    "this controller asks for a token, and none came; give token_file or token"
+                    " (DISCO_TOKEN_FILE, DISCO_TOKEN; of a worker daemon, --auth-token-file)"
+                )
+            return self._book.find(token) or (
+                "this controller does not know the token that came; its --auth-token-file has"
+                " those that it knows"
+            )
+        if not self._by_certificate:
+            return EVERYBODY
+        return certificate_identity(names, self._prefix) or (
+            "the certificate that came names no role; expected a URI among its alternative names"
+            f" such as {self._prefix}client/NAME"
+        )
+
+
+def _bearer(metadata: Sequence[tuple[str, str | bytes]]) -> str:
+    for name, value in metadata:
+        text = value if isinstance(value, str) else value.decode("latin-1")
+        if name == "authorization" and text[: len(_BEARER)].lower() == _BEARER:
+            return text[len(_BEARER) :]
+    return ""

@@ -1,0 +1,185 @@
+"""What all handlers of the controller share: how they fail, and how a stream ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from disco_client.pb import node_pb2
+from disco_client.wire.codec import Kind, envelope
+from disco_server.controller.auth import caller, peer_of
+from disco_server.observe import logs
+
+if TYPE_CHECKING:
+    from disco_server.core.access import Identity
+    from disco_server.core.cluster import Cluster
+    from disco_server.core.session_state import SessionTable
+    from disco_server.ipc.grpc_server import Outbox
+
+__all__ = [
+    "MAX_NAME",
+    "Context",
+    "NotYours",
+    "Stream",
+    "end_stream",
+    "find_session",
+    "first_message",
+    "guarded",
+    "not_yours",
+    "refuse",
+    "refuse_call",
+    "unknown_session",
+]
+
+
+_logger = logging.getLogger("disco.controller")
+
+_CUT_OFF = ("_ServerStoppedError", "ExecuteBatchError")
+"""What gRPC raises in calls that outlast their server or client; it has no public names."""
+
+MAX_NAME = 128
+Context: TypeAlias = Any  # grpc.aio.ServicerContext, whose type parameters help nobody here
+Stream: TypeAlias = AsyncIterator[bytes]
+
+
+def guarded(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Keeps the text of unforeseen exceptions from peers, who get an id of the log line."""
+
+    @wraps(handler)
+    async def guarded_handler(self: Any, request: Any, context: Context) -> Any:
+        try:
+            return await handler(self, request, context)
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected a disco.v1 message")
+        except ConnectionError as error:
+            await context.abort(grpc.StatusCode.ABORTED, str(error)[:1000])
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            if type(error).__name__ in _CUT_OFF:
+                raise  # gRPC ends the call; nobody is there any more to be told
+            error_id = secrets.token_hex(4)
+            _logger.exception("handler failed, error id %s", error_id)
+            await context.abort(
+                grpc.StatusCode.INTERNAL, f"the controller failed; its log has error {error_id}"
+            )
+
+    return guarded_handler
+
+
+class NotYours(Exception):
+    """A session belongs to somebody else than who asks for it."""
+
+
+def not_yours(name: str) -> str:
+    """What is said to who asks for a session of somebody else."""
+    return f"session {name!r} belongs to somebody else; its owner and administrators may use it"
+
+
+async def refuse_call(context: Context, event: str, name: str, why: str) -> None:
+    """Ends a call that its caller may not make; the audit log has it.
+
+    Raises:
+        grpc.aio.AbortError: Always.
+    """
+    logs.refusals.record(event, who=str(caller()), peer=peer_of(context), session=name, outcome=why)
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+
+
+async def refuse(context: Context, message: str) -> None:
+    """Tells a peer why its stream will not go on."""
+    refused = node_pb2.Refused(message=message).SerializeToString()
+    await context.write(envelope(Kind.REFUSED, refused))
+
+
+FIRST_MESSAGE_S = 10.0
+"""A peer that has said nothing for this long after it came is sent away."""
+
+
+async def first_message(stream: Stream) -> bytes | None:
+    """Waits for what a peer says first; None if it leaves without a word.
+
+    Raises:
+        ConnectionError: It stays, and says nothing.
+    """
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_S):
+            return await anext(stream, None)
+    except TimeoutError:
+        msg = f"expected a first message within {FIRST_MESSAGE_S:g} s"
+        raise ConnectionError(msg) from None
+
+
+_END_S = 1.0
+"""How long a stream's tasks are waited for when it is over."""
+
+
+async def end_stream(
+    outbox: Outbox, writing: asyncio.Task[None], reading: asyncio.Task[Any]
+) -> None:
+    """Lets the tasks of a stream end, as far as they do.
+
+    What must happen when a stream is over comes before this: a peer that breaks off
+    may cancel the handler once more while it waits here. A message on its way is not
+    cut off, because gRPC could not send the stream's status after it; and gRPC keeps a
+    cancellation to itself now and then, so that the wait has a limit.
+    """
+    for task in (reading, writing):
+        task.add_done_callback(_see)  # it may end when nobody waits here any more
+    reading.cancel()
+    outbox.close()
+    await asyncio.wait((reading, writing), timeout=_END_S)
+    for task in (reading, writing):
+        task.cancel()  # which does nothing where it has ended
+
+
+def _see(task: asyncio.Task[Any]) -> None:
+    """Takes a task's exception, which asyncio would otherwise write down as lost."""
+    if not task.cancelled():
+        task.exception()
+
+
+# Finds the session that somebody names, if it is his.
+
+
+_NAMED = 5
+
+
+def find_session(
+    cluster: Cluster, name: str, who: Identity, *, ended: bool = False
+) -> SessionTable:
+    """Finds a session by its name or its id in hexadecimal.
+
+    Args:
+        cluster: Where.
+        name: Which.
+        who: Who asks.
+        ended: Whether one that is over will do where none is there.
+
+    Raises:
+        LookupError: There is none; the text says which there are.
+        NotYours: It is somebody else's.
+    """
+    found = cluster.find(name, who, ended=ended)
+    if found is None:
+        raise LookupError(unknown_session(cluster, name, who, ended=ended))
+    if not who.owns(found.principal):
+        raise NotYours(not_yours(found.name))
+    return found
+
+
+def unknown_session(cluster: Cluster, name: str, who: Identity, *, ended: bool = True) -> str:
+    """What is said to who asks for a session that nobody knows."""
+    known = [repr(s.name) for s in cluster.sessions.values() if who.owns(s.principal)]
+    names = ", ".join(known[:_NAMED]) + ", ..." * (len(known) > _NAMED)
+    over = ", or that ended within the last minutes," if ended else ","
+    return (
+        f"expected a session that runs{over} got {name[:MAX_NAME]!r}; there run: {names or 'none'}"
+    )

@@ -1,0 +1,428 @@
+"""Asks the nodes of a session what its ranks do, and puts their answers together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from disco_client.pb import controller_pb2, node_pb2
+from disco_client.tracing.ring import ClockSample, clock_offset
+from disco_client.version import __version__
+from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.reports import (
+    NodeSilence,
+    NodeView,
+    Overview,
+    RankReport,
+    RankView,
+    SessionView,
+    decode_report,
+    encode_silence,
+)
+from disco_client.wording import natural
+from disco_server.controller.edge import NotYours, not_yours, unknown_session
+from disco_server.core.access import EVERYBODY, Identity
+from disco_server.core.session_state import SessionState, SessionTable
+
+if TYPE_CHECKING:
+    from disco_server.core.cluster import Cluster
+    from disco_server.core.nodes import Node
+
+__all__ = ["INTERVAL_S", "Inspections", "Overviews"]
+
+
+_LONGEST_S = 60.0
+_CLOCK_ROUNDS = 3
+_CLOCK_S = 1.0
+"""For how long a comparison of clocks is good enough for whoever follows a session."""
+
+
+@dataclass(slots=True)
+class _Question:
+    """A question that a node has not answered yet."""
+
+    node: str
+    answer: asyncio.Future[tuple[node_pb2.NodeInspected, int]]
+
+
+class Inspections:
+    """Questions under way; used from the event loop only.
+
+    Args:
+        cluster: Knows the nodes and the sessions.
+        post: Sends an envelope to a node; does nothing if it is not connected.
+        clock: The time by which nodes were heard of.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        post: Callable[[str, bytes], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._cluster = cluster
+        self._post = post
+        self._numbers = itertools.count(1)
+        self._questions: dict[int, _Question] = {}
+        self._clocks: dict[str, tuple[float, ClockSample]] = {}
+        self._comparing: dict[str, asyncio.Task[None]] = {}
+
+    def receive(self, node: str, payload: bytes) -> None:
+        """Takes a node's answer."""
+        now = time.monotonic_ns()
+        found = node_pb2.NodeInspected.FromString(payload)
+        question = self._questions.get(found.request)
+        if question is not None and question.node == node and not question.answer.done():
+            question.answer.set_result((found, now))
+
+    async def inspect(
+        self, request: controller_pb2.InspectRequest, who: Identity = EVERYBODY
+    ) -> controller_pb2.InspectResult:
+        """Finds out what the ranks of a session do, or did before it ended.
+
+        Args:
+            request: What is asked.
+            who: Who asks.
+
+        Raises:
+            LookupError: Nobody knows such a session; the text says which there are.
+            NotYours: It is somebody else's.
+        """
+        received_ns = time.monotonic_ns()
+        name = request.name
+        session = self._find(name, who)
+        if session is None and not who.owns_all:
+            request = self._of_ended(request, who)
+        nodes = [s.node for s in session.shares] if session else list(self._cluster.members.nodes)
+        timeout = min(request.timeout_s, _LONGEST_S) if request.timeout_s > 0 else _LONGEST_S
+        asked = await asyncio.gather(*(self._ask_node(node, request, timeout) for node in nodes))
+        answers = [found for found in asked if found is not None and found.known]
+        if session is None and not answers:
+            raise LookupError(unknown_session(self._cluster, name, who))
+        result = controller_pb2.InspectResult()
+        for found in answers:
+            result.session, result.name = found.session, found.session_name
+            result.num_workers = found.num_workers
+            result.ranks.extend(found.ranks)
+        if session is not None:
+            result.session, result.name = session.session, session.name
+            result.num_workers = session.num_workers
+            missing = [node for node, found in zip(nodes, asked, strict=True) if found is None]
+            result.silent.extend(map(encode_silence, self._silences(session, missing)))
+        result.received_ns, result.sent_ns = received_ns, time.monotonic_ns()
+        return result
+
+    async def glance(
+        self, node: str, seconds: float
+    ) -> tuple[node_pb2.NodeInspected, float] | None:
+        """Asks one node what all its ranks do at this moment.
+
+        Args:
+            node: Which.
+            seconds: How long it is waited for.
+
+        Returns:
+            Its answer, and for how many seconds that and the question were under way; None
+            where none came in time.
+        """
+        asked = time.monotonic_ns()
+        try:
+            async with asyncio.timeout(seconds):
+                found, heard = await self._ask(node, node_pb2.InspectNode(all=True))
+        except TimeoutError:
+            return None
+        return found, max(heard - asked - (found.sent_ns - found.received_ns), 0) / 1e9
+
+    def _find(self, name: str, who: Identity) -> SessionTable | None:
+        found = self._cluster.find(name, who)
+        if found is not None and not who.owns(found.principal):
+            # He may have had one of that name, which has ended.
+            ended = self._cluster.find(name, who, ended=True)
+            if ended is None or not who.owns(ended.principal):
+                raise NotYours(not_yours(name))
+            return None
+        return found
+
+    def _of_ended(
+        self, request: controller_pb2.InspectRequest, who: Identity
+    ) -> controller_pb2.InspectRequest:
+        """Asks for a session that has ended by its id: nodes do not know whose a name is."""
+        ended = self._cluster.find(request.name, who, ended=True)
+        if ended is None:
+            raise LookupError(unknown_session(self._cluster, request.name, who))
+        if not who.owns(ended.principal):
+            raise NotYours(not_yours(request.name))
+        asked = controller_pb2.InspectRequest()
+        asked.CopyFrom(request)
+        asked.name = f"{ended.session:016x}"
+        return asked
+
+    def _silences(self, session: SessionTable, nodes: Sequence[str]) -> Iterable[NodeSilence]:
+        now, known = self._clock(), self._cluster.members.nodes
+        for share in session.shares:
+            if share.node in nodes:
+                heard = known[share.node].heard if share.node in known else now
+                yield NodeSilence(share.node, tuple(share.workers), max(now - heard, 0.0))
+
+    async def _ask_node(
+        self, node: str, request: controller_pb2.InspectRequest, seconds: float
+    ) -> node_pb2.NodeInspected | None:
+        """Asks one node; None where it does not answer in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                clock = await self._clock_of(node, request)
+                question = node_pb2.InspectNode(
+                    name=request.name,
+                    stacks=request.stacks,
+                    flights=request.flights,
+                    follow=request.follow,
+                    since=request.since,
+                )
+                found, _ = await self._ask(node, question)
+        except TimeoutError:
+            return None
+        if clock is not None:
+            for rank in found.ranks:
+                rank.clock_at_ns = clock.at_ns
+                rank.clock_offset_ns, rank.clock_error_ns = clock.offset_ns, clock.error_ns
+        return found
+
+    async def _clock_of(
+        self, node: str, request: controller_pb2.InspectRequest
+    ) -> ClockSample | None:
+        """How the clock of a node differs from ours, where that is needed."""
+        if not (request.flights or request.follow):
+            return None
+        known = self._clocks.get(node) if request.follow else None
+        if known is None:
+            return await self._compare_clocks(node)
+        if time.monotonic() - known[0] > _CLOCK_S and node not in self._comparing:
+            # Not waited for: what is new is overwritten meanwhile.
+            self._comparing[node] = asyncio.create_task(self._compare_in_time(node))
+        return known[1]
+
+    async def _compare_in_time(self, node: str) -> None:
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOCK_S):
+                    await self._compare_clocks(node)
+        finally:
+            del self._comparing[node]
+
+    async def _compare_clocks(self, node: str) -> ClockSample:
+        """Asks several times, and takes what the quickest answer says."""
+        found: list[tuple[int, ClockSample]] = []
+        for _ in range(_CLOCK_ROUNDS):
+            asked = time.monotonic_ns()
+            answer, heard = await self._ask(node, node_pb2.InspectNode())
+            offset, error = clock_offset(asked, answer.received_ns, answer.sent_ns, heard)
+            found.append((error, ClockSample(answer.received_ns, offset, error)))
+        _, best = min(found)
+        self._clocks[node] = time.monotonic(), best
+        return best
+
+    async def _ask(
+        self, node: str, question: node_pb2.InspectNode
+    ) -> tuple[node_pb2.NodeInspected, int]:
+        number = question.request = next(self._numbers)
+        answer: asyncio.Future[tuple[node_pb2.NodeInspected, int]]
+        answer = asyncio.get_running_loop().create_future()
+        self._questions[number] = _Question(node, answer)
+        try:
+            self._post(node, envelope(Kind.INSPECT, question.SerializeToString()))
+            return await answer
+        finally:
+            del self._questions[number]
+
+
+# What the cluster does at this moment, for all who watch it: one source, asked rarely.
+#
+# Nodes are asked when somebody looks, once a second at most however many look, and what they
+# said is shared. Who may know what of it is decided for each of them.
+
+
+INTERVAL_S = 1.0
+"""Nodes are asked so often at most."""
+
+_NODES_S = 1.0
+"""How long a node is waited for."""
+
+_RECENT_S = 10.0
+"""What was seen longer ago says nothing about how much is done in a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What was heard of a rank, and when."""
+
+    at: float
+    report: RankReport
+
+    @property
+    def executed(self) -> int:
+        return self.report.finished.seq if self.report.finished else 0
+
+    def rate(self, before: _Sample | None) -> tuple[float | None, float | None]:
+        """Commands and bytes of collectives in a second since an earlier sample."""
+        same = before is not None and before.report.pid == self.report.pid
+        if before is None or not same or not 0 < self.at - before.at <= _RECENT_S:
+            return None, None
+        seconds = self.at - before.at
+        commands = max(self.executed - before.executed, 0)
+        moved = max(self.report.collective_bytes - before.report.collective_bytes, 0)
+        return commands / seconds, moved / seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What all nodes said at one time."""
+
+    at: float = -INTERVAL_S
+    latency: dict[str, float] = field(default_factory=dict[str, float])
+    received: dict[int, int] = field(default_factory=dict[int, int])
+    ranks: dict[tuple[int, int], _Sample] = field(default_factory=dict[tuple[int, int], _Sample])
+
+
+class Overviews:
+    """Used from the event loop only.
+
+    Args:
+        cluster: Knows the nodes and the sessions.
+        inspections: Asks the nodes.
+        clock: The time by which waits end.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        inspections: Inspections,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._cluster = cluster
+        self._inspections = inspections
+        self._asking: asyncio.Task[None] | None = None
+        self._answers = _Answers(at=-INTERVAL_S + time.monotonic())
+        self._before = self._answers
+
+    async def snapshot(self, who: Identity = EVERYBODY, *, ended: bool = False) -> Overview:
+        """What somebody may know of the cluster; nothing in it is older than a second or two.
+
+        Args:
+            who: Who looks: administrators see everything, owners their sessions, and
+                otherwise there are the lists alone, of whose sessions observers also see
+                where they run.
+            ended: Whether sessions that ended lately are wanted too.
+        """
+        left = self._answers.at + INTERVAL_S - time.monotonic()
+        if self._asking is None and (left <= 0 or self._misses_some()):
+            self._asking = asyncio.ensure_future(self._ask(max(left, 0.0)))
+            self._asking.add_done_callback(self._asked)
+        if self._asking is not None:
+            await asyncio.shield(self._asking)  # others wait for it too
+        now, cluster = time.monotonic(), self._cluster
+        nodes = sorted(cluster.members.nodes.values(), key=lambda node: natural(node.name))
+        sessions = [*cluster.sessions.values(), *(cluster.lately_over(now) if ended else ())]
+        return Overview(
+            __version__,
+            self._answers.at,
+            tuple(self._node(node, now) for node in nodes),
+            tuple(self._session(each, who, now) for each in sessions),
+        )
+
+    def _asked(self, task: asyncio.Task[None]) -> None:
+        self._asking = None
+        if not task.cancelled():
+            task.exception()  # whoever waits has it
+
+    def _misses_some(self) -> bool:
+        """Whether sessions have begun since the nodes were asked."""
+        known = self._answers.received
+        return any(s.ranks and s.session not in known for s in self._cluster.sessions.values())
+
+    async def _ask(self, wait: float) -> None:
+        """Asks every node that is connected, after some seconds."""
+        await asyncio.sleep(wait)
+        asked = _Answers(time.monotonic())
+        here = [n.name for n in self._cluster.members.nodes.values() if n.away_since is None]
+        glances = await asyncio.gather(*(self._inspections.glance(n, _NODES_S) for n in here))
+        for node, glance in zip(here, glances, strict=True):
+            if glance is None:
+                continue
+            found, asked.latency[node] = glance
+            at = time.monotonic()
+            for each in found.sessions:
+                newest = asked.received.get(each.session, 0)
+                asked.received[each.session] = max(newest, each.received)
+                for raw in each.ranks:
+                    report = decode_report(raw)
+                    asked.ranks[each.session, report.worker] = _Sample(at, report)
+        self._before, self._answers = self._answers, asked
+
+    def _node(self, node: Node, now: float) -> NodeView:
+        return NodeView(
+            node.name,
+            node.state,
+            len(node.devices),
+            len(node.taken),
+            node.devices,
+            node.version,
+            now - node.joined,
+            self._answers.latency.get(node.name),
+        )
+
+    def _session(self, session: SessionTable, who: Identity, now: float) -> SessionView:
+        yours = who.owns(session.principal)
+        ranks = [self._rank(session.session, place) for place in sorted(session.ranks.values())]
+        end, over = session.end, session.state is SessionState.GONE
+        state = session.state.value
+        if end is not None and over:
+            state = "ended" if end.as_wished else "failed"
+        view = SessionView(
+            session.session,
+            session.name,
+            session.owner,
+            state,
+            session.num_workers,
+            session.attached,
+            now - session.created,
+            session.lease_left(self._clock()),
+            yours,
+            ended_s=now - session.ended if over else None,
+        )
+        if yours and end is not None:
+            reason = end.reason.name.lower()
+            view = replace(view, end_reason=reason, end_message=end.message)
+        if not yours:
+            places = (RankView(r.worker, r.node, r.pid, r.device) for r in ranks)
+            return replace(view, ranks=tuple(places) if who.sees_places else ())
+        executed = min((rank.executed for rank in ranks if rank.state != "unknown"), default=0)
+        issued = self._answers.received.get(session.session, 0)
+        return replace(view, issued=issued, executed=executed, ranks=tuple(ranks))
+
+    def _rank(self, session: int, place: tuple[int, str, int, str]) -> RankView:
+        worker, node, pid, device = place
+        view = RankView(worker, node, pid, device)
+        sample = self._answers.ranks.get((session, worker))
+        if sample is None or sample.report.pid != pid:
+            return view
+        report = sample.report
+        commands, moved = sample.rate(self._before.ranks.get((session, worker)))
+        return replace(
+            view,
+            state=report.state.value,
+            executed=sample.executed,
+            current=report.current,
+            collective=report.collective,
+            memory_bytes=report.memory_bytes,
+            collectives=report.collectives,
+            collective_bytes=report.collective_bytes,
+            commands_per_s=commands,
+            collective_bytes_per_s=moved,
+        )

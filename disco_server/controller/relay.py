@@ -1,0 +1,294 @@
+"""Host arrays on their way through the controller: two streams meet by ticket.
+
+A client opens the meeting, and the daemon of its worker is asked to come: it fetches
+what the client uploads, or pushes what the client downloads. The one who writes pulls
+from the one who reads, chunk by chunk, so gRPC's own flow control reaches from end to
+end and the controller holds no more than a chunk or two.
+
+Where one of the two goes away the other one hears of it. Nothing is kept here: a client
+that was cut opens another meeting, which takes the place of the one before, and the
+array comes again from its beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from disco_client.wire.arrays import chunk_data
+from disco_server.core.rendezvous import Rendezvous, RendezvousError, Wake
+
+if TYPE_CHECKING:
+    from disco_client.pb import node_pb2
+
+__all__ = ["Exchanges", "Meeting", "TransferKey", "TransferRefused", "Transfers"]
+
+
+TransferKey: TypeAlias = tuple[int, str, int, int]
+"""Session, direction ("up" or "down"), worker, ticket."""
+
+
+class TransferRefused(Exception):
+    """The node cannot take an array; the text says why."""
+
+
+class Meeting:
+    """Where two streams of one transfer meet.
+
+    Args:
+        node: The node of its worker.
+        nbytes: How large the array is, where the client knows.
+
+    Attributes:
+        source: The stream of encoded chunks, once its side has come.
+        done: Set when the other end has the array.
+    """
+
+    def __init__(self, node: str, nbytes: int = 0) -> None:
+        loop = asyncio.get_running_loop()
+        self.node = node
+        self.nbytes = nbytes
+        self.source: asyncio.Future[AsyncIterator[bytes]] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
+        self._reading: asyncio.Task[Any] | None = None
+        self._broken = ""
+        self._carried = False
+
+    def fail(self, why: str) -> None:
+        """Ends it for both sides, unless it is done."""
+        if self.done.done():
+            return
+        self._broken = why
+        _fail(self.source, ConnectionError(why))
+        _fail(self.done, ConnectionError(why))
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def answer(self, error: str) -> None:
+        """Notes what the node says of an upload: it has all of it, or why it cannot."""
+        if error:
+            _fail(self.done, TransferRefused(error))
+        elif not self.done.done():
+            self.done.set_result(None)
+
+    async def carry(self, write: Callable[[bytes], Awaitable[object]]) -> None:
+        """Passes the chunks on, each as soon as it is there.
+
+        Raises:
+            ConnectionError: One of the two sides is gone, or less came than was said; or
+                somebody else passes them on.
+        """
+        source = await self.source
+        if self._carried:
+            self.fail("the node has begun this transfer anew")
+        self._carried = True
+        self._check()
+        count, whole = 0, False
+        while (chunk := await self._next(source)) is not None:
+            try:
+                count += len(chunk_data(chunk))
+            except OSError:
+                whole = True  # it says that no more will come, and why
+            await write(chunk)
+            self._check()
+        if count < self.nbytes and not whole:
+            self.fail(f"expected an array of {self.nbytes} bytes, got {count}")
+            self._check()
+
+    async def _next(self, source: AsyncIterator[bytes]) -> bytes | None:
+        # Only this wait is cancelled from outside: a message that is being written must
+        # leave, or gRPC could send nothing behind it.
+        task = self._reading = asyncio.current_task()
+        try:
+            return await anext(source, None)
+        except asyncio.CancelledError:
+            if self._broken and task is not None:
+                task.uncancel()
+            self._check()
+            raise
+        finally:
+            self._reading = None
+
+    def _check(self) -> None:
+        if self._broken:
+            raise ConnectionError(self._broken)
+
+
+class Transfers:
+    """The transfers under way; used from the event loop only."""
+
+    def __init__(self) -> None:
+        self._meetings: dict[TransferKey, Meeting] = {}
+
+    @contextlib.contextmanager
+    def opened(self, key: TransferKey, node: str, nbytes: int = 0) -> Generator[Meeting]:
+        """Opens the meeting of a transfer for its client, in place of an earlier one."""
+        former = self._meetings.get(key)
+        meeting = self._meetings[key] = Meeting(node, nbytes)
+        if former is not None:
+            former.fail("the client has begun this transfer anew")
+        try:
+            yield meeting
+        finally:
+            if self._meetings.get(key) is meeting:
+                del self._meetings[key]
+            meeting.fail("the client went away")
+
+    def join(self, key: TransferKey) -> Meeting:
+        """Returns the meeting of a transfer for its node.
+
+        Raises:
+            ConnectionError: The client went away.
+        """
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            msg = f"nobody waits for ticket {key[3]} any more"
+            raise ConnectionError(msg)
+        return meeting
+
+    async def bring(self, key: TransferKey, source: AsyncIterator[bytes], nbytes: int) -> None:
+        """Offers a stream to the client that waits for it, until it has taken it all.
+
+        Raises:
+            ConnectionError: The session ended, or the client went away.
+        """
+        meeting = self.join(key)
+        if meeting.source.done():
+            meeting.fail("the node has begun this transfer anew")
+        else:
+            meeting.nbytes = nbytes
+            meeting.source.set_result(source)
+        await asyncio.shield(meeting.done)
+
+    def answer(self, key: TransferKey, error: str) -> None:
+        """Notes what a node says of an upload; nobody may be waiting."""
+        meeting = self._meetings.get(key)
+        if meeting is not None:
+            meeting.answer(error)
+
+    def break_off(self, node: str) -> None:
+        """Fails every transfer that needs a node whose connection broke."""
+        for meeting in list(self._meetings.values()):
+            if meeting.node == node:
+                meeting.fail("the connection to the worker's node broke")
+
+    def end_session(self, session: int) -> None:
+        """Fails every transfer of a session."""
+        for key, meeting in list(self._meetings.items()):
+            if key[0] == session:
+                meeting.fail("the session ended")
+
+
+def _fail(
+    future: asyncio.Future[AsyncIterator[bytes]] | asyncio.Future[None], error: Exception
+) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # nobody may be waiting; that is no error of its own
+
+
+# The rendezvous of every session, with waiting added: futures around pure state.
+
+
+_MAX_WAIT_S = 600.0
+
+
+class Exchanges:
+    """One key-value exchange a session; used from the event loop only."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Rendezvous] = {}
+
+    def open(self, session: int) -> None:
+        """Begins the exchange of a session, unless it has begun."""
+        if session not in self._open:
+            self._open[session] = Rendezvous()
+
+    def close(self, session: int, why: str) -> None:
+        """Ends the exchange of a session; everyone who waits in it is told why."""
+        rendezvous = self._open.pop(session, None)
+        if rendezvous is not None:
+            _wake(rendezvous.fail(why))
+
+    def put(self, session: int, items: Mapping[str, bytes]) -> None:
+        """Writes keys.
+
+        Raises:
+            ConnectionError: The session is over, or a key has another value.
+        """
+        rendezvous = self._of(session)
+        try:
+            for key, value in items.items():
+                _wake(rendezvous.put(key, value))
+        except RendezvousError as error:
+            raise ConnectionError(str(error)) from None
+
+    async def get(self, session: int, key: str, limit: float) -> bytes:
+        """Waits for a key and returns its value.
+
+        Raises:
+            ConnectionError: The session is over, or nobody wrote the key in time.
+        """
+        rendezvous = self._of(session)
+        waiter: asyncio.Future[Wake] = asyncio.get_running_loop().create_future()
+        try:
+            _wake(rendezvous.get(key, waiter))
+            wake = await asyncio.wait_for(waiter, min(limit, _MAX_WAIT_S))
+        except RendezvousError as error:
+            raise ConnectionError(str(error)) from None
+        except TimeoutError:
+            msg = f"nobody wrote {key!r} within {limit:g} s"
+            raise ConnectionError(msg) from None
+        finally:
+            rendezvous.withdraw(waiter)
+        if wake.value is None:
+            raise ConnectionError(wake.error)
+        return wake.value
+
+    async def fence(self, request: node_pb2.FenceRequest) -> Mapping[str, bytes]:
+        """Waits for every participant; returns what all of them brought.
+
+        Raises:
+            ConnectionError: The session is over, somebody did not come in time, or
+                the participants contradict each other.
+        """
+        rendezvous = self._of(request.session)
+        waiter: asyncio.Future[Wake] = asyncio.get_running_loop().create_future()
+        try:
+            _wake(
+                rendezvous.fence(
+                    request.name,
+                    request.participant,
+                    request.participants,
+                    dict(request.items),
+                    waiter,
+                )
+            )
+            limit = min(request.timeout_s, _MAX_WAIT_S) or None
+            wake = await asyncio.wait_for(waiter, limit)
+        except RendezvousError as error:
+            raise ConnectionError(str(error)) from None
+        except TimeoutError:
+            why = f"not every node came to {request.name!r} within {request.timeout_s:g} s"
+            # Its participant was counted, so the exchange cannot go on without it.
+            _wake(rendezvous.fail(why))
+            raise ConnectionError(why) from None
+        if wake.items is None:
+            raise ConnectionError(wake.error)
+        return wake.items
+
+    def _of(self, session: int) -> Rendezvous:
+        rendezvous = self._open.get(session)
+        if rendezvous is None:
+            msg = "the session is over"
+            raise ConnectionError(msg)
+        return rendezvous
+
+
+def _wake(wakes: list[Wake]) -> None:
+    for wake in wakes:
+        waiter = wake.waiter
+        if isinstance(waiter, asyncio.Future) and not waiter.done():  # pyright: ignore[reportUnknownMemberType]
+            waiter.set_result(wake)  # pyright: ignore[reportUnknownMemberType]

@@ -1,0 +1,387 @@
+"""The gRPC edge of the controller: decode, ask the hub, encode, map errors.
+
+The streams carry envelopes as bytes, so that batches and replies are relayed as
+they came; only the calls that are answered once use generated messages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+
+from disco_client.pb import controller_pb2, node_pb2
+from disco_client.version import __version__
+from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.reports import encode_overview
+from disco_client.wording import natural
+from disco_server.controller.auth import caller, peer_of
+from disco_server.controller.edge import (
+    Context,
+    NotYours,
+    Stream,
+    find_session,
+    first_message,
+    guarded,
+    not_yours,
+    refuse_call,
+)
+from disco_server.controller.node_streams import NodeStreams
+from disco_server.controller.relay import TransferRefused
+from disco_server.controller.session_streams import ClientStreams
+from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
+from disco_server.ipc.grpc_server import parsed
+from disco_server.observe import logs
+
+if TYPE_CHECKING:
+    from disco_server.controller.hub import Hub, NodeLink
+    from disco_server.controller.logs import LogPart
+
+__all__ = ["NODE_SERVICES", "SERVICE_NAMES", "Edge", "Watching", "named"]
+
+
+# The calls of those who watch a cluster: what it does, and what its ranks print.
+
+
+class Watching:
+    """The handlers of these calls.
+
+    Args:
+        hub: Who is behind it.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    @guarded
+    async def overview(
+        self, request: controller_pb2.OverviewRequest, _context: Context
+    ) -> controller_pb2.OverviewResult:
+        """Says what the cluster does at this moment."""
+        view = await self._hub.overviews.snapshot(caller(), ended=request.ended)
+        return encode_overview(view)
+
+    @guarded
+    async def logs(self, request: controller_pb2.LogsRequest, context: Context) -> None:
+        """Sends what ranks printed, as fast as it is read."""
+        session = await named(self._hub, request.name, context, "logs refused", ended=True)
+        worker = request.worker_plus_one - 1
+        if worker >= session.num_workers:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"expected a rank from 0 to {session.num_workers - 1}, got {worker}",
+            )
+        log = self._hub.logs.of(session.session, over=session.state is SessionState.GONE)
+        parts = log.read(
+            worker=worker if worker >= 0 else None,
+            last=request.lines if request.HasField("lines") else None,
+            follow=request.follow,
+        )
+        async for part in parts:
+            await context.write(_encode(part).SerializeToString())
+
+
+async def named(
+    hub: Hub, name: str, context: Context, event: str, *, ended: bool = False
+) -> SessionTable:
+    """The session of that name or id, which must be whoever's who calls.
+
+    Args:
+        hub: Knows the sessions.
+        name: Which.
+        context: Of the call, which ends where there is none, or it is somebody else's.
+        event: What the audit log says then.
+        ended: Whether one that is over will do.
+
+    Raises:
+        grpc.aio.AbortError: There is none, or it is somebody else's.
+    """
+    try:
+        return find_session(hub.cluster, name, caller(), ended=ended)
+    except NotYours as error:
+        await refuse_call(context, event, name, str(error))
+    except LookupError as error:
+        await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
+    raise AssertionError  # abort() raises; this tells the type checker
+
+
+def _encode(part: LogPart) -> controller_pb2.LogsPart:
+    return controller_pb2.LogsPart(
+        lost=part.lost,
+        printed=(
+            controller_pb2.Printed(
+                time_s=each.time_s,
+                lines=controller_pb2.LogLines(
+                    worker=each.worker, node=each.node, stderr=each.stderr, lines=each.lines
+                ),
+            )
+            for each in part.printed
+        ),
+    )
+
+
+SERVICE_NAMES = (
+    "disco.v1.SessionService",
+    "disco.v1.NodeService",
+    "disco.v1.RendezvousService",
+    "disco.v1.ArrayService",
+)
+NODE_SERVICES = ("disco.v1.NodeService", "disco.v1.RendezvousService")
+"""What worker daemons need of a controller; clients need the others."""
+
+
+class Edge:
+    """The handlers of one controller."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._clients = ClientStreams(hub)
+        self._nodes = NodeStreams(hub)
+        self._watching = Watching(hub)
+
+    def add_to(self, server: grpc.aio.Server, names: Collection[str] = SERVICE_NAMES) -> None:
+        """Registers services, all of them or those that are named."""
+        stream = grpc.stream_stream_rpc_method_handler
+        untyped = cast("Any", grpc)
+        pb, npb = controller_pb2, node_pb2
+        watching = self._watching
+
+        def unary(handler: Any, request: Any, result: Any) -> Any:
+            return untyped.unary_unary_rpc_method_handler(
+                parsed(handler, request), response_serializer=result.SerializeToString
+            )
+
+        def collect(handler: Any, request: Any = pb.Transfer) -> Any:
+            return untyped.unary_stream_rpc_method_handler(parsed(handler, request))
+
+        def bring(handler: Any) -> Any:
+            return untyped.stream_unary_rpc_method_handler(
+                handler, response_serializer=pb.UploadResult.SerializeToString
+            )
+
+        methods: dict[str, dict[str, Any]] = {
+            SERVICE_NAMES[0]: {
+                "Open": stream(self._clients.open),
+                "List": unary(self.list, pb.ListRequest, pb.ListResult),
+                "Close": unary(self.close, pb.CloseRequest, pb.CloseResult),
+                "Inspect": unary(self.inspect, pb.InspectRequest, pb.InspectResult),
+                "Overview": unary(watching.overview, pb.OverviewRequest, pb.OverviewResult),
+                "Logs": collect(watching.logs, pb.LogsRequest),
+            },
+            SERVICE_NAMES[1]: {
+                "Register": stream(self._nodes.register),
+                "Fetch": collect(self.fetch),
+                "Push": bring(self.push),
+            },
+            SERVICE_NAMES[3]: {"Upload": bring(self.upload), "Download": collect(self.download)},
+            SERVICE_NAMES[2]: {
+                "Put": unary(self.put, npb.PutRequest, npb.PutResult),
+                "Get": unary(self.get, npb.GetRequest, npb.GetResult),
+                "Fence": unary(self.fence, npb.FenceRequest, npb.FenceResult),
+            },
+        }
+        server.add_generic_rpc_handlers(
+            tuple(
+                grpc.method_handlers_generic_handler(name, handlers)
+                for name, handlers in methods.items()
+                if name in names
+            )
+        )
+
+    # Arrays -------------------------------------------------------------------------
+
+    @guarded
+    async def upload(self, stream: Stream, context: Context) -> controller_pb2.UploadResult:
+        """Takes an array from a client and passes it on to a node, until that has it."""
+        head = await self._head(stream, context)
+        session = await self._of_client(head, context)
+        link = await self._link(session, head, context)
+        key = (session.session, "up", head.worker, head.ticket)
+        with self._hub.transfers.opened(key, link.name, head.nbytes) as meeting:
+            meeting.source.set_result(aiter(stream))
+            _ask(link, Kind.FETCH, session, head)
+            try:
+                await meeting.done
+            except TransferRefused as error:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)[:1000])
+        return controller_pb2.UploadResult(nbytes=head.nbytes)
+
+    @guarded
+    async def download(self, head: controller_pb2.Transfer, context: Context) -> None:
+        """Passes an array that a node pushes on to a client."""
+        session = await self._of_client(head, context)
+        link = await self._link(session, head, context)
+        if head.there:
+            _ask(link, Kind.PUSH, session, head)
+            return
+        key = (session.session, "down", head.worker, head.ticket)
+        with self._hub.transfers.opened(key, link.name) as meeting:
+            _ask(link, Kind.PUSH, session, head)
+            await meeting.carry(context.write)
+            meeting.done.set_result(None)
+
+    @guarded
+    async def list(
+        self, _request: controller_pb2.ListRequest, _context: Context
+    ) -> controller_pb2.ListResult:
+        """Says which nodes and sessions there are."""
+        cluster = self._hub.cluster
+        nodes = [
+            controller_pb2.NodeInfo(
+                name=node.name,
+                slots=len(node.devices),
+                free_slots=len(node.free.slots),
+                devices=node.devices,
+                version=node.version,
+                state=node.state,
+                age_s=time.monotonic() - node.joined,
+            )
+            for node in sorted(cluster.members.nodes.values(), key=lambda node: natural(node.name))
+        ]
+        who = caller()
+        sessions = [
+            self._hub.session_info(session, who.sees_places or who.owns(session.principal))
+            for session in cluster.sessions.values()
+        ]
+        return controller_pb2.ListResult(nodes=nodes, sessions=sessions, version=__version__)
+
+    @guarded
+    async def close(
+        self, request: controller_pb2.CloseRequest, context: Context
+    ) -> controller_pb2.CloseResult:
+        """Ends a session, of which whoever asks must know the key, or own it."""
+        by = ""
+        if request.name:
+            session = await named(self._hub, request.name, context, "close refused")
+            by = f" of {caller()}" * bool(caller().name)
+        else:
+            transfer = controller_pb2.Transfer(
+                session=request.session, transfer_key=request.transfer_key
+            )
+            session = await self._authorised(transfer, context)
+        end = End(EndReason.STOPPED, f"session {session.name!r} was closed on request{by}")
+        self._hub.apply(self._hub.cluster.end(session.session, end))
+        logs.record(
+            "session closed", who=str(caller()), peer=peer_of(context), session=session.name
+        )
+        return controller_pb2.CloseResult(session=session.session, name=session.name)
+
+    @guarded
+    async def inspect(
+        self, request: controller_pb2.InspectRequest, context: Context
+    ) -> controller_pb2.InspectResult:
+        """Says what the ranks of a session do."""
+        try:
+            return await self._hub.inspections.inspect(request, caller())
+        except NotYours as error:
+            await refuse_call(context, "inspection refused", request.name, str(error))
+            raise AssertionError from None
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
+            raise AssertionError from None  # abort() raises; this tells the type checker
+
+    @guarded
+    async def fetch(self, head: controller_pb2.Transfer, context: Context) -> None:
+        """Passes an upload on to the node that asks for it."""
+        session = await self._authorised(head, context)
+        meeting = self._hub.transfers.join((session.session, "up", head.worker, head.ticket))
+        try:
+            await meeting.carry(context.write)
+        except BaseException:
+            meeting.fail("the node went away")
+            raise
+
+    @guarded
+    async def push(self, stream: Stream, context: Context) -> controller_pb2.UploadResult:
+        """Takes an array from a node and passes it on to the client."""
+        head = await self._head(stream, context)
+        session = await self._authorised(head, context)
+        key = (session.session, "down", head.worker, head.ticket)
+        await self._hub.transfers.bring(key, aiter(stream), head.nbytes)
+        return controller_pb2.UploadResult(nbytes=head.nbytes)
+
+    # The rendezvous ---------------------------------------------------------------------
+
+    @guarded
+    async def put(self, request: node_pb2.PutRequest, context: Context) -> node_pb2.PutResult:
+        """Writes keys of a session's exchange."""
+        await self._check_node(request.session, request.node_key, context)
+        self._hub.exchanges.put(request.session, request.items)
+        return node_pb2.PutResult()
+
+    @guarded
+    async def get(self, request: node_pb2.GetRequest, context: Context) -> node_pb2.GetResult:
+        """Waits for a key of a session's exchange."""
+        await self._check_node(request.session, request.node_key, context)
+        value = await self._hub.exchanges.get(request.session, request.key, request.timeout_s)
+        return node_pb2.GetResult(value=value)
+
+    @guarded
+    async def fence(self, request: node_pb2.FenceRequest, context: Context) -> node_pb2.FenceResult:
+        """Waits until every node of a session has come to a fence."""
+        await self._check_node(request.session, request.node_key, context)
+        items = await self._hub.exchanges.fence(request)
+        return node_pb2.FenceResult(items=items)
+
+    # Checks --------------------------------------------------------------------------------
+
+    async def _head(self, stream: Stream, context: Context) -> controller_pb2.Transfer:
+        first = await first_message(aiter(stream))
+        chunk = controller_pb2.ArrayChunk.FromString(first or b"")
+        if not chunk.HasField("transfer"):
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "expected a chunk that names its transfer first"
+            )
+        return chunk.transfer
+
+    async def _authorised(self, head: controller_pb2.Transfer, context: Context) -> SessionTable:
+        who = caller()
+        session = self._hub.session_of(head, who)
+        known = self._hub.cluster.sessions.get(head.session)
+        if session is None and known is not None and not who.may_carry(known.principal):
+            await refuse_call(context, "call refused", known.name, not_yours(known.name))
+        if session is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no running session of that id and key")
+            raise AssertionError  # abort() raises; this tells the type checker
+        return session
+
+    async def _of_client(self, head: controller_pb2.Transfer, context: Context) -> SessionTable:
+        """The session of a client, which may be one that nodes have yet to tell of."""
+        hub = self._hub
+        while head.session not in hub.cluster.sessions and hub.clock() < hub.settled_at:
+            await hub.change(hub.settled_at - hub.clock())
+        return await self._authorised(head, context)
+
+    async def _link(
+        self, session: SessionTable, head: controller_pb2.Transfer, context: Context
+    ) -> NodeLink:
+        """The stream of a worker's node, which may be away for a moment."""
+        name = self._hub.node_of_worker(session, head.worker)
+        if name is None:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"the session has no worker {head.worker}"
+            )
+            raise AssertionError  # abort() raises; this tells the type checker
+        while session.alive:
+            link = self._hub.links.get(name)
+            if link is not None:
+                return link
+            await self._hub.change(None)
+        # Who has the node's name by now may be another daemon, which would never answer.
+        msg = "the session ended"
+        raise ConnectionError(msg)
+
+    async def _check_node(self, session_id: int, key: bytes, context: Context) -> None:
+        name = self._hub.node_of_key(key)
+        if name is None or not self._hub.on_node(session_id, name):
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED, "expected a node that runs this session"
+            )
+
+
+def _ask(link: NodeLink, kind: Kind, session: SessionTable, head: controller_pb2.Transfer) -> None:
+    """Tells the node of a worker to do its part of a transfer."""
+    raw = envelope(kind, head.SerializeToString(), session=session.session)
+    link.outbox.post(raw, session=session.session)

@@ -1,0 +1,260 @@
+"""The streams of clients: one for each session, and another one after a lost connection."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+
+from disco_client.pb import controller_pb2, envelope_pb2
+from disco_client.telemetry.spans import carrier_of
+from disco_client.version import __version__
+from disco_client.wire.codec import PROTOCOL, Kind, envelope, mismatch
+from disco_client.wording import hidden_in
+from disco_server.controller.auth import caller, peer_of
+from disco_server.controller.edge import (
+    MAX_NAME,
+    Context,
+    Stream,
+    end_stream,
+    first_message,
+    guarded,
+    not_yours,
+    refuse,
+    refuse_call,
+)
+from disco_server.controller.hub import Hub, ended_message, signed
+from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
+from disco_server.ipc.grpc_server import Outbox, arriving, leaving
+from disco_server.observe import logs
+
+__all__ = ["MAX_WORKERS", "ClientStreams"]
+
+
+MAX_WORKERS = 4096
+MAX_DETACHED_S = 7 * 86_400.0
+"""The longest that a session waits for somebody to attach."""
+
+_RELAYED = (Kind.BATCH, Kind.RESUME, Kind.RECEIVED)
+
+
+class ClientStreams:
+    """The handler of the streams of clients.
+
+    Args:
+        hub: Who is behind it.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    @guarded
+    async def open(self, stream: Stream, context: Context) -> None:
+        """The life of one connection of a session, from CREATE or ATTACH on."""
+        stream = arriving("controller.from_client", aiter(stream))
+        first = await first_message(stream)
+        if first is None:
+            return
+        received = envelope_pb2.Envelope.FromString(first)
+        if received.kind == Kind.ATTACH:
+            session = await self._attach(received.payload, context)
+        else:
+            session = await self._create(received, context)
+        if session is not None:
+            await self._serve(session, stream, context)
+
+    async def _serve(self, session: SessionTable, stream: Stream, context: Context) -> None:
+        hub = self._hub
+        outbox = Outbox()
+        former = hub.clients.get(session.session)
+        hub.clients[session.session] = outbox
+        if former is not None:
+            former.close()
+        write = leaving("controller.to_client", context.write)
+        writing = asyncio.ensure_future(outbox.run(write))
+        reading = asyncio.ensure_future(self._read(stream, session))
+        lease: float | None = None
+        try:
+            if session.state is SessionState.QUEUED:
+                hub.apply(hub.cluster.requested(session))
+            else:
+                hub.tell_ready(session)
+            await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                said = reading.result()  # what went wrong there is raised here
+                if said is _CLOSE and session.alive:
+                    _audit("session closed", session, context)
+                    hub.apply(hub.cluster.end(session.session, End(EndReason.CLOSED, "closed")))
+                elif said is not None:
+                    _audit("session detached", session, context)
+                    lease = said
+            if not session.alive:
+                await writing
+        finally:
+            if hub.clients.get(session.session) is outbox:
+                del hub.clients[session.session]
+                hub.apply(hub.cluster.client_left(session.session, hub.clock(), lease))
+            await end_stream(outbox, writing, reading)
+
+    # How it begins ------------------------------------------------------------------
+
+    async def _create(
+        self, received: envelope_pb2.Envelope, context: Context
+    ) -> SessionTable | None:
+        create = controller_pb2.CreateSession.FromString(received.payload)
+        if received.kind == Kind.CREATE and not await _same_protocol(create, context):
+            return None
+        problem = _check_create(received.kind, create)
+        if problem is not None:
+            await context.write(_refused_session(problem))
+            return None
+        self._hub.tally.created += 1
+        session = self._hub.new_session(create, caller())
+        session.trace = carrier_of(context.invocation_metadata() or ())
+        _audit("session created", session, context)
+        return session
+
+    async def _attach(self, payload: bytes, context: Context) -> SessionTable | None:
+        attach = controller_pb2.AttachSession.FromString(payload)
+        if not await _same_protocol(attach, context):
+            return None
+        session = await self._find(attach)
+        if session is not None and not attach.session and not caller().owns(session.principal):
+            await refuse_call(context, "attach refused", session.name, not_yours(session.name))
+        problem = _check_attach(attach, session)
+        if session is None or problem is not None:
+            await context.write(_refused_session(problem or "no such session"))
+            return None
+        if not caller().owns(session.principal):
+            await refuse_call(context, "attach refused", session.name, not_yours(session.name))
+        if session.end is not None:
+            ended = ended_message(session.end).SerializeToString()
+            await context.write(envelope(Kind.ENDED, ended, session=session.session))
+            return None
+        owner = signed(attach.owner, caller()) if attach.owner else ""
+        self._hub.cluster.client_back(session.session, owner)
+        self._hub.tally.resumed += 1
+        _audit("session attached", session, context)
+        return session
+
+    async def _find(self, attach: controller_pb2.AttachSession) -> SessionTable | None:
+        """Finds a session; one that nodes may still tell of is waited for."""
+        hub, cluster = self._hub, self._hub.cluster
+        while True:
+            if attach.session:
+                found = cluster.sessions.get(attach.session) or cluster.over.get(attach.session)
+            else:
+                found = cluster.find(attach.name, caller())
+            if found is not None and found.state is not SessionState.RETURNING:
+                return found
+            if hub.clock() >= hub.settled_at:
+                return found
+            await hub.change(hub.settled_at - hub.clock())
+
+    # What it says ---------------------------------------------------------------------
+
+    async def _read(self, stream: Stream, session: SessionTable) -> float | None:
+        """Reads until the client leaves; how long it may be away, or that it will not be back.
+
+        gRPC shows a stream that was broken off as one that ended; only CLOSE is a wish.
+        """
+        routes, tally = self._hub.routes, self._hub.tally
+        async for raw in stream:
+            received = envelope_pb2.Envelope.FromString(raw)
+            kind = received.kind
+            if kind in _RELAYED:
+                if received.session != session.session:
+                    msg = "expected commands of this stream's session"
+                    raise ConnectionError(msg)
+                for outbox in routes.get(session.session, ()):
+                    outbox.post(raw, session=session.session)
+                if kind == Kind.BATCH:
+                    tally.batches += 1
+                    tally.commands += received.last_seq - received.first_seq + 1
+                    tally.to_workers += len(raw)
+            elif kind == Kind.CLOSE:
+                return _CLOSE
+            elif kind == Kind.DETACH:
+                asked = controller_pb2.DetachSession.FromString(received.payload).lease_s
+                return min(asked, MAX_DETACHED_S) if asked > 0 else None
+        return None
+
+
+_CLOSE = -1.0
+"""Instead of how long a client will be away: it is done with its session."""
+
+
+def _audit(event: str, session: SessionTable, context: Context) -> None:
+    logs.record(
+        event,
+        who=str(caller()),
+        peer=peer_of(context),
+        session=session.name,
+        owner=session.owner,
+        workers=session.num_workers,
+    )
+
+
+async def _same_protocol(
+    request: controller_pb2.CreateSession | controller_pb2.AttachSession, context: Context
+) -> bool:
+    """Refuses a client of another protocol; whether it is of this one."""
+    theirs = f"client {request.version or 'of unknown version'}"
+    problem = mismatch(f"controller {__version__}", PROTOCOL, theirs, request.protocol)
+    if problem is not None:
+        await refuse(context, problem)
+    return problem is None
+
+
+def _check_attach(attach: controller_pb2.AttachSession, session: SessionTable | None) -> str | None:
+    """Says why a client may not attach."""
+    what = attach.name[:MAX_NAME] or f"{attach.session:016x}"
+    if (problem := hidden_in(attach.owner, "an owner's name")) is not None:
+        return problem
+    if session is None or (attach.session and not _knows_key(attach, session)):
+        return f"no session {what!r} runs here, or its key is another one; see 'disco status'"
+    if attach.session:
+        return None
+    if session.state is SessionState.RUNNING:
+        return (
+            f"session {what!r} is in use by {session.owner}; it can be attached to when that"
+            " program has detached from it or is gone"
+        )
+    if session.alive and session.state is not SessionState.DETACHED:
+        return f"session {what!r} is {session.state.value}; attach to it once it runs"
+    return None
+
+
+def _knows_key(attach: controller_pb2.AttachSession, session: SessionTable) -> bool:
+    return hmac.compare_digest(attach.transfer_key, session.transfer_key)
+
+
+def _check_create(kind: int, create: controller_pb2.CreateSession) -> str | None:
+    """Says what is wrong with a request for a session."""
+    if kind != Kind.CREATE:
+        return "expected a request to create a session first"
+    if not 1 <= create.num_workers <= MAX_WORKERS:
+        return f"expected num_workers from 1 to {MAX_WORKERS}, got {create.num_workers}"
+    if create.num_groups < 1 or create.num_workers % create.num_groups:
+        return (
+            f"expected num_groups to divide {create.num_workers} workers evenly, "
+            f"got {create.num_groups}"
+        )
+    if len(create.name) > MAX_NAME:
+        return f"expected a session name of at most {MAX_NAME} characters, got {len(create.name)}"
+    for text, what in (
+        (create.name, "a session name"),
+        (create.owner, "an owner's name"),
+        (create.ccl, "the name of a collective library"),
+    ):
+        if (problem := hidden_in(text, what)) is not None:
+            return problem
+    if len(create.ccl) > MAX_NAME:
+        return f"expected the name of a collective library, got {len(create.ccl)} characters"
+    if not 0 < create.timeout_s < 1e6:  # noqa: PLR2004  (eleven days; not a limit to tune)
+        return f"expected a timeout from 0 to 1000000 seconds, got {create.timeout_s}"
+    return None
+
+
+def _refused_session(problem: str) -> bytes:
+    ended = controller_pb2.SessionEnded(reason=controller_pb2.END_REASON_REFUSED, message=problem)
+    return envelope(Kind.ENDED, ended.SerializeToString())

@@ -1,0 +1,1226 @@
+"""A session whose workers are child processes of this one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import itertools
+import logging
+import math
+import os
+import secrets
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from google.protobuf.message import DecodeError
+
+from disco_client.arguments import check_session
+from disco_client.arrays.shared_memory import MappedMemory, SharedPool
+from disco_client.errors import (
+    ConfigError,
+    SessionClosed,
+    SessionError,
+    SessionLost,
+    describe_exit,
+    worker_lost,
+)
+from disco_client.output import print_logs
+from disco_client.pb import controller_pb2, node_pb2
+from disco_client.replies import AUTO, read_hang_report
+from disco_client.session import Session
+from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
+from disco_client.wire.arrays import in_pieces
+from disco_client.wire.codec import EncodedEnvelope, EncodedReply, Kind, envelope
+from disco_client.wire.reports import Inspection
+from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_another
+from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
+from disco_server.collectives.pmi import MAX_LINE, PmiExchange
+from disco_server.collectives.startup import CommunicatorStartup, init_seconds
+from disco_server.embedded.rank_child import RankChild
+from disco_server.ipc.framing import frame, progress_in
+from disco_server.ipc.growing import FROM_RANKS, FilledArray, GrowingArray, Offers, array_with
+from disco_server.observe.processes import RankMemory, Subject, cut_ranks, inspect_ranks
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from disco_client.tracing.ring import Since
+
+__all__ = [
+    "ENTRYPOINT",
+    "Children",
+    "HeldInterrupts",
+    "ProcessSession",
+    "ProcessTransport",
+    "Sender",
+    "SharedArrays",
+    "Watcher",
+]
+
+
+# Ctrl-C while a thread does work of its session's transport.
+#
+# Python runs signal handlers in the main thread between any two bytecodes, and
+# Ctrl-C's raises there. In the middle of sending or of reading replies that would
+# tear the session's stream apart. So while the main thread does such work, Ctrl-C
+# is only noted, and its handler runs when the work is done, or at once while the
+# thread only waits.
+
+
+# signal.signal turns numbers into enums and back, which costs more than a reply
+# takes to arrive; what it calls does the same without that.
+_signal: Any = importlib.import_module("_signal")
+_SIGINT = int(signal.SIGINT)
+
+
+class HeldInterrupts:
+    """A context in which Ctrl-C waits; does nothing outside the main thread.
+
+    Attributes:
+        open: Set while Ctrl-C may be delivered at once, because nothing can tear.
+        delivered: Whether one was.
+    """
+
+    # Defaults of the class, because an instance is made for each wait.
+    open = False
+    delivered = False
+    _noted = False
+    _frame: FrameType | None = None
+    _previous: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.get_ident() == threading.main_thread().ident:
+            previous = _signal.getsignal(_SIGINT)
+            # What is no function of Python's could not be put back.
+            if callable(previous):
+                self._previous = previous
+                _signal.signal(_SIGINT, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.open:
+            self.open = False  # the next one finds this one being dealt with
+            self.delivered = True
+            self._previous(number, frame)
+        else:
+            self._noted, self._frame = True, frame
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is None:
+            return
+        _signal.signal(_SIGINT, self._previous)
+        if self._noted:
+            self._previous(_SIGINT, self._frame)
+
+
+# The child processes of one session: started, watched and ended by one thread.
+#
+# The kernel ends a rank when the *thread* that started it ends, so the thread that
+# starts the ranks is the one that lives as long as the session: the keeper. It
+# forwards what they print, answers their MPI library, notices their end, and reads
+# their replies while no thread of the program waits for one.
+#
+# A thread that waits reads the replies itself, which spares two hand-overs between
+# threads. There are two epoll objects for that: `replies` with the ranks' sockets,
+# and `house` with everything else and, while nobody waits, `replies` itself. Who
+# waits takes `replies` out of `house`, so the keeper does not wake for what is not
+# its business. A program that waits once waits again soon, so the keeper gets it
+# back only when nobody has waited for a moment, or at once where a socket was full
+# and the rest has to leave.
+
+
+_logger = logging.getLogger("disco.embedded")
+_READ = select.EPOLLIN
+_END_GRACE_S = 0.5
+_IDLE_S = 0.02
+"""How often the keeper looks whether somebody has waited since the last time; a failure
+that nobody waits for is known up to twice as much later."""
+
+_LOOKS = 50
+"""How often a thread looks for replies before it sleeps: about 0.2 ms. Being woken takes
+several times as long as a rank that is ready to answer."""
+
+
+class Watcher(Protocol):
+    """Who is told of the children; by the keeper, or by a thread that waits."""
+
+    def frames(self, child: RankChild, frames: list[bytes]) -> None:
+        """Takes what came from a rank's socket."""
+        ...
+
+    def output(self, worker: int, is_error: bool, lines: list[str]) -> None:
+        """Takes what a rank has printed."""
+        ...
+
+    def ended(self, error: SessionError) -> None:
+        """Takes the error that ended the session, once."""
+        ...
+
+
+class Children:
+    """All ranks of a session.
+
+    Args:
+        count: How many.
+        entrypoint: The module that each runs.
+        environ: Their environment.
+        session: The session's id.
+        name: The session's name, for messages.
+        node: The node's name, for messages.
+        watcher: Who is told.
+        begin: Makes the first frame that each rank is sent, of its number.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        entrypoint: str,
+        environ: Mapping[str, str],
+        session: int,
+        name: str,
+        node: str,
+        watcher: Watcher,
+        begin: Callable[[int], bytes],
+    ) -> None:
+        self._count = count
+        self._entrypoint = entrypoint
+        self._environ = environ
+        self._kvsname = kvsname(session)
+        self._name = name
+        self._node = node
+        self._watcher = watcher
+        self._begin = begin
+        self.ranks: list[RankChild] = []
+        self._started = threading.Event()
+        self._start_error: OSError | None = None
+        self._reading = threading.Lock()
+        self._lent = False
+        self._led = False
+        self._full: set[int] = set()
+        self._replies = select.epoll()
+        self._house = select.epoll()
+        self._replies_fd = self._replies.fileno()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._over = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._replies.register(self._over, _READ)
+        self._actions: dict[int, Callable[[], None]] = {self._wake: self._woken}
+        self._by_socket: dict[int, RankChild] = {}
+        self._goodbye: bytes | None = None
+        self._deadline: float | None = None
+        self._alive: set[int] = set()
+        self._failed = False
+        self._closed = False
+        self._pmi_rests: dict[int, bytes] = {}
+        self._openings: dict[int, float] = {}
+        self._late: dict[RankMemory, tuple[RankChild, int]] = {}
+        self._late_until = math.inf
+        self._pmi = PmiExchange(
+            ranks=range(count),
+            nodes=[range(count)],
+            kvsname=self._kvsname,
+            send=self._answer_pmi,
+            on_abort=lambda _rank, _why: None,  # the rank's end says more
+        )
+        self.opening = CommunicatorStartup(
+            count,
+            init_seconds(),
+            waiting=lambda: self._pmi.waiting,
+            pid=lambda worker: self.ranks[worker].pid,
+        )
+        self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
+
+    # Starting -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the ranks; returns when all processes exist.
+
+        Raises:
+            OSError: One could not be started.
+        """
+        self._keeper.start()
+        self._started.wait()
+        if self._start_error is not None:
+            raise self._start_error
+
+    def _keep(self) -> None:
+        """The keeper's life."""
+        try:
+            self._house.register(self._wake, _READ)
+            self._house.register(self._replies_fd, _READ)
+            for worker in range(self._count):
+                self._add(RankChild(worker, self._entrypoint, self._environ))
+        except OSError as error:
+            self._start_error, self._failed = error, True
+            self._end_now()
+        self._started.set()
+        try:
+            while self._alive:
+                self._turn()
+        except Exception as error:
+            _logger.exception("the keeper of session %s failed", self._name)
+            self._end_with(SessionLost(f"the keeper of session {self._name!r} failed: {error!r}"))
+        finally:
+            self._end_now()
+            for child in self.ranks:
+                if child.worker in self._alive:
+                    child.reap()
+            self._clean_up()
+
+    def _add(self, child: RankChild) -> None:
+        self.ranks.append(child)
+        self._alive.add(child.worker)
+        self._by_socket[child.sock.fileno()] = child
+        fd = child.sock.fileno()
+        self._replies.register(fd, _READ)
+        child.arm = lambda armed: self._arm(fd, armed)
+        self._watch(child.pidfd, lambda: self._ended(child))
+        self._watch(child.pmi.fileno(), lambda: self._asked(child))
+        for is_error in (False, True):
+            self._watch(child.outputs[is_error], lambda e=is_error: self._printed(child, e))
+        self._pmi_rests[child.worker] = b""
+        child.send(self._begin(child.worker))
+
+    def _arm(self, fd: int, armed: bool) -> None:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            self._replies.modify(fd, _READ | (select.EPOLLOUT if armed else 0))
+        if not armed:
+            self._full.discard(fd)
+            return
+        self._full.add(fd)
+        # Where the lock is taken, somebody leads, and hands back when it stops.
+        if self._lent and self._reading.acquire(blocking=False):
+            self._hand_back()
+            self._reading.release()
+
+    def _watch(self, fd: int, action: Callable[[], None]) -> None:
+        self._actions[fd] = action
+        self._house.register(fd, _READ)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._actions.pop(fd, None) is not None:
+            self._house.unregister(fd)
+
+    # The keeper's turns ---------------------------------------------------------------------
+
+    def opens(self, worker: int) -> None:
+        """Notes that a rank opens its communicator; once all do, they have so much time."""
+        attempt = self.opening.begins(worker)
+        if attempt is not None:
+            self._openings[attempt] = time.monotonic() + self.opening.limit_s
+            os.eventfd_write(self._wake, 1)  # the keeper looks after the time
+
+    def _check_openings(self) -> float:
+        """Ends ranks that hang in opening their communicator; when to look again, in seconds."""
+        now = time.monotonic()
+        for attempt in [number for number, end in list(self._openings.items()) if end <= now]:
+            del self._openings[attempt]
+            blamed, why = self.opening.blame(attempt, self._alive)
+            for worker in blamed:
+                self.ranks[worker].end_because(why)
+        return min(self._openings.values(), default=math.inf) - now
+
+    def _turn(self) -> None:
+        left = _IDLE_S if self._lent else math.inf
+        if self._openings:
+            left = min(left, self._check_openings())
+        if self._late:
+            left = min(left, self._check_late())
+        timeout = -1.0 if left == math.inf else max(left, 0.0)
+        if self._deadline is not None:
+            timeout = self._deadline - time.monotonic()
+            if timeout <= 0:
+                self._deadline, timeout = None, -1.0
+                self._end_now()
+        events = self._house.poll(timeout)
+        if self._lent:
+            self._take_back()
+        for fd, _ in events:
+            if fd == self._replies_fd:
+                self._read_for_nobody()
+            elif fd in self._actions:
+                self._actions[fd]()
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        if self._failed:
+            self._end_now()
+        elif self._goodbye is not None and self._deadline is None:
+            self._deadline = time.monotonic() + _END_GRACE_S
+            for child in self.ranks:
+                child.send(self._goodbye)
+
+    def _read_for_nobody(self) -> None:
+        # Who holds the lock reads now, and has taken the sockets out of our sight.
+        if self._reading.acquire(blocking=False):
+            try:
+                self._handle(self._replies.poll(0))
+            finally:
+                self._reading.release()
+
+    def _take_back(self) -> None:
+        """Reads the replies from now on, if no thread has led since the last time."""
+        if self._led:
+            self._led = False
+        elif self._reading.acquire(blocking=False):
+            self._hand_back()
+            self._reading.release()
+
+    def _hand_back(self) -> None:
+        """Lets the keeper read; whoever calls this holds the lock."""
+        if self._lent and not self._closed:
+            self._lent = False
+            self._house.modify(self._replies_fd, _READ)
+
+    def _printed(self, child: RankChild, is_error: bool) -> None:
+        lines, more = child.read_output(is_error)
+        if not more:
+            self._unwatch(child.outputs[is_error])
+        if lines:
+            self._watcher.output(child.worker, is_error, lines)
+
+    def _asked(self, child: RankChild) -> None:
+        rank = child.worker
+        try:
+            data = child.pmi.recv(MAX_LINE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        *lines, rest = (self._pmi_rests[rank] + data).split(b"\n")
+        self._pmi_rests[rank] = rest
+        for line in lines:
+            if not self._pmi.is_done(rank):
+                meeting = self._pmi.receive(rank, line + b"\n")
+                if meeting is not None:
+                    self._pmi.met(meeting.puts)
+        if len(rest) > MAX_LINE:
+            self._pmi.refuse(rank, "a line is too long")
+        if not data:
+            self._pmi.left(rank)
+        if not data or self._pmi.is_done(rank):
+            self._unwatch(child.pmi.fileno())
+
+    def _answer_pmi(self, rank: int, data: bytes) -> None:
+        # A rank waits for each answer, so there is always room for the next one.
+        with contextlib.suppress(OSError):
+            self.ranks[rank].pmi.send(data)
+
+    # Deaths -----------------------------------------------------------------------------------
+
+    def _ended(self, child: RankChild) -> None:
+        self._unwatch(child.pidfd)
+        status = child.reap()
+        self._alive.discard(child.worker)
+        self._say_last_words(child)
+        over = self._goodbye is not None or self._failed
+        if not over and may_follow_another(status, child.memory):
+            self._late[child.memory] = child, status
+            self._late_until = min(self._late_until, time.monotonic() + CAUSE_FIRST_S)
+            if not self._alive:  # nobody is left whose end could be the cause
+                self._report_late()
+            return
+        self._report_end(child, status)
+
+    def _check_late(self) -> float:
+        """Reports an end whose cause has not come in time; when to look again, in seconds."""
+        left = self._late_until - time.monotonic()
+        if left > 0:
+            return left
+        self._report_late()
+        return math.inf
+
+    def _report_late(self) -> None:
+        child, status = self._late[lost_first(self._late)]
+        self._late.clear()
+        self._report_end(child, status)
+
+    def _report_end(self, child: RankChild, status: int) -> None:
+        if self._goodbye is None and not self._failed:
+            how = child.why_ended() or describe_exit(status)
+            if child.assigned:
+                text = f"worker {child.worker} on node {self._node!r} {how}; "
+                text += f"session {self._name!r} is over"
+            else:
+                text = f"worker {child.worker} could not be started on node {self._node!r}: "
+                text += f"it {how}"
+            self._end_with(
+                worker_lost(
+                    text,
+                    worker=child.worker,
+                    node=self._node,
+                    exit_status=status,
+                    output=child.last_lines,
+                )
+            )
+        if self._failed:
+            self._end_now()
+
+    def fail(self, error: SessionError) -> None:
+        """Ends the session from another thread; the ranks are killed."""
+        self._end_with(error)
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    def _end_with(self, error: SessionError) -> None:
+        self._failed = True
+        self._watcher.ended(error)
+        os.eventfd_write(self._over, 1)
+
+    def _say_last_words(self, child: RankChild) -> None:
+        """Reads what the rank wrote before its end; what it started may write for longer."""
+        for is_error in (False, True):
+            if child.outputs[is_error] not in self._actions:
+                continue
+            while True:
+                lines, more = child.read_output(is_error)
+                if lines:
+                    self._watcher.output(child.worker, is_error, lines)
+                if not lines or not more:
+                    break
+            lines = child.last_words(is_error)
+            if lines:
+                self._watcher.output(child.worker, is_error, lines)
+            self._unwatch(child.outputs[is_error])
+
+    def _end_now(self) -> None:
+        for child in self.ranks:
+            if child.worker in self._alive:
+                child.kill()
+
+    # Replies ----------------------------------------------------------------------------------
+
+    def _handle(self, events: list[tuple[int, int]]) -> None:
+        for fd, mask in events:
+            child = self._by_socket.get(fd)
+            if child is None:
+                continue
+            if mask & select.EPOLLOUT:
+                child.flush()
+            if mask & ~select.EPOLLOUT:
+                frames = child.receive()
+                if frames is None:
+                    self._replies.unregister(fd)
+                    child.kill()  # where it has not ended yet, it has closed its socket
+                elif frames:
+                    self._watcher.frames(child, frames)
+
+    def lead(self) -> bool:
+        """Makes the calling thread the one that reads replies; whether it is.
+
+        It must :meth:`stop_leading`.
+        """
+        if not self._reading.acquire(blocking=False):
+            return False  # another thread reads for all
+        if self._closed:
+            self._reading.release()
+            return False
+        self._led = True
+        if not self._lent:
+            self._lent = True
+            self._house.modify(self._replies_fd, 0)
+            os.eventfd_write(self._wake, 1)  # from now on it looks after the time
+        return True
+
+    def stop_leading(self) -> None:
+        """Lets another thread lead; in a while the keeper reads again."""
+        if self._full:
+            self._hand_back()
+        self._reading.release()
+
+    def read_until(
+        self,
+        gate: threading.Lock,
+        seconds: float,
+        held: HeldInterrupts,
+        seen: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Reads replies until a lock is free.
+
+        Args:
+            gate: The lock; some reply will free it.
+            seconds: How long to wait at most.
+            held: Opened while this thread only waits.
+            seen: Whether the reply need not be waited for, because what it will say
+                is known.
+
+        Returns:
+            Whether this thread holds the lock now, or need not.
+        """
+        for _ in range(_LOOKS):
+            if gate.acquire(blocking=False) or (seen is not None and seen()):
+                return True
+            events = self._replies.poll(0)
+            if events:
+                self._handle(events)
+            else:
+                os.sched_yield()
+        deadline = time.monotonic() + seconds
+        while not gate.acquire(blocking=False):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            held.open = True
+            events = self._replies.poll(left)
+            held.open = False
+            self._handle(events)
+        return True
+
+    def follow(self, gate: threading.Lock, seconds: float, held: HeldInterrupts) -> bool:
+        """Waits for a lock that the thread that reads will free."""
+        held.open = True
+        got = gate.acquire(timeout=seconds)
+        held.open = False
+        return got
+
+    # The end ------------------------------------------------------------------------------------
+
+    def end(self, goodbye: bytes, timeout: float) -> None:
+        """Lets the ranks leave, or kills them after a moment; returns when all are gone.
+
+        Args:
+            goodbye: The frame that tells them.
+            timeout: Seconds to wait at most.
+        """
+        self._goodbye = goodbye
+        if not self._closed:
+            with contextlib.suppress(OSError):
+                os.eventfd_write(self._wake, 1)
+        if self._keeper.ident is not None and self._keeper is not threading.current_thread():
+            self._keeper.join(timeout)
+
+    def _clean_up(self) -> None:
+        # Whoever leads finds its lock free by now, and stops.
+        os.eventfd_write(self._over, 1)
+        with self._reading:
+            self._closed = True
+            self._close_descriptors()
+        sweep_shared_memory(self._kvsname)
+
+    def _close_descriptors(self) -> None:
+        for child in self.ranks:
+            child.close(keep_memory=self._failed)
+        self._replies.close()
+        self._house.close()
+        os.close(self._wake)
+        os.close(self._over)
+
+    def disown(self) -> None:
+        """Lets go of everything in a forked child, where the keeper does not live."""
+        if not self._closed:
+            self._closed = True
+            for child in self.ranks:
+                child.renew_lock()
+            self._close_descriptors()
+
+
+# Host arrays between the client and its child processes, through shared memory.
+
+
+_OVER = "the session is over"
+_MAX_UNDER_WAY = 64
+_MAX_BYTES_UNDER_WAY = 256 << 20
+"""How much may be on its way before an upload waits for the workers to take some."""
+
+_MAX_WAIT_S = 1.0
+"""An upload waits no longer than this for the one before: what that waits for might be
+another thread's upload."""
+
+_MAX_WHY = 500
+
+
+class SharedArrays:
+    """The arrays of one session that travel beside its log.
+
+    Args:
+        session: The session's id.
+        children: Its ranks.
+        wait: Waits for a lock, so many seconds.
+    """
+
+    def __init__(
+        self,
+        session: int,
+        children: Children,
+        wait: Callable[[threading.Lock, float], bool],
+    ) -> None:
+        self._session = session
+        self._children = children
+        self._wait = wait
+        self._lock = threading.Lock()
+        self._memory = SharedPool()
+        self._mapped = MappedMemory()
+        self._offers = Offers()
+        self._under_way: dict[int, dict[int, int]] = {}
+        self._gates: list[threading.Lock] = []
+        self._over = False
+
+    # To a worker ----------------------------------------------------------------------------
+
+    def upload(self, ticket: int, child: RankChild, data: memoryview) -> None:
+        """Gives an array's bytes to a rank, piece by piece; returns when they may be changed.
+
+        Raises:
+            OSError: There is no memory for it, or no descriptor.
+        """
+        self._await_room(len(data))
+        with self._lock:
+            fd = self._memory.take(len(data))
+        try:
+            array = FilledArray(fd, len(data), partial(self._hand_in, ticket, child, len(data)))
+            at = 0
+            for piece in in_pieces(data):
+                array.grown(at)
+                self._mapped.write(fd, piece, at)
+                at += len(piece)
+            with self._lock:
+                self._under_way.setdefault(child.worker, {})[ticket] = len(data)
+            array.grown(len(data))
+        finally:
+            os.close(fd)
+
+    def give_up(self, ticket: int, child: RankChild, why: str) -> None:
+        """Tells a rank, which may wait for it, that an array will not come."""
+        error = f"the upload was broken off: {why}" if why else "the upload was broken off"
+        self._settle(child.worker, ticket)
+        self._tell(child, Kind.ARRAY_MORE, ticket=ticket, error=error[:_MAX_WHY])
+
+    def decline(self, ticket: int, child: RankChild) -> None:
+        """Lets go of an array that a rank offered, unless it was fetched."""
+        with contextlib.suppress(KeyError):
+            self._let_go(child, self._offers.take(child.worker, ticket))
+
+    def _let_go(self, child: RankChild, array: GrowingArray) -> None:
+        """Gives the memory of an array back to its rank."""
+        if array.fd >= 0:
+            self._tell(child, Kind.ARRAY_BACK, array.fd)
+
+    def _hand_in(
+        self, ticket: int, child: RankChild, nbytes: int, there: int, fd: int | None
+    ) -> None:
+        kind = Kind.ARRAY_MORE if fd is None else Kind.ARRAY_IN
+        self._tell(child, kind, fd, ticket=ticket, nbytes=nbytes, there=there)
+
+    def _tell(self, child: RankChild, kind: Kind, fd: int | None = None, **told: Any) -> None:
+        def framed(error: str) -> bytes:
+            payload = controller_pb2.Transfer(session=self._session, worker=child.worker, **told)
+            payload.error = payload.error or error
+            return frame(envelope(kind, payload.SerializeToString(), session=self._session))
+
+        child.send(framed(""), fd, framed)
+
+    def _await_room(self, nbytes: int) -> None:
+        gate = threading.Lock()
+        with self._lock:
+            sizes = [size for taken in self._under_way.values() for size in taken.values()]
+            full = len(sizes) >= _MAX_UNDER_WAY or sum(sizes) + nbytes > _MAX_BYTES_UNDER_WAY
+            if not sizes or not full or self._over:
+                return
+            gate.acquire()
+            self._gates.append(gate)
+        if self._wait(gate, _MAX_WAIT_S):
+            self._await_room(nbytes)
+
+    def _given_back(self, child: RankChild, received: EncodedEnvelope) -> None:
+        """Takes the memory back that a rank has copied from."""
+        told = controller_pb2.Transfer.FromString(received.payload)
+        if not told.error:
+            with self._lock:
+                self._memory.give(child.reader.fds.popleft())
+        self._settle(child.worker, told.ticket)
+
+    def _settle(self, worker: int, ticket: int) -> None:
+        """Counts an array no more that a rank has, or that is given up."""
+        with self._lock:
+            self._under_way.get(worker, {}).pop(ticket, None)
+        self._open_gates()
+
+    def _open_gates(self) -> None:
+        with self._lock:
+            gates, self._gates = self._gates, []
+        for gate in gates:
+            gate.release()
+
+    # From a worker --------------------------------------------------------------------------
+
+    def receive(self, child: RankChild, received: EncodedEnvelope) -> None:
+        """Acts on what a rank says about an array."""
+        if received.kind == Kind.ARRAY_BACK:
+            self._given_back(child, received)
+            return
+        told = controller_pb2.Transfer.FromString(received.payload)
+        if received.kind == Kind.ARRAY_OUT:
+            array = array_with(child.reader, told.nbytes, told.there, told.error)
+            self._offers.add(child.worker, told.ticket, array)
+        else:
+            self._offers.grow(child.worker, told.ticket, told.there, told.error)
+
+    def download(self, ticket: int, child: RankChild, into: memoryview) -> None:
+        """Fills a buffer with the array that a rank offered, as it grows.
+
+        Raises:
+            SessionError: There is none of that ticket and size.
+            OSError: Its rest will not come.
+        """
+        expected = f"expected an array of {len(into)} bytes from worker {child.worker}"
+        try:
+            array = self._offers.take(child.worker, ticket)
+        except KeyError:
+            msg = f"{expected}, there is none"
+            raise SessionError(msg) from None
+        try:
+            if array.nbytes != len(into):
+                msg = f"{expected}, got {array.nbytes}"
+                raise SessionError(msg)
+            at = 0
+            for piece in in_pieces(into):
+                self._await(array, at + len(piece))
+                self._mapped.read(array.fd, piece, at)
+                at += len(piece)
+        finally:
+            self._let_go(child, array)
+
+    def _await(self, array: GrowingArray, end: int) -> None:
+        """Waits until an array is there up to one of its bytes."""
+        while not array.reaches(end):
+            gate = threading.Lock()
+            gate.acquire()
+            array.on_change = gate.release
+            if self._over:
+                raise OSError(_OVER)
+            if not array.reaches(end):
+                self._wait(gate, _MAX_WAIT_S)
+
+    # The end ----------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Lets those go who wait for room, or for the rest of an array."""
+        self._over = True
+        self._open_gates()
+        self._offers.break_off(_OVER)
+
+    def disown(self) -> None:
+        """Closes a forked child's copies of shared memory; takes no lock."""
+        self._memory.close()
+        self._mapped.disown()
+
+    def close(self) -> None:
+        """Gives all memory back."""
+        self._offers.close()
+        with self._lock:
+            self._memory.close()
+        self._mapped.close()
+
+
+# Hands a session's commands on, from whichever thread has the time.
+
+
+class Sender:
+    """Takes batches from a session's log and delivers them in order.
+
+    A thread that waits for an answer calls :meth:`flush` itself; a thread of its
+    own does it for calls that nobody waits for.
+
+    Args:
+        events: The session's.
+        deliver: Takes a batch, and the worker that is waited for, which should get it
+            first; must not block.
+
+    Attributes:
+        delivered: The newest command that was.
+    """
+
+    def __init__(self, events: Events, deliver: Callable[[OutgoingBatch, int], None]) -> None:
+        self._take = events.take_batch
+        self._await = events.await_commands
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self.delivered = 0
+        self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)
+        self._thread.start()
+
+    def flush(self, first: int = 0, *, kills: bool = False) -> None:
+        """Delivers everything that was issued.
+
+        Args:
+            first: The worker that should get it first.
+            kills: Whether to say which registers are free where no command does.
+        """
+        with self._lock:
+            while (batch := self._take(kills)) is not None:
+                self._deliver(batch, first)
+                self.delivered = batch.last_seq
+
+    def _run(self) -> None:
+        while self._await():
+            self.flush(kills=True)
+
+    def join(self, timeout: float) -> None:
+        """Waits until everything has left; the log has been closed before."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+
+ENTRYPOINT = "disco_server.rank.process"
+NODE = "local"
+_DEVICE = "cpu"
+_numbers = itertools.count(1)
+
+
+class ProcessSession(Session):
+    """A session whose workers are child processes; see :class:`Session`.
+
+    The processes end with this one, however it ends. Host arrays cross shared
+    memory; collectives go through MPI.
+
+    Args:
+        num_workers: How many workers.
+        num_groups: Into how many equal, consecutive groups they are divided.
+        entrypoint: The module that each process runs, as ``python -m`` takes it. A
+            module of one's own may register functions, and then calls
+            ``disco_server.rank.process.main()``.
+        ccl: The collective library; ``"mpi"`` is the one that processes on CPUs use.
+        timeout: Seconds in which all workers must be ready.
+        logs: Whether what workers print is written to standard error, each line
+            with its rank.
+        hang_report: After how many seconds a call that waits prints what the ranks do
+            to standard error, once; 0 or None for never. The default is what
+            ``DISCO_HANG_REPORT_S`` says, else 30.
+
+    Raises:
+        ConfigError: An argument is wrong, or this system cannot watch processes.
+        WorkerLost: A worker process could not be started.
+        SessionLost: The workers were not ready in time.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        num_groups: int = 1,
+        entrypoint: str = ENTRYPOINT,
+        *,
+        ccl: str | None = None,
+        timeout: float = 60.0,
+        logs: bool = True,
+        hang_report: float | None = AUTO,
+    ) -> None:
+        check_session(num_workers, num_groups, ccl, timeout)
+        read_hang_report(hang_report)
+        _check_entrypoint(entrypoint)
+        _check_ccl(ccl)
+        transport = ProcessTransport(num_workers, num_groups, entrypoint, ccl or "", timeout)
+        super().__init__(
+            transport,
+            num_groups=num_groups,
+            log_sink=print_logs if logs else None,
+            hang_report=hang_report,
+        )
+
+
+def _check_ccl(ccl: str | None) -> None:
+    if ccl == "local":
+        msg = (
+            "the collective library 'local' joins threads of one process, a ProcessSession has "
+            "processes: leave ccl out or use 'mpi', or take a ThreadedSession"
+        )
+        raise ConfigError(msg)
+
+
+def _check_entrypoint(entrypoint: object) -> None:
+    if not hasattr(os, "pidfd_open") or not hasattr(select, "epoll"):
+        msg = f"a ProcessSession needs Linux, this is {sys.platform}; use 'disco local' here"
+        raise ConfigError(msg)
+    try:
+        found = isinstance(entrypoint, str) and importlib.util.find_spec(entrypoint) is not None
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        msg = f"expected entrypoint to name a module that can be run, got {entrypoint!r}"
+        raise ConfigError(msg)
+
+
+def _environ() -> dict[str, str]:
+    """What the workers inherit: all of it, and where this program finds its modules."""
+    path = os.pathsep.join(part or os.getcwd() for part in sys.path)  # noqa: PTH109  (as text)
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+class ProcessTransport(Bound):
+    """Carries a session to child processes over sockets.
+
+    Raises:
+        WorkerLost: A worker process could not be started.
+        SessionLost: The workers were not ready in time.
+    """
+
+    def __init__(
+        self, num_workers: int, num_groups: int, entrypoint: str, ccl: str, timeout: float
+    ) -> None:
+        self._session = secrets.randbits(64)
+        self._name = f"processes-{next(_numbers)}"
+        self._num_workers, self._num_groups, self._ccl = num_workers, num_groups, ccl
+        self._events: Events | None = None
+        self._sender: Sender | None = None
+        self._error: SessionError | None = None
+        self._state_lock = threading.Lock()
+        self._early: list[tuple[int, bool, list[str]]] = []
+        self._unready = num_workers
+        self._ready = threading.Lock()
+        self._ready.acquire()
+        self._children = Children(
+            num_workers,
+            entrypoint=entrypoint,
+            environ=_environ(),
+            session=self._session,
+            name=self._name,
+            node=NODE,
+            watcher=self,
+            begin=self._assign,
+        )
+        self._arrays = SharedArrays(self._session, self._children, self._wait_gate)
+        try:
+            self._start(timeout)
+        except BaseException:
+            self.close(timeout)
+            raise
+
+    def _start(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        try:
+            self._children.start()
+        except OSError as error:
+            msg = f"no worker process could be started: {error}"
+            raise SessionLost(msg) from error
+        if not self._wait_gate(self._ready, deadline - time.monotonic()):
+            late = [child.worker for child in self._children.ranks if not child.assigned]
+            msg = f"workers {late} were not ready within {timeout:g} s"
+            raise SessionLost(msg)
+        self.check_alive()
+        places = (RankPlace(c.worker, NODE, c.pid, _DEVICE) for c in self._children.ranks)
+        self._welcome = Welcome(self._session, self._name, tuple(places))
+
+    def _assign(self, worker: int) -> bytes:
+        assign = node_pb2.AssignRank(
+            worker=worker,
+            num_workers=self._num_workers,
+            num_groups=self._num_groups,
+            ccl=self._ccl,
+            node=NODE,
+            device=_DEVICE,
+            session_name=self._name,
+            allow_modules=("*",),
+            allow_read=("*",),
+            allow_save=("*",),
+            allow_load=("*",),
+            local_workers=self._num_workers,
+            local_rank=worker,
+        )
+        return frame(envelope(Kind.ASSIGN, assign.SerializeToString(), session=self._session))
+
+    @property
+    def welcome(self) -> Welcome:
+        """Which session this is, and where its workers run."""
+        return self._welcome
+
+    @property
+    def pump(self) -> ProcessTransport:
+        """Lets waiting threads send and receive by themselves."""
+        return self
+
+    def start(self, events: Events) -> None:
+        """Begins to send what is issued and to deliver what comes."""
+        with self._state_lock:
+            self._events = events
+            early, self._early = self._early, []
+            error = self._error
+        for worker, is_error, lines in early:
+            events.log(worker, NODE, is_error, lines)
+        if error is not None:
+            events.lost(error)
+        self._sender = Sender(events, self._deliver)
+
+    # Commands and replies -----------------------------------------------------------------
+
+    def _deliver(self, batch: OutgoingBatch, first: int) -> None:
+        framed = frame(batch.envelope())
+        concerned = batch.concerns
+        ranks = self._children.ranks
+        for child in (*ranks[first:], *ranks[:first]):
+            if concerned is None or child.worker == concerned:
+                child.send(framed)
+            else:
+                # It only has to count these commands, which can wait.
+                child.hold(framed)
+
+    def ask(self, worker: int, gate: threading.Lock) -> None:
+        """Sends what was issued; the worker frees a lock when it has executed all of it."""
+        with HeldInterrupts():
+            self._flush(worker, gate)
+
+    def _flush(
+        self, ask: int | None = None, gate: threading.Lock | None = None
+    ) -> Callable[[], bool] | None:
+        """Sends what was issued, and a question; returns a way to see its answer early."""
+        delivered = 0
+        if self._sender is not None:
+            self._sender.flush(ask or 0)
+            delivered = self._sender.delivered
+        if ask is None or gate is None:
+            return None
+        child = self._children.ranks[ask]
+        child.ask(gate)
+        if self._error is not None:
+            child.free_gates()
+        return lambda: child.shows(delivered)
+
+    def wait(self, gate: threading.Lock, seconds: float, ask: int | None = None) -> bool:
+        """Sends what was issued, and reads replies until a lock is free."""
+        with HeldInterrupts() as held:
+            try:
+                # The keeper would wake for the reply if this thread began to lead later.
+                if not self._children.lead():
+                    self._flush(ask, gate)
+                    return self._children.follow(gate, seconds, held)
+                try:
+                    seen = self._flush(ask, gate)
+                    return self._children.read_until(gate, seconds, held, seen)
+                finally:
+                    self._children.stop_leading()
+            except BaseException as error:
+                if not (held.open or held.delivered):
+                    self._tear(error)
+                raise
+
+    def _wait_gate(self, gate: threading.Lock, seconds: float) -> bool:
+        return self.wait(gate, seconds)
+
+    def _tear(self, error: BaseException) -> None:
+        """Ends the session: an exception came while its stream was half written or read."""
+        msg = f"session {self._name!r} was interrupted in the middle of its work: {error!r}"
+        self._children.fail(SessionLost(msg))
+
+    def frames(self, child: RankChild, frames: list[bytes]) -> None:
+        """Takes what came from a rank's socket."""
+        events = self._events
+        for raw in frames:
+            seq = progress_in(raw)
+            if seq is not None:
+                if events is not None:
+                    events.acknowledge(child.worker, seq)
+                child.answered()
+                continue
+            child.heard += 1
+            try:
+                self._receive(child, raw, EncodedEnvelope.FromString(raw))
+            except (DecodeError, IndexError) as error:
+                child.end_because(f"was ended because it sent what is no message ({error})")
+                return
+
+    def _receive(self, child: RankChild, raw: bytes, received: EncodedEnvelope) -> None:
+        kind, events = received.kind, self._events
+        if kind == Kind.REPLY and events is not None:
+            events.reply(child.worker, EncodedReply.FromString(received.payload))
+        elif kind in FROM_RANKS:
+            self._arrays.receive(child, received)
+        elif kind == Kind.CCL_OPENED:
+            self._children.opening.ends(child.worker)
+        elif kind == Kind.OPEN_CCL:
+            self._children.opens(child.worker)
+            for other in self._children.ranks:
+                if other is not child:
+                    other.send(frame(raw))
+        elif kind == Kind.ASSIGNED and not child.assigned:
+            child.assigned = True
+            self._unready -= 1
+            if not self._unready:
+                self._ready.release()
+
+    def output(self, worker: int, is_error: bool, lines: list[str]) -> None:
+        """Takes what a rank has printed."""
+        with self._state_lock:
+            events = self._events
+            if events is None:
+                self._early.append((worker, is_error, lines))
+        if events is not None:
+            events.log(worker, NODE, is_error, lines)
+
+    def ended(self, error: SessionError) -> None:
+        """Takes the error that ended the session."""
+        with self._state_lock:
+            self._error = self._error or error
+            events = self._events
+        if events is not None:
+            events.lost(error)
+        elif self._unready:
+            self._unready = 0
+            self._ready.release()
+        self._arrays.end()
+        for child in self._children.ranks:
+            child.free_gates()
+
+    def check_alive(self) -> None:
+        """Raises the session's error, once it has one."""
+        if self._error is not None:
+            raise self._error
+
+    def inspect(
+        self, *, stacks: bool, flights: bool, since: Sequence[Since] | None = None
+    ) -> Inspection:
+        """Finds out what the ranks do, or did before they ended."""
+        ranks = self._children.ranks
+        over = self._error is not None
+        subjects = [Subject(c.worker, NODE, c.pid, c.memory, ended=over) for c in ranks]
+        if since is None:
+            reports = inspect_ranks(subjects, stacks=stacks, flights=flights)
+        else:
+            reports = cut_ranks(subjects, since)
+        return Inspection(self._session, self._name, self._num_workers, tuple(reports))
+
+    # Arrays -------------------------------------------------------------------------------
+
+    def upload(self, ticket: int, worker: int, data: memoryview) -> None:
+        """Gives an array's bytes to a worker; returns when they may be changed."""
+        self.check_alive()
+        self._arrays.upload(ticket, self._children.ranks[worker], data)
+
+    def give_up(self, uploads: Sequence[tuple[int, int]], why: str = "") -> None:
+        """Says of arrays, by ticket and worker, that they will not come, or not the rest."""
+        for ticket, worker in uploads:
+            self._arrays.give_up(ticket, self._children.ranks[worker], why)
+
+    def decline(self, downloads: Sequence[tuple[int, int]]) -> None:
+        """Says of arrays, by ticket and worker, that no download of them will come any more."""
+        for ticket, worker in downloads:
+            self._arrays.decline(ticket, self._children.ranks[worker])
+
+    def download(self, ticket: int, worker: int, into: memoryview) -> None:
+        """Fills a buffer with the array that a worker offered."""
+        try:
+            self._arrays.download(ticket, self._children.ranks[worker], into)
+        except OSError as error:
+            self.check_alive()
+            msg = f"the download of an array failed: {error}"
+            raise SessionError(msg) from None
+
+    # The end ------------------------------------------------------------------------------
+
+    def close(self, timeout: float) -> None:
+        """Waits until what was sent has left, then ends the workers; idempotent."""
+        if self._sender is not None:
+            self._sender.join(timeout)
+        self._children.end(frame(envelope(Kind.END_SESSION, session=self._session)), timeout)
+        self.ended(SessionClosed(f"session {self._name!r} was shut down"))
+        self._arrays.close()
+
+    def disown(self) -> None:
+        """Closes a forked child's copies of sockets, pipes and shared memory."""
+        self._children.disown()
+        self._arrays.disown()

@@ -1,0 +1,757 @@
+"""A session whose workers are threads of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import secrets
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from disco_client.arguments import check_session
+from disco_client.errors import ConfigError, SessionClosed, SessionError, WorkerLost, worker_lost
+from disco_client.forks import ForkLock
+from disco_client.output import print_logs
+from disco_client.replies import AUTO, read_hang_report
+from disco_client.session import Session
+from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
+from disco_client.wire.codec import EncodedReply, Kind
+from disco_client.wire.reports import Inspection, RankReport, RankState
+from disco_client.wire.values import ArrayPorter, Device
+from disco_server.collectives.local import LocalWorld
+from disco_server.collectives.select import default_library, open_communicator
+from disco_server.embedded.processes import HeldInterrupts, Sender
+from disco_server.modules.base import LoadRules
+from disco_server.observe.processes import KEPT_LINES, format_stack, report_cut, report_memory
+from disco_server.rank.errors import describe_end
+from disco_server.rank.executor import Executor
+from disco_server.rank.worker import Worker, WorkerDevice, set_current_worker
+
+if TYPE_CHECKING:
+    from disco_client.tracing.ring import Since
+    from disco_server.collectives.communicator import Communicator
+
+__all__ = [
+    "Loan",
+    "Loans",
+    "RankOutput",
+    "RankThread",
+    "ThreadStream",
+    "ThreadTransport",
+    "ThreadedSession",
+    "TransferBroken",
+    "redirect",
+    "restore",
+]
+
+
+# What worker threads print: cut into lines, with their rank, or left out.
+#
+# While a session with worker threads lives, ``sys.stdout`` and ``sys.stderr`` are
+# streams that look at the thread that writes: what a worker prints goes to its
+# session, everything else where it went before.
+
+
+_MAX_LINE = 16 * 1024
+_here = threading.local()
+
+
+class RankOutput:
+    """The output of one worker thread.
+
+    Args:
+        emit: Gets lines: whether from standard error, and the lines.
+
+    Attributes:
+        last_lines: The last ones, for the report of a death.
+    """
+
+    def __init__(self, emit: Callable[[bool, list[str]], None]) -> None:
+        self._emit = emit
+        self._rest = {False: "", True: ""}
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def attach(self) -> None:
+        """Makes it the output of this thread."""
+        _here.output = self
+
+    def write(self, is_error: bool, text: str) -> None:
+        """Takes text; complete lines go on."""
+        *lines, rest = (self._rest[is_error] + text).split("\n")
+        if len(rest) > _MAX_LINE:
+            lines, rest = [*lines, rest], ""
+        self._rest[is_error] = rest
+        self._pass_on(is_error, lines)
+
+    def close(self) -> None:
+        """Passes on what did not end with a line break."""
+        for is_error, rest in self._rest.items():
+            if rest:
+                self._pass_on(is_error, [rest])
+        self._rest = {False: "", True: ""}
+
+    def _pass_on(self, is_error: bool, lines: list[str]) -> None:
+        if not lines:
+            return
+        self.last_lines.extend(lines)
+        _here.output = None  # who shows them may do so in this thread
+        try:
+            self._emit(is_error, lines)
+        finally:
+            _here.output = self
+
+
+class ThreadStream:
+    """Stands for a standard stream; what worker threads write goes to their sessions."""
+
+    def __init__(self, inner: Any, is_error: bool) -> None:
+        self.inner = inner
+        self._is_error = is_error
+
+    def write(self, text: str) -> int:
+        """Writes text where this thread's output goes."""
+        output: RankOutput | None = getattr(_here, "output", None)
+        if output is None:
+            return self.inner.write(text)
+        output.write(self._is_error, text)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Writes several texts."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Flushes the stream below, unless this thread writes elsewhere."""
+        if getattr(_here, "output", None) is None and self.inner is not None:
+            self.inner.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+_lock = ForkLock()
+_sessions = 0
+_streams: dict[str, ThreadStream] = {}
+
+
+def redirect() -> None:
+    """Makes the standard streams look at the thread; once for each session."""
+    global _sessions  # noqa: PLW0603  (the standard streams are the process's too)
+    with _lock.held():
+        _sessions += 1
+        if _sessions == 1:
+            for name, is_error in (("stdout", False), ("stderr", True)):
+                _streams[name] = ThreadStream(getattr(sys, name), is_error)
+                setattr(sys, name, _streams[name])
+
+
+def restore() -> None:
+    """Undoes :func:`redirect`; a stream that somebody else replaced since stays."""
+    global _sessions  # noqa: PLW0603  (as above)
+    with _lock.held():
+        _sessions -= 1
+        if _sessions == 0:
+            for name, stream in _streams.items():
+                if getattr(sys, name) is stream:
+                    setattr(sys, name, stream.inner)
+            _streams.clear()
+
+
+# Host arrays handed from the client's thread to a worker's, with one copy.
+
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_COPIED_PER_S = 2e9
+"""About how many bytes a core copies a second."""
+
+
+class TransferBroken(OSError):
+    """An array will not come: the client broke off, or the session ended."""
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__("the upload was broken off" + (f": {why}" if why else ""))
+
+
+class Loan:
+    """One array on its way: the client's own memory, until a copy was made of it.
+
+    Either the worker comes while the client still waits and copies straight to
+    where the array is wanted, or the client makes a copy, which the worker keeps.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        self._lock = threading.Lock()
+        self._lent: Bytes | None = np.frombuffer(data, np.uint8)
+        self._copy: Bytes | None = None
+        self._why = ""
+        self._returned = threading.Lock()
+        self._returned.acquire()
+
+    def await_return(self) -> None:
+        """Returns when the client's memory is its own again."""
+        lent = self._lent
+        if lent is not None and not self._returned.acquire(timeout=lent.nbytes / _COPIED_PER_S):
+            with self._lock:
+                if self._lent is not None:
+                    self._copy, self._lent = self._lent.copy(), None
+
+    def break_off(self, why: str = "") -> None:
+        """Takes the memory back without a copy; the worker will find nothing."""
+        with self._lock:
+            self._lent = self._copy = None
+            self._why = why
+
+    def drop(self) -> None:
+        """Gives the client's memory back: no worker wants the bytes."""
+        with self._lock:
+            self._give_back()
+
+    def take(self) -> Bytes:
+        """Returns an array of its own with the bytes.
+
+        Raises:
+            TransferBroken: The client has broken it off.
+        """
+        with self._lock:
+            copy, self._copy = self._copy, None
+            if copy is None:
+                copy = self._source().copy()
+                self._give_back()
+        return copy
+
+    def copy_into(self, out: Bytes) -> None:
+        """Fills an array with the bytes.
+
+        Raises:
+            TransferBroken: The client has broken it off.
+            ValueError: The array is of another size.
+        """
+        with self._lock:
+            source = self._source()
+            if source.nbytes != out.nbytes:
+                msg = f"expected {out.nbytes} bytes, got {source.nbytes}"
+                raise ValueError(msg)
+            out[...] = source
+            self._give_back()
+
+    def _source(self) -> Bytes:
+        source = self._copy if self._copy is not None else self._lent
+        if source is None:
+            raise TransferBroken(self._why)
+        return source
+
+    def _give_back(self) -> None:
+        if self._lent is not None:
+            self._lent = None
+            self._returned.release()
+        self._copy = None
+
+
+class Loans:
+    """The arrays on their way to one worker, by ticket."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._loans: dict[int, Loan] = {}
+        self._unwanted: set[int] = set()
+        self._closed = False
+
+    def lend(self, ticket: int, data: memoryview) -> Loan:
+        """Puts an array under its ticket."""
+        loan = Loan(data)
+        with self._changed:
+            if ticket in self._unwanted:
+                self._unwanted.discard(ticket)
+                loan.drop()
+            else:
+                self._loans[ticket] = loan
+                self._changed.notify_all()
+        return loan
+
+    def give_up(self, ticket: int, why: str) -> None:
+        """Notes that an array will not come; who waits for it is told why."""
+        with self._changed:
+            loan = self._loans.get(ticket)
+        if loan is None:
+            loan = self.lend(ticket, memoryview(b""))
+        loan.break_off(why)
+
+    def discard(self, ticket: int) -> None:
+        """Lets go of an array that no command will take, now or when it comes."""
+        with self._changed:
+            loan = self._loans.pop(ticket, None)
+            if loan is None:
+                self._unwanted.add(ticket)
+            else:
+                loan.drop()
+
+    def get(self, ticket: int) -> Loan:
+        """Waits for the array of a ticket.
+
+        Raises:
+            TransferBroken: The session ended meanwhile.
+        """
+        with self._changed:
+            while ticket not in self._loans:
+                if self._closed:
+                    raise TransferBroken
+                self._changed.wait()
+            return self._loans.pop(ticket)
+
+    def close(self) -> None:
+        """Ends every wait."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+# One worker as a thread of the client's process.
+
+
+_POLL_S = 0.001
+
+_Given: TypeAlias = "OutgoingBatch | threading.Lock | Kind | None"
+OnDeath = Callable[[WorkerLost], None]
+
+
+class _Ended(BaseException):
+    """Raised inside a worker thread whose session is over."""
+
+
+class RankThread(ArrayPorter):
+    """Runs one rank; what it is given are objects, and so is what it answers.
+
+    Args:
+        worker: The rank.
+        events: Where answers and output go.
+        on_death: Told when the thread ended by itself, which ends the session.
+    """
+
+    def __init__(self, worker: Worker, events: Events, on_death: OnDeath) -> None:
+        self._worker = worker
+        self._events = events
+        self._on_death = on_death
+        self._inbox: SimpleQueue[_Given] = SimpleQueue()
+        self._output = RankOutput(self._emit)
+        self._ending = False
+        self.loans = Loans()
+        self._thread = threading.Thread(
+            target=self._run, name=f"{worker.session_name}-rank-{worker.worker_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begins to execute."""
+        self._thread.start()
+
+    def give(self, given: _Given) -> None:
+        """Adds commands to execute, or what to do after those before.
+
+        Args:
+            given: Commands; a lock to free; Kind.OPEN_CCL, to open the communicator
+                because a peer did; or None, which lets the rank leave.
+        """
+        self._inbox.put(given)
+
+    # The rank's own thread ----------------------------------------------------------
+
+    def _run(self) -> None:
+        set_current_worker(self._worker)
+        self._output.attach()
+        try:
+            self._serve()
+        except _Ended:
+            pass
+        except BaseException as error:  # noqa: BLE001  (whatever a called function raised)
+            self._die(error)
+        finally:
+            self._output.close()
+            self._worker.close()
+            set_current_worker(None)
+            self.free_gates()
+
+    def _serve(self) -> None:
+        executor = Executor(self._worker, self)
+        while not self._ending and not executor.stopped:
+            given = self._next()
+            if given is None:
+                return
+            if isinstance(given, OutgoingBatch):
+                executor.run_decoded(given)
+            elif given is Kind.OPEN_CCL:
+                with contextlib.suppress(Exception):  # whoever needs it reports the error
+                    self._worker.meet()
+            elif not isinstance(given, Kind):
+                executor.settle()
+                self._events.acknowledge(self._worker.worker_id, executor.seq)
+                given.release()
+
+    def _next(self) -> _Given:
+        # Peers may wait for this rank's refusal; that needs turns of its own.
+        while self._worker.poll():
+            try:
+                return self._inbox.get(timeout=_POLL_S)
+            except Empty:
+                pass
+        return self._inbox.get()
+
+    def _die(self, error: BaseException) -> None:
+        self._output.close()
+        worker, name = self._worker.worker_id, self._worker.session_name
+        status, how = describe_end(error, self._worker.flight)
+        self._on_death(
+            worker_lost(
+                f"worker {worker} {how}; session {name!r} is over",
+                worker=worker,
+                node=self._worker.node,
+                exit_status=status,
+                output=self._output.last_lines,
+            )
+        )
+
+    def _emit(self, is_error: bool, lines: list[str]) -> None:
+        self._events.log(self._worker.worker_id, self._worker.node, is_error, lines)
+
+    def report(self, *, stacks: bool, flights: bool) -> RankReport:
+        """Says what it does; for any thread."""
+        worker, ident, stack, note = self._worker, self._thread.ident, "", ""
+        alive = self._thread.is_alive()
+        if stacks and alive:
+            frame = sys._current_frames().get(ident or 0)  # noqa: SLF001  (there is no other way)
+            stack = format_stack(frame)
+        elif stacks:
+            note = "the thread has ended"
+        report = report_memory(
+            worker.worker_id, worker.node, os.getpid(), *worker.flight.copy(), flights=flights
+        )
+        state = RankState.RUNNING if alive else RankState.ENDED
+        return replace(report, state=state, stack=stack, note=note)
+
+    def cut(self, since: Sequence[Since]) -> RankReport:
+        """What is new in its records; for any thread."""
+        worker = self._worker
+        return report_cut(
+            worker.worker_id,
+            worker.node,
+            os.getpid(),
+            worker.flight.read,
+            since,
+            ended=not self._thread.is_alive(),
+        )
+
+    def free_gates(self) -> None:
+        """Frees the locks that wait in vain; the rank is gone, or about to be."""
+        with contextlib.suppress(Empty):
+            while True:
+                given = self._inbox.get_nowait()
+                if given is not None and not isinstance(given, (OutgoingBatch, Kind)):
+                    given.release()
+
+    # What the executor asks of its outlet ---------------------------------------------
+
+    @property
+    def porter(self) -> ArrayPorter:
+        """Carries the arrays that are too large for a command."""
+        return self
+
+    @property
+    def live(self) -> Callable[[int, Any], None]:
+        """Answers with objects."""
+        return self._answer
+
+    def _answer(self, seq: int, value: Any) -> None:
+        self._events.live(self._worker.worker_id, seq, value)
+
+    def reply(self, raw: bytes) -> None:
+        """Passes on what is encoded all the same: acknowledgements and failures."""
+        self._events.reply(self._worker.worker_id, EncodedReply.FromString(raw))
+
+    def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
+        """Waits for an uploaded array and returns it, an array of its own.
+
+        Raises:
+            OSError: It will not come.
+        """
+        return self.loans.get(ticket).take().view(dtype).reshape(tuple(shape))
+
+    def collect_into(self, ticket: int, out: np.ndarray[Any, Any]) -> None:
+        """Waits for an uploaded array and copies it to where it is wanted.
+
+        Raises:
+            OSError: It will not come.
+            ValueError: It is of another size.
+        """
+        self.loans.get(ticket).copy_into(out.reshape(-1).view(np.uint8))
+
+    def discard(self, ticket: int) -> None:
+        """Lets go of an uploaded array that no command will collect."""
+        self.loans.discard(ticket)
+
+    # The end ----------------------------------------------------------------------------
+
+    def join(self, timeout: float) -> bool:
+        """Waits until the rank has left; whether it has."""
+        if self._thread.ident is None or self._thread is threading.current_thread():
+            return True
+        self._thread.join(max(timeout, 0.0))
+        return not self._thread.is_alive()
+
+    def end(self) -> None:
+        """Makes the rank leave as soon as it runs Python code again."""
+        self._ending = True
+        self.loans.close()
+        self._inbox.put(None)
+        ident = self._thread.ident
+        if ident is not None and self._thread.is_alive() and ident != threading.get_ident():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(ident), ctypes.py_object(_Ended)
+            )
+
+
+NODE = "local"
+_END_GRACE_S = 0.5
+_numbers = itertools.count(1)
+
+
+class ThreadedSession(Session):
+    """A session whose workers are threads of this process; see :class:`Session`.
+
+    Arrays are shared, not sent: a host array costs one copy, and
+    ``debug_get_from_remote`` returns the very object that the worker holds, be it
+    a function or anything else. Collectives move data in memory (``local``).
+
+    Args:
+        num_workers: How many workers.
+        num_groups: Into how many equal, consecutive groups they are divided.
+        ccl: The collective library; ``"local"`` is the one that threads can use.
+        logs: Whether what workers print is written to standard error, each line
+            with its rank.
+        hang_report: After how many seconds a call that waits prints what the ranks do
+            to standard error, once; 0 or None for never. The default is what
+            ``DISCO_HANG_REPORT_S`` says, else 30.
+
+    Raises:
+        ConfigError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        num_groups: int = 1,
+        *,
+        ccl: str | None = None,
+        logs: bool = True,
+        hang_report: float | None = AUTO,
+    ) -> None:
+        check_session(num_workers, num_groups, ccl, 1.0)
+        read_hang_report(hang_report)
+        if ccl not in (None, "local"):
+            msg = (
+                f"the collective library {ccl!r} cannot be chosen here: leave ccl out or use "
+                "'local'; for GPUs call session.init_ccl('nccl', 0, 1, ...) with one for each "
+                "worker, and for 'mpi' take a ProcessSession, which has a process for each"
+            )
+            raise ConfigError(msg)
+        transport = ThreadTransport(num_workers, num_groups, ccl or "")
+        super().__init__(
+            transport,
+            num_groups=num_groups,
+            log_sink=print_logs if logs else None,
+            hang_report=hang_report,
+        )
+
+
+class ThreadTransport(Bound):
+    """Carries a session to threads of this process."""
+
+    def __init__(self, num_workers: int, num_groups: int, ccl: str) -> None:
+        name = f"threads-{next(_numbers)}"
+        places = tuple(RankPlace(w, NODE, os.getpid(), "cpu") for w in range(num_workers))
+        self._welcome = Welcome(secrets.randbits(64), name, places)
+        self._num_groups = num_groups
+        self._ccl = ccl
+        self._world = LocalWorld(num_workers, num_groups)
+        self._ranks: list[RankThread] = []
+        self._events: Events | None = None
+        self._sender: Sender | None = None
+        self._end_lock = threading.Lock()
+        self._over = False
+        self._error: SessionError | None = None
+
+    @property
+    def welcome(self) -> Welcome:
+        """Which session this is, and where its workers run."""
+        return self._welcome
+
+    @property
+    def pump(self) -> ThreadTransport:
+        """Lets waiting threads send by themselves."""
+        return self
+
+    def start(self, events: Events) -> None:
+        """Begins to execute what is issued."""
+        self._events = events
+        count = len(self._welcome.ranks)
+        workers = [self._worker(w, count) for w in range(count)]
+        self._ranks = [RankThread(worker, events, self._rank_died) for worker in workers]
+        redirect()
+        for rank in self._ranks:
+            rank.start()
+        self._sender = Sender(events, self._deliver)
+
+    def _worker(self, worker_id: int, count: int) -> Worker:
+        return Worker(
+            worker_id,
+            count,
+            self._num_groups,
+            open_communicator=self._open_communicator,
+            ccl=self._ccl,
+            ordinary_ccl=default_library(self._world),
+            node=NODE,
+            place=WorkerDevice(
+                Device("cpu", 0),
+                local_rank=worker_id,
+                end_session=lambda why: self._library_lost(worker_id, why),
+            ),
+            session_name=self._welcome.name,
+            allow_modules=("*",),
+            allow_read=("*",),
+            allow_save=("*",),
+            loading=LoadRules(("*",)),
+        )
+
+    def _open_communicator(self, worker: Worker, ccl: str) -> Communicator:
+        # A rank that failed before its first collective would not come by itself.
+        for worker_id, rank in enumerate(self._ranks):
+            if worker_id != worker.worker_id:
+                rank.give(Kind.OPEN_CCL)
+        return open_communicator(
+            ccl,
+            worker_id=worker.worker_id,
+            num_workers=worker.num_workers,
+            num_groups=worker.num_groups,
+            world=self._world,
+            loss=worker.loss,
+        )
+
+    def _deliver(self, batch: OutgoingBatch, first: int) -> None:
+        for rank in (*self._ranks[first:], *self._ranks[:first]):
+            rank.give(batch)
+
+    # Waiting ----------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Hands everything that was issued to the workers."""
+        if self._sender is not None:
+            with HeldInterrupts():
+                self._sender.flush()
+
+    def ask(self, worker: int, gate: threading.Lock) -> None:
+        """Sends what was issued; the worker frees a lock when it has executed all of it."""
+        with HeldInterrupts():
+            if self._sender is not None:
+                self._sender.flush(worker)
+            self._ranks[worker].give(gate)
+        if self._over:
+            self._ranks[worker].free_gates()
+
+    def wait(self, gate: threading.Lock, seconds: float, ask: int | None = None) -> bool:
+        """Sends what was issued, and waits up to ``seconds`` for a lock to be free."""
+        if ask is None:
+            self.flush()
+        else:
+            self.ask(ask, gate)
+        return gate.acquire(timeout=seconds)
+
+    def check_alive(self) -> None:
+        """Raises the session's error, once it has one."""
+        if self._error is not None:
+            raise self._error
+
+    def inspect(
+        self, *, stacks: bool, flights: bool, since: Sequence[Since] | None = None
+    ) -> Inspection:
+        """Finds out what the workers do, or did before they ended."""
+        if since is None:
+            reports = [rank.report(stacks=stacks, flights=flights) for rank in self._ranks]
+        else:
+            reports = [rank.cut(since) for rank in self._ranks]
+        welcome = self._welcome
+        return Inspection(welcome.session, welcome.name, len(welcome.ranks), tuple(reports))
+
+    # Arrays -----------------------------------------------------------------------------
+
+    def upload(self, ticket: int, worker: int, data: memoryview) -> None:
+        """Gives an array's bytes to a worker; returns when they may be changed."""
+        loan = self._ranks[worker].loans.lend(ticket, data)
+        try:
+            self.flush()
+            loan.await_return()
+        except BaseException:
+            loan.break_off()  # the worker may have it in hand, where giving up finds nothing
+            raise
+
+    def give_up(self, uploads: Sequence[tuple[int, int]], why: str = "") -> None:
+        """Says of arrays, by ticket and worker, that they will not come."""
+        for ticket, worker in uploads:
+            self._ranks[worker].loans.give_up(ticket, why)
+
+    def decline(self, downloads: Sequence[tuple[int, int]]) -> None:
+        """Does nothing: no array is ever offered."""
+
+    def download(self, ticket: int, worker: int, into: memoryview) -> None:
+        """Refuses: answers are objects here, so no array is ever offered."""
+        msg = f"worker {worker} offers no array {ticket} of {len(into)} bytes"
+        raise SessionError(msg)
+
+    # The end ------------------------------------------------------------------------------
+
+    def _rank_died(self, error: WorkerLost) -> None:
+        self._finish(error)
+
+    def _library_lost(self, worker: int, why: str) -> None:
+        """Ends the session: other threads may be in a call that never returns."""
+        text = f"{why}; session {self._welcome.name!r} is over"
+        self._finish(worker_lost(text, worker=worker, node=NODE, exit_status=1, output=[]))
+
+    def close(self, timeout: float) -> None:
+        """Lets the workers execute what is left, for a moment, then ends them; idempotent."""
+        del timeout  # threads that do not leave at once cannot be waited for
+        if self._sender is not None and not self._over:
+            self._sender.join(_END_GRACE_S)
+        deadline = time.monotonic() + _END_GRACE_S
+        for rank in self._ranks:
+            rank.give(None)
+        for rank in self._ranks:
+            rank.join(deadline - time.monotonic())
+        self._finish(SessionClosed(f"session {self._welcome.name!r} was shut down"))
+        deadline = time.monotonic() + _END_GRACE_S
+        for rank in self._ranks:
+            rank.join(deadline - time.monotonic())
+
+    def _finish(self, error: SessionError) -> None:
+        with self._end_lock:
+            if self._over:
+                return
+            self._over = True
+        self._error = error
+        if self._events is not None:
+            self._events.lost(error)
+            restore()
+        self._world.close()
+        for rank in self._ranks:
+            rank.end()
+
+    def disown(self) -> None:
+        """Does nothing: its workers had no descriptors, and live in the parent alone."""

@@ -1,0 +1,313 @@
+"""Envelopes on a stream socket: a length, the bytes, and sometimes a descriptor.
+
+A frame is a 4-byte little-endian length and that many bytes. A file descriptor
+travels with the first byte of its frame, so descriptors and the frames that
+mention them arrive in the same order; the reader hands each to the frame that
+asks for it. Where the receiver had no descriptor left to put it into, it gets -1 in its
+place; where the sender could not pass it, another frame comes instead.
+
+Two frames are no envelopes, and are shorter than any: an empty one asks how far
+the receiver is, and one of eight bytes answers that with a sequence number.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import mmap
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+from disco_client.arrays.shared_memory import CLOSED_ON_EXEC, allocate, descriptors_in, map_shared
+from disco_server.settings import keeps_order
+
+__all__ = [
+    "HOW_FAR",
+    "MAX_FRAME_BYTES",
+    "FrameReader",
+    "ProgressPage",
+    "Unsent",
+    "frame",
+    "frame_of_progress",
+    "progress_in",
+    "receive",
+    "send_all",
+    "send_with_fd",
+]
+
+
+MAX_FRAME_BYTES = 64 << 20
+_HEADER = struct.Struct("<I")
+_READ_BYTES = 256 * 1024
+_FD_SPACE = socket.CMSG_SPACE(16 * array.array("i").itemsize)
+_SCARCE = (errno.ENOMEM, errno.ENOBUFS)
+"""The kernel had no memory for a message, and may have some the next moment."""
+
+_PAUSE_S = 0.001
+
+
+def frame(raw: bytes) -> bytes:
+    """Puts a length before an encoded envelope."""
+    return _HEADER.pack(len(raw)) + raw
+
+
+HOW_FAR = frame(b"")
+"""Asks how far the receiver is."""
+
+_PROGRESS = struct.Struct("<Q")
+
+
+def frame_of_progress(seq: int) -> bytes:
+    """Says that everything up to this command is executed."""
+    return frame(_PROGRESS.pack(seq))
+
+
+def progress_in(raw: bytes) -> int | None:
+    """The sequence number that a frame brings, or None for an envelope."""
+    return _PROGRESS.unpack(raw)[0] if len(raw) == _PROGRESS.size else None
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames; no I/O here."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self.fds: deque[int] = deque()
+        # Read into again and again: fresh memory costs many times what reading does.
+        self.scratch = memoryview(bytearray(_READ_BYTES))
+
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
+        """Adds bytes and returns the frames that are complete.
+
+        Raises:
+            ValueError: A frame is longer than any peer of ours sends.
+        """
+        buffer = self._buffer
+        source: bytes | bytearray | memoryview = data
+        if buffer:
+            buffer += data
+            source = buffer
+        elif len(data) >= _HEADER.size and _HEADER.unpack_from(data)[0] == len(data) - _HEADER.size:
+            return [bytes(data[_HEADER.size :])]  # one whole frame, as most of what comes
+        frames: list[bytes] = []
+        at = 0
+        size = len(source)
+        while size - at >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(source, at)
+            if length > MAX_FRAME_BYTES:
+                msg = f"expected a frame of at most {MAX_FRAME_BYTES} bytes, got {length}"
+                raise ValueError(msg)
+            end = at + _HEADER.size + length
+            if end > size:
+                break
+            frames.append(bytes(memoryview(source)[at + _HEADER.size : end]))
+            at = end
+        if source is buffer:
+            del buffer[:at]
+        elif at < size:
+            buffer += memoryview(data)[at:]
+        return frames
+
+    def close(self) -> None:
+        """Closes descriptors that nobody took."""
+        while self.fds:
+            fd = self.fds.popleft()
+            if fd >= 0:
+                os.close(fd)
+
+
+def receive(sock: socket.socket, reader: FrameReader) -> list[bytes] | None:
+    """Reads what there is, blocking or not as the socket is; None at the end.
+
+    Raises:
+        BlockingIOError: It does not block and there is nothing; or the kernel has no
+            memory to say what there is.
+    """
+    try:
+        count, ancillary, flags, _ = sock.recvmsg_into((reader.scratch,), _FD_SPACE, CLOSED_ON_EXEC)
+    except ConnectionResetError:
+        return None
+    except OSError as error:
+        if error.errno in _SCARCE:
+            raise BlockingIOError(*error.args) from error
+        raise
+    found = descriptors_in(ancillary)
+    reader.fds.extend(found)
+    if flags & socket.MSG_CTRUNC and not found:
+        reader.fds.append(-1)  # each message brings one
+    if not count:
+        return None
+    return reader.feed(reader.scratch[:count])
+
+
+def send_all(sock: socket.socket, data: bytes | memoryview) -> None:
+    """Sends all of a frame; for blocking sockets."""
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[sock.send(left) :]
+        except OSError as error:
+            if error.errno not in _SCARCE:
+                raise
+            time.sleep(_PAUSE_S)
+
+
+def send_with_fd(
+    sock: socket.socket, framed: bytes, fd: int, without: Callable[[str], bytes]
+) -> None:
+    """Sends one whole frame with a descriptor; for blocking sockets.
+
+    Args:
+        sock: Where to.
+        framed: The frame.
+        fd: The descriptor, which stays the caller's.
+        without: Makes the frame that is sent instead where the descriptor cannot be passed,
+            of the reason.
+    """
+    try:
+        sent = socket.send_fds(sock, [framed], [fd])
+    except ConnectionError:
+        raise
+    except OSError as error:  # too many are under way, or there is no memory
+        framed, sent = without(str(error)), 0
+    send_all(sock, memoryview(framed)[sent:])
+
+
+class Unsent:
+    """Frames that leave through a socket that does not block, as far as it takes them.
+
+    Args:
+        sock: The socket.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._frames: deque[tuple[memoryview, int | None, Callable[[str], bytes] | None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def add(
+        self,
+        framed: bytes | memoryview,
+        fd: int | None = None,
+        without: Callable[[str], bytes] | None = None,
+    ) -> None:
+        """Adds a frame behind the others.
+
+        Args:
+            framed: The frame, its length included.
+            fd: A descriptor to pass along; it is closed here.
+            without: Makes the frame that leaves instead where that cannot be passed, of the
+                reason.
+        """
+        self._frames.append((memoryview(framed), fd, without))
+
+    def flush(self) -> bool:
+        """Sends what the socket takes; whether nothing is left."""
+        frames = self._frames
+        while frames:
+            data, fd, without = frames[0]
+            try:
+                if fd is None:
+                    sent = self._sock.send(data)
+                else:
+                    sent = socket.send_fds(self._sock, [data], [fd])
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if fd is None and error.errno in _SCARCE:
+                    return False
+                if fd is None or without is None or isinstance(error, ConnectionError):
+                    self.drop()  # the peer's exit is on the way, and says more
+                    return True
+                frames[0] = memoryview(without(str(error))), None, None
+                os.close(fd)
+                continue
+            if fd is not None:
+                os.close(fd)
+            if sent < len(data):
+                frames[0] = data[sent:], None, None
+                return False
+            frames.popleft()
+        return True
+
+    def drop(self) -> None:
+        """Forgets what has not left."""
+        while self._frames:
+            _, fd, _ = self._frames.popleft()
+            if fd is not None:
+                os.close(fd)
+
+
+# How far a rank is, on a page of memory that its client looks at while it waits.
+#
+# Asking a rank takes a question through its socket and an answer back. A client that
+# looks for the answer all the time sees it sooner on a page that both map: the rank
+# writes there after each batch. The page says two things: up to which command
+# everything is executed, and how many frames the rank had sent before, because a
+# client that has not read all of those may not know of a failure yet.
+#
+# What is written first must be seen first (:func:`~disco_server.settings.keeps_order`);
+# other processors do without the page.
+
+
+class ProgressPage:
+    """Two counters that one process writes and another reads.
+
+    Args:
+        fd: Shared memory of at least a page; it may be closed afterwards.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._memory = map_shared(fd, mmap.PAGESIZE)
+        self._counters = memoryview(self._memory).cast("Q")
+
+    @classmethod
+    def make(cls) -> tuple[Self, int] | None:
+        """Makes a page and the descriptor that the other process maps; None where none can be.
+
+        Whoever calls this closes the descriptor.
+        """
+        if not keeps_order():
+            return None
+        try:
+            fd = allocate(mmap.PAGESIZE)
+        except OSError:
+            return None
+        try:
+            return cls(fd), fd
+        except OSError:
+            os.close(fd)
+            return None
+
+    def write(self, seq: int, frames: int) -> None:
+        """Says that everything up to this command is executed.
+
+        Args:
+            seq: The command.
+            frames: How many frames were sent before, without answers on how far it is.
+        """
+        counters = self._counters
+        counters[1] = frames
+        counters[0] = seq
+
+    def shows(self, seq: int, frames: int) -> bool:
+        """Whether everything up to this command is executed, and all that was sent is known.
+
+        Args:
+            seq: The command.
+            frames: How many frames were received.
+        """
+        counters = self._counters
+        return counters[0] >= seq and counters[1] == frames
+
+    def close(self) -> None:
+        """Unmaps the page."""
+        self._counters.release()
+        self._memory.close()

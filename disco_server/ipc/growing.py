@@ -1,0 +1,163 @@
+"""Arrays in shared memory, read while another process fills them.
+
+Who fills one says after each piece how far it is. Each array has one reader, which
+waits in its own way: a rank reads its socket, a daemon awaits a future, a program
+waits for a lock. So this only keeps what was said, and tells who asked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from disco_client.wire.arrays import PIECE_BYTES
+from disco_client.wire.codec import Kind
+
+if TYPE_CHECKING:
+    from disco_server.ipc.framing import FrameReader
+
+__all__ = ["FROM_RANKS", "FilledArray", "GrowingArray", "Offers", "array_with"]
+
+
+FROM_RANKS = (Kind.ARRAY_OUT, Kind.ARRAY_MORE, Kind.ARRAY_BACK)
+"""What ranks say about arrays."""
+
+
+def _nobody() -> None:
+    """Who is told while nobody waits."""
+
+
+class GrowingArray:
+    """One array, from its beginning on.
+
+    What happens may be told in another thread than the one that waits: this one sets
+    ``on_change`` and then looks again, the other one changes and then calls it.
+
+    Args:
+        fd: The memory, which belongs to whoever has this object.
+        nbytes: How large it will be.
+        there: How many of its bytes are there.
+        error: Why the others will not come; empty while they may.
+
+    Attributes:
+        on_change: Called once, when more is there or none will come.
+    """
+
+    def __init__(self, fd: int, nbytes: int, there: int = 0, error: str = "") -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self.there = there
+        self.error = error
+        self.on_change: Callable[[], None] = _nobody
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more will be heard of it."""
+        return bool(self.error) or self.there >= self.nbytes
+
+    def grow(self, there: int, error: str = "") -> None:
+        """Notes how many bytes are there by now, or why no more will come."""
+        self.there = max(self.there, there)
+        self.error = self.error or error
+        call, self.on_change = self.on_change, _nobody
+        call()
+
+    def reaches(self, end: int) -> bool:
+        """Whether its bytes are there up to one of them.
+
+        Raises:
+            OSError: No more will come.
+        """
+        if self.error:
+            raise OSError(self.error)
+        return self.there >= end
+
+
+def array_with(reader: FrameReader, nbytes: int, there: int, error: str) -> GrowingArray:
+    """The array that a peer tells of, in the memory whose descriptor came along.
+
+    Args:
+        reader: Holds the descriptors that came.
+        nbytes: How large it will be.
+        there: How many of its bytes are there.
+        error: Why the others will not come; with one the peer sent no descriptor.
+    """
+    fd = -1 if error else reader.fds.popleft()
+    lost = "" if fd >= 0 else "no descriptor was free for its memory"
+    return GrowingArray(fd, nbytes, there, error or lost)
+
+
+class FilledArray:
+    """An array that this process fills; whoever reads it hears of whole pieces and of the end.
+
+    Args:
+        fd: The memory, which stays the caller's.
+        nbytes: The array's size.
+        tell: Sends how much is there; the first time also a descriptor, to be closed there.
+    """
+
+    def __init__(self, fd: int, nbytes: int, tell: Callable[[int, int | None], None]) -> None:
+        self.fd = fd
+        self._nbytes = nbytes
+        self._tell = tell
+        self._told = 0
+        self._known = False
+
+    def grown(self, there: int) -> None:
+        """Notes how much is there."""
+        if there - self._told >= PIECE_BYTES or there == self._nbytes:
+            self._tell(there, None if self._known else os.dup(self.fd))
+            self._told, self._known = there, True
+
+
+class Offers:
+    """The arrays that one session's ranks offer, until somebody asks for them.
+
+    One thread may add them and note how they grow, while others take them.
+    """
+
+    def __init__(self) -> None:
+        self._untaken: dict[tuple[int, int], GrowingArray] = {}
+        self._growing: dict[tuple[int, int], GrowingArray] = {}
+
+    def add(self, worker: int, ticket: int, array: GrowingArray) -> None:
+        """Keeps an array; its descriptor belongs to this object from now on."""
+        self._untaken[worker, ticket] = array
+        if not array.settled:
+            self._growing[worker, ticket] = array
+
+    def grow(self, worker: int, ticket: int, there: int, error: str) -> None:
+        """Notes how much of an array is there, or why no more will come."""
+        array = self._growing.get((worker, ticket))
+        if array is not None:
+            array.grow(there, error)
+            if array.settled:
+                self._growing.pop((worker, ticket), None)
+
+    @property
+    def untaken(self) -> list[tuple[int, int]]:
+        """The workers and tickets of what nobody has asked for yet."""
+        return list(self._untaken)
+
+    def take(self, worker: int, ticket: int) -> GrowingArray:
+        """Returns an array, whose descriptor is the caller's; each is taken once.
+
+        Raises:
+            KeyError: The worker has offered no array under this ticket.
+        """
+        return self._untaken.pop((worker, ticket))
+
+    def break_off(self, why: str, worker: int | None = None) -> None:
+        """Ends the waits for what a rank, or any, has not copied yet."""
+        for rank, ticket in list(self._growing):
+            if worker in (None, rank):
+                self.grow(rank, ticket, 0, why)
+
+    def close(self) -> None:
+        """Lets go of what nobody asked for."""
+        self.break_off("the session ended")
+        while self._untaken:
+            _, array = self._untaken.popitem()
+            if array.fd >= 0:
+                os.close(array.fd)

@@ -1,0 +1,417 @@
+"""The doors of daemons: gRPC servers whose certificates may be replaced while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from disco_client.errors import ConfigError
+from disco_client.transport.credentials import check_pair, read_pem, state_of
+from disco_client.transport.fault_injection import Passage, passage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from disco_server.security import Guard
+
+__all__ = [
+    "CannotListen",
+    "CertificateFiles",
+    "Outbox",
+    "add_port",
+    "arriving",
+    "http_secrets",
+    "leaving",
+    "parsed",
+    "reading",
+    "stop_server",
+    "warn_of_open_door",
+]
+
+
+_logger = logging.getLogger("disco.tls")
+_SOON = timedelta(days=7)
+
+
+class CannotListen(ConfigError):
+    """An address is in use, or not of this machine."""
+
+
+class CertificateFiles:
+    """The certificates that a door shows and asks for, as their files are now.
+
+    Args:
+        guard: Names the files.
+
+    Raises:
+        ConfigError: One of them cannot be read, or is not what it should be.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        if guard.tls_cert is None or guard.tls_key is None:
+            raise ConfigError("expected tls_cert and tls_key, to encrypt connections")
+        self._cert, self._key = guard.tls_cert, guard.tls_key
+        self._ca = guard.tls_ca if guard.require_client_cert else None
+        self._seen = self._state()
+        self.first = self._read()
+
+    def _state(self) -> object:
+        return state_of(self._cert, self._key, self._ca)
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        check_pair(self._cert, self._key)
+        cert, key = read_pem(self._cert, "tls_cert"), read_pem(self._key, "tls_key")
+        ca = read_pem(self._ca, "tls_ca") if self._ca is not None else None
+        _warn_of_end(self._cert, cert)
+        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
+
+    def changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Reads them again if they have changed; called by gRPC for each new connection.
+
+        Files that are just being replaced may not fit together; then those before them
+        serve on, and the next connection looks again when more has changed.
+        """
+        state = self._state()
+        if state == self._seen:
+            return None
+        self._seen = state
+        try:
+            made = self._read()
+        except ConfigError as error:
+            _logger.warning("the certificates before serve on: %s", error)
+            return None
+        _logger.info("new connections use the new certificate in %s", self._cert)
+        return made
+
+
+def _warn_of_end(path: Path, pem: bytes) -> None:
+    """Says of a certificate that it has expired, or soon will have."""
+    from cryptography import x509  # loaded only where somebody uses TLS
+
+    try:
+        end = x509.load_pem_x509_certificate(pem).not_valid_after_utc
+    except ValueError as error:
+        raise ConfigError(f"tls_cert: {path} holds no certificate: {error}") from None
+    left = end - datetime.now(UTC)
+    if left < timedelta(0):
+        _logger.error("the certificate in %s has expired on %s: nobody will accept it", path, end)
+    elif left < _SOON:
+        _logger.warning("the certificate in %s expires on %s", path, end)
+
+
+def add_port(server: grpc.aio.Server, address: str, guard: Guard) -> int:
+    """Opens a port of a server.
+
+    Args:
+        server: The server, not started yet.
+        address: ``HOST:PORT`` or ``unix:/path``.
+        guard: How it is guarded.
+
+    Returns:
+        The port; 0 where it cannot be listened there.
+
+    Raises:
+        ConfigError: A certificate cannot be read.
+    """
+    try:
+        if not guard.encrypts:
+            return server.add_insecure_port(address)
+        files = CertificateFiles(guard)
+        secrets = grpc.dynamic_ssl_server_credentials(
+            files.first, cast("Any", files.changed), guard.require_client_cert
+        )
+        return server.add_secure_port(address, secrets)
+    except RuntimeError:
+        return 0
+
+
+def http_secrets(guard: Guard) -> ssl.SSLContext | None:
+    """How a daemon's HTTP port is encrypted: with the certificate of its other door, if it has one.
+
+    A browser, Prometheus or a kubelet has no certificate of its own, so none is asked for
+    that would be in the way; where `guard` wants one, who shows it is known by it.
+
+    Args:
+        guard: How the other door is guarded.
+
+    Returns:
+        None where connections are not encrypted. New connections use certificates that
+        were replaced.
+
+    Raises:
+        ConfigError: A certificate cannot be read, or does not fit its key.
+    """
+    if not guard.encrypts:
+        return None
+    files = guard.tls_cert, guard.tls_key, guard.tls_ca
+    seen, newest = state_of(*files), _make_context(guard)
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal seen, newest
+        if (state := state_of(*files)) != seen:
+            seen = state
+            try:
+                newest = _make_context(guard)
+            except ConfigError as error:
+                _logger.warning("the certificates before serve on: %s", error)
+        connection.context = newest
+
+    newest.sni_callback = choose
+    return newest
+
+
+def _make_context(guard: Guard) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cast("Path", guard.tls_cert), guard.tls_key)
+        if guard.require_client_cert and guard.tls_ca is not None:
+            context.load_verify_locations(guard.tls_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"tls_cert: {guard.tls_cert} cannot be used: {error}") from None
+    return context
+
+
+def warn_of_open_door(logger: logging.Logger, guard: Guard) -> None:
+    """Says at each start that a person takes a risk, where one does."""
+    if guard.insecure:
+        logger.warning(
+            "--insecure: connections may be neither encrypted nor asked who makes them; whoever"
+            " reaches this daemon can run code on this cluster"
+        )
+
+
+# Requests that are parsed here, and not by gRPC, which answers nonsense as if it had failed.
+
+
+def parsed(handler: Callable[..., Awaitable[Any]], kind: type[Message]) -> Callable[..., Any]:
+    """Makes a handler of encoded requests out of one of messages.
+
+    Args:
+        handler: Takes a message and the call's context.
+        kind: The message; what is none ends the call as INVALID_ARGUMENT.
+    """
+
+    @wraps(handler)
+    async def parse(raw: bytes, context: Any) -> Any:
+        try:
+            request = kind.FromString(raw)
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected a disco.v1 message")
+            raise
+        return await handler(request, context)
+
+    return parse
+
+
+# How the gRPC servers of daemons are stopped: nothing of theirs is cut off by the loop's end.
+
+
+_ENDING_S = 1.0
+_OF_GRPC = ("_schedule_rpc_coro", "_handle_exceptions")
+
+
+async def stop_server(server: grpc.aio.Server, grace: float | None) -> None:
+    """Stops a server and waits until its tasks have ended.
+
+    ``Server.stop`` returns while the calls that it has cancelled are still ending. A loop
+    that is closed then cancels gRPC's own tasks as well, which now and then makes it
+    print a traceback on standard error.
+
+    Args:
+        server: To be stopped, for good.
+        grace: How many seconds calls under way may go on; None for none.
+    """
+    await server.stop(grace)
+    ending = [task for task in asyncio.all_tasks() if _is_grpc_s(task)]
+    if ending:
+        await asyncio.wait(ending, timeout=_ENDING_S)
+
+
+def _is_grpc_s(task: asyncio.Task[Any]) -> bool:
+    return getattr(task.get_coro(), "__name__", "") in _OF_GRPC
+
+
+# What waits to be written to one gRPC stream.
+#
+# The messages of one session keep their order; sessions that share a stream take turns,
+# so that what one of them sends in bulk does not hold up another one's lone command.
+#
+# Posting never blocks, so a slow peer never holds up whoever relays to it. Memory
+# stays bounded because commands are bounded by the client's window, and because
+# what nobody waits for (workers' output) is dropped when too much of it waits.
+
+
+_MAX_DROPPABLE_BYTES = 4 << 20
+"""What may be dropped is, where more than this of its session waits."""
+
+_TURN_BYTES = 64 << 10
+"""How much of a session is written before it is another one's turn."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What waits of one session, and how much of it may be written in this turn."""
+
+    waiting: deque[bytes] = field(default_factory=deque[bytes])
+    nbytes: int = 0
+    credit: int = _TURN_BYTES
+
+
+class Outbox:
+    """The writing side of one stream; its owner runs :meth:`run`."""
+
+    def __init__(self) -> None:
+        self._queues: OrderedDict[int, _Queue] = OrderedDict()  # none of them is empty
+        self._wake: asyncio.Future[None] | None = None
+        self._closed = False
+        self._farewell: bytes | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes wait."""
+        return sum(queue.nbytes for queue in self._queues.values())
+
+    def post(self, raw: bytes, *, session: int = 0, droppable: bool = False) -> bool:
+        """Adds an encoded envelope; whether it was taken.
+
+        Args:
+            raw: The envelope.
+            session: Whose it is; what is posted for one session is written in that order.
+            droppable: Refuse it when the peer reads too slowly.
+        """
+        if self._closed:
+            return False
+        queue = self._queues.get(session)
+        if queue is None:
+            queue = self._queues[session] = _Queue()
+        elif droppable and queue.nbytes > _MAX_DROPPABLE_BYTES:
+            return False
+        queue.waiting.append(raw)
+        queue.nbytes += len(raw)
+        self._signal()
+        return True
+
+    def close(self, farewell: bytes | None = None) -> None:
+        """Lets :meth:`run` end once everything posted has been written.
+
+        Args:
+            farewell: An envelope to write behind all others.
+        """
+        self._closed = True
+        self._farewell = farewell or self._farewell
+        self._signal()
+
+    def _signal(self) -> None:
+        wake = self._wake
+        if wake is not None and not wake.done():
+            wake.set_result(None)
+
+    def _take(self) -> bytes:
+        """Takes what is to be written next; there is something."""
+        queues = self._queues
+        while True:
+            session, queue = next(iter(queues.items()))
+            size = len(queue.waiting[0])
+            if size <= queue.credit or len(queues) == 1:
+                break
+            queue.credit += _TURN_BYTES
+            queues.move_to_end(session)
+        queue.credit = max(0, queue.credit - size)
+        queue.nbytes -= size
+        raw = queue.waiting.popleft()
+        if not queue.waiting:
+            del queues[session]
+        return raw
+
+    async def run(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Writes what is posted until the outbox is closed and empty."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._queues:
+                await write(self._take())
+            if self._closed:
+                break
+            self._wake = loop.create_future()
+            await self._wake
+            self._wake = None
+        if self._farewell is not None:
+            await write(self._farewell)
+
+
+# The same faults on purpose as the client's, for streams of asyncio.
+
+
+def arriving(point: str, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Leads the messages that a stream brings past a point.
+
+    Raises:
+        ConfigError: ``DISCO_TEST_FAULTS`` is malformed.
+    """
+    way = passage(point)
+    return messages if way is None else _led(way, messages)
+
+
+async def _led(way: Passage, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for raw in messages:
+        for passed in await _pass(way, raw):
+            yield passed
+
+
+def reading(point: str, read: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+    """Leads what a function reads past a point; what is no message, such as the end, passes.
+
+    Raises:
+        ConfigError: ``DISCO_TEST_FAULTS`` is malformed.
+    """
+    way = passage(point)
+    if way is None:
+        return read
+    ready: deque[bytes] = deque()
+
+    async def read_passed() -> Any:
+        while not ready:
+            raw = await read()
+            if not isinstance(raw, bytes):
+                return raw
+            ready.extend(await _pass(way, raw))
+        return ready.popleft()
+
+    return read_passed
+
+
+def leaving(
+    point: str, write: Callable[[bytes], Awaitable[None]]
+) -> Callable[[bytes], Awaitable[None]]:
+    """Leads what is written to a stream past a point.
+
+    Raises:
+        ConfigError: ``DISCO_TEST_FAULTS`` is malformed.
+    """
+    way = passage(point)
+    if way is None:
+        return write
+
+    async def write_passed(raw: bytes) -> None:
+        for passed in await _pass(way, raw):
+            await write(passed)
+
+    return write_passed
+
+
+async def _pass(way: Passage, raw: bytes) -> list[bytes]:
+    passed, pause = way.meet(raw)
+    if pause:
+        await asyncio.sleep(pause)
+    return passed

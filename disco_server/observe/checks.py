@@ -1,0 +1,195 @@
+"""What was found out about a machine, and how a child process finds it out.
+
+Libraries of drivers, GPUs and MPI can crash, hang or change the process that loads
+them. So they are looked at in a child process, which says what it is about to do
+before it does it: where it ends or gets stuck, that check is broken, and the caller
+is not. The child's half is `tell`, the caller's is `ask`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import IO, Any, cast
+
+from disco_server.observe.lifetime import PARENT_VARIABLE, die_with_parent_in
+
+__all__ = ["Check", "Finding", "State", "ask", "first_line", "tell"]
+
+
+_ANSWERS_VARIABLE = "DISCO_ANSWERS_FD"
+_KILLED_S = 2.0
+"""How long a killed child is waited for; one that is stuck in a driver may never go."""
+
+
+class State(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    MISSING = "missing"
+    BROKEN = "broken"
+    NOT_APPLICABLE = "not applicable"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How one check came out.
+
+    Attributes:
+        name: Of the check.
+        state: What it showed.
+        detail: What was found, in a few words without a full stop.
+        hint: What to do about it; empty where there is nothing to do.
+        facts: The same for programs: values that JSON has.
+    """
+
+    name: str
+    state: State
+    detail: str
+    hint: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields, as JSON has them."""
+        return {**asdict(self), "state": self.state.value}
+
+
+Check = tuple[str, Callable[[], Finding]]
+"""The name of a check, and what finds it out."""
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an exception and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+# --- the child ---------------------------------------------------------------
+
+
+def tell(checks: Iterable[Check]) -> None:
+    """Runs checks in this process, which `ask` started, and tells how each came out.
+
+    What libraries print cannot be taken for an answer: answers have a file of their own.
+    """
+    die_with_parent_in(os.environ)
+    with os.fdopen(int(os.environ.pop(_ANSWERS_VARIABLE)), "w", buffering=1) as answers:
+        for name, check in checks:
+            print(json.dumps({"looking": name}), file=answers)
+            try:
+                found = check()
+            except (Exception, SystemExit) as error:  # noqa: BLE001  (libraries even exit)
+                found = Finding(name, State.BROKEN, first_line(error))
+            print(json.dumps(found.as_json()), file=answers)
+
+
+# --- the caller --------------------------------------------------------------
+
+
+def ask(
+    module: str,
+    arguments: Iterable[str] = (),
+    *,
+    checks: Mapping[str, str],
+    timeout: float,
+    environ: Mapping[str, str] | None = None,
+) -> list[Finding]:
+    """Runs a module in a child process and returns a finding for each check.
+
+    Args:
+        module: One that calls `tell`.
+        arguments: Its command line.
+        checks: The names of its checks in their order, each with a hint for the case
+            that the child does not survive it.
+        timeout: Seconds until the child counts as stuck.
+        environ: The child's environment; by default this process's.
+    """
+    inherited = os.environ if environ is None else environ
+    # Files, because a grandchild that holds a pipe open would be waited for.
+    with (
+        tempfile.TemporaryFile() as answers,
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as errors,
+    ):
+        own = {PARENT_VARIABLE: str(os.getpid()), _ANSWERS_VARIABLE: str(answers.fileno())}
+        child = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            pass_fds=(answers.fileno(),),
+            env={**inherited, **own},
+            start_new_session=True,
+        )
+        try:
+            status = child.wait(timeout)
+            ended = _describe(status)
+        except subprocess.TimeoutExpired:
+            ended = f"did not come back within {timeout:g} s"
+        finally:
+            _end(child)
+        # A library may buffer what it prints until it exits, and complains at once.
+        said = _last_line(errors) or _last_line(output)
+        return list(_findings(list(_answers(answers)), checks, f"{ended}{said}"))
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ends a child with all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_KILLED_S)
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"ended the process with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-status}"
+    return f"ended the process with {name}"
+
+
+def _last_line(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    lines = stream.read().decode(errors="replace").split("\n")
+    said = [line.strip() for line in lines if line.strip()]
+    return f" ({said[-1]})" if said else ""
+
+
+def _answers(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
+    stream.seek(0)
+    for line in stream.read().decode(errors="replace").splitlines():
+        with contextlib.suppress(ValueError):  # the last one may be cut
+            answer: object = json.loads(line)
+            if isinstance(answer, dict):
+                yield cast("dict[str, Any]", answer)
+
+
+def _findings(
+    answers: list[dict[str, Any]], checks: Mapping[str, str], ended: str
+) -> Iterator[Finding]:
+    found = {each["name"]: each for each in answers if "name" in each}
+    begun = {each["looking"] for each in answers if "looking" in each}
+    guilty = ""
+    for name, hint in checks.items():
+        if name in found:
+            fields = found[name]
+            state = State(fields["state"])
+            yield Finding(name, state, fields["detail"], fields["hint"], fields["facts"])
+        elif guilty:
+            detail = f"not looked at, because of {guilty}"
+            yield Finding(name, State.NOT_APPLICABLE, detail)
+        else:
+            guilty = name
+            what = f"looking at {name}" if name in begun else f"getting ready to look at {name}"
+            yield Finding(name, State.BROKEN, f"{what} {ended}", hint)

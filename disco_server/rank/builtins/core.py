@@ -1,0 +1,356 @@
+"""The functions that every rank offers, under the original's names.
+
+Each takes what the original's takes, in the same order; ``in_group`` may be a bool
+or an integer, a reduction its code in a one-element shape, its code or its name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from disco_client.wire.arrays import empty_array
+from disco_client.wire.values import Device, Shape, dtype_from_name
+from disco_server.collectives.types import ReduceOp
+from disco_server.rank.errors import ArgumentRefused, ModuleNotAllowed
+from disco_server.rank.functions import import_allowed, register_func, writes_into
+from disco_server.rank.worker import current_worker
+
+if TYPE_CHECKING:
+    from disco_server.collectives.group import ProcessGroup
+
+Array = np.ndarray[Any, Any]
+_MAX_BYTES = 1 << 46
+_HOST = Device("cpu", 0)
+_FAILED_IMPORTS = 4
+_IMPORT_TEXT = 512
+"""How many imports that failed are kept for later messages, and how much of each."""
+
+__all__: list[str] = []
+
+
+def _op(value: Any) -> ReduceOp:
+    if isinstance(value, str):
+        return ReduceOp.from_name(value)
+    try:
+        return ReduceOp(value[0] if isinstance(value, Shape) else value)
+    except (ValueError, IndexError):
+        msg = f"expected a reduction from 0 (sum) to 4 (avg), got {value!r}"
+        raise ArgumentRefused(msg) from None
+
+
+# Where am I ----------------------------------------------------------------------
+
+
+@register_func("runtime.disco.worker_id")
+def worker_id() -> Shape:
+    """This rank's number, in a shape of one."""
+    return Shape((current_worker().worker_id,))
+
+
+@register_func("runtime.disco.worker_rank")
+def worker_rank() -> int:
+    """This rank's number."""
+    return current_worker().worker_id
+
+
+@register_func("runtime.disco.world_size")
+def world_size() -> int:
+    """How many workers the session has."""
+    return current_worker().num_workers
+
+
+@register_func("runtime.disco.device")
+def device() -> Device:
+    """This rank's default device."""
+    return current_worker().device
+
+
+@register_func("runtime.disco.bind_worker_to_cpu_core")
+def bind_worker_to_cpu_core(cores: Sequence[int]) -> None:
+    """Pins this rank to a core.
+
+    Args:
+        cores: One core for each worker.
+
+    Raises:
+        ArgumentRefused: Too few cores, or one that this machine does not have.
+    """
+    worker = current_worker()
+    if len(cores) <= worker.worker_id:
+        msg = f"expected a core for each of {worker.num_workers} workers, got {len(cores)}"
+        raise ArgumentRefused(msg)
+    core = cores[worker.worker_id]
+    try:
+        os.sched_setaffinity(0, {core})
+    except (OSError, AttributeError, OverflowError, TypeError, ValueError) as error:
+        msg = f"cannot bind worker {worker.worker_id} to core {core}: {error}"
+        raise ArgumentRefused(msg) from None
+
+
+# Arrays and modules ----------------------------------------------------------------
+
+
+@register_func("runtime.disco.empty")
+def empty(
+    shape: Sequence[int], dtype: Any, where: Any, worker0_only: Any, in_group: Any
+) -> Array | None:
+    """Allocates an uninitialised array, or returns None where it is not for this rank.
+
+    Raises:
+        ArgumentRefused: The device is neither this worker's nor the CPU, or the size
+            is absurd.
+    """
+    worker = current_worker()
+    if isinstance(where, str):
+        where = Device.parse(where)
+    on_host = where == _HOST
+    if where not in (None, _HOST, worker.device):
+        msg = f"expected this worker's device {worker.device} or the CPU, got {where}"
+        raise ArgumentRefused(msg)
+    root = worker.worker_id % worker.group_size if in_group else worker.worker_id
+    if worker0_only and root:
+        return None
+    kind = dtype_from_name(dtype)
+    nbytes = kind.itemsize
+    for dim in Shape(shape):
+        nbytes *= dim
+    if nbytes > _MAX_BYTES:
+        msg = f"expected an array of at most {_MAX_BYTES} bytes, {kind}{list(shape)} has {nbytes}"
+        raise ArgumentRefused(msg)
+    return empty_array(tuple(shape), kind) if on_host else worker.arrays.empty(shape, kind)
+
+
+@register_func("runtime.disco._import_python_module")
+def import_python_module(name: str) -> None:
+    """Imports a module, so that it registers its functions."""
+    if not isinstance(name, str):
+        msg = f"expected a module's name, got {name!r}"
+        raise ArgumentRefused(msg)
+    worker = current_worker()
+    failed = worker.failed_imports
+    failed.pop(name[:_IMPORT_TEXT], None)
+    try:
+        import_allowed(name, worker.allow_modules)
+    except Exception as error:
+        how = "was refused" if isinstance(error, ModuleNotAllowed) else "failed"
+        why = f"import_python_module({name!r}) {how} on this worker: {error}"
+        failed[name[:_IMPORT_TEXT]] = why[:_IMPORT_TEXT]
+        if len(failed) > _FAILED_IMPORTS:
+            failed.pop(next(iter(failed)))
+        raise
+    worker.audit("module imported", name, "")
+
+
+# Collectives --------------------------------------------------------------------------
+
+
+@register_func("runtime.disco.init_ccl")
+def init_ccl(ccl: str, device_ids: Sequence[int] = ()) -> None:
+    """Starts a collective library."""
+    current_worker().init_ccl(ccl, device_ids)
+
+
+@register_func("runtime.disco.compiled_ccl")
+def compiled_ccl() -> str:
+    """The name of the collective library that this session uses, or would."""
+    return current_worker().ccl
+
+
+@register_func("runtime.disco.allreduce")
+@writes_into(3)
+def allreduce(send: Array, kind: Any, in_group: Any, recv: Array) -> None:
+    """Reduces ``send`` of all ranks into ``recv`` of all."""
+    current_worker().comm.allreduce(send, recv, _op(kind), in_group=bool(in_group))
+
+
+@register_func("runtime.disco.allgather")
+@writes_into(2)
+def allgather(send: Array, in_group: Any, recv: Array) -> None:
+    """Collects ``send`` of all ranks in ``recv`` of all."""
+    current_worker().comm.allgather(send, recv, in_group=bool(in_group))
+
+
+@register_func("runtime.disco.broadcast_from_worker0")
+@writes_into(2)
+def broadcast_from_worker0(send: Array | None, in_group: Any, recv: Array) -> None:
+    """Copies ``send`` of the first rank into ``recv`` of all."""
+    current_worker().comm.broadcast(send, recv, in_group=bool(in_group))
+
+
+@register_func("runtime.disco.scatter_from_worker0")
+@writes_into(2)
+def scatter_from_worker0(send: Array | None, in_group: Any, recv: Array) -> None:
+    """Gives each rank one chunk of the first rank's ``send``."""
+    current_worker().comm.scatter(send, recv, in_group=bool(in_group))
+
+
+@register_func("runtime.disco.gather_to_worker0")
+@writes_into(2)
+def gather_to_worker0(send: Array, in_group: Any, recv: Array | None) -> None:
+    """Collects ``send`` of all ranks in ``recv`` of the first."""
+    current_worker().comm.gather(send, recv, in_group=bool(in_group))
+
+
+@register_func("runtime.disco.reduce_scatter")
+@writes_into(3)
+def reduce_scatter(send: Array, kind: Any, in_group: Any, recv: Array) -> None:
+    """Reduces ``send`` of all ranks and gives each one chunk of the result."""
+    current_worker().comm.reduce_scatter(send, recv, _op(kind), in_group=bool(in_group))
+
+
+@register_func("runtime.disco.all_to_all")
+@writes_into(2)
+def all_to_all(send: Array, in_group: Any, recv: Array) -> None:
+    """Sends one chunk of each rank's ``send`` to each rank's ``recv``."""
+    current_worker().comm.all_to_all(send, recv, in_group=bool(in_group))
+
+
+@register_func("runtime.disco.barrier")
+def barrier(in_group: Any = False) -> None:
+    """Waits until every rank is here."""
+    current_worker().comm.barrier(in_group=bool(in_group))
+
+
+@register_func("runtime.disco._compare_shapes")
+def compare_shapes(enabled: bool) -> None:
+    """Lets collectives refuse arrays whose shapes differ, or no longer."""
+    current_worker().compare_shapes(bool(enabled))
+
+
+@register_func("runtime.disco._make_teams")
+def make_teams(lines: Sequence[Sequence[int]]) -> ProcessGroup | None:
+    """Makes teams of workers; this rank's stays in a register, None where it is in none.
+
+    Args:
+        lines: The workers of each team, in the order of their ranks there.
+    """
+    return current_worker().make_teams(lines)
+
+
+@register_func("runtime.disco._received_bytes")
+def received_bytes() -> int:
+    """How many bytes of other workers this rank's teams have brought to it so far."""
+    return current_worker().received_bytes
+
+
+# Point to point -------------------------------------------------------------------------
+
+
+@register_func("runtime.disco.send_to_worker")
+def send_to_worker(buffer: Array, receiver: int) -> None:
+    """Sends an array to one worker, by its global id."""
+    current_worker().comm.send(buffer, receiver)
+
+
+@register_func("runtime.disco.recv_from_worker")
+@writes_into(0)
+def recv_from_worker(buffer: Array, sender: int) -> None:
+    """Receives an array from one worker, by its global id."""
+    current_worker().comm.recv(buffer, sender)
+
+
+@register_func("runtime.disco.recv_from_worker0")
+@writes_into(0)
+def recv_from_worker0(buffer: Array) -> None:
+    """Receives an array from worker 0, which sends it with ``send_to_worker``.
+
+    Raises:
+        ArgumentRefused: This is worker 0.
+    """
+    if current_worker().worker_id == 0:
+        msg = "worker 0 cannot receive from itself"
+        raise ArgumentRefused(msg)
+    current_worker().comm.recv(buffer, 0)
+
+
+@register_func("runtime.disco.send_to_next_group")
+def send_to_next_group(buffer: Array) -> None:
+    """Sends an array to the worker of the same rank in the next group.
+
+    Raises:
+        ArgumentRefused: This is the last group.
+    """
+    worker = current_worker()
+    receiver = worker.worker_id + worker.group_size
+    if receiver >= worker.num_workers:
+        msg = f"worker {worker.worker_id} is in the last group, there is no next one"
+        raise ArgumentRefused(msg)
+    worker.comm.send(buffer, receiver)
+
+
+@register_func("runtime.disco.recv_from_prev_group")
+@writes_into(0)
+def recv_from_prev_group(buffer: Array) -> None:
+    """Receives an array from the worker of the same rank in the previous group.
+
+    Raises:
+        ArgumentRefused: This is the first group.
+    """
+    worker = current_worker()
+    sender = worker.worker_id - worker.group_size
+    if sender < 0:
+        msg = f"worker {worker.worker_id} is in the first group, there is no previous one"
+        raise ArgumentRefused(msg)
+    worker.comm.recv(buffer, sender)
+
+
+# Values that workers keep under a name, beyond the life of the registers they were in.
+
+
+_MOST = 10_000
+_SHOWN = 10
+
+
+@register_func("runtime.disco._publish")
+def publish(name: str, value: Any, facts: Mapping[str, Any]) -> None:
+    """Keeps a value.
+
+    Args:
+        name: The name.
+        value: What this worker's register holds.
+        facts: What the client wants to know of it again.
+    """
+    published = current_worker().published
+    if name not in published and len(published) >= _MOST:
+        msg = f"expected at most {_MOST} published values; unpublish some"
+        raise ArgumentRefused(msg)
+    published[name] = value, facts
+
+
+@register_func("runtime.disco._published")
+def find_published(name: str) -> Any:
+    """The value under a name."""
+    return _find(name)[0]
+
+
+@register_func("runtime.disco._published_facts")
+def find_facts(name: str) -> Mapping[str, Any]:
+    """What the client noted about the value under a name."""
+    return _find(name)[1]
+
+
+@register_func("runtime.disco._list_published")
+def list_published() -> list[str]:
+    """All names, in order."""
+    return sorted(current_worker().published)
+
+
+@register_func("runtime.disco._unpublish")
+def unpublish(name: str) -> None:
+    """Forgets a name."""
+    _find(name)
+    del current_worker().published[name]
+
+
+def _find(name: str) -> tuple[Any, Mapping[str, Any]]:
+    published = current_worker().published
+    if name not in published:
+        names = ", ".join(map(repr, sorted(published)[:_SHOWN])) or "nothing is"
+        more = f" and {len(published) - _SHOWN} more" if len(published) > _SHOWN else ""
+        msg = f"nothing is published as {name!r} in this session; published: {names}{more}"
+        raise ArgumentRefused(msg)
+    return published[name]

@@ -1,0 +1,298 @@
+"""The functions behind distributed tensors that workers read from files by themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from disco_client.wire.arrays import byte_view
+from disco_client.wire.values import Device, Shape, is_array
+from disco_server.modules import loading
+from disco_server.modules.base import FileRefused, LoadedModule
+from disco_server.rank.builtins.checkpoints import read_bounds
+from disco_server.rank.errors import ArgumentRefused, FunctionMissing
+from disco_server.rank.functions import function_of, register_func, registry
+from disco_server.rank.worker import Worker, current_worker
+from disco_server.storage.files import FileError
+from disco_server.storage.model_files import TensorFile, open_npy, open_safetensors
+
+if TYPE_CHECKING:
+    from disco_server.modules.cache import Incoming, ModuleCache
+
+__all__: list[str] = []
+
+
+Array = np.ndarray[Any, Any]
+
+
+@register_func("runtime.disco._file_open")
+def file_open(kind: str, path: str, name: str, readers: Sequence[int]) -> TensorFile | None:
+    """Finds a tensor in a file.
+
+    Args:
+        kind: "safetensors" or "npy".
+        path: The file.
+        name: The tensor's name, where files have several.
+        readers: The workers that read of it; for the others it need not be there.
+    """
+    if current_worker().worker_id not in readers:
+        return None
+    worker = current_worker()
+    if kind == "npy":
+        found = open_npy(path, worker.allow_read)
+    elif kind == "safetensors":
+        found = open_safetensors(path, name, worker.allow_read)
+    else:
+        msg = f"expected 'safetensors' or 'npy', got {kind!r}"
+        raise ArgumentRefused(msg)
+    worker.audit("file opened", path, "")
+    return found
+
+
+@register_func("runtime.disco._file_facts")
+def file_facts(file: TensorFile | None) -> list[Any] | None:
+    """The shape and the dtype of the tensor."""
+    if file is None:
+        return None
+    return [Shape(_checked(file).shape), file.dtype]
+
+
+@register_func("runtime.disco._file_read")
+def file_read(
+    file: TensorFile | None, shape: Shape, dtype: str, table: Sequence[Any]
+) -> Array | None:
+    """Reads this worker's part.
+
+    Args:
+        file: The file.
+        shape: What the first reader's file says.
+        dtype: The same.
+        table: For each worker the bounds of its part, or None.
+
+    Raises:
+        FileError: This worker's file says otherwise.
+    """
+    worker = current_worker()
+    if file is None:
+        return None
+    if (_checked(file).shape, file.dtype) != (tuple(shape), dtype):
+        problem = f"expected {dtype}{list(shape)}, as another worker sees, got {file.dtype}"
+        raise FileError(file.path, f"{problem}{list(file.shape)}")
+    bounds = read_bounds(table, worker.worker_id, file.shape)
+    if bounds is None:
+        return None
+    return worker.arrays.from_host(file.read(bounds, worker.allow_read))
+
+
+def _checked(file: Any) -> TensorFile:
+    if not isinstance(file, TensorFile):
+        msg = f"expected a tensor's file that was opened, got {type(file).__name__}"
+        raise ArgumentRefused(msg)
+    return file
+
+
+# The builtins of modules: loading files, bringing them here, and what is in them.
+
+
+_NAMED = 20
+"""How many functions of a module an error lists."""
+
+
+# Loading ---------------------------------------------------------------------------
+
+
+@register_func("runtime.disco.load_vm_module")
+def load_vm_module(path: str, where: Any = None) -> LoadedModule:
+    """Loads a module from a file of this node.
+
+    Raises:
+        LoadNotAllowed: The node does not let sessions load it.
+        FileRefused: It is missing, or of no kind that can be loaded.
+        ArgumentRefused: The device is not this worker's.
+    """
+    worker = current_worker()
+    device = _own_device(worker, where)
+    name = _text(path)
+    loading.refuse_kind(name)
+    real = worker.loading.check_file(Path(name))
+    loading.digest_of(real)  # says what is missing
+    worker.audit("module loaded", str(real), "")
+    return loading.load(real, name, device, registry())
+
+
+@register_func("runtime.disco._load_content")
+def load_content(path: str, digest: str, where: Any = None) -> LoadedModule:
+    """Loads a module whose content the client knows: here by its path, or an upload.
+
+    Raises:
+        LoadNotAllowed: The node does not let sessions load it.
+        FileRefused: It has gone since it was looked for, or cannot be loaded.
+    """
+    worker = current_worker()
+    device = _own_device(worker, where)
+    found = _find(worker, _text(path), _hexadecimal(digest))
+    if found is None:
+        msg = f"the upload of {path!r} is not on this worker any more"
+        raise FileRefused(msg)
+    worker.audit("module loaded", f"{path} (SHA-256 {digest})", "")
+    return loading.load(found, path, device, registry())
+
+
+def _find(worker: Worker, path: str, digest: str) -> Path | None:
+    """Where a file of that content is on this node, and may be loaded from."""
+    here = worker.loading.allowed(Path(path))
+    if here is not None and here.is_file() and loading.digest_of(here) == digest:
+        return here
+    worker.loading.check_uploads(Path(path))
+    return _cache(worker).find(digest, loading.refuse_kind(path))
+
+
+def _cache(worker: Worker) -> ModuleCache:
+    if worker.loading.cache is None:
+        msg = "this worker has no folder for what clients bring"
+        raise FileRefused(msg)
+    from disco_server.modules.cache import ModuleCache
+
+    return ModuleCache(worker.loading.cache, worker.loading.cache_bytes)
+
+
+def _own_device(worker: Worker, where: Any) -> Device:
+    device = Device.parse(where) if isinstance(where, str) else where
+    if device is not None and device != worker.device:
+        msg = f"expected this worker's device {worker.device}, got {device}"
+        raise ArgumentRefused(msg)
+    return worker.device
+
+
+def _text(path: Any) -> str:
+    if not isinstance(path, str) or not path or "\0" in path:
+        msg = f"expected the path of a file, got {path!r}"
+        raise ArgumentRefused(msg)
+    return path
+
+
+def _hexadecimal(digest: Any) -> str:
+    if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
+        msg = f"expected a SHA-256 in hexadecimal, got {digest!r}"
+        raise ArgumentRefused(msg)
+    return digest
+
+
+# Bringing files ----------------------------------------------------------------------
+
+
+@register_func("runtime.disco._wants_file")
+def wants_file(path: str, digest: str, asked: Sequence[int]) -> bool:
+    """Whether this node lacks a file of that content; False on ranks that were not asked.
+
+    Raises:
+        LoadNotAllowed: It has it not, and may not load what clients bring.
+        FileRefused: No loader knows this kind.
+    """
+    worker = current_worker()
+    if worker.worker_id not in asked:
+        return False
+    loading.refuse_kind(_text(path))
+    return _find(worker, path, _hexadecimal(digest)) is None
+
+
+@register_func("runtime.disco._begin_file")
+def begin_file(path: str, digest: str, size: int, asked: Sequence[int]) -> Incoming | None:
+    """Begins to take a file on the ranks that are asked to; without any, on all that lack it."""
+    worker = current_worker()
+    if asked:
+        wanted = worker.worker_id in asked
+    else:
+        loading.refuse_kind(_text(path))
+        wanted = _find(worker, path, _hexadecimal(digest)) is None
+    if not wanted:
+        return None
+    worker.loading.check_uploads(Path(_text(path)))
+    suffix = loading.refuse_kind(path)
+    return _cache(worker).begin(_hexadecimal(digest), suffix, size)
+
+
+@register_func("runtime.disco._append_file")
+def append_file(incoming: Any, data: Any, receiver: int) -> None:
+    """Writes the next bytes of a file, on one rank, or with -1 on all that take it."""
+    if receiver < 0 and incoming is None:
+        return
+    if receiver < 0 or current_worker().worker_id == receiver:
+        from disco_server.modules.cache import Incoming
+
+        if not isinstance(incoming, Incoming) or not is_array(data):
+            msg = f"expected a file under way and its bytes, got {incoming!r} and {data!r}"
+            raise ArgumentRefused(msg)
+        incoming.append(byte_view(data))
+
+
+@register_func("runtime.disco._finish_file")
+def finish_file(incoming: Incoming | None) -> None:
+    """Verifies a file and puts it in its place, on the ranks that took it."""
+    if incoming is not None:
+        incoming.finish()
+
+
+# What is inside ------------------------------------------------------------------------
+
+
+@register_func("ffi.ModuleGetFunction")
+def module_get_function(module: Any, name: str, _query_imports: Any = False) -> Any:
+    """Finds a function of a module that a register holds."""
+    if isinstance(module, LoadedModule):
+        func = module.functions.get(name)
+        if not callable(func):
+            msg = f"module {module.name!r} has no function {name!r}; {_offers(module)}"
+            raise FunctionMissing(msg)
+        return func
+    if not isinstance(module, ModuleType):
+        msg = f"expected a module in the register, got {type(module).__name__}"
+        raise ArgumentRefused(msg)
+    worker = current_worker()
+    func = function_of(module, name, worker.allow_modules, worker.allow_functions)
+    if func is None:
+        msg = f"module {module.__name__!r} has no function {name!r}"
+        raise FunctionMissing(msg)
+    return func
+
+
+def _offers(module: LoadedModule) -> str:
+    names = sorted(module.functions)
+    if not names:
+        return "it does not tell what it has"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"it has {', '.join(names[:_NAMED])}{more}"
+
+
+@register_func("runtime.disco.get_item")
+def get_item(value: Any, key: Any) -> Any:
+    """Takes one item out of what a register holds.
+
+    Args:
+        value: A list, such as a module's several results, a map, or an array.
+        key: A position, from the end where it is negative; for a map, a key.
+
+    Raises:
+        ArgumentRefused: There is no such item, or nothing to take one out of.
+    """
+    if not isinstance(value, (list, tuple, dict)) and not (is_array(value) and value.ndim):
+        msg = f"expected a list, a map or an array to take item {key!r} of, got {_kind(value)}"
+        raise ArgumentRefused(msg)
+    held = cast("Any", value)
+    try:
+        item = held[key]
+    except (LookupError, TypeError):
+        has = f"keys {list(held)}" if hasattr(held, "keys") else f"{len(held)} items"
+        msg = f"expected an item of {_kind(held)} with {has}, got {key!r}"
+        raise ArgumentRefused(msg) from None
+    # What is not an array of its own travels as a number.
+    return item.item() if isinstance(item, (np.integer, np.floating)) else item
+
+
+def _kind(value: Any) -> str:
+    return "an array" if is_array(value) else f"a {type(value).__name__}"

@@ -1,0 +1,534 @@
+"""The local halves of a distributed tensor's moves; see ``disco_client.distributed.redistribute``.
+
+A command is the same for every worker, so what differs from worker to worker comes in
+tables with an entry for each: None for a worker outside the mesh, which holds nothing.
+
+A move is bound to its tables and teams once, and then called with what it moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from disco_client.wire.elementwise import ELEMENTWISE
+from disco_client.wire.values import dtype_from_name
+from disco_server.collectives.types import ReduceOp
+from disco_server.rank.functions import NamedCall, register_func, resolve
+from disco_server.rank.worker import current_worker
+
+__all__ = ["LOCAL", "layer_norm", "rms_norm", "softmax"]
+
+
+HostArray = np.ndarray[Any, Any]
+Table = Sequence[Any]
+
+
+def _mine(table: Table) -> Any:
+    return table[current_worker().worker_id]
+
+
+def _new(like: HostArray, shape: Sequence[int]) -> HostArray:
+    return current_worker().arrays.empty(tuple(shape), like.dtype)
+
+
+def _with(shape: Sequence[int], axis: int, extent: int) -> tuple[int, ...]:
+    return (*shape[:axis], extent, *shape[axis + 1 :])
+
+
+def _flat(array: HostArray) -> HostArray:
+    xp: Any = current_worker().xp
+    return xp.ascontiguousarray(array).reshape(-1)
+
+
+def _empty(shapes: Table, dtype: Any) -> HostArray | None:
+    """Makes room for this worker's part."""
+    shape = _mine(shapes)
+    if shape is None:
+        return None
+    return current_worker().arrays.empty(tuple(shape), dtype_from_name(dtype))
+
+
+def _from_host(whole: HostArray, bounds: Table) -> HostArray | None:
+    """Takes this worker's part of an array that came with the command."""
+    return None if _mine(bounds) is None else _slice(whole, bounds)
+
+
+def _slice(local: HostArray | None, bounds: Table) -> HostArray | None:
+    """Takes a part of what this worker has; a copy, so that the rest can go.
+
+    Args:
+        local: What it has.
+        bounds: For each worker first and last of each axis, one after the other.
+    """
+    if local is None:
+        return None
+    mine = _mine(bounds)
+    part = tuple(slice(first, last) for first, last in zip(mine[::2], mine[1::2], strict=True))
+    # Not local[part] alone, which of an array without axes is no array.
+    return local[(*part, ...)].copy()
+
+
+def _select(local: HostArray | None, axis: int, pieces: Table) -> HostArray | None:
+    """Takes pieces of one axis of what this worker has; a copy.
+
+    Args:
+        local: What it has.
+        axis: Of the tensor.
+        pieces: For each worker first and last of each piece, one after the other.
+    """
+    return None if local is None else _pick(local, axis, _mine(pieces))
+
+
+def _pick(array: HostArray, axis: int, flat: Sequence[int]) -> HostArray:
+    xp: Any = current_worker().xp
+    pieces = zip(flat[::2], flat[1::2], strict=True)
+    before = (slice(None),) * axis
+    parts = [array[(*before, slice(first, last))] for first, last in pieces]
+    return xp.concatenate(parts or [array[(*before, slice(0, 0))]], axis=axis)
+
+
+def _keep(local: HostArray | None, op: str, keeps: Table) -> HostArray | None:
+    """Makes copies parts of a sum: one keeps its values, the others get neutral ones."""
+    if local is None or op in ("min", "max") or _mine(keeps):
+        return local
+    xp: Any = current_worker().xp
+    return xp.ones_like(local) if op == "prod" else xp.zeros_like(local)
+
+
+def _broadcast(local: HostArray | None, team: Any) -> HostArray | None:
+    """Copies what the first of a line has to all of it."""
+    if local is not None and team is not None:
+        team.broadcast(local, local, 0)
+    return local
+
+
+def _allreduce(local: HostArray | None, team: Any, op: str) -> HostArray | None:
+    """Combines what those of a line have, for all of them."""
+    if local is None:
+        return None
+    out = _new(local, local.shape)
+    team.allreduce(local, out, ReduceOp.from_name(op))
+    return out
+
+
+def _allgather(
+    local: HostArray | None, team: Any, axis: int, extents: Table, order: Sequence[int] = ()
+) -> HostArray | None:
+    """Puts the parts of a line together along an axis.
+
+    Args:
+        local: This worker's part.
+        team: The line.
+        axis: Of the tensor.
+        extents: For each worker the extents of the parts of its line.
+        order: Which pieces of these make up the axis, first and last of each one after
+            the other; empty where the parts do as they are.
+    """
+    if local is None:
+        return None
+    parts = list(_mine(extents))
+    whole = _with(local.shape, axis, sum(parts))
+    rest = math.prod(_with(local.shape, axis, 1))
+    flat = _new(local, (sum(parts) * rest,))
+    team.allgather(_flat(local), flat, [extent * rest for extent in parts])
+    joined = _join(flat, [_with(local.shape, axis, extent) for extent in parts], axis, whole)
+    return _pick(joined, axis, order) if order else joined
+
+
+def _reduce_scatter(
+    local: HostArray | None, team: Any, op: str, axis: int, extents: Table
+) -> HostArray | None:
+    """Combines what those of a line have, and leaves each its part along an axis."""
+    if local is None:
+        return None
+    parts = list(_mine(extents))
+    rest = math.prod(_with(local.shape, axis, 1))
+    out = _new(local, _with(local.shape, axis, parts[team.rank]))
+    source = _split(local, parts, axis)
+    team.reduce_scatter(source, out, ReduceOp.from_name(op), [part * rest for part in parts])
+    return out
+
+
+def _all_to_all(
+    local: HostArray | None, team: Any, source_axis: int, target_axis: int, have: Table, want: Table
+) -> HostArray | None:
+    """Splits along another axis: each gets its part of the parts of the others.
+
+    Args:
+        local: This worker's part.
+        team: The line.
+        source_axis: Along which the tensor is split.
+        target_axis: Along which it is to be.
+        have: For each worker the extents along the first axis in its line.
+        want: The same along the second one.
+    """
+    if local is None:
+        return None
+    had, wanted = list(_mine(have)), list(_mine(want))
+    rest = math.prod(_with(_with(local.shape, source_axis, 1), target_axis, 1))
+    counts = [[mine * its * rest for its in wanted] for mine in had]
+    across = _with(local.shape, target_axis, wanted[team.rank])
+    shapes = [_with(across, source_axis, extent) for extent in had]
+    flat = _new(local, (sum(math.prod(shape) for shape in shapes),))
+    team.all_to_all(_split(local, wanted, target_axis), flat, counts)
+    return _join(flat, shapes, source_axis, _with(across, source_axis, sum(had)))
+
+
+def _split(array: HostArray, extents: Sequence[int], axis: int) -> HostArray:
+    """The parts along an axis, each in C order, one after the other."""
+    if math.prod(array.shape[:axis]) == 1:
+        return _flat(array)
+    flat = _new(array, (array.size,))
+    at = written = 0
+    for extent in extents:
+        part = array[(slice(None),) * axis + (slice(at, at + extent),)]
+        flat[written : written + part.size].reshape(part.shape)[...] = part
+        at += extent
+        written += part.size
+    return flat
+
+
+def _join(
+    flat: HostArray, shapes: Sequence[tuple[int, ...]], axis: int, whole: tuple[int, ...]
+) -> HostArray:
+    """What :func:`_split` took apart."""
+    if math.prod(whole[:axis]) == 1:
+        return flat.reshape(whole)
+    xp: Any = current_worker().xp
+    pieces: list[HostArray] = []
+    at = 0
+    for shape in shapes:
+        size = math.prod(shape)
+        pieces.append(flat[at : at + size].reshape(shape))
+        at += size
+    return xp.concatenate(pieces, axis=axis)
+
+
+_MOVES: Mapping[str, Callable[..., HostArray | None]] = {
+    "empty": _empty,
+    "from_host": _from_host,
+    "slice": _slice,
+    "select": _select,
+    "keep": _keep,
+    "broadcast": _broadcast,
+    "allreduce": _allreduce,
+    "allgather": _allgather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}
+
+
+@register_func("runtime.disco._dt_bind_move")
+def bind_move(name: str, *constants: Any) -> NamedCall:
+    """Makes a function of a move: it takes what is to be moved, if anything.
+
+    Args:
+        name: The move's.
+        *constants: What it takes besides.
+    """
+    move = _MOVES[name]
+    return NamedCall(name, lambda *local: move(*local, *constants))
+
+
+# Softmax and the normalisations, for numpy and cupy.
+#
+# They are bound by memory, and of numpy's functions each goes through all of it. On a
+# host they therefore work through rows that fit a core's cache, all steps on one piece
+# before the next; on a GPU, which is slow at being asked, each step takes all.
+
+
+Array = Any
+
+_FEWEST_BYTES = 4
+"""Of an element that is computed with; sums of halves would be a few percent off."""
+
+_PIECE = 1 << 18
+"""Elements of a piece: a megabyte of float32, about what a core has of cache to itself."""
+
+
+def softmax(xp: Any, x: Array, *, axis: int) -> Array:
+    """The exponentials of what is there, divided by their sum along an axis."""
+
+    def fill(rows: Array, out: Array) -> None:
+        # Of rows without elements there is no largest.
+        high = rows.max(axis=-1, keepdims=True) if rows.size else 0
+        xp.subtract(rows, high, out=out)
+        xp.exp(out, out=out)
+        out /= _sums(xp, out)
+
+    return _by_rows(xp, x, axis, fill)
+
+
+def layer_norm(xp: Any, x: Array, *weights: Array, axis: int, epsilon: float) -> Array:
+    """What is there less its mean, by its standard deviation; Ba et al., arXiv:1607.06450.
+
+    Args:
+        xp: The module of the arrays.
+        x: Real floating-point numbers.
+        *weights: A scale and a shift along the axis, or one of them, or none.
+        axis: Along which axis.
+        epsilon: What is added to the variance.
+    """
+
+    def fill(rows: Array, out: Array) -> None:
+        xp.subtract(rows, _means(xp, rows), out=out)
+        out *= _factors(xp, out, epsilon)
+        _weigh(out, weights)
+
+    return _by_rows(xp, x, axis, fill)
+
+
+def rms_norm(xp: Any, x: Array, *weights: Array, axis: int, epsilon: float) -> Array:
+    """What is there by its root mean square; Zhang and Sennrich, arXiv:1910.07467.
+
+    Args:
+        xp: The module of the arrays.
+        x: Real floating-point numbers.
+        *weights: A scale and a shift along the axis, or one of them, or none.
+        axis: Along which axis.
+        epsilon: What is added to the mean square.
+    """
+
+    def fill(rows: Array, out: Array) -> None:
+        xp.multiply(rows, _factors(xp, rows, epsilon), out=out)
+        _weigh(out, weights)
+
+    return _by_rows(xp, x, axis, fill)
+
+
+def _factors(xp: Any, rows: Array, epsilon: float) -> Array:
+    kind = rows.dtype.type
+    return kind(1) / xp.sqrt(_means(xp, xp.square(rows)) + kind(epsilon))
+
+
+def _means(xp: Any, rows: Array) -> Array:
+    return _sums(xp, rows) / rows.dtype.type(max(rows.shape[1], 1))
+
+
+def _sums(xp: Any, rows: Array) -> Array:
+    # As a product with a vector, which is several times faster than sum().
+    return (rows @ xp.ones(rows.shape[1], rows.dtype))[:, None]
+
+
+def _weigh(out: Array, weights: Sequence[Array]) -> None:
+    for number, weight in enumerate(weights):
+        if number:
+            out += weight
+        else:
+            out *= weight
+
+
+def _by_rows(xp: Any, x: Array, axis: int, fill: Callable[[Array, Array], None]) -> Array:
+    """Computes along an axis, a piece of rows at a time.
+
+    Args:
+        xp: The module of the arrays.
+        x: Any shape.
+        axis: The axis that rows go along.
+        fill: Computes [rows, width] of [rows, width], which may be the same memory.
+    """
+    moved = xp.moveaxis(x, axis, -1)
+    width = moved.shape[-1]
+    count = math.prod(moved.shape[:-1])
+    rows = moved.reshape(count, width)
+    out = xp.empty((count, width), x.dtype)
+    narrow = x.dtype.itemsize < _FEWEST_BYTES
+    for piece in _pieces(count, width) if xp is np else (slice(None),):
+        if narrow:
+            wide = rows[piece].astype(np.float32)
+            fill(wide, wide)
+            out[piece] = wide
+        else:
+            fill(rows[piece], out[piece])
+    return xp.ascontiguousarray(xp.moveaxis(out.reshape(moved.shape), -1, axis))
+
+
+def _pieces(count: int, width: int) -> Iterator[slice]:
+    step = max(1, _PIECE // max(width, 1))
+    for start in range(0, count, step):
+        yield slice(start, start + step)
+
+
+# What a worker computes of its part of distributed tensors: a closed list of functions.
+#
+# Each takes the module of the worker's arrays, numpy or cupy, then its operands, then
+# options by name.
+
+
+Local = Callable[..., Array]
+
+
+def _reduction(name: str) -> Local:
+    def reduce(xp: Any, x: Array, *, axis: Sequence[int], keepdims: bool, dtype: str) -> Array:
+        axes = tuple(axis)
+        kind = dtype_from_name(dtype)
+        if name in ("max", "min") and not all(x.shape[a] for a in axes):
+            # A worker without elements has what changes nothing.
+            shape = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
+            out = xp.full(shape, _neutral(name, kind), kind)
+            return (
+                out if keepdims else out.reshape([n for a, n in enumerate(shape) if a not in axes])
+            )
+        extra: dict[str, Any] = {"dtype": kind} if name in ("sum", "prod") else {}
+        return xp.asarray(getattr(xp, name)(x, axis=axes, keepdims=keepdims, **extra))
+
+    return reduce
+
+
+def _neutral(name: str, dtype: np.dtype[Any]) -> Any:
+    if dtype.kind == "b":
+        return name == "min"
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return info.min if name == "max" else info.max
+    return -np.inf if name == "max" else np.inf
+
+
+def _relu(xp: Any, x: Array) -> Array:
+    return xp.maximum(x, x.dtype.type(0))
+
+
+def _silu(xp: Any, x: Array) -> Array:
+    return x / (x.dtype.type(1) + xp.exp(-x))
+
+
+def _sigmoid(xp: Any, x: Array) -> Array:
+    return x.dtype.type(1) / (x.dtype.type(1) + xp.exp(-x))
+
+
+def _gelu(xp: Any, x: Array) -> Array:
+    # Hendrycks and Gimpel, arXiv:1606.08415, section 2: the form with tanh.
+    kind = x.dtype.type
+    inner = kind(0.7978845608028654) * (x + kind(0.044715) * x * x * x)
+    return kind(0.5) * x * (kind(1) + xp.tanh(inner))
+
+
+def _take_part(xp: Any, x: Array, ids: Array, *, axis: int, first: int, extent: int) -> Array:
+    """Those of the rows that are here; zeros for the others, whose sum makes them whole."""
+    if x.shape[axis] == extent:
+        return xp.take(x, ids, axis=axis)
+    own = xp.where(ids < 0, ids + extent, ids) - first
+    here = (own >= 0) & (own < x.shape[axis])
+    if not x.shape[axis]:
+        return xp.zeros((*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]), x.dtype)
+    rows = xp.take(x, xp.where(here, own, 0), axis=axis)
+    mask = here.reshape((1,) * axis + ids.shape + (1,) * (x.ndim - axis - 1))
+    return xp.where(mask, rows, xp.zeros((), x.dtype))
+
+
+def _slice_items(xp: Any, x: Array, *, items: Sequence[Any]) -> Array:
+    index = tuple(slice(*item) for item in items)
+    return xp.ascontiguousarray(x[index])
+
+
+def _matmul(xp: Any, x: Array, y: Array) -> Array:
+    return xp.matmul(x, y)
+
+
+def _einsum(xp: Any, *operands: Array, subscripts: str) -> Array:
+    # Of more than two, the order matters; of two there is but one.
+    return xp.einsum(subscripts, *operands, optimize=True)
+
+
+def _arg(name: str) -> Local:
+    def find(xp: Any, x: Array, *, axis: int) -> Array:
+        return getattr(xp, name)(x, axis=axis)
+
+    return find
+
+
+def _transpose(xp: Any, x: Array, *, axes: Sequence[int]) -> Array:
+    return xp.ascontiguousarray(xp.transpose(x, tuple(axes)))
+
+
+def _reshape(xp: Any, x: Array, *, shape: Sequence[int]) -> Array:
+    return xp.reshape(x, tuple(shape))
+
+
+def _concatenate(xp: Any, *operands: Array, axis: int) -> Array:
+    return xp.concatenate(operands, axis=axis)
+
+
+def _update(xp: Any, x: Array, values: Array, start: Any, *, axis: int) -> Array:
+    out = x.copy()
+    # As positions and not as a slice, for which a GPU would have to be asked for the start.
+    out[(slice(None),) * axis + (start + xp.arange(values.shape[axis]),)] = values
+    return out
+
+
+def _where(xp: Any, condition: Array, x: Array, y: Array) -> Array:
+    return xp.where(condition, x, y)
+
+
+def _cast(_xp: Any, x: Array, *, dtype: str) -> Array:
+    return x.astype(dtype_from_name(dtype))
+
+
+LOCAL: Mapping[str, Local] = {
+    "matmul": _matmul,
+    "einsum": _einsum,
+    **{name: _reduction(name) for name in ("sum", "prod", "max", "min", "any", "all")},
+    "argmax": _arg("argmax"),
+    "argmin": _arg("argmin"),
+    "softmax": softmax,
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "relu": _relu,
+    "silu": _silu,
+    "gelu": _gelu,
+    "sigmoid": _sigmoid,
+    "transpose": _transpose,
+    "reshape": _reshape,
+    "slice": _slice_items,
+    "concatenate": _concatenate,
+    "take": _take_part,
+    "update": _update,
+    "where": _where,
+    "cast": _cast,
+}
+"""The others, by the names of ``disco_client.distributed``."""
+
+
+@register_func("runtime.disco._dt_bind")
+def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCall:
+    """Makes a function that computes this worker's part of the parts of the operands.
+
+    It takes these parts, and numbers, and returns an array, also one without axes; or
+    None where the worker is outside the mesh and has no parts.
+
+    Args:
+        name: The function.
+        options: What it takes besides, by name.
+        tables: The same where it differs from worker to worker: a list with an entry
+            for each.
+
+    Raises, when it is called:
+        FunctionMissing: There is no such function.
+        ModuleNotAllowed: Its name leads through a module that is not allowed.
+    """
+    worker = current_worker()
+    xp: Any = worker.xp
+    own = {**options, **{key: table[worker.worker_id] for key, table in tables.items()}}
+    if name in ELEMENTWISE:
+        function = getattr(xp, name)
+    elif name in LOCAL:
+        function = partial(LOCAL[name], xp, **own)
+    else:
+        # When it is called: what registers it may be imported later than this.
+        find = cache(partial(resolve, name, worker.allow_modules, worker.allow_functions))
+
+        def function(*operands: Any) -> Any:
+            return find()(*operands, **own)
+
+    def compute(*operands: Any) -> Any:
+        for operand in operands:
+            if operand is None:
+                return None
+        return xp.asarray(function(*operands))
+
+    return NamedCall(name, compute)

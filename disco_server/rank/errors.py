@@ -1,0 +1,145 @@
+"""What a rank refuses by itself, and how any exception becomes a failure to report."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING
+
+from disco_client.errors import ConfigError, EncodingError, RemoteFailure, describe_exit
+from disco_client.wire.codec import FailureKind
+from disco_server.collectives.types import AbortedError, CollectiveError, MismatchError
+from disco_server.devices.base import DeviceUnavailable
+from disco_server.modules.base import FileRefused, LoadNotAllowed
+from disco_server.observe.processes import rank_limit, report_memory
+from disco_server.storage.files import FileError, FileNotAllowed
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from disco_server.observe.flight import FlightRecorder
+
+__all__ = [
+    "ArgumentRefused",
+    "FunctionMissing",
+    "ModuleNotAllowed",
+    "describe_end",
+    "describe_failure",
+    "repr_of",
+    "sendable",
+]
+
+
+MAX_MESSAGE = 4096
+MAX_TRACEBACK = 16 * 1024
+_MAX_REPR = 200
+
+
+class ArgumentRefused(ValueError):
+    """An argument's type, shape, dtype or rank does not fit."""
+
+
+class FunctionMissing(LookupError):
+    """There is no function or module of that name here."""
+
+
+class ModuleNotAllowed(PermissionError):
+    """The allow-list does not cover it."""
+
+
+_KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
+    (FunctionMissing, FailureKind.NOT_FOUND),
+    (ModuleNotAllowed, FailureKind.NOT_ALLOWED),
+    (FileNotAllowed, FailureKind.NOT_ALLOWED),
+    (LoadNotAllowed, FailureKind.NOT_ALLOWED),
+    (FileRefused, FailureKind.FILE),
+    (ArgumentRefused, FailureKind.BAD_ARGUMENT),
+    (EncodingError, FailureKind.BAD_ARGUMENT),
+    (ConfigError, FailureKind.BAD_ARGUMENT),
+    (DeviceUnavailable, FailureKind.BAD_ARGUMENT),
+    (MismatchError, FailureKind.MISMATCH),
+    (AbortedError, FailureKind.ABORTED),
+    (CollectiveError, FailureKind.CCL),
+    (FileError, FailureKind.FILE),
+)
+
+
+def describe_failure(
+    error: Exception, *, worker: int, node: str, seq: int, function: str
+) -> tuple[RemoteFailure, FailureKind]:
+    """Makes a report of an exception, cut to a size that may travel.
+
+    What a rank refused by itself is told by its message; of everything else the
+    type and the traceback go along, without the frames of the executor.
+    """
+    kind = next((k for kind, k in _KINDS if isinstance(error, kind)), FailureKind.EXCEPTION)
+    own = kind is not FailureKind.EXCEPTION
+    failure = RemoteFailure(
+        worker=worker,
+        seq=seq,
+        message=_cut(_text_of(error), MAX_MESSAGE),
+        node=node,
+        function=function,
+        exception="" if own else _qualified(type(error)),
+        traceback="" if own else _cut(_format(error, error.__traceback__), MAX_TRACEBACK),
+    )
+    return failure, kind
+
+
+def describe_end(error: BaseException, flight: FlightRecorder) -> tuple[int, str]:
+    """Says how a rank ends that something was raised in which is no failure of a command.
+
+    Args:
+        error: What was raised: SystemExit, KeyboardInterrupt, or the like.
+        flight: Where the rank wrote down what it ran.
+
+    Returns:
+        The exit status, and what the end is called in errors.
+    """
+    kind, text = _qualified(type(error)), _cut(_text_of(error), _MAX_REPR)
+    what = f"{kind}: {text}" if text else kind
+    found = report_memory(0, "", 0, *flight.copy(), flights=False).current
+    where = "" if found is None else f" in {found.what} (command #{found.seq})"
+    if not isinstance(error, SystemExit):
+        return 1, f"raised {what}{where}"
+    code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    code &= 0xFF  # as parents see it
+    return code, f"{describe_exit(code)}: {what} was raised{where}"
+
+
+def _qualified(kind: type) -> str:
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _format(error: Exception, trace: TracebackType | None) -> str:
+    # The first frame is the executor's own.
+    below = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    return "".join(traceback.format_exception(type(error), error, below))
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        # An allocation that failed says how much was asked for, and not why it failed.
+        return str(error) + (rank_limit() if isinstance(error, MemoryError) else "")
+    except Exception as another:  # noqa: BLE001  (an exception's own code may raise)
+        return f"its text raised {type(another).__name__}"
+
+
+def repr_of(value: object) -> str:
+    """What an object that stays here says of itself; a repr is code that may raise."""
+    try:
+        return sendable(repr(value)[:_MAX_REPR])
+    except Exception as error:  # noqa: BLE001  (whatever the object's author did)
+        return f"its repr raised {type(error).__name__}"
+
+
+def sendable(text: str) -> str:
+    """Escapes what UTF-8 cannot encode, as in the names of some files."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _cut(text: str, limit: int) -> str:
+    text = sendable(text)
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n... {len(text) - limit} characters left out ...\n{text[-half:]}"

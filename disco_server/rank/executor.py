@@ -1,0 +1,716 @@
+"""One command at a time, in order; errors become replies and poisoned registers.
+
+The executor does no I/O of its own: whoever runs it hands it batches, and gives
+it an :class:`Outlet` for what goes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import disco_server.rank.builtins  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers functions)
+from disco_client.errors import EncodingError, RemoteFailure
+from disco_client.tracing.ring import Flag, what_of
+from disco_client.wire.codec import (
+    Action,
+    EncodedBatch,
+    EncodedCommand,
+    EncodedReply,
+    EncodedValue,
+    FailureKind,
+    decode_args,
+    encode_failure,
+    encode_value,
+    type_name,
+)
+from disco_client.wire.reports import ACTION_NAMES
+from disco_client.wire.values import ArrayPorter, Opaque, dtype_from_name, is_array
+from disco_server.observe.flight import SLOT_MASK
+from disco_server.rank.errors import ArgumentRefused, FunctionMissing, describe_failure, repr_of
+from disco_server.rank.functions import OWN_NAMES, NamedCall, destination_of, registry, resolve
+from disco_server.rank.program import (
+    UNWRITTEN,
+    Linker,
+    Overwritten,
+    Program,
+    StepFailed,
+    compile_program,
+)
+from disco_server.rank.registers import (
+    Poison,
+    Poisoned,
+    RegisterFile,
+    check_call,
+    check_fits,
+    is_any_array,
+)
+from disco_server.rank.worker import DevicePorter, Worker
+
+if TYPE_CHECKING:
+    from disco_client.transport.base import OutgoingBatch
+
+__all__ = ["Executor", "FunctionNames", "Outlet"]
+
+
+# Whether what a register holds can be called, or copied into or out of.
+
+
+# What an executor asks of whoever runs it.
+
+
+class Outlet(Protocol):
+    """Where an executor's answers go, and where arrays outside the log come from."""
+
+    def reply(self, raw: bytes) -> None:
+        """Sends one encoded reply to the client."""
+        ...
+
+    @property
+    def live(self) -> Callable[[int, Any], None] | None:
+        """Answers command ``seq`` with an object; None where the client is elsewhere."""
+        ...
+
+    @property
+    def porter(self) -> ArrayPorter:
+        """Carries the arrays that are too large for a command."""
+        ...
+
+
+# Which names the functions in a rank's registers have.
+
+
+class FunctionNames:
+    """Finds functions by name, and remembers the names; for one rank's thread.
+
+    Args:
+        worker: The rank.
+        registers: Its registers.
+    """
+
+    def __init__(self, worker: Worker, registers: RegisterFile) -> None:
+        self._worker = worker
+        self._registers = registers
+        self._names: dict[int, tuple[object, str]] = {}
+        allowed = {"patterns": worker.allow_modules, "functions": worker.allow_functions}
+        self._resolve = partial(resolve, **allowed)
+
+    def find(self, name: str) -> Callable[..., Any]:
+        """Finds a function that was registered, or that an allowed module gives away.
+
+        Raises:
+            Exception: There is none, it is not allowed, or its module raised when imported.
+        """
+        try:
+            func = self._resolve(name)
+        except FunctionMissing:
+            failed = self._worker.failed_imports
+            python_s = name.partition(".")[0] in sys.stdlib_module_names
+            if not failed or python_s or name.startswith(OWN_NAMES):
+                raise
+            # That is the first cause, rather than whatever else the name could have been.
+            why = "; ".join(failed.values())
+            msg = f"no function named {name!r} was registered on this worker: {why}"
+            raise FunctionMissing(msg) from None
+        if name not in registry():
+            self._worker.audit("function imported", name, "")
+        return func
+
+    def put(self, register: int, func: object, name: str) -> None:
+        """Writes a function into a register, under the name by which it was found."""
+        self._registers.write(register, func)
+        self._names[register] = func, name
+        self.label(register, name)
+
+    def label(self, register: int, name: str, action: int = Action.CALL_PACKED) -> None:
+        """Tells the flight recorder what is called when this register's content is."""
+        self._registers.labels[register] = self._worker.flight.label_of(action, name)
+
+    def of(self, register: int) -> str:
+        """The name of the function in a register, where it was found by name or has one."""
+        slots = self._registers.slots
+        held = slots[register] if register < len(slots) else None
+        if isinstance(held, NamedCall):
+            return held.name
+        func, name = self._names.get(register, (None, ""))
+        # The register may hold another function by now.
+        return name if register and self._registers.holds(register, func) else ""
+
+
+_ACK_COMMANDS = 1024
+"""How many commands may run before the client hears of it, if nothing else is said."""
+
+_ACK_BYTES = 1 << 20
+_MAX_REPLY_BYTES = 32 << 20
+"""What an answer may hold besides arrays, so that every relay passes it."""
+
+
+class Executor:
+    """Runs one rank's commands; exactly one thread uses it."""
+
+    def __init__(self, worker: Worker, outlet: Outlet) -> None:
+        self._worker = worker
+        self._outlet = outlet
+        self._porter = DevicePorter(worker, outlet.porter)
+        self._live = outlet.live
+        self._flight = worker.flight
+        what, limit = what_of(Action.CALL_PACKED), worker.max_registers
+        self.registers = worker.registers = RegisterFile(what, limit)
+        self._names = FunctionNames(worker, self.registers)
+        self.seq = 0
+        self._acked = 0
+        self._bytes = 0
+        self.stopped = False
+        self._handlers: dict[int, Callable[[int, EncodedCommand], None]] = {
+            Action.SHUT_DOWN: self._shut_down,
+            Action.KILL_REG: self._kill,
+            Action.GET_GLOBAL_FUNC: self._get_function,
+            Action.CALL_PACKED: self._call,
+            Action.SYNC_WORKER: self._sync,
+            Action.COPY_FROM_WORKER0: self._copy_from,
+            Action.COPY_TO_WORKER0: self._copy_to,
+            Action.DEBUG_GET_FROM_REMOTE: self._get,
+            Action.DEBUG_SET_REGISTER: self._set,
+            Action.DEFINE_PROGRAM: self._define,
+            Action.RUN_PROGRAM: self._run_program,
+        }
+
+    def run_batch(self, first_seq: int, payload: bytes) -> None:
+        """Executes the commands of a batch that were not executed before.
+
+        Raises:
+            EncodingError: Commands are missing between the last one and these, or
+                this is no batch that a client writes.
+        """
+        if first_seq > self.seq + 1:
+            msg = f"expected command #{self.seq + 1} next, got #{first_seq}"
+            raise EncodingError(msg)
+        batch = EncodedBatch.FromString(payload)
+        if batch.skipped:
+            first_seq += batch.skipped
+            self.seq = max(self.seq, first_seq - 1)
+        try:
+            self.run(first_seq, list(batch.calls), batch.commands)
+        except (IndexError, StopIteration, ValueError) as error:
+            msg = f"cannot read the batch after command #{self.seq}: {error!r}"
+            raise EncodingError(msg) from error
+        self._bytes += len(payload)
+        self._acknowledge()
+
+    def run_decoded(self, batch: OutgoingBatch) -> None:
+        """Executes the commands of a batch that never left this process."""
+        self.run(batch.first_seq, batch.calls, batch.commands)
+        self._bytes += batch.bulk
+        self._acknowledge()
+
+    def run(self, first_seq: int, calls: list[int], commands: Iterable[EncodedCommand]) -> None:
+        """Executes commands; ``calls`` is their column of plain calls, or empty."""
+        flight = self._flight
+        due = flight.begin(max(first_seq, self.seq + 1))
+        if calls:
+            self._run_column(first_seq, calls, iter(commands), due)
+        else:
+            for seq, command in enumerate(commands, first_seq):
+                self._run_command(seq, command)
+                if seq >= due:
+                    due = flight.stamp(seq)
+        flight.finish(self.seq)
+
+    def _acknowledge(self) -> None:
+        """Tells the client how far this rank is, if it has not heard for long."""
+        if self.seq - self._acked >= _ACK_COMMANDS or self._bytes >= _ACK_BYTES:
+            self._send(EncodedReply(ack=self.seq), self.seq)
+
+    def _run_command(self, seq: int, command: EncodedCommand) -> None:
+        if seq <= self.seq:
+            return  # sent again after a lost connection
+        self._worker.position = seq
+        if command.released:
+            self.registers.release(command.released)
+        if not self._reserve(seq, command):
+            self.seq = seq
+            return
+        target = command.worker_plus_one
+        here = not target or target == self._worker.worker_id + 1
+        self._flight.kinds[seq & SLOT_MASK] = self._what(command, here=here)
+        if here:
+            self._porter.begin()
+            handler = self._handlers.get(command.action)
+            if handler is None:
+                self._refuse_action(seq, command)
+            else:
+                handler(seq, command)
+        self.seq = seq
+
+    def _reserve(self, seq: int, command: EncodedCommand) -> bool:
+        """Makes sure that there is a command's register; otherwise says why not."""
+        try:
+            self.registers.reserve(max((command.reg, *command.results)))
+        except ArgumentRefused as error:
+            self._flight.kinds[seq & SLOT_MASK] = what_of(command.action & _ACTIONS)
+            self._fail(seq, command, error, poison=False)
+            return False
+        return True
+
+    def _what(self, command: EncodedCommand, *, here: bool) -> int:
+        """What the flight recorder keeps of a command."""
+        if command.func and command.func < len(self.registers.labels):
+            return self.registers.labels[command.func]
+        what = what_of(command.action & _ACTIONS)
+        return what if here else what | Flag.ELSEWHERE
+
+    def _run_column(  # noqa: C901, PLR0912, PLR0915  (calls inside it would cost too much)
+        self, first_seq: int, calls: list[int], commands: Iterator[EncodedCommand], due: int
+    ) -> None:
+        """Executes a batch whose plain calls stand in one column of numbers.
+
+        This loop is where the workers of a busy session spend their time, so it
+        looks into the registers itself; see commands.proto for the column.
+        """
+        worker, registers, flight = self._worker, self.registers, self._flight
+        slots, labels, unnamed = registers.slots, registers.labels, registers.unnamed
+        kinds = flight.kinds
+        mask, done, size = SLOT_MASK, self.seq, len(slots)
+        at, end, seq = 0, len(calls), first_seq - 1
+        while at < end:
+            seq += 1
+            released = calls[at]
+            if released < 0:
+                at += 1
+                self._run_command(seq, next(commands))
+                size = len(slots)
+                if seq >= due:
+                    due = flight.stamp(seq)
+                continue
+            head = at + 1 + released
+            func, reg, first_arg = calls[head], calls[head + 1], head + 3
+            after = first_arg + calls[head + 2]
+            if after > end or after < first_arg:
+                msg = f"the column of calls breaks off at {head}"
+                raise ValueError(msg)
+            if seq > done:
+                worker.position = seq
+                if reg >= size:
+                    if not self._reserve(seq, EncodedCommand(action=_CALL, func=func, reg=reg)):
+                        registers.release(calls[at + 1 : head])
+                        at = after
+                        continue
+                    size = len(slots)
+                if released:
+                    for dead in (calls[at + 1],) if released == 1 else calls[at + 1 : head]:
+                        if dead < size:
+                            slots[dead] = None
+                            labels[dead] = unnamed
+                try:
+                    kinds[seq & mask] = labels[func]
+                    function = slots[func]
+                    args: list[Any] = calls[first_arg:after]
+                    place = 0
+                    for arg in args:
+                        args[place] = slots[arg >> 1] if arg & 1 else arg >> 1
+                        place += 1  # noqa: SIM113  (faster)
+                    if registers.poisoned or not callable(function):
+                        check_call(func, function, args)
+                    slots[reg] = function(*args)
+                except Exception as error:  # noqa: BLE001  (user code may raise anything)
+                    command = EncodedCommand(action=_CALL, func=func, reg=reg)
+                    self._end_call(seq, command, _column(calls[first_arg:after]), error)
+                if seq >= due:
+                    due = flight.stamp(seq)
+            at = after
+        self.seq = max(seq, done)
+
+    # The commands -----------------------------------------------------------------
+
+    def _call(self, seq: int, command: EncodedCommand) -> None:
+        registers = self.registers
+        try:
+            func = registers.read(command.func)
+            args = decode_args(command.args, registers.read, self._porter)
+            if not callable(func):
+                check_call(command.func, func)
+            result = func(*args)
+            registers.write(command.reg, result)
+            if isinstance(result, NamedCall):
+                self._names.label(command.reg, result.name)
+        except Exception as error:  # noqa: BLE001  (user code may raise anything)
+            self._end_call(seq, command, command.args, error)
+
+    def _end_call(
+        self, seq: int, command: EncodedCommand, args: Sequence[EncodedValue], error: Exception
+    ) -> None:
+        """Does what is left to do for a call that failed, or that has read poison."""
+        into = self._destination(command.func, args)
+        if not isinstance(error, Poisoned):
+            self._fail(seq, command, error, into)
+            return
+        try:
+            self._call_over(command, args, into, error.poison)
+        except Poisoned as read:
+            self._porter.let_go(command.args)
+            self._skip(seq, command.reg, read.poison, into)
+        except Exception as raised:  # noqa: BLE001  (user code may raise anything)
+            trace = raised.__traceback__  # without the frame that a first call does not have
+            self._fail(seq, command, raised.with_traceback(trace and trace.tb_next), into)
+
+    def _destination(self, func: int, args: Sequence[EncodedValue]) -> int:
+        """The register that a call overwrites beside its result's; 0 for none."""
+        place = self._destination_of(func)
+        return args[place].reg if 0 <= place < len(args) else 0
+
+    def _call_over(
+        self, command: EncodedCommand, args: Sequence[EncodedValue], into: int, poison: Poison
+    ) -> None:
+        """Makes a call that has read poison all the same, if it only overwrites that.
+
+        Raises:
+            Poisoned: It reads more than that.
+            Exception: The call failed.
+        """
+        registers, met = self.registers, 0
+        if not into or any(arg.WhichOneof("kind") == "array" for arg in args):
+            raise Poisoned(poison)
+        held = registers.to_overwrite(into)
+
+        def read(register: int) -> Any:
+            nonlocal met
+            met += register == into
+            return held if register == into and met == 1 else registers.read(register)
+
+        result = registers.read(command.func)(*decode_args(args, read, self._porter))
+        registers.write(into, held)
+        registers.write(command.reg, result)
+
+    def _get_function(self, seq: int, command: EncodedCommand) -> None:
+        try:
+            name = self._args(command)[0]
+            what = self._flight.label_of(command.action, str(name))
+            self._flight.kinds[seq & SLOT_MASK] = what
+            func = self._names.find(str(name))
+        except Exception as error:  # noqa: BLE001  (a module may raise anything when imported)
+            self._fail(seq, command, error)
+            return
+        if command.reg:
+            self._names.put(command.reg, func, str(name))
+
+    def _kill(self, _seq: int, command: EncodedCommand) -> None:
+        if command.args:  # a client that knows of none begins
+            self.registers.clear()
+        elif command.reg:
+            self.registers.release((command.reg,))
+
+    def _sync(self, seq: int, command: EncodedCommand) -> None:
+        try:
+            self._worker.settle()
+        except Exception as error:  # noqa: BLE001  (whatever the device says)
+            self._fail(seq, command, error)
+        else:
+            self._send(EncodedReply(seq=seq, ack=seq), seq)
+
+    def settle(self) -> None:
+        """Waits until the device has done all that was executed; reports what failed there."""
+        try:
+            self._worker.settle()
+        except Exception as error:  # noqa: BLE001  (whatever the device says)
+            self._report(self.seq, error, ACTION_NAMES[Action.SYNC_WORKER], answers=0)
+
+    def _get(self, seq: int, command: EncodedCommand) -> None:
+        try:
+            self._answer(seq, self.registers.read(command.reg))
+        except Poisoned as read:
+            self._answer_poison(seq, read.poison)
+        except Exception as error:  # noqa: BLE001  (a device may have failed meanwhile)
+            self._fail(seq, command, error, poison=False)
+
+    def _copy_from(self, seq: int, command: EncodedCommand) -> None:
+        try:
+            shape, dtype = self._args(command)
+            value = self.registers.read(command.reg)
+            check_fits(value, tuple(shape), dtype)
+            if self._live is not None and is_array(value):
+                value = value.copy()  # what is in it now, whatever comes next
+            self._answer(seq, value)
+        except Poisoned as read:
+            self._answer_poison(seq, read.poison)
+        except Exception as error:  # noqa: BLE001  (whatever came is answered)
+            self._fail(seq, command, error)
+
+    def _copy_to(self, seq: int, command: EncodedCommand) -> None:
+        register, is_new = command.reg, False
+        try:
+            is_new = command.args[1].bool
+            if is_new:
+                self.registers.write(register, self._args(command)[0])
+                return
+            held = self.registers.to_overwrite(register)
+            self._copy_into(held, command.args[0])
+            self.registers.write(register, held)
+        except Poisoned:
+            self._porter.let_go(command.args)  # the cause is known to the client already
+        except Exception as error:  # noqa: BLE001  (whatever came is reported)
+            self._fail(seq, command, error, 0 if is_new else register, poison=is_new)
+
+    def _set(self, seq: int, command: EncodedCommand) -> None:
+        register, held = command.reg, None
+        try:
+            with contextlib.suppress(Poisoned):  # a good value heals the register
+                held = self.registers.to_overwrite(register)
+            if is_any_array(held):
+                self._copy_into(held, command.args[0])
+                self.registers.write(register, held)
+            else:
+                self.registers.write(register, self._args(command)[0])
+        except Exception as error:  # noqa: BLE001  (whatever came is answered)
+            # What was refused has not been touched, and whoever asked hears of it at once.
+            into = register if is_any_array(held) and not isinstance(error, ArgumentRefused) else 0
+            self._fail(seq, command, error, into, poison=False)
+        else:
+            self._send(EncodedReply(seq=seq, ack=seq), seq)
+
+    def _define(self, seq: int, command: EncodedCommand) -> None:
+        worker, read = self._worker, self.registers.read
+        linker = Linker(
+            worker.worker_id,
+            read,
+            self._names.find,
+            self._copy_into,
+            self._porter.arrived,
+            self._destination_of,
+        )
+        try:
+            program = compile_program(command.program, seq, linker)
+        except Poisoned as found:
+            self._skip(seq, command.reg, found.poison)
+        except Exception as error:  # noqa: BLE001  (whatever came is reported)
+            self._fail(seq, command, error)
+        else:
+            self.registers.write(command.reg, program)
+            self._names.label(command.reg, command.program.name, Action.RUN_PROGRAM)
+
+    def _run_program(self, seq: int, command: EncodedCommand) -> None:
+        results: list[Any] = [UNWRITTEN] * len(command.results)
+        poison, overwritten, done = None, (), -1
+        try:
+            program = self.registers.read(command.func)
+            if not isinstance(program, Program):
+                msg = f"expected a program in register {command.func}, got {program!r}"
+                raise ArgumentRefused(msg)  # noqa: TRY301  (reported like everything below)
+            overwritten = program.overwritten
+            anew = {_overwrites(each, command) for each in overwritten if each.first} - {0}
+
+            def read(register: int) -> Any:
+                held = self.registers
+                return held.to_overwrite(register) if register in anew else held.read(register)
+
+            try:
+                program.run(decode_args(command.args, read, self._porter), results, read)
+            except StepFailed as failed:
+                name = failed.function or self._names.of(failed.register)
+                inside = program.defined, failed.step
+                done = failed.place
+                poison = self._report(seq, failed.error, name, inside)
+        except Poisoned as found:
+            poison = found.poison.cause
+            self._leave_out(seq, poison)
+        except Exception as error:  # noqa: BLE001  (whatever came is reported)
+            poison = self._report(seq, error, ACTION_NAMES[command.action])
+        if poison is not None:
+            self._porter.let_go(command.args)
+        for each in overwritten:
+            self._settle_overwritten(each, command, results, poison, done)
+        for register, result in zip(command.results, results, strict=True):
+            self.registers.write(register, poison if result is UNWRITTEN else result)
+
+    def _settle_overwritten(
+        self,
+        each: Overwritten,
+        command: EncodedCommand,
+        results: list[Any],
+        poison: Poison | None,
+        done: int,
+    ) -> None:
+        """Poisons what a run that failed has not overwritten, and makes good what was.
+
+        Args:
+            each: What steps of the program overwrite.
+            command: The run.
+            results: Its outputs.
+            poison: Why it failed; None if it did not.
+            done: How many steps are done, if it failed.
+        """
+        registers, register = self.registers, _overwrites(each, command)
+        if poison is not None and each.step >= done:
+            for output in each.outputs:
+                results[output] = UNWRITTEN
+            if register:
+                registers.spoil(register, poison)
+        elif register and each.first:
+            registers.write(register, registers.to_overwrite(register))
+
+    def _destination_of(self, function: int | str) -> int:
+        """Which of its arguments a function overwrites, by its name or register."""
+        slots = self.registers.slots
+        if isinstance(function, str):
+            return destination_of(registry().get(function))
+        return destination_of(slots[function]) if function < len(slots) else -1
+
+    def _shut_down(self, _seq: int, _command: EncodedCommand) -> None:
+        self.stopped = True
+
+    def _refuse_action(self, seq: int, command: EncodedCommand) -> None:
+        error = ArgumentRefused(
+            f"expected an action this worker knows, got number {command.action}"
+        )
+        self._fail(seq, command, error)
+
+    def _args(self, command: EncodedCommand) -> list[Any]:
+        return decode_args(command.args, self.registers.read, self._porter)
+
+    def _copy_into(self, held: Any, value: EncodedValue) -> None:
+        """Copies a host array into the array of a register, with one copy where it can."""
+        array = value.array
+        dtype = dtype_from_name(array.dtype)
+        fits = is_any_array(held) and held.dtype == dtype
+        fits = fits and held.size == math.prod(array.shape)
+        if fits and array.WhichOneof("data") == "ticket" and held.flags.c_contiguous:
+            self._porter.collect_into(array.ticket, held.reshape(-1))
+            return
+        came = self._porter.collect_on_host(value, self.registers.read)
+        check_fits(held, came.shape, came.dtype)
+        if is_array(held):
+            held[...] = came.reshape(held.shape)
+        else:
+            self._worker.arrays.fill(held, came)
+
+    # Answers --------------------------------------------------------------------------
+
+    def _send(self, reply: EncodedReply, ack: int) -> None:
+        self._acked = ack
+        self._bytes = 0
+        self._outlet.reply(reply.SerializeToString())
+
+    def _answer(self, seq: int, value: Any) -> None:
+        if self._live is not None:
+            self._acked, self._bytes = seq, 0
+            self._live(seq, value if self._worker.arrays.on_host else self._porter.host_form(value))
+            return
+        reply = EncodedReply(seq=seq, ack=seq)
+        self._encode(reply.value, value)
+        self._send(reply, seq)
+
+    def _encode(self, out: EncodedValue, value: Any) -> None:
+        with contextlib.suppress(EncodingError):
+            encode_value(out, value, self._porter)
+            if out.ByteSize() <= _MAX_REPLY_BYTES:
+                return
+        self._porter.withdraw()
+        out.Clear()
+        encode_value(out, Opaque(type_name(value), repr_of(value)))
+
+    def _answer_poison(self, seq: int, poison: Poison) -> None:
+        reply = EncodedReply(seq=seq, ack=seq)
+        encode_failure(reply.failure, poison.failure, poison.kind)
+        self._send(reply, seq)
+
+    def _skip(self, seq: int, register: int, poison: Poison, into: int = 0) -> None:
+        """Passes a cause on to what a command would have written that could not run for it."""
+        self.registers.write(register, poison.cause)
+        if into:
+            self.registers.spoil(into, poison)
+        self._leave_out(seq, poison)
+
+    def _leave_out(self, seq: int, poison: Poison) -> None:
+        """Tells of a command that could not run: the client why, the peers that it will not."""
+        self._flight.mark(seq, Flag.SKIPPED)
+        if self._worker.num_workers > 1:
+            # A peer's collective may be aborted for it, and the client looks for the cause.
+            cause = RemoteFailure(self._worker.worker_id, poison.failure.seq, "")
+            reply = EncodedReply(seq=seq, ack=seq)
+            encode_failure(reply.failure, cause, poison.kind)
+            self._send(reply, seq)
+        self._worker.cannot_enter(seq)
+
+    def _fail(
+        self,
+        seq: int,
+        command: EncodedCommand,
+        error: Exception,
+        into: int = 0,
+        *,
+        poison: bool = True,
+    ) -> None:
+        """Reports why a command failed, and poisons what it writes.
+
+        Args:
+            seq: The command's number.
+            command: The command.
+            error: What it raised.
+            into: The register that it writes into, beside that of its result.
+            poison: Whether its result's register is poisoned.
+        """
+        self._porter.let_go(command.args)
+        name = self._names.of(command.func) or ACTION_NAMES.get(command.action, "")
+        cause = self._report(seq, error, name)
+        if poison and command.action in _WRITES and command.reg:
+            self.registers.write(command.reg, cause)
+        if into:
+            self.registers.spoil(into, cause)
+
+    def _report(
+        self,
+        seq: int,
+        error: Exception,
+        function: str,
+        inside: tuple[int, int] = (0, 0),
+        answers: int | None = None,  # the command, unless it is no command's own: 0
+    ) -> Poison:
+        """Tells the client and the peers of a failure, perhaps in a step of a program."""
+        self._flight.mark(seq, Flag.FAILED)
+        self._porter.withdraw()  # the answer in which it would have been is this failure
+        failure, kind = describe_failure(
+            error,
+            worker=self._worker.worker_id,
+            node=self._worker.node,
+            seq=seq,
+            function=function,
+        )
+        program, step = inside
+        failure = replace(failure, program=program, step=step)
+        if kind is FailureKind.NOT_ALLOWED:
+            self._worker.audit("refused", function, failure.message)
+        reply = EncodedReply(seq=seq if answers is None else answers, ack=seq)
+        encode_failure(reply.failure, failure, kind)
+        # Told before peers are released, so that the cause arrives first.
+        self._send(reply, seq)
+        self._worker.cannot_enter(seq)
+        return Poison(failure, kind)
+
+
+def _overwrites(each: Overwritten, command: EncodedCommand) -> int:
+    """The session's register that a run of a program overwrites; 0 for none."""
+    if each.input >= 0:
+        return command.args[each.input].reg if each.input < len(command.args) else 0
+    return each.register
+
+
+def _column(args: Iterable[int]) -> list[EncodedValue]:
+    """The arguments of a call in a column, as they stand in a command of its own."""
+    return [EncodedValue(reg=a >> 1) if a & 1 else EncodedValue(int=a >> 1) for a in args]
+
+
+_CALL: Any = Action.CALL_PACKED
+_ACTIONS = 0x7F
+"""More than there are; what a peer sends may be anything."""
+
+_WRITES = (
+    Action.CALL_PACKED,
+    Action.GET_GLOBAL_FUNC,
+    Action.COPY_TO_WORKER0,
+    Action.DEFINE_PROGRAM,
+)
+"""Actions whose result is the content of their register."""

@@ -1,0 +1,461 @@
+"""Names to functions: what was registered here, and what allowed modules offer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from importlib import import_module
+from importlib.util import find_spec
+from types import MappingProxyType, ModuleType
+from typing import Any, Final, TypeVar
+
+from disco_server.config import module_allowed
+from disco_server.modules.tvm import find_global
+from disco_server.rank.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
+from disco_server.rank.numpy_functions import (
+    PACKAGES,
+    is_offered,
+    offered_functions,
+    offered_modules,
+    reason_against,
+)
+
+__all__ = [
+    "MAX_NAME",
+    "OWN_NAMES",
+    "NamedCall",
+    "destination_of",
+    "find_dotted",
+    "function_of",
+    "import_allowed",
+    "register_func",
+    "registered",
+    "registry",
+    "resolve",
+    "writes_into",
+]
+
+
+# Dotted names to functions: what a name may lead through.
+#
+# Of numpy and cupy every worker offers a list of functions (`numpy_functions`), each by the
+# one name that is on it. Nothing is looked for beside that list, so what it does not name is
+# refused, in this release of numpy and in the next.
+#
+# What a person allows by name, with ``--allow-module``, is offered as a whole: a name leads
+# through modules that are allowed, and from them to public callables that such a module
+# exports (in its ``__all__``) or that are defined in one. What a module imported for its own
+# use is not reached through it, whatever it is called there.
+
+
+MAX_NAME: Final = 1024
+"""No name of a function or module is longer."""
+
+
+def import_allowed(name: str, patterns: Sequence[str]) -> ModuleType:
+    """Imports a module that the allow-list covers, or of which every worker offers functions.
+
+    Raises:
+        ModuleNotAllowed: It is neither, or it is a program.
+        FunctionMissing: There is no such module, or its import ended in an exit.
+    """
+    if "__main__" in name.split("."):
+        msg = f"{_short(name)!r} is a program, and sessions import modules, which define functions"
+        raise ModuleNotAllowed(msg)
+    if len(name) > MAX_NAME or not (module_allowed(name, patterns) or name in offered_modules()):
+        allowed = ", ".join((*patterns, "functions of numpy and cupy"))
+        named = name if _package(name) else name.split(".", maxsplit=1)[0]
+        msg = (
+            f"module {_short(name)!r} is not on this worker's allow-list ({allowed}); "
+            f"start disco-worker with --allow-module {_short(named)}"
+        )
+        raise ModuleNotAllowed(msg)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise  # the module is there; something it needs is not
+        msg = f"no module named {error.name!r} on this worker; its path is {sys.path}"
+        raise FunctionMissing(msg) from None
+    except SystemExit as error:
+        msg = f"module {name!r} is a program: its import ended with exit status {error.code}"
+        raise FunctionMissing(msg) from error
+
+
+def find_dotted(
+    name: str, modules: Sequence[str], functions: Sequence[str] = ()
+) -> Callable[..., Any] | None:
+    """Finds a function by its dotted name; None where nothing callable has it.
+
+    Args:
+        name: Such as ``numpy.linalg.norm``.
+        modules: The allow-list of modules.
+        functions: Patterns of what may be called of numpy and cupy beyond the list.
+
+    Raises:
+        ModuleNotAllowed: The name leads through something that is not allowed.
+    """
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        if module_allowed(".".join(parts[:cut]), modules):
+            return _walk(name, cut, modules, functions)
+    return _find_offered(name, modules, functions) if _package(name) else None
+
+
+def function_of(
+    module: ModuleType, name: str, modules: Sequence[str], functions: Sequence[str] = ()
+) -> Callable[..., Any] | None:
+    """Finds a function of a module that was imported; None where it has none of that name.
+
+    Raises:
+        ModuleNotAllowed: The module or the function is not allowed.
+    """
+    whole = f"{module.__name__}.{name}"
+    if module_allowed(module.__name__, modules):
+        found = _enter(module, name, whole, modules)
+        return found if callable(found) else None
+    if not _package(whole):
+        raise ModuleNotAllowed(_not_on_list(whole, module.__name__))
+    return _find_offered(whole, modules, functions)
+
+
+# numpy and cupy -----------------------------------------------------------------------
+
+
+def _package(name: str) -> str:
+    """The package of a name, where it is one of which every worker offers functions."""
+    package = name.partition(".")[0]
+    return package if package in PACKAGES else ""
+
+
+def _find_offered(
+    name: str, modules: Sequence[str], functions: Sequence[str]
+) -> Callable[..., Any] | None:
+    """Finds a function of numpy or cupy, where it is on the list or allowed by its name."""
+    if is_offered(name):
+        owner = _look_up(name.rpartition(".")[0])
+        found = getattr(owner, name.rpartition(".")[2], None)
+        if name in offered_functions():
+            return _checking_self(owner, found) if callable(found) else None
+        if type(owner).__name__ == "ufunc":
+            return found
+    for part in name.split(".")[1:]:
+        _check_public(name, part)
+    if any(_covers(pattern, name) for pattern in functions):
+        return _walk(name, name.count("."), (*modules, _package(name)), ())
+    return _refuse(name, modules, functions)
+
+
+def _look_up(name: str) -> Any:
+    """What stands under a name on the list; None where this release has nothing there."""
+    package, *parts = name.split(".")
+    found: Any = import_allowed(package, ())
+    path = package
+    for part in parts:
+        path += f".{part}"
+        if not hasattr(found, part) and isinstance(found, ModuleType) and path in offered_modules():
+            import_allowed(path, ())
+        found = getattr(found, part, None)
+    return found
+
+
+def _checking_self(owner: Any, found: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the check of its first argument to a method that would take anything for its own.
+
+    Cython compiles methods without it: numpy's generators read an array as one of theirs.
+    """
+    if not isinstance(owner, type) or type(found).__name__ != "cython_function_or_method":
+        return found
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        if not isinstance(self, owner):
+            kind = type(self).__name__
+            msg = f"expected a {owner.__name__} as the first argument, got an object of type {kind}"
+            raise TypeError(msg)
+        return found(self, *args, **options)
+
+    return method
+
+
+def _refuse(name: str, modules: Sequence[str], functions: Sequence[str]) -> Any:
+    """Says why a name of numpy or cupy is not offered; None where nothing has that name."""
+    reason = reason_against(name)
+    if reason:
+        msg = (
+            f"{name!r} is not offered by default, because it {reason}; start disco-worker with "
+            f"--allow-function {name}"
+        )
+        raise ModuleNotAllowed(msg)
+    package = _package(name)
+    library = import_allowed(package, ())
+    found: Any = library
+    parts = name.split(".")
+    for index, part in enumerate(parts[1:], 2):
+        owner = found
+        if isinstance(owner, ModuleType):
+            found = vars(owner).get(part)  # never through its __getattr__, which may import
+        else:
+            found = getattr(owner, part, None)
+        if found is None:
+            if _is_foreign(owner, part, modules):
+                raise ModuleNotAllowed(_not_on_list(name, part))
+            if not _has_module(owner, part):
+                return None
+            break
+        if isinstance(found, ModuleType) and _package(found.__name__) != package:
+            if not module_allowed(found.__name__, modules):
+                raise ModuleNotAllowed(_not_on_list(name, found.__name__))
+            return find_dotted(".".join((found.__name__, *parts[index:])), modules, functions)
+    if found is not None and not callable(found):
+        return None
+    msg = (
+        f"{name!r} exists in {package} {library.__version__}, but is not on the list of functions "
+        f"that workers offer by default; start disco-worker with --allow-function {name}, or with "
+        f"--allow-module {package} for all of {package}"
+    )
+    raise ModuleNotAllowed(msg)
+
+
+def _has_module(owner: Any, part: str) -> bool:
+    """Whether a package has a module of a name that nobody has imported."""
+    inside = isinstance(owner, ModuleType) and hasattr(owner, "__path__") and part.isidentifier()
+    return inside and find_spec(f"{owner.__name__}.{part}") is not None
+
+
+def _covers(pattern: str, name: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+# What a person allowed ------------------------------------------------------------------
+
+
+def _walk(
+    name: str, cut: int, modules: Sequence[str], functions: Sequence[str]
+) -> Callable[..., Any] | None:
+    parts = name.split(".")
+    for part in parts[1:]:
+        _check_public(name, part)
+    found: Any = None
+    while found is None:
+        try:
+            found = import_allowed(".".join(parts[:cut]), modules)
+        except FunctionMissing:
+            cut -= 1  # the last part was no module but something inside one
+            if not cut:
+                raise
+    for index, part in enumerate(parts[cut:], cut + 1):
+        found = _enter(found, part, name, modules)
+        if isinstance(found, ModuleType) and not module_allowed(found.__name__, modules):
+            # Only numpy and cupy come so far.
+            return _find_offered(".".join((found.__name__, *parts[index:])), modules, functions)
+    return found if callable(found) else None
+
+
+def _enter(owner: Any, part: str, name: str, modules: Sequence[str]) -> Any:
+    """Goes from a module, a class or an object to what it calls by a name."""
+    _check_public(name, part)
+    found = getattr(owner, part, None)
+    if found is None and _is_foreign(owner, part, modules):
+        raise ModuleNotAllowed(_not_on_list(name, part))
+    if isinstance(found, ModuleType):
+        if not (module_allowed(found.__name__, modules) or _package(found.__name__)):
+            raise ModuleNotAllowed(_not_on_list(name, found.__name__))
+        return found
+    if not callable(found) or _exports(owner, part):
+        return found
+    home = _home(found)
+    if not module_allowed(home, modules) and not _is_listed(found):
+        msg = (
+            f"{name!r} leads to what belongs to module {home!r}, which is not allowed; a module "
+            "gives it away if its __all__ names it, or start disco-worker with "
+            f"--allow-module {home}"
+        )
+        raise ModuleNotAllowed(msg)
+    return found
+
+
+def _check_public(name: str, part: str) -> None:
+    if part.startswith("_"):
+        msg = f"{name!r} leads through the private name {part!r}, which no setting allows"
+        raise ModuleNotAllowed(msg)
+
+
+def _is_foreign(owner: Any, part: str, modules: Sequence[str]) -> bool:
+    """Whether a module is asked for one of Python's own, which another version of it may have."""
+    ours = part in sys.stdlib_module_names and not hasattr(owner, part)
+    return isinstance(owner, ModuleType) and ours and not module_allowed(part, modules)
+
+
+def _exports(owner: Any, part: str) -> bool:
+    return isinstance(owner, ModuleType) and part in (getattr(owner, "__all__", None) or ())
+
+
+def _home(found: Any) -> str:
+    """The module in which something is defined, of a method that of its class."""
+    module: Any = getattr(found, "__module__", None)
+    if isinstance(module, str):
+        return module
+    owner: Any = getattr(found, "__self__", found)
+    kind: Any = getattr(found, "__objclass__", None) or owner.__class__
+    return str(kind.__module__)
+
+
+def _is_listed(found: Any) -> bool:
+    """Whether this is a function of numpy's or cupy's list, whoever else has it."""
+    called = getattr(found, "__qualname__", None) or getattr(found, "__name__", "")
+    name = f"{_home(found)}.{called}"
+    return name in offered_functions() and _look_up(name) is found
+
+
+def _not_on_list(name: str, module: str) -> str:
+    return (
+        f"{name!r} leads into module {module!r}, which is not allowed; start disco-worker with "
+        f"--allow-module {module}"
+    )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MAX_NAME else f"{name[:40]}..."
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+OWN_NAMES = "runtime.disco."
+"""How the names of functions begin that no module of a session registers."""
+
+_registry: dict[str, Callable[..., Any]] = {}
+_destinations: dict[int, tuple[object, int]] = {}
+
+
+class NamedCall:
+    """A function that a call returned, with the name that messages call it by.
+
+    Args:
+        name: The name.
+        function: The function.
+    """
+
+    __slots__ = ("_function", "name")
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls the function."""
+        return self._function(*args)
+
+
+def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
+    """Makes a function known to sessions under a name; a decorator.
+
+    Args:
+        name: What ``session.get_global_func`` asks for, such as ``"my.scale"``.
+        override: Replace a function of that name instead of refusing.
+
+    Raises:
+        ValueError: Another function has that name.
+    """
+    if not isinstance(name, str) or not name:
+        msg = f"expected a name, as in @register_func('my.scale'), got {name!r}"
+        raise ValueError(msg)
+
+    def register(func: _F) -> _F:
+        known = _registry.get(name)
+        # A module that is reloaded registers its functions again.
+        again = known is not None and (known.__module__, known.__qualname__) == (
+            getattr(func, "__module__", None),
+            getattr(func, "__qualname__", None),
+        )
+        if known is not None and not override and not again:
+            msg = f"{name!r} is registered already; override=True replaces it"
+            raise ValueError(msg)
+        _registry[name] = func
+        return func
+
+    return register
+
+
+def writes_into(position: int) -> Callable[[_F], _F]:
+    """Says of a function which of its arguments it overwrites as a whole; a decorator.
+
+    Where it fails, or cannot run, that argument's register is poisoned.
+
+    Args:
+        position: The argument's, from 0.
+    """
+
+    def note(func: _F) -> _F:
+        # By identity: what registers hold may have no hash, and is asked nothing.
+        _destinations[id(func)] = func, position
+        return func
+
+    return note
+
+
+def destination_of(func: object) -> int:
+    """Which of its arguments a function overwrites; -1 where that is not known."""
+    return _destinations.get(id(func), (None, -1))[1]
+
+
+def registered() -> tuple[str, ...]:
+    """Every registered name, sorted."""
+    return tuple(sorted(_registry))
+
+
+def registry() -> Mapping[str, Callable[..., Any]]:
+    """The registered functions by name, as they are at the time of each look."""
+    return MappingProxyType(_registry)
+
+
+def resolve(
+    name: str, patterns: Sequence[str], functions: Sequence[str] = ()
+) -> Callable[..., Any]:
+    """Finds a function by its registered or dotted name, else in TVM's registry.
+
+    TVM's functions may do anything, so they need an allow-list that covers ``tvm``.
+
+    Args:
+        name: The name.
+        patterns: The allow-list of modules.
+        functions: Patterns of what may be called of numpy and cupy besides what every
+            worker offers (see `disco_server.rank.functions`).
+
+    Raises:
+        ArgumentRefused: The name is longer than any.
+        FunctionMissing: Nothing callable has that name.
+        ModuleNotAllowed: The name leads through a module that is not allowed.
+    """
+    func = _registry.get(name)
+    if func is not None:
+        return func
+    if len(name) > MAX_NAME:
+        msg = f"expected a name of at most {MAX_NAME} characters, got {len(name)}"
+        raise ArgumentRefused(msg)
+    # Our own names are no dotted names, whatever may be imported here.
+    func, more = None, ""
+    try:
+        func = None if name.startswith(OWN_NAMES) else find_dotted(name, patterns, functions)
+    except FunctionMissing as error:
+        more = f"; {error}"
+    if func is None and module_allowed("tvm", patterns):
+        func = find_global(name)
+    if func is None:
+        raise FunctionMissing(f"{_missing(name, patterns)}{more}")
+    return func
+
+
+def _missing(name: str, patterns: Sequence[str]) -> str:
+    msg = f"no function named {name!r} is registered on this worker"
+    module, dot, _ = name.rpartition(".")
+    ours = name.startswith(OWN_NAMES) or name.partition(".")[0] in PACKAGES
+    if dot and not ours and not module_allowed(module, patterns):
+        msg += f", and module {module!r} is not on its allow-list (--allow-module)"
+    return f"{msg}{_near(name)}"
+
+
+def _near(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, _registry, n=3, cutoff=0.75)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

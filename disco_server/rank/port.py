@@ -1,0 +1,384 @@
+"""A rank's end of the socket to its daemon: batches in, replies out, arrays both ways."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from disco_client.arrays.shared_memory import MappedMemory, SharedPool
+from disco_client.pb import controller_pb2, node_pb2
+from disco_client.wire.arrays import CHUNK_BYTES, PIECE_BYTES, byte_view, empty_array, in_pieces
+from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
+from disco_client.wire.values import ArrayPorter
+from disco_server.ipc.framing import (
+    FrameReader,
+    ProgressPage,
+    frame,
+    frame_of_progress,
+    receive,
+    send_all,
+    send_with_fd,
+)
+from disco_server.ipc.growing import GrowingArray, array_with
+from disco_server.rank.errors import sendable
+
+if TYPE_CHECKING:
+    import socket
+
+__all__ = ["DaemonGone", "RankPort"]
+
+
+_LOOKS = 50
+"""How often a rank looks for the next command before it sleeps, about 0.2 ms: who asked
+how far it is often goes on at once, and being woken takes several times that exchange."""
+
+
+_PAUSE_S = 0.001
+_MAX_ERROR = 500
+"""How much of an error's text travels; it has to fit into a message of every door."""
+
+
+@dataclass(slots=True)
+class _Offer:
+    """An array for the client, and how much of it is in its memory."""
+
+    ticket: int
+    fd: int
+    nbytes: int
+    pieces: Iterator[memoryview]
+    mapped: MappedMemory
+    there: int = 0
+    error: str = ""
+
+    @property
+    def large(self) -> bool:
+        """Whether the client hears of it before it is copied."""
+        return self.nbytes > PIECE_BYTES
+
+    def fill(self) -> Iterator[None]:
+        """Copies what is left, and yields after each piece, or when it fails."""
+        try:
+            for piece in self.pieces:
+                self.mapped.write(self.fd, piece, self.there)
+                self.there += len(piece)
+                yield
+        except Exception as error:  # noqa: BLE001  (whatever a device says)
+            self.error = f"{type(error).__name__}: {error}"
+            yield
+
+
+class DaemonGone(Exception):
+    """The daemon closed the socket: this process has nobody to work for."""
+
+
+class RankPort(ArrayPorter):
+    """Blocking; used by the rank's one thread.
+
+    Args:
+        sock: To the daemon, or to the client whose child this rank is.
+        page: Where such a client looks how far this rank is.
+    """
+
+    def __init__(self, sock: socket.socket, page: ProgressPage | None = None) -> None:
+        self._sock = sock
+        self._page = page
+        self._sent = 0
+        self._replies = 0
+        self._reader = FrameReader()
+        self._looker = select.poll()
+        self._looker.register(sock, select.POLLIN)
+        self._frames: deque[EncodedEnvelope | None] = deque()
+        self._arrays: dict[int, GrowingArray] = {}
+        self._unwanted: set[int] = set()
+        self._none_up_to = (0, "")
+        self._offers: list[_Offer] = []
+        self._memory = SharedPool()
+        self._mapped = MappedMemory()
+        self._tickets = 0
+        self._session = 0
+        self._worker = 0
+        self._answered = False
+
+    @property
+    def porter(self) -> ArrayPorter:
+        """Carries the arrays that are too large for a command."""
+        return self
+
+    @property
+    def live(self) -> None:
+        """None: the client is another process, and gets encoded answers."""
+        return None
+
+    def become(self, session: int, worker: int) -> None:
+        """Learns on whose behalf it sends."""
+        self._session, self._worker = session, worker
+
+    # Envelopes ---------------------------------------------------------------------
+
+    def next(self) -> EncodedEnvelope | None:
+        """Waits for the next envelope; None when :meth:`say_progress` is asked for.
+
+        Raises:
+            DaemonGone: The socket was closed.
+        """
+        while not self._frames:
+            self._read()
+        return self._frames.popleft()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits a little; whether there is an envelope, or the end, to read."""
+        return bool(self._frames) or bool(select.select((self._sock,), (), (), seconds)[0])
+
+    def _read(self) -> None:
+        frames = self._receive()
+        if frames is None:
+            raise DaemonGone
+        for raw in frames:
+            if not raw:
+                self._frames.append(None)
+                continue
+            received = EncodedEnvelope.FromString(raw)
+            if received.kind in (Kind.ARRAY_IN, Kind.ARRAY_MORE):
+                self._told(received)
+            elif received.kind == Kind.ARRAY_BACK:
+                if not controller_pb2.Transfer.FromString(received.payload).error:
+                    self._memory.give(self._reader.fds.popleft())
+            else:
+                self._frames.append(received)
+
+    def _told(self, received: EncodedEnvelope) -> None:
+        """Notes what the daemon says about an upload."""
+        told = controller_pb2.Transfer.FromString(received.payload)
+        if told.and_before:
+            self._none_up_to = told.ticket, told.error
+            return
+        array = self._arrays.get(told.ticket)
+        if array is not None:
+            array.grow(told.there, told.error)
+        elif received.kind == Kind.ARRAY_IN or told.error:
+            # One that failed before it had memory is heard of for the first time.
+            array = self._arrays[told.ticket] = array_with(
+                self._reader, told.nbytes, told.there, told.error
+            )
+        else:
+            return  # more of one that has failed here
+        if told.ticket in self._unwanted and array.settled:
+            self._unwanted.discard(told.ticket)
+            self._give_back(told.ticket, array)
+
+    def _receive(self) -> list[bytes] | None:
+        """Waits for frames; where a question was just answered, with open eyes at first."""
+        if self._answered:
+            self._answered = False
+            look = self._looker.poll
+            for _ in range(_LOOKS):
+                if look(0):
+                    break
+                os.sched_yield()
+        while True:
+            try:
+                return receive(self._sock, self._reader)
+            except BlockingIOError:  # the kernel is short of memory
+                time.sleep(_PAUSE_S)
+
+    def send(self, kind: Kind, payload: bytes = b"", number: int = 0) -> None:
+        """Sends one envelope to the daemon; replies are numbered."""
+        raw = envelope(kind, payload, session=self._session, worker=self._worker, first_seq=number)
+        self._sent += 1
+        send_all(self._sock, frame(raw))
+
+    def audit(self, what: str, name: str, refused: str) -> None:
+        """Tells the daemon what its audit log shall hold; a client's child has none."""
+        if self._page is None:
+            said = node_pb2.Audited(
+                what=what[:_MAX_ERROR],
+                name=sendable(name[:_MAX_ERROR]),
+                refused=sendable(refused[:_MAX_ERROR]),
+            )
+            self.send(Kind.AUDIT, said.SerializeToString())
+
+    def _send_with(self, fd: int, kind: Kind, told: controller_pb2.Transfer) -> None:
+        """Sends what is told of an array with its memory; without it there is an error in it."""
+
+        def framed(error: str) -> bytes:
+            told.error = told.error or error
+            payload = told.SerializeToString()
+            return frame(envelope(kind, payload, session=self._session, worker=self._worker))
+
+        self._sent += 1
+        if told.error:
+            send_all(self._sock, framed(""))
+        else:
+            send_with_fd(self._sock, framed(""), fd, framed)
+
+    def show_progress(self, seq: int) -> None:
+        """Shows a client that looks that everything up to this command is executed."""
+        if self._page is not None:
+            self._page.write(seq, self._sent)
+
+    def say_progress(self, seq: int) -> None:
+        """Says that everything up to this command is executed."""
+        self.show_progress(seq)
+        send_all(self._sock, frame_of_progress(seq))
+        self._answered = True
+
+    def reply(self, raw: bytes) -> None:
+        """Sends one encoded reply to the client, then what is in it beyond that.
+
+        This is still part of the command: the next one may change the arrays.
+        """
+        offers, self._offers = self._offers, []
+        for offer in offers:
+            told = self._tell(offer)
+            self._send_with(offer.fd, Kind.ARRAY_OUT, told)
+            offer.error = told.error
+        self._replies += 1
+        self.send(Kind.REPLY, raw, self._replies)
+        for offer in offers:
+            if offer.large and not offer.error:
+                for _ in offer.fill():
+                    self.send(Kind.ARRAY_MORE, self._tell(offer).SerializeToString())
+            os.close(offer.fd)
+
+    # Arrays -------------------------------------------------------------------------
+
+    def offer(self, array: np.ndarray[Any, Any]) -> int:
+        """Hands an array to the daemon, for the client to download."""
+        return self.offer_pieces(array.nbytes, in_pieces(byte_view(array)))
+
+    def offer_pieces(self, nbytes: int, pieces: Iterable[memoryview]) -> int:
+        """Hands over an array whose bytes come piece by piece, and returns its ticket.
+
+        The client hears of a large one at once, and it is copied when the reply that
+        names it has left: the client fetches its beginning meanwhile.
+        """
+        self._tickets += 1
+        fd = self._memory.take(nbytes)
+        offer = _Offer(self._tickets, fd, nbytes, iter(pieces), self._mapped)
+        self._offers.append(offer)
+        if not offer.large:
+            for _ in offer.fill():
+                pass
+        return self._tickets
+
+    def withdraw(self) -> None:
+        """Keeps what was offered for a reply that does not leave; see :class:`ArrayPorter`."""
+        while self._offers:
+            self._memory.give(self._offers.pop().fd)
+
+    def _tell(self, offer: _Offer) -> controller_pb2.Transfer:
+        error = offer.error and f"worker {self._worker} could not copy it: {offer.error}"
+        return controller_pb2.Transfer(
+            session=self._session,
+            ticket=offer.ticket,
+            worker=self._worker,
+            nbytes=offer.nbytes,
+            there=offer.there,
+            error=sendable(error[:_MAX_ERROR]),
+        )
+
+    def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
+        """Waits for an uploaded array and returns it, an array of its own.
+
+        Raises:
+            OSError: It will not come.
+            ValueError: It is of another size.
+        """
+        with self._arrived(ticket, dtype, shape) as read:
+            out = empty_array(tuple(shape), dtype)
+            for piece in in_pieces(byte_view(out)):
+                read(piece)
+        return out
+
+    def collect_into(self, ticket: int, out: np.ndarray[Any, Any]) -> None:
+        """Copies an uploaded array to where it is wanted, as it comes.
+
+        Raises:
+            OSError: It will not come, or not all of it.
+            ValueError: It is of another size.
+        """
+        straight = out.flags.c_contiguous and out.flags.writeable
+        with self._arrived(ticket, out.dtype, out.shape) as read:
+            target = out if straight else empty_array(out.shape, out.dtype)
+            for piece in in_pieces(byte_view(target)):
+                read(piece)
+        if not straight:
+            out[...] = target
+
+    def collect_pieces(
+        self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]
+    ) -> Generator[memoryview]:
+        """Yields an uploaded array as it comes; see :class:`ArrayPorter`.
+
+        Raises:
+            OSError: It will not come, or not all of it.
+            ValueError: It is of another size.
+        """
+        with self._arrived(ticket, dtype, shape) as read:
+            nbytes = math.prod(shape) * dtype.itemsize
+            # Small enough to be in a cache still when it is copied on.
+            buffer = byte_view(empty_array((min(nbytes, CHUNK_BYTES),), np.dtype(np.uint8)))
+            for start in range(0, nbytes, CHUNK_BYTES):
+                piece = buffer[: nbytes - start]
+                read(piece)
+                yield piece
+
+    @contextlib.contextmanager
+    def _arrived(
+        self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]
+    ) -> Generator[Callable[[memoryview], None]]:
+        """Gives an uploaded array: each call fills a buffer with the bytes that follow.
+
+        Other envelopes keep their order while this waits for some.
+        """
+        while ticket not in self._arrays:
+            newest, why = self._none_up_to
+            if ticket <= newest:
+                raise OSError(why)
+            self._read()
+        array, at = self._arrays[ticket], 0
+
+        def read(into: memoryview) -> None:
+            nonlocal at
+            while not array.reaches(at + len(into)):
+                self._read()
+            self._mapped.read(array.fd, into, at)
+            at += len(into)
+
+        try:
+            array.reaches(0)
+            nbytes = math.prod(shape) * dtype.itemsize
+            if nbytes != array.nbytes:
+                msg = f"expected {nbytes} bytes for {dtype}{list(shape)}, got {array.nbytes}"
+                raise ValueError(msg)
+            yield read
+        finally:
+            self._give_back(ticket, array)
+
+    def discard(self, ticket: int) -> None:
+        """Gives the memory of an upload back that no command will collect, once it is there."""
+        array = self._arrays.get(ticket)
+        if array is not None and array.settled:
+            self._give_back(ticket, array)
+        else:
+            self._unwanted.add(ticket)
+
+    def _give_back(self, ticket: int, array: GrowingArray) -> None:
+        """Returns the memory of an upload when nobody writes there any more."""
+        while not array.settled:
+            self._read()
+        del self._arrays[ticket]
+        # Of one that was broken off somebody else may have the memory still.
+        told = controller_pb2.Transfer(ticket=ticket, worker=self._worker, error=array.error)
+        self._send_with(array.fd, Kind.ARRAY_BACK, told)
+        if array.fd >= 0:
+            os.close(array.fd)

@@ -1,0 +1,283 @@
+"""The entry point of a rank process.
+
+Started by a worker daemon with two inherited sockets: one to the daemon, and one
+on which MPI finds its peers (``PMI_FD``). A program that starts its workers itself
+adds memory in which it looks how far this rank is. The process imports what every
+rank needs, waits until it is told which rank of which session it is, and then
+executes commands until the session ends or the daemon goes away. It has one thread
+and no gRPC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from disco_client.pb import node_pb2
+from disco_client.wire.codec import Kind
+from disco_client.wire.values import Device
+from disco_server.collectives.loss import LOST
+from disco_server.collectives.mpich_memory import kvsname, nameless_memory
+from disco_server.devices.base import DeviceUnavailable
+from disco_server.ipc.framing import ProgressPage
+from disco_server.modules.base import LoadRules
+from disco_server.observe.lifetime import die_with
+from disco_server.observe.processes import open_flight, rank_limit
+from disco_server.rank.errors import describe_end
+from disco_server.rank.executor import Executor
+from disco_server.rank.port import DaemonGone, RankPort
+from disco_server.rank.worker import Worker, WorkerDevice, set_current_worker
+
+if TYPE_CHECKING:
+    from disco_server.collectives.communicator import Communicator
+    from disco_server.config import WorkerConfig
+    from disco_server.observe.flight import FlightRecorder
+
+__all__ = ["VARIABLE", "confine", "confinement_of", "enter_folder", "keep_freed_memory", "main"]
+
+
+# What a rank process gives up before it runs anything for a client.
+#
+# The daemon says it in one variable of the rank's environment, which the rank forgets. It
+# limits itself, rather than being limited between fork and exec: nothing of a client has
+# come by then, and a daemon with threads of gRPC cannot run Python code between the two.
+
+
+VARIABLE = "DISCO_CONFINEMENT"
+_PR_SET_NO_NEW_PRIVS = 38
+_PRIVATE = 0o077
+
+
+def confinement_of(config: WorkerConfig) -> dict[str, str]:
+    """The variable for the ranks of a daemon."""
+    words = [f"memory={config.max_memory}"] if config.max_memory else []
+    if config.core_dumps == "off":
+        words.append("core=0")
+    if config.user is not None:
+        words.append("privileges=0")
+    return {VARIABLE: ",".join(words)}
+
+
+def confine(environ: MutableMapping[str, str]) -> None:
+    """Limits this process as its environment says, for good, and forgets that.
+
+    Memory is limited by RLIMIT_DATA: what a process allocates for itself counts, what it
+    shares with others (arrays on their way, MPI's memory) and what libraries of GPUs only
+    reserve does not. What goes beyond is refused to whoever asks, who hears of it as of
+    any allocation that fails.
+    """
+    said = environ.pop(VARIABLE, "")
+    wanted = dict(word.split("=", 1) for word in said.split(",") if word)
+    if "core" in wanted:
+        _limit(resource.RLIMIT_CORE, 0)
+    if "privileges" in wanted:
+        os.umask(_PRIVATE)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if "memory" in wanted:
+        _limit(resource.RLIMIT_DATA, int(wanted["memory"]))
+
+
+def _limit(which: int, amount: int) -> None:
+    _, most = resource.getrlimit(which)
+    if most != resource.RLIM_INFINITY:
+        amount = min(amount, most)
+    resource.setrlimit(which, (amount, amount))
+
+
+def enter_folder(path: str) -> None:
+    """Makes a folder the place of this process and of its temporary files; empty for none."""
+    if not path:
+        return
+    os.chdir(path)
+    os.environ["TMPDIR"] = path
+    with contextlib.suppress(AttributeError):
+        tempfile.tempdir = None  # what it was found to be before
+
+
+# How a rank's process keeps memory that arrays gave back.
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h, for mallopt(3)
+_LARGEST = 32 << 20
+"""The most that glibc takes from its heap, and not from the system, for one array."""
+_KEPT = 256 << 20
+_THEIRS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+
+
+def keep_freed_memory() -> bool:
+    """Lets glibc keep up to 256 MiB of freed memory, for the next arrays.
+
+    By itself it gives arrays from 128 KiB on back to the system at once, and gets the
+    next ones from there, page by page, each of them cleared first: of a model whose
+    layers make arrays of a megabyte that took a sixth of the time.
+
+    Returns:
+        Whether it does; not where the C library is another one, nor where one of glibc's
+        own environment variables says how memory is to be handled.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or any(name in os.environ for name in _THEIRS):
+        return False
+    options = ((_MMAP_THRESHOLD, _LARGEST), (_TRIM_THRESHOLD, _KEPT))
+    return all(mallopt(option, value) for option, value in options)
+
+
+_POLL_S = 0.001
+_NO_MEMORY = 71
+"""The exit status where memory ran out between commands: EX_OSERR of sysexits.h."""
+
+
+def _open_communicator(worker: Worker, ccl: str, local_workers: int) -> Communicator:
+    """Opens the session's communicator; every rank must."""
+    from disco_server.collectives.select import open_communicator
+
+    return open_communicator(
+        ccl,
+        worker_id=worker.worker_id,
+        num_workers=worker.num_workers,
+        num_groups=worker.num_groups,
+        local_workers=local_workers,
+        loss=worker.loss,
+    )
+
+
+def _assigned(
+    port: RankPort, session: int, assign: node_pb2.AssignRank, flight: FlightRecorder
+) -> Worker:
+    port.become(session, assign.worker)
+
+    def open_communicator(worker: Worker, ccl: str) -> Communicator:
+        # A rank that failed before its first collective would not come by itself.
+        port.send(Kind.OPEN_CCL)
+        try:
+            with nameless_memory(kvsname(session), first=worker.worker_id == 0):
+                return _open_communicator(worker, ccl, assign.local_workers)
+        finally:
+            port.send(Kind.CCL_OPENED)
+
+    def end_process() -> None:
+        flight.lose_communicator()
+        os._exit(LOST)
+
+    place = WorkerDevice(
+        Device.parse(assign.device),
+        local_rank=assign.local_rank,
+        host=assign.host_id or socket.gethostname(),
+        end_process=end_process,
+    )
+    place.arrays.attach()
+    enter_folder(assign.work_dir)
+    os.environ["PMI_RANK"] = str(assign.worker)
+    os.environ["PMI_SIZE"] = str(assign.num_workers)
+    os.environ["DISCO_WORKER_ID"] = str(assign.worker)
+    os.environ["DISCO_NUM_WORKERS"] = str(assign.num_workers)
+    return Worker(
+        assign.worker,
+        assign.num_workers,
+        assign.num_groups,
+        open_communicator=open_communicator,
+        ccl=assign.ccl,
+        node=assign.node,
+        place=place,
+        with_gpus=assign.with_gpus,
+        session_name=assign.session_name,
+        allow_modules=tuple(assign.allow_modules),
+        allow_functions=tuple(assign.allow_functions),
+        max_registers=assign.max_registers,
+        allow_read=tuple(assign.allow_read),
+        allow_save=tuple(assign.allow_save),
+        loading=LoadRules(
+            tuple(assign.allow_load),
+            Path(assign.module_cache) if assign.module_cache else None,
+            assign.module_cache_bytes,
+        ),
+        flight=flight,
+    )
+
+
+def _serve(port: RankPort, flight: FlightRecorder) -> None:
+    received = port.next()
+    while received is None or received.kind != Kind.ASSIGN:
+        received = port.next()
+    assign = node_pb2.AssignRank.FromString(received.payload)
+    worker = _assigned(port, received.session, assign, flight)
+    worker.audit = port.audit
+    set_current_worker(worker)
+    executor = Executor(worker, port)
+    port.send(Kind.ASSIGNED)
+    while not executor.stopped:
+        # Peers may wait for this rank's refusal; that needs turns of its own.
+        while worker.poll() and not port.wait(_POLL_S):
+            pass
+        received = port.next()
+        if received is None:
+            executor.settle()
+            port.say_progress(executor.seq)
+        elif received.kind == Kind.BATCH:
+            executor.run_batch(received.first_seq, received.payload)
+            if worker.arrays.on_host:  # otherwise it is only known to be on its way
+                port.show_progress(executor.seq)
+        elif received.kind == Kind.OPEN_CCL:
+            with contextlib.suppress(Exception):  # whoever needs it reports the error
+                worker.meet()
+        elif received.kind == Kind.END_SESSION:
+            return
+
+
+def _map_page(fd: int) -> ProgressPage:
+    try:
+        return ProgressPage(fd)
+    finally:
+        os.close(fd)
+
+
+def main() -> None:
+    """Runs one rank; the arguments are descriptors and a pid, see above.
+
+    They are the socket's descriptor, the pid of who started this, and perhaps the
+    descriptor of the memory.
+    """
+    fd, parent, *memory = (int(argument) for argument in sys.argv[1:])
+    die_with(parent, signal.SIGKILL)
+    confine(os.environ)
+    faulthandler.enable()
+    flight = open_flight(os.environ)
+    keep_freed_memory()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=fd)
+    code = 0
+    try:
+        _serve(RankPort(sock, _map_page(memory[0]) if memory else None), flight)
+    except DaemonGone:
+        pass
+    except MemoryError:
+        sys.stderr.write(f"disco: memory ran out{rank_limit()}\n")
+        code = _NO_MEMORY
+    except DeviceUnavailable as error:
+        sys.stderr.write(f"disco: {error}\n")
+        code = 1
+    except BaseException as error:  # noqa: BLE001  (whatever a called function raised)
+        code, how = describe_end(error, flight)
+        flight.explain_end(how)
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # MPI's own farewell waits for peers, which may be gone; the daemon sweeps up.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,553 @@
+"""Captured programs: recorded commands become one Python function.
+
+A recorded command costs what its call costs: :func:`compile_program` writes one line
+of Python for each step, in which registers are local variables, and lets Python
+compile that. The text holds nothing from the wire but the decimal digits of integers;
+everything else that a step needs stands in a table of constants. Where a value is
+read for the last time, its variable is taken for another value or emptied, so a
+program holds no more arrays at a time than it needs.
+
+The first step that fails ends the run on its rank. Later steps would either read
+what did not come to be, or enter collectives that the peers cannot count any more: a
+rank that is done with a command is done with all collectives of that command,
+whichever they are (see ``collectives.preflight``), and so every rank that waits in
+one of them is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from disco_client.errors import EncodingError
+from disco_client.wire.codec import (
+    Action,
+    EncodedBatch,
+    EncodedCommand,
+    EncodedProgram,
+    EncodedValue,
+    decode_value,
+)
+from disco_client.wire.values import MAX_DEPTH, MAX_STEPS
+from disco_server.rank.errors import ArgumentRefused
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = [
+    "UNWRITTEN",
+    "Flattener",
+    "Linker",
+    "Overwritten",
+    "Program",
+    "Step",
+    "StepFailed",
+    "compile_program",
+]
+
+
+# The recorded commands of a program, and of those that it calls, in one row.
+
+
+Token: TypeAlias = str | int
+"""A piece of a step's text, or the value whose variable belongs there."""
+
+_PlainCall: TypeAlias = tuple[int, int, list[int]]
+"""Function, result and arguments, as in the column of a batch."""
+
+
+class Step(NamedTuple):
+    """One line of a program: what it computes, and for which recorded command."""
+
+    tokens: list[Token]
+    result: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Linker:
+    """What a program is bound to on its rank.
+
+    Attributes:
+        worker_id: The rank.
+        read: Reads a register of the session.
+        resolve: Finds a function by name.
+        copy_into: Copies an encoded array into one that a register holds.
+        place: Brings an array that came with the program to the rank's device.
+        destination: Says which of its arguments a function overwrites, by the session's
+            register in which it is, or its name; -1 for none.
+    """
+
+    worker_id: int
+    read: Callable[[int], Any]
+    resolve: Callable[[str], Any]
+    copy_into: Callable[[Any, EncodedValue], None]
+    place: Callable[[Any], Any] = lambda array: array
+    destination: Callable[[int | str], int] = lambda _function: -1
+
+
+@dataclass
+class Flattener:
+    """Puts the steps of a program, and of those that it calls, into one row.
+
+    A value is what one step makes, an input, or a captured register; it has a number.
+
+    Attributes:
+        linker: What the program is bound to.
+        definition_of: Finds the program in a register of the session; None where
+            there is none.
+        steps: The row.
+        entry: The session's registers that are read at the start, with their values.
+        names: The values that are functions, by the names they were found under.
+        written: The steps, by their places in the row, that overwrite a value as a whole,
+            each with the value.
+        constants: What the text refers to by a name.
+    """
+
+    linker: Linker
+    definition_of: Callable[[int], EncodedProgram | None]
+    steps: list[Step] = field(default_factory=list[Step])
+    entry: dict[int, int] = field(default_factory=dict[int, int])
+    names: dict[int, str] = field(default_factory=dict[int, str])
+    constants: dict[str, Any] = field(default_factory=dict[str, Any])
+    written: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    _values: int = 0
+
+    def new_value(self) -> int:
+        """Numbers one more value."""
+        self._values += 1
+        return self._values
+
+    def add(self, definition: EncodedProgram, bound: dict[int, int], caller: int = 0) -> list[int]:
+        """Appends the steps of a program.
+
+        Args:
+            definition: The program.
+            bound: Its registers that have a value already, with that; grows.
+            caller: The step that calls it, or 0.
+
+        Returns:
+            The values of its outputs.
+        """
+        for register, outside in zip(definition.captured, definition.registers, strict=True):
+            if outside not in self.entry:
+                self.entry[outside] = self.new_value()
+            bound[register] = self.entry[outside]
+        number = 0
+        for payload in definition.batches:
+            for command in _commands(EncodedBatch.FromString(payload)):
+                number += 1
+                if isinstance(command, tuple):
+                    self._add_plain(command, bound, caller or number)
+                else:
+                    self._add_command(command, bound, caller or number)
+        return [_value_of(register, bound) for register in definition.outputs]
+
+    def _append(self, tokens: list[Token], number: int) -> int:
+        if len(self.steps) >= MAX_STEPS:
+            msg = f"expected a program of at most {MAX_STEPS} steps, this one has more"
+            raise EncodingError(msg)
+        value = self.new_value()
+        self.steps.append(Step(tokens, value, number))
+        return value
+
+    def _add_plain(self, call: _PlainCall, bound: dict[int, int], number: int) -> None:
+        func, reg, args = call
+        tokens: list[Token] = [_value_of(func, bound), "("]
+        for arg in args:
+            tokens += (_value_of(arg >> 1, bound) if arg & 1 else str(arg >> 1), ", ")
+        tokens.append(")")
+        self._note_written(func, [arg >> 1 if arg & 1 else 0 for arg in args], bound)
+        bound[reg] = self._append(tokens, number)
+
+    def _note_written(self, func: int, args: list[int], bound: dict[int, int]) -> None:
+        """Notes what the step that comes next overwrites, beside making its result."""
+        value = _value_of(func, bound)
+        if value in self.names:
+            place = self.linker.destination(self.names[value])
+        else:
+            outside = next((reg for reg, held in self.entry.items() if held == value), 0)
+            place = self.linker.destination(outside) if outside else -1
+        if 0 <= place < len(args) and args[place]:
+            self.written.append((len(self.steps), _value_of(args[place], bound)))
+
+    def _add_command(self, command: EncodedCommand, bound: dict[int, int], number: int) -> None:
+        action = command.action
+        if action == Action.CALL_PACKED:
+            tokens: list[Token] = [_value_of(command.func, bound), "("]
+            for arg in command.args:
+                tokens += (*self._expression(arg, bound), ", ")
+            self._note_written(command.func, [arg.reg for arg in command.args], bound)
+            bound[command.reg] = self._append([*tokens, ")"], number)
+        elif action == Action.GET_GLOBAL_FUNC:
+            name = str(decode_value(command.args[0]))
+            find = self._constant(self.linker.resolve)
+            value = self._append([f"{find}({self._constant(name)})"], number)
+            self.names[value] = name
+            bound[command.reg] = value
+        elif action == Action.COPY_TO_WORKER0:
+            self._add_copy(command, bound, number)
+        elif action == Action.RUN_PROGRAM:
+            self._add_run(command, bound, number)
+        else:
+            msg = f"expected an action that a program may hold in step {number}, got {action}"
+            raise EncodingError(msg)
+
+    def _add_copy(self, command: EncodedCommand, bound: dict[int, int], number: int) -> None:
+        array, is_new = command.args[0], command.args[1].bool
+        mine = command.worker_plus_one in (0, self.linker.worker_id + 1)
+        if is_new:
+            tokens: list[Token] = self._expression(array, bound) if mine else ["None"]
+            bound[command.reg] = self._append(tokens, number)
+        elif mine:
+            copy, source = self._constant(self.linker.copy_into), self._constant(array)
+            held = _value_of(command.reg, bound)
+            self.written.append((len(self.steps), held))
+            self._append([f"{copy}(", held, f", {source})"], number)
+
+    def _add_run(self, command: EncodedCommand, bound: dict[int, int], number: int) -> None:
+        """Puts the steps of a program here that this one calls."""
+        value = _value_of(command.func, bound)
+        outside = next((reg for reg, held in self.entry.items() if held == value), 0)
+        definition = self.definition_of(outside)
+        if definition is None:
+            msg = f"expected a program in the register that step {number} runs"
+            raise EncodingError(msg)
+        inner = {
+            register: self._value_for(arg, bound, number)
+            for register, arg in zip(definition.inputs, command.args, strict=True)
+        }
+        outputs = self.add(definition, inner, number)
+        bound.update(zip(command.results, outputs, strict=True))
+
+    def _value_for(self, arg: EncodedValue, bound: dict[int, int], number: int) -> int:
+        """The value of an argument; one that is no register becomes a step of its own."""
+        if arg.WhichOneof("kind") == "reg":
+            return _value_of(arg.reg, bound)
+        return self._append(self._expression(arg, bound), number)
+
+    def _expression(
+        self, value: EncodedValue, bound: dict[int, int], depth: int = 0
+    ) -> list[Token]:
+        """The text of an argument; what can be changed is made anew in each run."""
+        kind = value.WhichOneof("kind")
+        if kind == "reg":
+            return [_value_of(value.reg, bound)]
+        if kind == "int":
+            return [str(value.int)]
+        if kind == "array":
+            return [f"{self._constant(self.linker.place(decode_value(value)))}.copy()"]
+        if kind not in {"list", "map"}:
+            return [self._constant(decode_value(value))]
+        if depth >= MAX_DEPTH:
+            msg = f"lists and maps may nest {MAX_DEPTH} deep, these go deeper"
+            raise EncodingError(msg)
+        tokens: list[Token] = []
+        if kind == "list":
+            for item in value.list.items:
+                tokens += (*self._expression(item, bound, depth + 1), ", ")
+            return ["[", *tokens, "]"]
+        for key, item in value.map.items.items():
+            inside = self._expression(item, bound, depth + 1)
+            tokens += (f"{self._constant(key)}: ", *inside, ", ")
+        return ["{", *tokens, "}"]
+
+    def _constant(self, value: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+
+def _commands(batch: EncodedBatch) -> Iterator[_PlainCall | EncodedCommand]:
+    """The commands of a batch in order; see commands.proto for its column."""
+    if not batch.calls:
+        yield from batch.commands
+        return
+    calls, others, at = list(batch.calls), iter(batch.commands), 0
+    while at < len(calls):
+        if calls[at] < 0:
+            command = next(others, None)
+            if command is None:
+                break
+            yield command
+            at += 1
+            continue
+        head = at + 1 + calls[at]
+        if head + 3 > len(calls) or not 0 <= calls[head + 2] <= len(calls) - head - 3:
+            break
+        func, reg, count = calls[head : head + 3]
+        at = head + 3 + count
+        yield func, reg, calls[head + 3 : at]
+    if at != len(calls):
+        msg = f"cannot read the recorded commands: their column breaks off at {at}"
+        raise EncodingError(msg)
+
+
+def _value_of(register: int, bound: dict[int, int]) -> int:
+    value = bound.get(register)
+    if value is None:
+        msg = f"a step reads register {register}, which no earlier one has written"
+        raise EncodingError(msg)
+    return value
+
+
+UNWRITTEN: Any = object()
+"""Stands for an output that no step has made."""
+
+_FIRST_STEP_LINE = 3
+
+
+class StepFailed(Exception):
+    """A step of a program raised.
+
+    Attributes:
+        error: What it raised.
+        step: Its number in the program, from 1.
+        function: The name of the function that it called, if the program looked it up.
+        register: The session's register from which the program took that function, or 0.
+        place: Its place in the row of all steps, from 0.
+    """
+
+    def __init__(
+        self, error: Exception, step: int, function: str, register: int, place: int = 0
+    ) -> None:
+        super().__init__(f"step {step}: {error!r}")
+        self.place = place
+        self.error = error
+        self.step = step
+        self.function = function
+        self.register = register
+
+
+class _Label(NamedTuple):
+    """What a report says of a line: step, function, and the variable that held it."""
+
+    step: int
+    function: str
+    register: int
+    variable: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overwritten:
+    """A value that a step of a program overwrites as a whole, from outside or an output.
+
+    Attributes:
+        step: The place of the last such step.
+        first: Whether nothing reads the value before the first of them.
+        register: The session's register that holds the value; 0 for none.
+        input: The input that it is; -1 for none.
+        outputs: The outputs that it is.
+    """
+
+    step: int
+    first: bool
+    register: int
+    input: int
+    outputs: tuple[int, ...]
+
+
+class Program:
+    """A compiled program; stands in a register.
+
+    Attributes:
+        definition: What it was made of.
+        defined: The number of the command that defined it.
+        overwritten: What its collectives and copies overwrite.
+    """
+
+    def __init__(
+        self,
+        definition: EncodedProgram,
+        defined: int,
+        entry: list[int],
+        function: Callable[[list[Any], list[Any]], None],
+        labels: list[_Label],
+        overwritten: tuple[Overwritten, ...],
+    ) -> None:
+        self.overwritten = overwritten
+        self.definition = definition
+        self.defined = defined
+        self._entry = entry
+        self._function = function
+        self._labels = labels
+
+    def run(self, args: list[Any], results: list[Any], read: Callable[[int], Any]) -> None:
+        """Runs every step.
+
+        Args:
+            args: The inputs, in order; is emptied.
+            results: Takes the outputs, in order, each as soon as it is there.
+            read: Reads a register of the session.
+
+        Raises:
+            ArgumentRefused: There are not as many arguments or results as it has.
+            Poisoned: Something that it captured is poisoned; no step has run.
+            StepFailed: A step raised; the later ones have not run.
+        """
+        definition = self.definition
+        self._check("inputs", len(definition.inputs), len(args))
+        self._check("outputs", len(definition.outputs), len(results))
+        # The function empties this list, so that an input lives no longer than needed.
+        args += [read(register) for register in self._entry]
+        try:
+            self._function(args, results)
+        except Exception as error:
+            raise self._explain(error) from error
+
+    def _check(self, what: str, wanted: int, given: int) -> None:
+        if wanted != given:
+            msg = f"expected {wanted} {what} of program {self.definition.name!r}, got {given}"
+            raise ArgumentRefused(msg)
+
+    def _explain(self, error: Exception) -> StepFailed:
+        """Finds out by the line in the traceback which step failed."""
+        trace = error.__traceback__
+        trace = trace.tb_next if trace is not None else None
+        line = trace.tb_lineno - _FIRST_STEP_LINE if trace is not None else -1
+        if trace is None or not 0 <= line < len(self._labels):
+            return StepFailed(error, 0, "", 0)
+        label = self._labels[line]
+        failed = _refusal_of(trace, label) or error.with_traceback(trace)
+        return StepFailed(failed, label.step, label.function, label.register, line)
+
+    def __repr__(self) -> str:
+        return f"<Program {self.definition.name!r}, {len(self._labels)} steps>"
+
+
+def _refusal_of(trace: TracebackType, label: _Label) -> ArgumentRefused | None:
+    """What to say where the step's function was none, in the words of a single call."""
+    if trace.tb_next is not None or not label.variable:
+        return None
+    function = trace.tb_frame.f_locals.get(label.variable)
+    if callable(function):
+        return None
+    return ArgumentRefused(f"expected a function to call, got {function!r}")
+
+
+def compile_program(definition: EncodedProgram, defined: int, linker: Linker) -> Program:
+    """Makes recorded commands a function.
+
+    Args:
+        definition: The commands.
+        defined: The number of the command that brought them.
+        linker: What they are bound to.
+
+    Raises:
+        EncodingError: This is no program that a client writes.
+        Poisoned: It calls a program that could not be defined.
+    """
+    if len(definition.captured) != len(definition.registers):
+        msg = "expected as many captured registers as registers of the session"
+        raise EncodingError(msg)
+
+    def definition_of(register: int) -> EncodedProgram | None:
+        program = linker.read(register)
+        return program.definition if isinstance(program, Program) else None
+
+    flat = Flattener(linker, definition_of)
+    inputs = [flat.new_value() for _ in definition.inputs]
+    bound = dict(zip(definition.inputs, inputs, strict=True))
+    outputs = flat.add(definition, bound)
+    entry = [*inputs, *flat.entry.values()]
+    text, labels = _Writer(flat, entry, outputs).write()
+    steps = [label.step for label in labels]
+    # Stacks show the line, which is the step where no step takes several lines.
+    several = "" if steps == list(range(1, len(steps) + 1)) else ", with others inside"
+    code = compile(text, f"<program {definition.name}{several}>", "exec")
+    exec(code, flat.constants)  # noqa: S102  (our own text; see the module's docstring)
+    overwritten = tuple(_find_overwritten(flat, inputs, outputs))
+    function = flat.constants["program"]
+    return Program(definition, defined, list(flat.entry), function, labels, overwritten)
+
+
+def _find_overwritten(
+    flat: Flattener, inputs: list[int], outputs: list[int]
+) -> Iterator[Overwritten]:
+    registers = {value: register for register, value in flat.entry.items()}
+    last = {value: step for step, value in flat.written}
+    first = {value: step for step, value in reversed(flat.written)}
+    read: dict[int, list[int]] = {}
+    for place, step in enumerate(flat.steps):
+        for token in step.tokens:
+            if isinstance(token, int):
+                read.setdefault(token, []).append(place)
+    for value, step in last.items():
+        uses = read[value]
+        yield Overwritten(
+            step,
+            uses[0] == first[value] and uses.count(uses[0]) == 1,
+            registers.get(value, 0),
+            inputs.index(value) if value in inputs else -1,
+            tuple(place for place, output in enumerate(outputs) if output == value),
+        )
+
+
+class _Writer:
+    """Writes the function: gives each value a variable from its first to its last use."""
+
+    def __init__(self, flat: Flattener, entry: list[int], outputs: list[int]) -> None:
+        self._flat = flat
+        self._entry = entry
+        self._outputs: dict[int, list[int]] = {}
+        for index, value in enumerate(outputs):
+            self._outputs.setdefault(value, []).append(index)
+        self._last: dict[int, int] = {}
+        for index, step in enumerate(flat.steps):
+            for token in step.tokens:
+                if isinstance(token, int):
+                    self._last[token] = index
+        self._names: dict[int, str] = {}
+        self._free: list[str] = []
+        self._variables = 0
+
+    def write(self) -> tuple[str, list[_Label]]:
+        """Returns the text, and for each of its steps what a report says of it."""
+        lines = ["def program(frame, results):", f" {self._begin()}"]
+        registers = {value: register for register, value in self._flat.entry.items()}
+        labels: list[_Label] = []
+        for index, step in enumerate(self._flat.steps):
+            called = step.tokens[0]
+            if isinstance(called, int) and len(step.tokens) > 1:
+                function = self._flat.names.get(called, "")
+                held = self._names[called]
+                labels.append(_Label(step.number, function, registers.get(called, 0), held))
+            else:
+                labels.append(_Label(step.number, "", 0, ""))
+            lines.append(f" {self._step(index, step)}")
+        return "\n".join(lines) + "\n", labels
+
+    def _begin(self) -> str:
+        names = [self._take(value) for value in self._entry]
+        parts = [f"[{', '.join(names)}] = frame", "frame.clear()"]
+        for value, name in zip(self._entry, names, strict=True):
+            parts += [f"results[{index}] = {name}" for index in self._outputs.get(value, ())]
+            if value not in self._last:
+                parts.append(f"{name} = None")
+        return "; ".join(parts)
+
+    def _step(self, index: int, step: Step) -> str:
+        names, last = self._names, self._last
+        text = "".join(names[token] if isinstance(token, int) else token for token in step.tokens)
+        over = [
+            names[value]
+            for value in dict.fromkeys(t for t in step.tokens if isinstance(t, int))
+            if last[value] == index
+        ]
+        self._free += over
+        targets = [f"results[{place}] = " for place in self._outputs.get(step.result, ())]
+        if step.result in last:
+            targets.append(f"{self._take(step.result)} = ")
+        unused = [name for name in over if name in self._free]
+        emptied = f"; {' = '.join(unused)} = None" if unused else ""
+        return f"{''.join(targets)}{text}{emptied}"
+
+    def _take(self, value: int) -> str:
+        if self._free:
+            name = self._free.pop()
+        else:
+            self._variables += 1
+            name = f"r{self._variables}"
+        self._names[value] = name
+        return name

@@ -1,0 +1,202 @@
+"""What a rank's registers hold; exactly one thread touches it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from disco_client.wire.values import is_array
+from disco_server.config import MAX_REGISTERS
+from disco_server.devices.base import on_device
+from disco_server.rank.errors import ArgumentRefused
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from disco_client.errors import RemoteFailure
+    from disco_client.wire.codec import FailureKind
+
+__all__ = ["Poison", "Poisoned", "RegisterFile", "check_call", "check_fits", "is_any_array"]
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """Stands in a register for a result that never came to be, and says why.
+
+    Attributes:
+        failure, kind: The first cause.
+        array: What a failed collective or copy should have overwritten: the next one that
+            overwrites all of it makes it good again.
+    """
+
+    failure: RemoteFailure
+    kind: FailureKind
+    array: Any = field(default=None, compare=False)
+
+    @property
+    def cause(self) -> Poison:
+        """The same for another register."""
+        return self if self.array is None else Poison(self.failure, self.kind)
+
+
+class Poisoned(Exception):
+    """A command reads a poisoned register."""
+
+    def __init__(self, poison: Poison) -> None:
+        super().__init__(poison.failure.message)
+        self.poison = poison
+
+
+class RegisterFile:
+    """Registers by number; it grows as far as the program's references do.
+
+    Attributes:
+        slots: The contents, for the one loop where a method call would matter.
+        labels: What the flight recorder writes of a call of each register's function;
+            as many as slots, for the same loop.
+        unnamed: What it writes where the function's name is not known.
+        poisoned: Whether there was ever poison in one of them.
+    """
+
+    __slots__ = ("_limit", "labels", "poisoned", "slots", "unnamed")
+
+    def __init__(self, unnamed: int = 0, limit: int = MAX_REGISTERS) -> None:
+        self._limit = limit
+        self.slots: list[Any] = [None] * 64
+        self.unnamed = unnamed
+        self.labels = [unnamed] * 64
+        self.poisoned = False
+
+    def read(self, register: int) -> Any:
+        """Returns the content; None where nothing was ever written.
+
+        Raises:
+            Poisoned: The register stands for a failed command.
+        """
+        try:
+            value = self.slots[register]
+        except IndexError:
+            return None
+        if type(value) is Poison:
+            raise Poisoned(value)
+        return value
+
+    def holds(self, register: int, value: object) -> bool:
+        """Whether this very object is in a register."""
+        return register < len(self.slots) and self.slots[register] is value
+
+    def reserve(self, register: int) -> None:
+        """Makes sure that there is a register of this number.
+
+        Raises:
+            ArgumentRefused: The number is beyond what the node's settings allow.
+        """
+        missing = register + 1 - len(self.slots)
+        if missing > 0:
+            if register >= self._limit:
+                msg = (
+                    f"expected a session with less than {self._limit} references at a time, got "
+                    f"register {register}; drop some, or start disco-worker with a larger "
+                    "--max-registers"
+                )
+                raise ArgumentRefused(msg)
+            self.slots.extend([None] * (missing + 63))
+            self.labels.extend([self.unnamed] * (missing + 63))
+
+    def write(self, register: int, value: Any) -> None:
+        """Replaces the content.
+
+        Raises:
+            ArgumentRefused: The number is beyond what the node's settings allow.
+        """
+        self.reserve(register)
+        self.slots[register] = value
+        if type(value) is Poison:
+            self.poisoned = True
+
+    def spoil(self, register: int, cause: Poison) -> None:
+        """Poisons what should have been written into; the array stays, to be overwritten.
+
+        Where there is poison already, its cause came first.
+        """
+        held = self.slots[register] if register < len(self.slots) else None
+        if type(held) is not Poison:
+            array = held if is_array(held) or on_device(held) else None
+            self.write(register, Poison(cause.failure, cause.kind, array))
+
+    def to_overwrite(self, register: int) -> Any:
+        """Returns the content for somebody who overwrites all of it.
+
+        Raises:
+            Poisoned: The register stands for a failed command, and has no array.
+        """
+        held = self.slots[register] if register < len(self.slots) else None
+        if type(held) is Poison and held.array is not None:
+            return held.array
+        return self.read(register)
+
+    def release(self, registers: Iterable[int]) -> None:
+        """Empties registers whose references died."""
+        slots, labels = self.slots, self.labels
+        size = len(slots)
+        for register in registers:
+            if register < size:
+                slots[register] = None
+                labels[register] = self.unnamed
+
+    def clear(self) -> None:
+        """Empties all registers."""
+        self.slots[:] = [None] * len(self.slots)
+
+    def statistics(self) -> tuple[int, int]:
+        """Returns how many registers there are, and how many hold something."""
+        return len(self.slots), sum(value is not None for value in self.slots)
+
+
+def is_any_array(value: object) -> bool:
+    """Whether this is an array, on the host or on a device."""
+    return is_array(value) or on_device(value)
+
+
+def check_fits(held: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+    """Refuses a copy between arrays of other sizes or dtypes; shapes may differ.
+
+    Args:
+        held: What the register holds.
+        shape: Of the host array.
+        dtype: Of the host array.
+
+    Raises:
+        ArgumentRefused: The register holds no array, or another size or dtype.
+    """
+    if not is_any_array(held):
+        msg = f"expected an array in the register, got {type(held).__name__}"
+        raise ArgumentRefused(msg)
+    if held.size != math.prod(shape) or held.dtype != dtype:
+        msg = (
+            f"the host array is {dtype}{list(shape)}, the worker's is "
+            f"{held.dtype}{list(held.shape)}; sizes and dtypes must be the same"
+        )
+        raise ArgumentRefused(msg)
+
+
+def check_call(register: int, function: Any, args: Iterable[Any] = ()) -> None:
+    """Makes sure that a call can be made.
+
+    Args:
+        register: Where the function is.
+        function: What is there.
+        args: What it is called with.
+
+    Raises:
+        Poisoned: It reads the result of a command that failed; the first of them.
+        ArgumentRefused: That is no function.
+    """
+    for value in (function, *args):
+        if isinstance(value, Poison):
+            raise Poisoned(value)
+    if not callable(function):
+        msg = f"expected a function in register {register}, got {function!r}"
+        raise ArgumentRefused(msg)

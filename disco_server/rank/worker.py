@@ -1,0 +1,606 @@
+"""What one rank is: its place among the workers, its device, its communicator."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from disco_client.wire.codec import EncodedValue, decode_args, tickets_in
+from disco_client.wire.values import ArrayPorter, Device, is_array
+from disco_server.collectives.loss import Loss
+from disco_server.collectives.meeting_watch import say
+from disco_server.collectives.types import CommunicatorLost, ReduceOp, UnavailableError
+from disco_server.config import MAX_REGISTERS
+from disco_server.devices.base import Arrays, DeviceUnavailable, on_device
+from disco_server.devices.host import HostArrays, open_arrays
+from disco_server.modules.base import LoadRules
+from disco_server.observe.flight import FlightRecorder
+from disco_server.rank.errors import ArgumentRefused
+from disco_server.rank.registers import RegisterFile
+from disco_server.settings import GPU_LIBRARIES, flag_in
+
+if TYPE_CHECKING:
+    from disco_server.collectives.communicator import Communicator
+    from disco_server.collectives.group import ProcessGroup
+    from disco_server.collectives.nccl_watch import NcclWatch
+
+__all__ = ["DevicePorter", "Worker", "WorkerDevice", "current_worker", "set_current_worker"]
+
+
+# On which device a worker computes, and how its arrays take part in collectives.
+
+
+class WorkerDevice:
+    """The device of one worker, used by the worker's one thread.
+
+    Args:
+        device: Where it computes at first.
+        local_rank: Its number among the session's workers on its machine.
+        host: Tells its machine from others.
+        end_process: Ends the process of the worker where a collective library is
+            lost; None where the process is not the worker's alone.
+        end_session: Ends the session, for this reason, where such a library failed
+            while it started, in which peers may stay for ever.
+
+    Attributes:
+        arrays: What makes and copies its arrays.
+
+    Raises:
+        DeviceUnavailable: There is no such device, or something that it needs.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        local_rank: int = 0,
+        host: str = "",
+        end_process: Callable[[], None] | None = None,
+        end_session: Callable[[str], None] | None = None,
+    ) -> None:
+        self._local_rank = local_rank
+        self._host = host
+        self._end_process = end_process
+        self._end_session = end_session
+        self._watch: NcclWatch | None = None
+        self.arrays: Arrays = HostArrays(device) if device.kind == "cpu" else open_arrays(device)
+
+    @property
+    def device(self) -> Device:
+        """The device."""
+        return self.arrays.device
+
+    @property
+    def ccl(self) -> str:
+        """The library for arrays of this device; empty on a CPU."""
+        kind = self.device.kind
+        return next((name for name, made_for in GPU_LIBRARIES.items() if made_for == kind), "")
+
+    def choose(self, ccl: str, device_ids: Sequence[int]) -> None:
+        """Moves a worker to the GPU that ``init_ccl`` names for it.
+
+        A worker that has one already stays there, and no other may be named.
+
+        Args:
+            ccl: A library for GPUs.
+            device_ids: The GPU of each worker of this machine, in the workers' order.
+
+        Raises:
+            ArgumentRefused: No GPU is named for this worker, or another than it has.
+            DeviceUnavailable: There is no such device, or something that it needs.
+        """
+        kind, own = GPU_LIBRARIES[ccl], self.device
+        if own.kind not in ("cpu", kind):
+            msg = f"{ccl!r} moves arrays of {kind} devices, this worker computes on {own}"
+            raise ArgumentRefused(msg)
+        if not device_ids and own.kind == kind:
+            return
+        if len(device_ids) <= self._local_rank:
+            msg = (
+                f"expected the GPU of each worker on this machine, as in init_ccl({ccl!r}, 0, 1),"
+                f" got {len(device_ids)} for this one at place {self._local_rank}"
+            )
+            raise ArgumentRefused(msg)
+        wanted = Device(kind, device_ids[self._local_rank])
+        if own.kind == kind:
+            if wanted != own:
+                msg = f"init_ccl names {wanted} for this worker, which computes on {own} already"
+                raise ArgumentRefused(msg)
+            return
+        arrays = open_arrays(wanted)
+        arrays.attach()
+        self.arrays = arrays
+
+    def start(self, comm: Communicator, ccl: str) -> None:
+        """Starts a library for GPUs; every worker does in the same command.
+
+        Raises:
+            UnavailableError: A worker has not what it needs; nobody began.
+            CommunicatorLost: The library failed while it started.
+        """
+        # Nothing of this is loaded where there is no GPU.
+        from disco_server.collectives.nccl import NcclHooks, start_nccl
+        from disco_server.collectives.nccl_watch import Limits
+
+        hooks = NcclHooks(say, Limits.read(os.environ))
+        try:
+            self._watch = start_nccl(comm, self.arrays, ccl, self._host, hooks)
+        except CommunicatorLost as error:
+            # Peers may be in a call that only ends with this process.
+            self.lost(str(error))
+            if self._end_session is not None:
+                self._end_session(str(error))
+            raise
+
+    def settle(self) -> None:
+        """Waits until the device has done all that was asked of it.
+
+        Raises:
+            Exception: Some of it failed.
+        """
+        self.arrays.synchronize()
+        if self._watch is not None:
+            self._watch.settled()
+
+    def close(self) -> None:
+        """Ends what looks after the device."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def lost(self, message: str) -> None:
+        """Ends what can be ended where a collective library has failed: it cannot go on.
+
+        Args:
+            message: What has failed; whoever sees the worker's output learns it.
+        """
+        say(message)
+        if self._end_process is not None:
+            self._end_process()
+        elif self._watch is not None:
+            self._watch.abort()
+
+
+Array = np.ndarray[Any, Any]
+_local = threading.local()
+
+
+class Worker:
+    """One rank of a session, as the functions that run on it see it.
+
+    Attributes:
+        worker_id: Its number among the workers, from 0.
+        num_workers: How many there are.
+        num_groups: Into how many equal, consecutive groups they are divided.
+        node: The name of the node it runs on.
+        place: The device on which it computes.
+        loss: Whether its communicator has failed at work.
+        session_name: The name of its session.
+        allow_modules: Patterns of the modules that its session may use as a whole.
+        allow_functions: Patterns of functions of numpy and cupy that it may call besides
+            those that every worker offers.
+        allow_read: Folders and files that its session may read.
+        allow_save: Folders in which its session may save.
+        loading: What files its session may load modules from.
+        flight: Where it writes down what it executes.
+        position: The number of the command that runs; the executor sets it.
+        audit: Tells whoever runs it what it loaded or refused: what kind of thing, its name,
+            and why it was refused, if it was; nothing is told where nobody asks for it.
+        published: Values that outlive their registers, with what a client notes of each.
+        registers: What its references stand for; the executor sets it.
+        failed_imports: The last few modules that it was asked to import and could not, with
+            a sentence that says why.
+    """
+
+    def __init__(  # noqa: PLR0913  (what a rank is told when it is assigned)
+        self,
+        worker_id: int,
+        num_workers: int,
+        num_groups: int,
+        *,
+        open_communicator: Callable[[Worker, str], Communicator],
+        ccl: str = "",
+        ordinary_ccl: str = "mpi",
+        node: str = "",
+        place: WorkerDevice | None = None,
+        with_gpus: bool = False,
+        session_name: str = "",
+        allow_modules: tuple[str, ...] = (),
+        allow_functions: tuple[str, ...] = (),
+        max_registers: int = MAX_REGISTERS,
+        allow_read: tuple[str, ...] = (),
+        allow_save: tuple[str, ...] = (),
+        loading: LoadRules | None = None,
+        flight: FlightRecorder | None = None,
+    ) -> None:
+        self.worker_id = worker_id
+        self.num_workers = num_workers
+        self.num_groups = num_groups
+        self.node = node
+        self.place = place or WorkerDevice(Device("cpu", 0))
+        self.loss = Loss(worker_id, self.place.lost)
+        self._with_gpus = with_gpus
+        self.session_name = session_name
+        self.allow_modules = allow_modules
+        self.allow_functions = allow_functions
+        self.max_registers = max_registers or MAX_REGISTERS
+        self.allow_read = allow_read
+        self.allow_save = allow_save
+        self.loading = loading or LoadRules()
+        self.flight = flight or FlightRecorder()
+        self._open = open_communicator
+        self._ccl = ccl
+        self._ordinary_ccl = ordinary_ccl
+        self._comm: Communicator | None = None
+        self.position = 0
+        self.published: dict[str, tuple[Any, Mapping[str, Any]]] = {}
+        self.registers = RegisterFile()
+        self.failed_imports: dict[str, str] = {}
+        self.audit: Callable[[str, str, str], object] = lambda _what, _name, _refused: None
+        self._passed = 0
+        self._with_shapes = flag_in(os.environ, "DISCO_DEBUG")
+
+    @property
+    def group_size(self) -> int:
+        """How many workers a group has."""
+        return self.num_workers // self.num_groups
+
+    @property
+    def device(self) -> Device:
+        """Its default device."""
+        return self.place.device
+
+    @property
+    def arrays(self) -> Arrays:
+        """What makes and copies arrays of its device."""
+        return self.place.arrays
+
+    @property
+    def xp(self) -> Any:
+        """The module of its arrays, numpy or cupy, for functions that run on both."""
+        return self.place.arrays.xp
+
+    @property
+    def ccl(self) -> str:
+        """The name of the collective library: the one in use, else the one to come."""
+        if self._comm is not None:
+            return self._comm.ccl
+        return self._ccl or self.place.ccl or self._ordinary_ccl
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator; the first use opens it, which needs every worker.
+
+        To be taken anew in each command, because it learns which one runs.
+
+        Raises:
+            UnavailableError: The collective library is missing or did not start.
+        """
+        if self._ccl in GPU_LIBRARIES and self.place.arrays.on_host:
+            raise UnavailableError(
+                f"{self._ccl!r} moves arrays on GPUs, this worker computes on {self.device}:"
+                f" name a GPU for each with session.init_ccl({self._ccl!r}, 0, 1, ...)"
+            )
+        return self.meet()
+
+    def meet(self) -> Communicator:
+        """The communicator; opens it if need be, because a peer may wait for this rank.
+
+        Raises:
+            UnavailableError: The collective library is missing or did not start.
+        """
+        if self._comm is None:
+            # Where arrays are on GPUs, the ranks still meet on the host.
+            host = self._ordinary_ccl if self._ccl in GPU_LIBRARIES else self._ccl
+            self._comm = self._open_recorded(host)
+            self._comm.record(self.flight)
+            if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
+                self._start_first(self._comm)
+            self._comm.compare_shapes(self._with_shapes)
+            if self._passed:
+                self._comm.cannot_enter(self._passed)
+        self._comm.position = self.position
+        return self._comm
+
+    def _open_recorded(self, ccl: str) -> Communicator:
+        """Opens the communicator, which waits for every worker as a collective does."""
+        flight = self.flight
+        what = f"start of {ccl or self._ordinary_ccl}"
+        flight.enter(flight.describe(what, "", 0, range(self.num_workers), ()), 1, self.position, 0)
+        try:
+            return self._open(self, ccl)
+        finally:
+            flight.leave()
+
+    def _start_first(self, comm: Communicator) -> None:
+        """Starts the library for the GPUs of the session's slots, where one is no CPU.
+
+        It happens when the communicator opens, to which every rank comes, whatever
+        it does otherwise. Where it fails, collectives of arrays on GPUs say why.
+        """
+        ccl = self._ccl or self.place.ccl or "nccl"
+        with contextlib.suppress(UnavailableError):
+            self.place.start(comm, ccl)
+
+    def init_ccl(self, ccl: str, device_ids: Sequence[int] = ()) -> None:
+        """Opens the communicator with this library; where that fails, nothing has changed.
+
+        Args:
+            ccl: Its name.
+            device_ids: For a library of GPUs, the GPU of each worker of this machine;
+                none where the workers' slots are GPUs.
+
+        Raises:
+            UnavailableError: It is missing or did not start, or another one runs.
+            ArgumentRefused: The GPUs do not fit the workers.
+        """
+        if ccl in GPU_LIBRARIES:
+            arrays = self.place.arrays
+            try:
+                self._init_gpus(ccl, device_ids)
+            except BaseException:
+                self.place.arrays = arrays
+                raise
+            return
+        wish, self._ccl = self._ccl, ccl
+        used = ""
+        try:
+            used = self.meet().ccl
+        finally:
+            if used != ccl:
+                self._ccl = wish  # the ordinary one may work where this one does not
+        self._check_used(used, ccl)
+
+    def _init_gpus(self, ccl: str, device_ids: Sequence[int]) -> None:
+        try:
+            self.place.choose(ccl, device_ids)
+        except DeviceUnavailable as error:
+            raise UnavailableError(f"{ccl!r} cannot start: {error}") from None
+        used = self.meet().ccl
+        if used in GPU_LIBRARIES:
+            self._check_used(used, ccl)
+        else:
+            self.place.start(self.meet(), ccl)
+
+    def _check_used(self, used: str, wanted: str) -> None:
+        if used != wanted:
+            msg = f"this session uses {used!r} already, so {wanted!r} cannot start"
+            raise UnavailableError(msg)
+
+    def settle(self) -> None:
+        """Waits until the device has done all that was asked of it.
+
+        Raises:
+            Exception: Some of it failed.
+        """
+        self.place.settle()
+
+    def cannot_enter(self, seq: int) -> None:
+        """Tells the peers that this rank is past ``seq`` without its collectives."""
+        self._passed = seq
+        if self._comm is not None:
+            self._comm.cannot_enter(seq)
+
+    def poll(self) -> bool:
+        """Carries on what :meth:`cannot_enter` began; whether to call it again soon."""
+        if self._comm is None:
+            return False
+        self._comm.position = self.position
+        return self._comm.poll()
+
+    def close(self) -> None:
+        """Lets go of the communicator without waiting for anybody."""
+        self.place.close()
+        if self._comm is not None:
+            self._comm.close(orderly=False)
+
+    # For functions that run on the worker --------------------------------------
+
+    def allreduce(
+        self, src: Array, dst: Array | None = None, op: str = "sum", *, in_group: bool = True
+    ) -> Array:
+        """Reduces the workers' arrays element by element; all get the result.
+
+        Args:
+            src: An array of the same size and dtype on every worker.
+            dst: Where the result goes; may be ``src``; None makes a new array.
+            op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``.
+            in_group: Whether the reduction stays inside the worker's group.
+
+        Returns:
+            The result: ``dst`` where it is given.
+
+        Raises:
+            MismatchError: The workers brought different things; nobody began.
+            AbortedError: Another worker cannot come; nobody began.
+        """
+        out = self._like(src, src.shape) if dst is None else dst
+        if self.group_size == 1 and (in_group or self.num_workers == 1):
+            if out is not src:
+                out[...] = src.reshape(out.shape)
+            return out
+        self.comm.allreduce(src, out, ReduceOp.from_name(op), in_group=in_group)
+        return out
+
+    def allgather(self, src: Array, dst: Array | None = None, *, in_group: bool = True) -> Array:
+        """Collects every worker's array on every worker, in rank order.
+
+        Args:
+            src: An array of the same size and dtype on every worker.
+            dst: Where the result goes; None makes an array of shape
+                ``(workers, *src.shape)``.
+            in_group: Whether the collection stays inside the worker's group.
+
+        Returns:
+            The result: ``dst`` where it is given.
+        """
+        size = self.group_size if in_group else self.num_workers
+        out = self._like(src, (size, *src.shape)) if dst is None else dst
+        self.comm.allgather(src, out, in_group=in_group)
+        return out
+
+    def _like(self, array: Array, shape: tuple[int, ...]) -> Array:
+        xp: Any = self.xp if on_device(array) else np
+        return xp.empty(shape, array.dtype)
+
+    def barrier(self, *, in_group: bool = False) -> None:
+        """Waits until every worker (of the group) is here."""
+        self.comm.barrier(in_group=in_group)
+
+    def make_teams(self, lines: Sequence[Sequence[int]]) -> ProcessGroup | None:
+        """Lets some workers do collectives of their own, as along an axis of a mesh.
+
+        All workers of the session must call it, those that are in no line too. The
+        same lines give the same team again, which lives as long as the session.
+
+        Args:
+            lines: The workers of each team in the order of their ranks there; no
+                worker may be in two of them. Equal on all workers.
+
+        Returns:
+            The team that this worker is in; None if it is in no line.
+
+        Raises:
+            ConfigError: These cannot be lines of teams.
+            MismatchError: The workers want different teams; nothing was made.
+            AbortedError: Another worker cannot come; nothing was made.
+        """
+        comm = self.comm
+        comm.follow(lambda: self.position)
+        return comm.make_teams(lines)
+
+    def compare_shapes(self, enabled: bool) -> None:
+        """Lets collectives refuse arrays whose shapes differ, though they have as many elements.
+
+        For debugging, and on from the start where ``DISCO_DEBUG`` is 1. All workers
+        must call it in the same command.
+        """
+        self._with_shapes = enabled
+        if self._comm is not None:
+            self._comm.compare_shapes(enabled)
+
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes of other workers its teams have brought; see `ProcessGroup`."""
+        return 0 if self._comm is None else self._comm.received_bytes
+
+    def __repr__(self) -> str:
+        return (
+            f"<Worker {self.worker_id} of {self.num_workers} on {self.node or 'this machine'}, "
+            f"{self.device}>"
+        )
+
+
+def set_current_worker(worker: Worker | None) -> None:
+    """Makes this thread a worker's."""
+    _local.worker = worker
+
+
+def current_worker() -> Worker:
+    """The worker whose thread this is.
+
+    Raises:
+        ValueError: This thread is no worker's.
+    """
+    worker: Worker | None = getattr(_local, "worker", None)
+    if worker is None:
+        msg = (
+            "the current thread is not a worker's; call this inside a function that a session runs"
+        )
+        raise ValueError(msg)
+    return worker
+
+
+# Brings arrays between commands and the device on which a worker computes.
+
+
+class DevicePorter(ArrayPorter):
+    """What came for a worker on a GPU lies there; what leaves it comes from there.
+
+    Args:
+        worker: The worker, whose device may change.
+        inner: Carries host arrays.
+    """
+
+    def __init__(self, worker: Worker, inner: ArrayPorter) -> None:
+        self._worker = worker
+        self._inner = inner
+        self._collected: set[int] = set()
+
+    def knows(self, value: object) -> bool:
+        """Whether it is an array on the worker's GPU."""
+        return on_device(value)
+
+    def content(self, array: Any) -> bytes:
+        """The bytes of a small array in C order; waits for it."""
+        return array.tobytes() if is_array(array) else self._to_host(array).tobytes()
+
+    def offer(self, array: Any) -> int:
+        """Hands over an array and returns its ticket; waits for it."""
+        if is_array(array):
+            return self._inner.offer(np.ascontiguousarray(array))
+        arrays = self._worker.arrays
+        return self._inner.offer_pieces(array.nbytes, arrays.read_pieces(array))
+
+    def withdraw(self) -> None:
+        """Takes back what was offered for a reply that does not leave."""
+        self._inner.withdraw()
+
+    def arrived(self, array: Array) -> Any:
+        """Brings an array that came inside a command to the worker's device."""
+        return self._worker.arrays.from_host(array)
+
+    def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
+        """Returns the array that was offered under this ticket, on the worker's device."""
+        arrays = self._worker.arrays
+        if arrays.on_host:
+            self._collected.add(ticket)
+            return self._inner.collect(ticket, dtype, shape)
+        out = arrays.empty(shape, dtype)
+        self.collect_into(ticket, out)
+        return out
+
+    def collect_into(self, ticket: int, out: Any) -> None:
+        """Fills an array with the one of its dtype and size under this ticket."""
+        self._collected.add(ticket)
+        if is_array(out):
+            self._inner.collect_into(ticket, out)
+            return
+        with contextlib.closing(self._inner.collect_pieces(ticket, out.dtype, out.shape)) as pieces:
+            self._worker.arrays.fill_pieces(out, pieces)
+
+    def collect_on_host(self, value: EncodedValue, read: Callable[[int], Any]) -> Any:
+        """Decodes a value whose arrays are to stay in the host's memory."""
+        self._collected.update(tickets_in((value,)))
+        return decode_args((value,), read, self._inner)[0]
+
+    def begin(self) -> None:
+        """A command begins: what it collects is told apart from what it does not."""
+        if self._collected:
+            self._collected.clear()
+
+    def let_go(self, values: Iterable[EncodedValue]) -> None:
+        """Lets go of the arrays of a command that has not collected them, and will not."""
+        for ticket in tickets_in(values):
+            if ticket not in self._collected:
+                self._inner.discard(ticket)
+
+    def host_form(self, value: Any) -> Any:
+        """A value with numpy's arrays in place of the device's; waits for them."""
+        if self.knows(value):
+            return self._to_host(value)
+        if type(value) is list:
+            return [self.host_form(item) for item in cast("list[Any]", value)]
+        if type(value) is tuple:
+            return tuple(self.host_form(item) for item in cast("tuple[Any, ...]", value))
+        if type(value) is dict:
+            items = cast("dict[Any, Any]", value).items()
+            return {key: self.host_form(item) for key, item in items}
+        return value
+
+    def _to_host(self, array: Any) -> Array:
+        return self._worker.arrays.to_host(array)

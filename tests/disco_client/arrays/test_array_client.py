@@ -1,0 +1,170 @@
+"""Host arrays by either way: the daemon's own door, or the controller where that is shut."""
+
+from __future__ import annotations
+
+import functools
+import socket
+from concurrent import futures
+
+import grpc
+import numpy as np
+import pytest
+
+from disco_client import connect, errors
+from disco_client.arrays.client import ArrayClient, GrpcDoor
+from disco_client.arrays.shared_memory import MemoryDoor
+from disco_client.transport.base import TransferFailed
+from disco_client.transport.channel import CHANNEL_OPTIONS, Line, target
+
+ARRAY = np.arange(300_000, dtype="float64")
+
+
+@pytest.fixture(scope="module", params=["memory", "grpc"])
+def cluster(request, shared_daemons):
+    """A controller, and a daemon with one of the two kinds of door."""
+    controller = shared_daemons.controller()
+    listen = () if request.param == "memory" else ("--array-listen", "127.0.0.1:0")
+    shared_daemons.worker(controller.address, "--slots", "2", *listen)
+    return controller
+
+
+@pytest.fixture(scope="module")
+def session(cluster):
+    """Two workers on one node, shared by the tests of this file."""
+    with connect(cluster.address, num_workers=2) as shared:
+        shared.import_python_module("disco_test_functions")
+        yield shared
+
+
+@pytest.fixture
+def arrays(session, cluster):
+    """Makes another client of the session's arrays, with doors as a test likes them."""
+    inner = session._core.transport._arrays
+    opened = []
+
+    def make(doors):
+        made = ArrayClient(lambda: Line(cluster.address), inner._session, inner._key, doors)
+        opened.append(made)
+        return made
+
+    yield make
+    for made in opened:
+        made.close()
+        made.close()
+
+
+def closed_port():
+    """An address where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.fixture
+def stranger():
+    """A gRPC server that knows nothing of arrays."""
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+def swap(session, client):
+    """Lets a session's arrays go through another client; returns the first one."""
+    before, session._core.transport._arrays = session._core.transport._arrays, client
+    return before
+
+
+def test_a_session_uses_its_daemons_own_door(session):
+    """Both ways, once the first array has shown that it can be reached."""
+    assert session.copy_to_worker_0(ARRAY).numpy()[-1] == ARRAY[-1]
+    inner = session._core.transport._arrays
+    address = inner._doors[0]
+    kind = MemoryDoor if address.startswith("memory:") else GrpcDoor
+    assert isinstance(inner._direct[address], kind)
+
+
+@pytest.mark.parametrize("door", ["", "nobody", "memory:/nowhere/socket", "pigeon:/roof"])
+def test_without_a_door_arrays_go_through_the_controller(session, arrays, door):
+    """Found out once; the arrays are the same. A kind of door not known here is none."""
+    where = closed_port() if door == "nobody" else door
+    client = arrays({0: where, 1: where})
+    before = swap(session, client)
+    try:
+        for _ in range(2):
+            remote = session.copy_to_worker_0(ARRAY)
+            np.testing.assert_array_equal(remote.numpy(), ARRAY)
+            echoed = session.get_global_func("tests.echo")(ARRAY)
+            np.testing.assert_array_equal(echoed.numpy(1), ARRAY)
+    finally:
+        swap(session, before)
+    assert client._direct == ({where: None} if where else {})
+
+
+def test_a_door_that_breaks_later_is_given_up(session, arrays):
+    """The array that was on its way takes the other one."""
+    gone = closed_port()
+    client = arrays({0: gone, 1: gone})
+    client._direct[gone] = GrpcDoor(grpc.insecure_channel(target(gone), options=CHANNEL_OPTIONS))
+    before = swap(session, client)
+    try:
+        np.testing.assert_array_equal(session.copy_to_worker_0(ARRAY).numpy(), ARRAY)
+    finally:
+        swap(session, before)
+    assert client._direct[gone] is None
+
+
+@pytest.mark.parametrize("way", ["door", "relay"])
+def test_an_array_that_nobody_offers_is_an_error(session, arrays, way):
+    """By the door and by the controller: what is not there is not waited for."""
+    client = arrays(dict(session._core.transport._arrays._doors) if way == "door" else {})
+    with pytest.raises(TransferFailed, match="the worker offers no such array"):
+        client.download(987_654, 0, memoryview(bytearray(8)))
+
+
+def test_a_wrong_key_opens_no_door(session, cluster):
+    """Neither the daemon's nor the controller's, to put or to take."""
+    inner = session._core.transport._arrays
+    for doors in (dict(inner._doors), {}):
+        relay = functools.partial(Line, cluster.address)
+        thief = ArrayClient(relay, inner._session, b"wrong" * 3, doors)
+        for attempt in (
+            lambda thief=thief: thief.upload(1, 0, memoryview(b"12345678")),
+            lambda thief=thief: thief.download(1, 0, memoryview(bytearray(8))),
+        ):
+            with pytest.raises(TransferFailed, match=r"session.* key"):
+                attempt()
+        thief.close()
+
+
+@pytest.mark.parametrize("size", [ARRAY.nbytes - 8, ARRAY.nbytes + 8])
+def test_an_array_of_another_size_than_the_buffer_is_an_error(session, arrays, monkeypatch, size):
+    """By the door and by the controller; the session goes on."""
+    transport = session._core.transport
+    ref = session.copy_to_worker_0(ARRAY)
+    for doors in (transport._arrays._doors, {}):
+        before = swap(session, arrays(dict(doors)))
+        with monkeypatch.context() as patched:
+            fetch = transport.download
+            patched.setattr(
+                transport,
+                "download",
+                lambda ticket, worker, _, fetch=fetch: fetch(
+                    ticket, worker, memoryview(bytearray(size))
+                ),
+            )
+            with pytest.raises(errors.SessionError, match=f"of {size} bytes.*got {ARRAY.nbytes}"):
+                ref.numpy()
+        np.testing.assert_array_equal(ref.numpy(), ARRAY)
+        swap(session, before)
+
+
+def test_a_closed_client_carries_nothing(arrays, session):
+    """Nor does it open a door again."""
+    inner = session._core.transport._arrays
+    client = arrays(dict(inner._doors))
+    client.close()
+    with pytest.raises(TransferFailed):
+        client.download(1, 0, memoryview(bytearray(8)))
+    assert client._direct == {}

@@ -1,0 +1,64 @@
+"""The core of a session, and the session that programs hold."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from disco_client import Session, ThreadedSession
+from disco_client.core import core_of
+
+
+def test_a_reference_alone_keeps_its_session_open():
+    """Whoever lets go of the session itself gets it back from any reference."""
+    session = ThreadedSession(2)
+    ref = session.get_global_func("builtins.abs")(-3)
+    core, face = weakref.ref(core_of(session)), weakref.ref(session)
+    assert ref.session is session
+    del session
+    gc.collect()
+    assert ref.debug_get_from_remote(1) == 3
+    assert ref.session is face()
+    assert type(ref.session) is ThreadedSession
+    ended = core_of(ref).log
+    assert ended.closed is None
+    # The last reference ends it at once: nothing of it is in a circle.
+    gc.disable()
+    try:
+        del ref
+        assert core() is None
+        assert face() is None
+    finally:
+        gc.enable()
+    assert "was shut down" in str(ended.closed)
+
+
+def test_the_session_of_references_made_in_a_capture_is_one():
+    """It is what records; it is a Session, and ending it ends the session itself."""
+    with ThreadedSession(1) as session:
+        with session.capture("step") as program:
+            first, second = program.input("x"), program.input("y")
+            inside = first.session
+            assert inside is second.session
+            assert inside is not session
+            assert isinstance(inside, Session)
+            assert repr(inside).startswith("<capture of program 'step' on <Session ")
+            program.output(first)
+        inside.shutdown()
+        with pytest.raises(Exception, match="was shut down"):
+            session.sync_all()
+
+
+def test_parts_of_a_session_are_made_once():
+    """One engine for a session, whoever asks for it."""
+    with ThreadedSession(1) as session:
+        core = core_of(session)
+
+        class Part:
+            def __init__(self, of):
+                self.of = of
+
+        assert core.part(Part) is core.part(Part)
+        assert core.part(Part).of is core

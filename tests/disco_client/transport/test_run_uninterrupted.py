@@ -1,0 +1,102 @@
+"""Ctrl-C while gRPC works: the call ends, and the channel is as good as before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from concurrent import futures
+
+import grpc
+import pytest
+
+from disco_client.transport.channel import ask, run_uninterrupted
+
+
+def echo(data, _context):
+    return data
+
+
+class Hanging:
+    """A service whose one method answers nobody until he leaves."""
+
+    def __init__(self):
+        self.came, self.left = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self, _data, context):
+        gone = threading.Event()
+        context.add_callback(gone.set)
+        self.came.release()
+        gone.wait(30)
+        self.left.release()
+        return b""
+
+
+@pytest.fixture
+def hanging():
+    return Hanging()
+
+
+@pytest.fixture
+def channel(hanging):
+    """To a server with a method that answers and one that does not."""
+    handlers = {
+        "Echo": grpc.unary_unary_rpc_method_handler(echo),
+        "Hang": grpc.unary_unary_rpc_method_handler(hanging),
+    }
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.S", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as made:
+        yield made
+    server.stop(None)
+
+
+def test_a_call_that_is_interrupted_is_cancelled_and_the_channel_serves_on(channel, hanging):
+    """Several times in a row; the server sees each of them end."""
+    for number in range(5):
+        presser = threading.Thread(target=lambda: hanging.came.acquire() and press())
+        presser.start()
+        with pytest.raises(KeyboardInterrupt):
+            ask(channel.unary_unary("/test.S/Hang"), b"", timeout=30)
+        presser.join()
+        assert hanging.left.acquire(timeout=20)
+        assert ask(channel.unary_unary("/test.S/Echo"), b"%d" % number) == b"%d" % number
+
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_no_call_is_made_on_the_main_thread(channel):
+    """Where signals are raised; one that is made on another stays there."""
+    assert (
+        run_uninterrupted(threading.current_thread, lambda thread: thread)
+        is not threading.main_thread()
+    )
+    with futures.ThreadPoolExecutor(1) as pool:
+        made = pool.submit(
+            run_uninterrupted, threading.current_thread, lambda thread: thread
+        ).result()
+        assert made.name.startswith("ThreadPoolExecutor")
+
+
+def test_what_a_call_raises_comes_back(channel):
+    """With its status, as if it had been made here."""
+    with pytest.raises(grpc.RpcError) as failed:
+        ask(channel.unary_unary("/test.S/Nothing"), b"", timeout=20)
+    assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_without_a_thread_it_fails_at_once(channel, monkeypatch):
+    """Nothing has begun, so nothing is waited for; the next call is as any other."""
+
+    def no_thread(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            run_uninterrupted(pytest.fail, pytest.fail)
+    assert run_uninterrupted(lambda: b"made", lambda made: made) == b"made"
