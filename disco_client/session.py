@@ -911,7 +911,7 @@ class Session:
     # The end ---------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Ends the session and frees its slots; idempotent.
+        """Ends the session; idempotent. Its slots are free once its workers have ended.
 
         Errors that no call has raised are not raised here; leaving the ``with``
         block, or :meth:`sync_all` before, raises them. In a process that was forked
