@@ -15,16 +15,16 @@ import numpy as np
 
 from disco_client.tracing import ring as layout
 from disco_server.collectives import validation
-from disco_server.collectives.header_exchange import NO_DATA, RowExchange
-from disco_server.collectives.meeting_watch import MeetingWatch, Waiting, slow_seconds
-from disco_server.collectives.preflight import Lane, Preflight, VerdictKind
+from disco_server.collectives.collective_watch import CollectiveWatch, Waiting, slow_seconds
+from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange
+from disco_server.collectives.preflight import Channel, Outcome, Preflight
 from disco_server.collectives.types import AbortedError, Array, MismatchError, name_workers
 from disco_server.devices.base import on_device
 
 if TYPE_CHECKING:
-    from disco_server.collectives.header_exchange import RowExchange
-    from disco_server.collectives.preflight import Lane
-    from disco_server.collectives.validation import Offer
+    from disco_server.collectives.header_exchange import HeaderExchange
+    from disco_server.collectives.preflight import Channel
+    from disco_server.collectives.validation import CollectiveSignature
     from disco_server.observe.flight import FlightRecorder
 
 __all__ = ["Agreement", "Notes", "unstage"]
@@ -52,7 +52,7 @@ class Notes:
         self.meet: Callable[[], None] = _nothing
         self.leave: Callable[[], None] = _nothing
         self._flight: FlightRecorder | None = None
-        self._forms: dict[tuple[Lane, int, int, tuple[int, ...]], int] = {}
+        self._forms: dict[tuple[Channel, int, int, tuple[int, ...]], int] = {}
 
     def begin(self, flight: FlightRecorder) -> None:
         """Writes from now on; nothing is written before.
@@ -63,36 +63,44 @@ class Notes:
         self._flight, self.meet, self.leave = flight, flight.meet, flight.leave
         self._forms.clear()
 
-    def enter(self, lane: Lane, offer: Offer, src: object, dst: object) -> None:
-        """The rank is about to wait for its peers in a lane.
+    def enter(
+        self, channel: Channel, signature: CollectiveSignature, src: object, dst: object
+    ) -> None:
+        """The rank is about to wait for its peers in a channel.
 
         Args:
-            lane: Where; the row for it has been made.
-            offer: What it brings.
+            channel: Where; the header for it has been made.
+            signature: What it brings.
             src: Its source, or what was given as one.
             dst: Its destination, likewise.
         """
         flight = self._flight
         if flight is None:
             return
-        dtype = offer.dtype
+        dtype = signature.dtype
         shape = getattr(dst if src is None else src, "shape", ()) if dtype else ()
-        form = self._forms.get((lane, offer.op, dtype, shape))
+        form = self._forms.get((channel, signature.op, dtype, shape))
         if form is None:
-            form = self._describe(flight, lane, offer, shape)
-        lane.entered = number = lane.entered + 1
+            form = self._describe(flight, channel, signature, shape)
+        channel.entered = number = channel.entered + 1
         # While a library starts no command has been named yet: -1.
-        seq = lane.seq
-        flight.enter(form, number, max(0, seq), lane.nth - 1)
+        seq = channel.seq
+        flight.enter(form, number, max(0, seq), channel.nth - 1)
 
     def _describe(
-        self, flight: FlightRecorder, lane: Lane, offer: Offer, shape: tuple[int, ...]
+        self,
+        flight: FlightRecorder,
+        channel: Channel,
+        signature: CollectiveSignature,
+        shape: tuple[int, ...],
     ) -> int:
         if len(self._forms) == layout.FORMS:
             self._forms.clear()  # the oldest is about to lose its place
-        name, itemsize = validation.dtype_of(offer)
-        form = flight.describe(validation.op_name(offer.op), name, itemsize, lane.members, shape)
-        self._forms[lane, offer.op, offer.dtype, shape] = form
+        name, itemsize = validation.dtype_of(signature)
+        form = flight.describe(
+            validation.op_name(signature.op), name, itemsize, channel.members, shape
+        )
+        self._forms[channel, signature.op, signature.dtype, shape] = form
         return form
 
 
@@ -109,7 +117,7 @@ class Agreement:
         worker_id: The rank.
 
     Attributes:
-        preflight: Its rounds in all lanes.
+        preflight: Its rounds in all channels.
         xp: The module of the arrays that may be on GPUs: numpy where none may.
         no_device: Why arrays of GPUs cannot take part; empty if they can.
         notes: What of all this is written down.
@@ -123,28 +131,28 @@ class Agreement:
         self.no_device = _NO_DEVICE
         self.notes = Notes()
         self.with_shapes = False
-        self._exchanges: list[RowExchange] = []
+        self._exchanges: list[HeaderExchange] = []
         self._waiting: Waiting | None = None
-        self._watch = MeetingWatch(worker_id, lambda: self._waiting, slow_seconds())
+        self._watch = CollectiveWatch(worker_id, lambda: self._waiting, slow_seconds())
 
-    def add_lane(self, members: Sequence[int], rows: RowExchange) -> Lane:
-        """Begins a lane of these ranks, in the order of its rows."""
-        self._exchanges.append(rows)
-        return self.preflight.add_lane(members, rows)
+    def add_channel(self, members: Sequence[int], exchange: HeaderExchange) -> Channel:
+        """Begins a channel of these ranks, in the order of its headers."""
+        self._exchanges.append(exchange)
+        return self.preflight.add_channel(members, exchange)
 
-    def admit(self, offer: Offer) -> Offer:
+    def admit(self, signature: CollectiveSignature) -> CollectiveSignature:
         """Refuses arrays of GPUs where nothing moves them."""
-        if self.no_device and offer.on_device and not offer.problem:
-            return offer._replace(problem=self.no_device)
-        return offer
+        if self.no_device and signature.on_device and not signature.problem:
+            return signature._replace(problem=self.no_device)
+        return signature
 
-    def stage(self, offer: Offer, src: Array, dst: Array) -> tuple[Array, Array]:
+    def stage(self, signature: CollectiveSignature, src: Array, dst: Array) -> tuple[Array, Array]:
         """Stands in contiguous arrays for those that are not.
 
         It may fail for want of memory, so it comes before the meeting, after which a
         rank must not fail any more.
         """
-        if offer.problem or not offer.elements:
+        if signature.problem or not signature.elements:
             return src, dst
         if src.flags.c_contiguous and dst.flags.c_contiguous:
             return src, dst
@@ -153,7 +161,12 @@ class Agreement:
         return source, (dst if dst.flags.c_contiguous else xp.empty(dst.shape, dst.dtype))
 
     def meet(
-        self, lane: Lane | None, offer: Offer, src: object, dst: object, rider: bytes = NO_DATA
+        self,
+        channel: Channel | None,
+        signature: CollectiveSignature,
+        src: object,
+        dst: object,
+        payload: bytes = NO_DATA,
     ) -> None:
         """Meets the peers, if there are any; returns if the operation may begin.
 
@@ -161,81 +174,97 @@ class Agreement:
             MismatchError: The ranks do not fit one another.
             AbortedError: A rank cannot come.
         """
-        if lane is not None:
-            self.enter(lane, offer, src, dst, rider)
-        elif offer.problem:
-            raise MismatchError((self._me,), self.tell(offer, src, dst))
+        if channel is not None:
+            self.enter(channel, signature, src, dst, payload)
+        elif signature.problem:
+            raise MismatchError((self._me,), self.tell(signature, src, dst))
 
     def enter(
-        self, lane: Lane, offer: Offer, src: object, dst: object, rider: bytes = NO_DATA
+        self,
+        channel: Channel,
+        signature: CollectiveSignature,
+        src: object,
+        dst: object,
+        payload: bytes = NO_DATA,
     ) -> None:
         """Meets the peers; returns if all may begin, raises the same on all otherwise.
 
         Args:
-            lane: Where.
-            offer: What this rank brings.
+            channel: Where.
+            signature: What this rank brings.
             src: Its source, for the words of an error.
             dst: Its destination, likewise.
-            rider: Stands behind the row with which data rides.
+            payload: Stands behind the header with which data rides.
 
         Raises:
             MismatchError: The ranks do not fit one another.
             AbortedError: A rank cannot come.
         """
-        self.agree(lane, offer, src, dst, rider, first=True)
+        self.agree(channel, signature, src, dst, payload, first=True)
         self.notes.meet()
 
     def agree(
-        self, lane: Lane, offer: Offer, src: object, dst: object, rider: bytes, *, first: bool
+        self,
+        channel: Channel,
+        signature: CollectiveSignature,
+        src: object,
+        dst: object,
+        payload: bytes,
+        *,
+        first: bool,
     ) -> None:
         """Does the same for one of several rounds of a collective.
 
         Args:
-            lane: Where.
-            offer: What this rank brings.
+            channel: Where.
+            signature: What this rank brings.
             src: Its source, for the words of an error.
             dst: Its destination, likewise.
-            rider: Stands behind the row with which data rides.
+            payload: Stands behind the header with which data rides.
             first: Whether the collective begins with this round.
         """
         if self.with_shapes:
-            offer = validation.add_shapes(offer, src, dst)
+            signature = validation.add_shapes(signature, src, dst)
         preflight = self.preflight
-        row = preflight.next_row(lane, offer)
+        header = preflight.next_header(channel, signature)
         if first:
-            self.notes.enter(lane, offer, src, dst)
-        short = not (preflight.busy or lane.pending or offer.problem)
-        exchange: Any = lane.exchange  # a RowExchange
-        self._waiting = Waiting(offer.op, lane.seq, lane.members, exchange)
+            self.notes.enter(channel, signature, src, dst)
+        short = not (
+            preflight.busy or channel.pending or signature.problem or preflight.cannot_come
+        )
+        exchange: Any = channel.exchange  # a HeaderExchange
+        self._waiting = Waiting(signature.op, channel.seq, channel.members, exchange)
         try:
-            if short and preflight.enter_now(lane, row, rider):
+            if short and preflight.enter_now(channel, header, payload):
                 return
-            verdict = _drive(preflight.negotiate(lane, row + rider, posted=short))
+            decision = _drive(preflight.negotiate(channel, header + payload, posted=short))
         finally:
             self._waiting = None
-        if verdict.kind is VerdictKind.RUN:
+        if decision.kind is Outcome.RUN:
             return
         self.notes.leave()
-        mine = self.tell(offer, src, dst, lane.nth - 1)
-        if verdict.kind is VerdictKind.ABORTED:
-            if offer.problem:
+        mine = self.tell(signature, src, dst, channel.nth - 1)
+        if decision.kind is Outcome.ABORTED:
+            if signature.problem:
                 raise MismatchError((self._me,), mine)
-            raise AbortedError(verdict.workers, preflight.position, validation.op_name(offer.op))
-        peers = [member for member in lane.members if member != self._me]
+            raise AbortedError(
+                decision.workers, preflight.position, validation.op_name(signature.op)
+            )
+        peers = [member for member in channel.members if member != self._me]
         brought: dict[str, list[int]] = {mine: [self._me]}
         for worker, text in zip(peers, exchange.tell(mine), strict=True):
             brought.setdefault(text, []).append(worker)
-        raise MismatchError(verdict.workers, _compare(brought, verdict.workers))
+        raise MismatchError(decision.workers, _compare(brought, decision.workers))
 
-    def tell(self, offer: Offer, src: object, dst: object, nth: int = 0) -> str:
+    def tell(self, signature: CollectiveSignature, src: object, dst: object, nth: int = 0) -> str:
         """Says what this rank brought, and what is wrong with it."""
         again = f", collective {nth + 1} of it" if nth else ""
         seq = self.preflight.position
-        text = f"{validation.describe(offer, src, dst)} (command #{seq}{again})"
-        return f"{text}: {offer.problem}" if offer.problem else text
+        text = f"{validation.describe(signature, src, dst)} (command #{seq}{again})"
+        return f"{text}: {signature.problem}" if signature.problem else text
 
     def close(self, *, orderly: bool) -> None:
-        """Ends all lanes; with leave of the peers, which must take it too, if orderly."""
+        """Ends all channels; with leave of the peers, which must take it too, if orderly."""
         self._watch.close()
         if orderly:
             _drive(self.preflight.leave())

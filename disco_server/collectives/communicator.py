@@ -38,8 +38,8 @@ from disco_server.collectives.types import (
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from disco_server.collectives.header_exchange import RowExchange
-    from disco_server.collectives.preflight import Lane
+    from disco_server.collectives.header_exchange import HeaderExchange
+    from disco_server.collectives.preflight import Channel
     from disco_server.collectives.validation import Lines
     from disco_server.observe.flight import FlightRecorder
 
@@ -50,7 +50,7 @@ class Communicator(ABC):
     """One rank's place among the workers of its session.
 
     What is the same for every library: ranks compare what they bring before anything
-    moves, as `preflight` describes. A library adds how rows travel (`RowExchange`), how
+    moves, as `preflight` describes. A library adds how headers travel (`HeaderExchange`), how
     data moves (`Backend`), and both for teams.
 
     Every method except `send`, `recv`, `follow`, `cannot_enter` and `poll` is collective:
@@ -73,7 +73,7 @@ class Communicator(ABC):
         worker_id: int,
         num_workers: int,
         num_groups: int,
-        make_rows: Callable[[Tag, tuple[int, ...]], RowExchange],
+        make_exchange: Callable[[Tag, tuple[int, ...]], HeaderExchange],
         make_backend: Callable[[Tag, tuple[int, ...]], Backend],
         loss: Loss | None = None,
     ) -> None:
@@ -83,7 +83,7 @@ class Communicator(ABC):
             worker_id: This rank.
             num_workers: The workers of the session.
             num_groups: Their groups.
-            make_rows: Makes this rank's end of a lane of these members.
+            make_exchange: Makes this rank's end of a channel of these members.
             make_backend: Makes what moves data among them; not asked for pairs, whose
                 data moves as that of all workers does, nor for teams.
             loss: Is told of it if a library fails at work.
@@ -104,13 +104,13 @@ class Communicator(ABC):
         self.loss = loss or Loss(worker_id)
         self._agreement = Agreement(worker_id)
         self._preflight = self._agreement.preflight
-        self._make_rows, self._make_backend = make_rows, make_backend
+        self._make_exchange, self._make_backend = make_exchange, make_backend
         self._world = self._make_group(Tag.WORLD, self.members(in_group=False))
         self._group = self._world
         if num_groups > 1:
             self._group = self._make_group(Tag.GROUP, self.members(in_group=True))
         self._pairs = {
-            peer: self._add_lane(Tag.PAIR, tuple(sorted((peer, worker_id))))[0]
+            peer: self._add_channel(Tag.PAIR, tuple(sorted((peer, worker_id))))[0]
             for peer in self._world.members
             if peer != worker_id
         }
@@ -410,15 +410,15 @@ class Communicator(ABC):
         self.close(orderly=error is None)
 
     def _make_group(self, tag: Tag, members: range) -> ProcessGroup:
-        moves = self._make_backend(tag, tuple(members))
-        lane, rows = None, None
+        backend = self._make_backend(tag, tuple(members))
+        channel, exchange = None, None
         if len(members) > 1:
-            lane, rows = self._add_lane(tag, tuple(members))
-        return ProcessGroup(members, self._worker_id, self._agreement, moves, lane, rows)
+            channel, exchange = self._add_channel(tag, tuple(members))
+        return ProcessGroup(members, self._worker_id, self._agreement, backend, channel, exchange)
 
-    def _add_lane(self, tag: Tag, members: tuple[int, ...]) -> tuple[Lane, RowExchange]:
-        rows = self._make_rows(tag, members)
-        return self._agreement.add_lane(members, rows), rows
+    def _add_channel(self, tag: Tag, members: tuple[int, ...]) -> tuple[Channel, HeaderExchange]:
+        exchange = self._make_exchange(tag, members)
+        return self._agreement.add_channel(members, exchange), exchange
 
     def add_device(
         self,
@@ -459,22 +459,22 @@ class Communicator(ABC):
 
     def _transfer(self, buf: Array, worker: int, *, receives: bool) -> None:
         agreement = self._agreement
-        offer = agreement.admit(
+        signature = agreement.admit(
             validation.check_point(
                 buf, worker, self._worker_id, self._num_workers, receives=receives
             )
         )
-        lane = self._pairs.get(worker)
+        channel = self._pairs.get(worker)
         arrays = (None, buf) if receives else (buf, None)
-        if lane is None:
-            raise MismatchError((self._worker_id,), agreement.tell(offer, *arrays))
-        source, target = agreement.stage(offer, buf, buf)
-        agreement.enter(lane, offer, *arrays)
-        if offer.elements:
-            moves = self._world.backend_of(buf)
+        if channel is None:
+            raise MismatchError((self._worker_id,), agreement.tell(signature, *arrays))
+        source, target = agreement.stage(signature, buf, buf)
+        agreement.enter(channel, signature, *arrays)
+        if signature.elements:
+            backend = self._world.backend_of(buf)
             if receives:
-                moves.recv(target, worker)
+                backend.recv(target, worker)
                 unstage(target, buf)
             else:
-                moves.send(source, worker)
+                backend.send(source, worker)
         agreement.notes.leave()

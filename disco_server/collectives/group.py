@@ -14,16 +14,23 @@ import numpy as np
 
 from disco_server.collectives import validation
 from disco_server.collectives.agreement import Agreement, unstage
-from disco_server.collectives.header_exchange import NO_DATA, Place, RowExchange
+from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange, Slot
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.types import Array, CommunicatorLost, MismatchError, ReduceOp
-from disco_server.collectives.validation import Family, Lines, Offer, Op, offer_lines, read_lines
+from disco_server.collectives.validation import (
+    CollectiveSignature,
+    Family,
+    Lines,
+    Op,
+    read_lines,
+    sign_lines,
+)
 from disco_server.devices.base import on_device, overlap
 
 if TYPE_CHECKING:
     from disco_server.collectives.agreement import Agreement
-    from disco_server.collectives.header_exchange import Place, RowExchange
-    from disco_server.collectives.preflight import Lane
+    from disco_server.collectives.header_exchange import HeaderExchange, Slot
+    from disco_server.collectives.preflight import Channel
     from disco_server.collectives.types import Array
     from disco_server.collectives.validation import Parts
 
@@ -107,17 +114,17 @@ class Known(NamedTuple):
     """A sound allreduce of one dtype, size and operation, seen before.
 
     Attributes:
-        offer: What it brings.
-        places: Where its data rides, piece by piece; none if it is too large.
+        signature: What it brings.
+        slots: Where its data rides, piece by piece; none if it is too large.
     """
 
-    offer: Offer
-    places: tuple[tuple[slice, Place], ...]
+    signature: CollectiveSignature
+    slots: tuple[tuple[slice, Slot], ...]
 
 
 _MOST_KNOWN = 256
 _HOST = np.ndarray
-_BARRIER = Offer(int(Op.BARRIER), 0, 0)
+_BARRIER = CollectiveSignature(int(Op.BARRIER), 0, 0)
 
 
 def _nothing() -> None:
@@ -145,8 +152,8 @@ class ProcessGroup:
         worker_id: This rank's.
         agreement: How it agrees with others.
         backend: How data moves on the host.
-        lane: Where the members meet; None if this rank is alone.
-        rows: What carries the rows of that lane.
+        channel: Where the members meet; None if this rank is alone.
+        exchange: What carries the headers of that channel.
         arrive: Called before each operation.
         transfer: Sends to a worker or receives from one.
 
@@ -179,8 +186,8 @@ class ProcessGroup:
         worker_id: int,
         agreement: Agreement,
         backend: Backend,
-        lane: Lane | None = None,
-        rows: RowExchange | None = None,
+        channel: Channel | None = None,
+        exchange: HeaderExchange | None = None,
         *,
         arrive: Callable[[], None] = _nothing,
         transfer: Transfer | None = None,
@@ -191,8 +198,8 @@ class ProcessGroup:
         self.received_bytes = 0
         self.backend = backend
         self.device_backend: Backend | None = None
-        self.lane = lane
-        self.rows = rows
+        self.channel = channel
+        self.exchange = exchange
         self.known: list[dict[tuple[object, int], Known]] = [{} for _ in ReduceOp]
         self._agreement = agreement
         self._agree = agreement.agree
@@ -206,68 +213,68 @@ class ProcessGroup:
             return self.device_backend
         return self.backend
 
-    def find_place(self, src: Array, widest: int) -> Place | None:
-        """Where sources ride along with the rows; None if they are too large.
+    def find_slot(self, src: Array, widest: int) -> Slot | None:
+        """Where sources ride along with the headers; None if they are too large.
 
         Args:
             src: This rank's.
             widest: How many elements the longest one of all ranks has.
         """
-        rows = self.rows
-        if rows is None or src.dtype.itemsize * widest > rows.data_bytes:
+        exchange = self.exchange
+        if exchange is None or src.dtype.itemsize * widest > exchange.data_bytes:
             return None
-        return rows.find_place(src.dtype, widest)
+        return exchange.find_slot(src.dtype, widest)
 
-    def find_places(self, src: Array, family: Family) -> tuple[tuple[slice, Place], ...]:
+    def find_slots(self, src: Array, family: Family) -> tuple[tuple[slice, Slot], ...]:
         """Where what is to be reduced rides, in one round or in several.
 
-        It depends on nothing but what rows compare, so all ranks find the same.
+        It depends on nothing but what the headers compare, so all ranks find the same.
         """
-        rows = self.rows
-        if rows is None or src.nbytes > rows.most_bytes:
+        exchange = self.exchange
+        if exchange is None or src.nbytes > exchange.most_bytes:
             return ()
         if family is Family.HALF and src.nbytes > _MOST_HALF_BYTES:
             return ()
-        return self._cut(rows, src)
+        return self._cut(exchange, src)
 
-    def find_rounds(self, src: Array) -> tuple[tuple[slice, Place], ...]:
-        """Where what is to be gathered rides, round by round; as `find_places`."""
-        rows = self.rows
-        if rows is None or src.nbytes > rows.most_gathered:
+    def find_rounds(self, src: Array) -> tuple[tuple[slice, Slot], ...]:
+        """Where what is to be gathered rides, round by round; as `find_slots`."""
+        exchange = self.exchange
+        if exchange is None or src.nbytes > exchange.most_gathered:
             return ()
-        return self._cut(rows, src)
+        return self._cut(exchange, src)
 
     @staticmethod
-    def _cut(rows: RowExchange, src: Array) -> tuple[tuple[slice, Place], ...]:
-        piece = rows.data_bytes // src.itemsize
+    def _cut(exchange: HeaderExchange, src: Array) -> tuple[tuple[slice, Slot], ...]:
+        piece = exchange.data_bytes // src.itemsize
         bounds = [*range(0, src.size, piece), src.size]
         return tuple(
-            (slice(start, stop), rows.find_place(src.dtype, stop - start))
+            (slice(start, stop), exchange.find_slot(src.dtype, stop - start))
             for start, stop in pairwise(bounds)
         )
 
-    def put(self, place: Place | None, src: Array) -> bytes:
-        """Lays down data that rides along; returns what stands behind its row."""
-        if place is None or self.rows is None:
+    def put(self, slot: Slot | None, src: Array) -> bytes:
+        """Lays down data that rides along; returns what stands behind its header."""
+        if slot is None or self.exchange is None:
             return NO_DATA
-        if src.size != place.size:
-            filled = np.zeros(place.size, src.dtype)
+        if src.size != slot.size:
+            filled = np.zeros(slot.size, src.dtype)
             filled[: src.size] = src.reshape(-1)
             src = filled
-        self.rows.put(place, src)
-        return place.rider
+        self.exchange.put(slot, src)
+        return slot.payload
 
-    def take_all(self, place: Place, dst: Array, counts: Sequence[int] | None) -> None:
+    def take_all(self, slot: Slot, dst: Array, counts: Sequence[int] | None) -> None:
         """After a round: copies the data of all ranks, one part after the other.
 
         Args:
-            place: Where it rode.
+            slot: Where it rode.
             dst: Where it goes.
             counts: How many elements each rank brought, if not all as many.
         """
-        rows = self.rows
-        if rows is not None:
-            parts = rows.parts(place)
+        exchange = self.exchange
+        if exchange is not None:
+            parts = exchange.parts(slot)
             if counts is not None:
                 parts = [part[:count] for part, count in zip(parts, counts, strict=True)]
             if dst.flags.c_contiguous:
@@ -299,17 +306,17 @@ class ProcessGroup:
                     self._allreduce(known, src, dst, op)
                     return
         agreement = self._agreement
-        offer = agreement.admit(validation.check_equal(Op.ALLREDUCE, src, dst, op))
-        if offer.problem or not offer.elements:
-            agreement.meet(self.lane, offer, src, dst)
+        signature = agreement.admit(validation.check_equal(Op.ALLREDUCE, src, dst, op))
+        if signature.problem or not signature.elements:
+            agreement.meet(self.channel, signature, src, dst)
             self._notes.leave()
             return
-        source, target = agreement.stage(offer, src, dst)
-        if offer.on_device:
-            self._allreduce(Known(offer, ()), source, target, op)
+        source, target = agreement.stage(signature, src, dst)
+        if signature.on_device:
+            self._allreduce(Known(signature, ()), source, target, op)
             unstage(target, dst)
             return
-        known = Known(offer, self.find_places(src, offer.family))
+        known = Known(signature, self.find_slots(src, signature.family))
         self._allreduce(known, source, target, op)
         unstage(target, dst)
         if len(self.known[op]) >= _MOST_KNOWN:
@@ -318,21 +325,21 @@ class ProcessGroup:
 
     def _allreduce(self, known: Known, src: Array, dst: Array, op: ReduceOp) -> None:
         """Reduces contiguous arrays that were checked."""
-        offer, places = known
-        lane, rows = self.lane, self.rows
-        if not places or lane is None or rows is None:
-            self._agreement.meet(lane, offer, src, dst)
-            self.backend_of(src).allreduce(src, dst, op, offer.family)
+        signature, slots = known
+        channel, exchange = self.channel, self.exchange
+        if not slots or channel is None or exchange is None:
+            self._agreement.meet(channel, signature, src, dst)
+            self.backend_of(src).allreduce(src, dst, op, signature.family)
             self._notes.leave()
             return
         source, target = src.reshape(-1), dst.reshape(-1)
-        if len(places) > 1 and src is not dst and np.may_share_memory(src, dst):
+        if len(slots) > 1 and src is not dst and np.may_share_memory(src, dst):
             source = source.copy()  # an early piece of one is a late piece of the other
         agree, first = self._agree, True
-        for piece, place in places:
-            rows.put(place, source[piece])
-            agree(lane, offer, src, dst, place.rider, first=first)
-            combine(rows.parts(place), target[piece], op, offer.family)
+        for piece, slot in slots:
+            exchange.put(slot, source[piece])
+            agree(channel, signature, src, dst, slot.payload, first=first)
+            combine(exchange.parts(slot), target[piece], op, signature.family)
             first = False
         self._notes.leave()
 
@@ -346,53 +353,59 @@ class ProcessGroup:
         """
         self._arrive()
         agreement, parts = self._agreement, None
-        place, rounds = None, ()
+        slot, rounds = None, ()
         # As in allreduce, what is small should cost little besides the meeting.
         if counts is None:
-            offer = validation.check_parts(Op.ALLGATHER, src, dst, self.size, root=True)
+            signature = validation.check_parts(Op.ALLGATHER, src, dst, self.size, root=True)
         else:
-            offer, parts = validation.check_counts(
+            signature, parts = validation.check_counts(
                 Op.ALLGATHER, src, dst, counts, self.size, self.rank
             )
-        if offer.problem or not offer.elements or offer.on_device:
-            offer = agreement.admit(offer)
+        if signature.problem or not signature.elements or signature.on_device:
+            signature = agreement.admit(signature)
         else:
-            place = self.find_place(src, src.size if parts is None else parts.widest)
-            if place is None and parts is None:
+            slot = self.find_slot(src, src.size if parts is None else parts.widest)
+            if slot is None and parts is None:
                 rounds = self.find_rounds(src)
-        if place is not None:
-            agreement.meet(self.lane, offer, src, dst, self.put(place, src))
-            self.take_all(place, dst, None if parts is None else parts.counts)
+        if slot is not None:
+            agreement.meet(self.channel, signature, src, dst, self.put(slot, src))
+            self.take_all(slot, dst, None if parts is None else parts.counts)
         else:
-            source, target = agreement.stage(offer, src, dst)
+            source, target = agreement.stage(signature, src, dst)
             if rounds:
-                self._allgather(offer, rounds, source, target)
+                self._allgather(signature, rounds, source, target)
             else:
-                agreement.meet(self.lane, offer, src, dst)
-                self._allgather_whole(offer, source, target, parts)
+                agreement.meet(self.channel, signature, src, dst)
+                self._allgather_whole(signature, source, target, parts)
             unstage(target, dst)
         self._count(dst, dst.size - src.size)
         self._notes.leave()
 
     def _allgather(
-        self, offer: Offer, rounds: Sequence[tuple[slice, Place]], src: Array, dst: Array
+        self,
+        signature: CollectiveSignature,
+        rounds: Sequence[tuple[slice, Slot]],
+        src: Array,
+        dst: Array,
     ) -> None:
         """Gathers contiguous arrays whose parts ride in several rounds."""
-        lane, rows = cast("Lane", self.lane), cast("RowExchange", self.rows)
+        channel, exchange = cast("Channel", self.channel), cast("HeaderExchange", self.exchange)
         parts = dst.reshape(self.size, -1)
         in_place = src.ctypes.data == parts[self.rank].ctypes.data
         if not in_place and np.may_share_memory(src, dst):
             src = src.copy()  # an early piece of one part is a late piece of the source
         source = src.reshape(-1)
-        for number, (piece, place) in enumerate(rounds):
-            rows.put(place, source[piece])
-            self._agree(lane, offer, src, dst, place.rider, first=number == 0)
-            for part, came in zip(parts, rows.parts(place), strict=True):
+        for number, (piece, slot) in enumerate(rounds):
+            exchange.put(slot, source[piece])
+            self._agree(channel, signature, src, dst, slot.payload, first=number == 0)
+            for part, came in zip(parts, exchange.parts(slot), strict=True):
                 part[piece] = came
 
-    def _allgather_whole(self, offer: Offer, src: Array, dst: Array, parts: Parts | None) -> None:
+    def _allgather_whole(
+        self, signature: CollectiveSignature, src: Array, dst: Array, parts: Parts | None
+    ) -> None:
         """Lets a library gather contiguous arrays, whose ranks have met."""
-        if not offer.elements:
+        if not signature.elements:
             return
         counts = None if parts is None else parts.counts
         self.backend_of(src).allgather(src, dst, counts)
@@ -409,13 +422,13 @@ class ProcessGroup:
         agreement = self._agreement
         at = root or 0
         source = src if self.rank == at else dst
-        offer = validation.check_equal(Op.BROADCAST, source, dst)
+        signature = validation.check_equal(Op.BROADCAST, source, dst)
         if root is not None:
-            offer = validation.add_root(offer, root, self.size)
-        offer = agreement.admit(offer)
-        staged, target = agreement.stage(offer, cast("Array", source), dst)
-        agreement.meet(self.lane, offer, source, dst)
-        if offer.elements:
+            signature = validation.add_root(signature, root, self.size)
+        signature = agreement.admit(signature)
+        staged, target = agreement.stage(signature, cast("Array", source), dst)
+        agreement.meet(self.channel, signature, source, dst)
+        if signature.elements:
             self.backend_of(staged).broadcast(staged, target, at)
             unstage(target, dst)
         self._count(dst, dst.size if self.rank != at else 0)
@@ -440,11 +453,11 @@ class ProcessGroup:
         agreement = self._agreement
         at = root or 0
         has_all = self.rank == at
-        offer, parts = self._check(Op.SCATTER, src, dst, counts, root=at)
+        signature, parts = self._check(Op.SCATTER, src, dst, counts, root=at)
         whole = cast("Array", src) if has_all else dst
-        source, target = agreement.stage(offer, whole, dst)
-        agreement.meet(self.lane, offer, src if has_all else None, dst)
-        if offer.elements:
+        source, target = agreement.stage(signature, whole, dst)
+        agreement.meet(self.channel, signature, src if has_all else None, dst)
+        if signature.elements:
             lengths = None if parts is None else parts.counts
             self.backend_of(target).scatter(source, target, lengths, at)
             unstage(target, dst)
@@ -470,11 +483,11 @@ class ProcessGroup:
         agreement = self._agreement
         at = root or 0
         has_all = self.rank == at
-        offer, parts = self._check(Op.GATHER, src, dst, counts, root=at)
+        signature, parts = self._check(Op.GATHER, src, dst, counts, root=at)
         whole = cast("Array", dst) if has_all else src
-        source, target = agreement.stage(offer, src, whole)
-        agreement.meet(self.lane, offer, src, dst if has_all else None)
-        if offer.elements:
+        source, target = agreement.stage(signature, src, whole)
+        agreement.meet(self.channel, signature, src, dst if has_all else None)
+        if signature.elements:
             lengths = None if parts is None else parts.counts
             self.backend_of(source).gather(source, target, lengths, at)
             if has_all:
@@ -496,12 +509,12 @@ class ProcessGroup:
         """
         self._arrive()
         agreement = self._agreement
-        offer, parts = self._check(Op.REDUCE_SCATTER, src, dst, counts, op)
-        source, target = agreement.stage(offer, src, dst)
-        agreement.meet(self.lane, offer, src, dst)
-        if offer.elements:
+        signature, parts = self._check(Op.REDUCE_SCATTER, src, dst, counts, op)
+        source, target = agreement.stage(signature, src, dst)
+        agreement.meet(self.channel, signature, src, dst)
+        if signature.elements:
             lengths = None if parts is None else parts.counts
-            self.backend_of(source).reduce_scatter(source, target, op, offer.family, lengths)
+            self.backend_of(source).reduce_scatter(source, target, op, signature.family, lengths)
             unstage(target, dst)
         self._count(dst, (self.size - 1) * dst.size)
         self._notes.leave()
@@ -522,13 +535,13 @@ class ProcessGroup:
         agreement = self._agreement
         parts = None
         if table is None:
-            offer = validation.check_equal(Op.ALL_TO_ALL, src, dst, parts=self.size)
+            signature = validation.check_equal(Op.ALL_TO_ALL, src, dst, parts=self.size)
         else:
-            offer, parts = validation.check_table(src, dst, table, self.size, self.rank)
-        offer = agreement.admit(offer)
-        source, target = agreement.stage(offer, src, dst)
-        agreement.meet(self.lane, offer, src, dst)
-        if offer.elements:
+            signature, parts = validation.check_table(src, dst, table, self.size, self.rank)
+        signature = agreement.admit(signature)
+        source, target = agreement.stage(signature, src, dst)
+        agreement.meet(self.channel, signature, src, dst)
+        if signature.elements:
             self.backend_of(source).all_to_all(source, target, parts)
             unstage(target, dst)
         own = dst.size // self.size if table is None else int(table[self.rank][self.rank])
@@ -538,7 +551,7 @@ class ProcessGroup:
     def barrier(self) -> None:
         """Waits until every member is here; the meeting itself is the barrier."""
         self._arrive()
-        self._agreement.meet(self.lane, _BARRIER, None, None)
+        self._agreement.meet(self.channel, _BARRIER, None, None)
         self._notes.leave()
 
     def _check(
@@ -550,7 +563,7 @@ class ProcessGroup:
         reduce: ReduceOp | None = None,
         *,
         root: int | None = None,
-    ) -> tuple[Offer, Parts | None]:
+    ) -> tuple[CollectiveSignature, Parts | None]:
         """Checks a collective of one array of all parts and one array a part.
 
         Returns:
@@ -558,12 +571,12 @@ class ProcessGroup:
         """
         if counts is None:
             whole = root is None or self.rank == root
-            offer = validation.check_parts(op, src, dst, self.size, reduce, root=whole)
-            return self._agreement.admit(offer), None
-        offer, parts = validation.check_counts(
+            signature = validation.check_parts(op, src, dst, self.size, reduce, root=whole)
+            return self._agreement.admit(signature), None
+        signature, parts = validation.check_counts(
             op, src, dst, counts, self.size, self.rank, reduce, root=root
         )
-        return self._agreement.admit(offer), parts
+        return self._agreement.admit(signature), parts
 
     def send(self, buf: Array, rank: int) -> None:
         """Gives an array to another member; see `Communicator.send`."""
@@ -621,7 +634,7 @@ class LoneBackend:
 
 # Makes the teams of one rank, and keeps them.
 #
-# A team's lane begins while the session runs; `preflight` says why that is sound. Two
+# A team's channel begins while the session runs; `preflight` says why that is sound. Two
 # meetings of all workers stand around it. After the first all know that they make the
 # same teams. Then each builds its end, which can fail on one of them alone, for want of
 # memory say. In the second they learn whether all have done so; if not, none of them
@@ -632,11 +645,11 @@ class LineParts(NamedTuple):
     """One rank's end of a line.
 
     Attributes:
-        rows: Carries the rows of its lane.
+        exchange: Carries the headers of its channel.
         backend: Moves its data on the host.
     """
 
-    rows: RowExchange
+    exchange: HeaderExchange
     backend: Backend
 
 
@@ -688,8 +701,8 @@ class Teams:
     def make(self, lines: object) -> ProcessGroup | None:
         """Makes teams, or finds those that were made; see `Communicator.make_teams`."""
         wanted = read_lines(lines, self._world.size)
-        offer = offer_lines(wanted)
-        self._agreement.meet(self._world.lane, offer, None, None)
+        signature = sign_lines(wanted)
+        self._agreement.meet(self._world.channel, signature, None, None)
         mine = next((line for line in wanted if self._me in line), None)
         # All workers have made the same teams so far, so they find the same ones missing.
         lone = mine is not None and len(mine) == 1
@@ -704,12 +717,14 @@ class Teams:
                 raise  # there is nowhere left to meet
             except Exception as error:  # noqa: BLE001  (the others must learn of it)
                 problem = f"its end could not be built: {type(error).__name__}: {error}"
-            self._agreement.meet(self._world.lane, offer._replace(problem=problem), None, None)
+            self._agreement.meet(
+                self._world.channel, signature._replace(problem=problem), None, None
+            )
             self._known.update(missing)
             self._made.append(missing)
             if mine is not None and built is not None:
-                lane = self._agreement.add_lane(mine, built.rows)
-                self._teams[mine] = self._make(mine, built.backend, lane, built.rows)
+                channel = self._agreement.add_channel(mine, built.exchange)
+                self._teams[mine] = self._make(mine, built.backend, channel, built.exchange)
             self._add_device(missing)
         self._agreement.notes.leave()
         return None if mine is None else self._teams[mine]
@@ -738,16 +753,16 @@ class Teams:
         self,
         line: tuple[int, ...],
         backend: Backend,
-        lane: Lane | None = None,
-        rows: RowExchange | None = None,
+        channel: Channel | None = None,
+        exchange: HeaderExchange | None = None,
     ) -> ProcessGroup:
         return ProcessGroup(
             line,
             self._me,
             self._agreement,
             backend,
-            lane,
-            rows,
+            channel,
+            exchange,
             arrive=self._arrive,
             transfer=self._transfer,
         )

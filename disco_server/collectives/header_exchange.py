@@ -1,6 +1,6 @@
-"""What carries the rows of a lane, and small data with them; see `preflight`.
+"""What carries the headers of a channel, and small data with them; see `preflight`.
 
-Data that is small enough rides along behind a row, which saves a collective its
+Data that is small enough rides along behind a header, which saves a collective its
 own messages: its ranks have all the data as soon as they know that they agree.
 """
 
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from disco_server.collectives.preflight import ROW_BYTES
-from disco_server.collectives.types import Array, Tag, UnavailableError, wide_lanes
+from disco_server.collectives.preflight import HEADER_BYTES
+from disco_server.collectives.types import Array, Tag, UnavailableError, wide_channels
 from disco_server.settings import keeps_order
 
 if TYPE_CHECKING:
@@ -27,51 +27,51 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_DATA",
     "TEXT_BYTES",
-    "LocalLane",
-    "LocalRows",
-    "MpiRows",
+    "HeaderExchange",
+    "LocalChannel",
+    "LocalExchange",
+    "MpiExchange",
     "NodeMemory",
-    "Place",
-    "RowExchange",
-    "SharedRows",
+    "SharedMemoryExchange",
+    "Slot",
+    "channel_bytes",
     "cut_text",
-    "lane_bytes",
     "read_text",
 ]
 
 
 NO_DATA = b""
-"""Stands behind a row with which no data rides."""
+"""Stands behind a header with which no data rides."""
 
 TEXT_BYTES = 400
 """How much of what a rank tells its peers about a call reaches them."""
 
-_MOST_PLACES = 256
+_MOST_SLOTS = 256
 
 
-class Place:
+class Slot:
     """Where data of one dtype and size rides.
 
     Attributes:
         dtype, size: Of one rank's data, flat.
         nbytes: Of one rank's data.
-        rider: Stands behind the row with which it rides.
+        payload: Stands behind the header with which it rides.
     """
 
-    __slots__ = ("dtype", "nbytes", "rider", "size")
+    __slots__ = ("dtype", "nbytes", "payload", "size")
 
-    def __init__(self, dtype: np.dtype[Any], size: int, rider: bytes) -> None:
+    def __init__(self, dtype: np.dtype[Any], size: int, payload: bytes) -> None:
         self.dtype = dtype
         self.size = size
         self.nbytes = dtype.itemsize * size
-        self.rider = rider
+        self.payload = payload
 
 
-class RowExchange(ABC):
-    """One rank's end of a lane; satisfies `preflight.Exchange`.
+class HeaderExchange(ABC):
+    """One rank's end of a channel; satisfies `preflight.Exchange`.
 
     Attributes:
-        data_bytes: How much of one rank's data may ride along with one row.
+        data_bytes: How much of one rank's data may ride along with one header.
         most_bytes: How much of it is worth reducing in one round after the other.
         most_gathered: How much of it is worth gathering so.
     """
@@ -81,55 +81,55 @@ class RowExchange(ABC):
     most_gathered: int = 0
 
     def __init__(self) -> None:
-        self._places: dict[tuple[np.dtype[Any], int], Any] = {}
+        self._slots: dict[tuple[np.dtype[Any], int], Any] = {}
 
-    def find_place(self, dtype: np.dtype[Any], size: int) -> Any:
-        """Finds where data rides along with rows, at most `data_bytes` of it.
+    def find_slot(self, dtype: np.dtype[Any], size: int) -> Any:
+        """Finds where data rides along with headers, at most `data_bytes` of it.
 
         Args:
             dtype: Of the data.
             size: How many elements each rank has.
 
         Returns:
-            A `Place` of this exchange.
+            A `Slot` of this exchange.
         """
-        place = self._places.get((dtype, size))
-        if place is None:
-            if len(self._places) >= _MOST_PLACES:
-                self._places.clear()
-            place = self._places[dtype, size] = self._make_place(dtype, size)
-        return place
+        slot = self._slots.get((dtype, size))
+        if slot is None:
+            if len(self._slots) >= _MOST_SLOTS:
+                self._slots.clear()
+            slot = self._slots[dtype, size] = self._make_slot(dtype, size)
+        return slot
 
     @abstractmethod
-    def _make_place(self, dtype: np.dtype[Any], size: int) -> Place: ...
+    def _make_slot(self, dtype: np.dtype[Any], size: int) -> Slot: ...
 
     @abstractmethod
-    def put(self, place: Any, data: Array) -> None:
-        """Lays down this rank's data; the next row with the place's rider takes it along.
+    def put(self, slot: Any, data: Array) -> None:
+        """Lays down this rank's data; the next header with the slot's payload takes it along.
 
         A token that is posted meanwhile, or pending, is not disturbed: none rides
         along with it.
         """
 
     @abstractmethod
-    def parts(self, place: Any) -> list[Array]:
+    def parts(self, slot: Any) -> list[Array]:
         """After a round: the data of all members, flat, to be read before the next."""
 
     @abstractmethod
-    def start(self, row: bytes) -> None:
-        """Posts this rank's row, with the data that the bytes behind it stand for."""
+    def start(self, header: bytes) -> None:
+        """Posts this rank's header, with the data that the bytes behind it stand for."""
 
     @abstractmethod
     def test(self) -> bool:
         """Whether the round is complete."""
 
     @abstractmethod
-    def meet(self, row: bytes) -> bytes:
-        """Posts a row, waits until the round is complete and returns its `rows`."""
+    def meet(self, header: bytes) -> bytes:
+        """Posts a header, waits until the round is complete and returns its `headers`."""
 
     @abstractmethod
-    def rows(self) -> bytes:
-        """After a round: the rows of all members in their order."""
+    def headers(self) -> bytes:
+        """After a round: the headers of all members in their order."""
 
     @abstractmethod
     def absent(self) -> list[int]:
@@ -160,20 +160,20 @@ def read_text(raw: bytes | bytearray) -> str:
     return bytes(raw).rstrip(b"\0").decode(errors="ignore")
 
 
-# Carries the rows of a lane through memory that all its ranks share.
+# Carries the headers of a channel through memory that all its ranks share.
 #
 # Between ranks of one machine a round costs a few stores and looks, where messages
 # cost each rank two calls of MPI for every peer. With more ranks than processors that
 # decides: a round needs each rank to run once, and nothing else.
 #
-# A lane has two boards, used in turns. On each there is a counter, a row and room for
-# data for each rank. To post, a rank writes its data and its row and then sets its
+# A channel has two boards, used in turns. On each there is a counter, a header and room for
+# data for each rank. To post, a rank writes its data and its header and then sets its
 # counter to the number of the round; the round is complete when all counters of its
 # board show that number. Nobody writes to a board again before all have read it: the
 # next but one round begins for a rank only when all have posted in the next one,
 # which they do after they have read this one.
 #
-# That a counter is never seen before the row is what some processors promise of
+# That a counter is never seen before the header is what some processors promise of
 # their stores (:func:`~disco_server.settings.keeps_order`); ranks on others use
 # messages.
 
@@ -187,11 +187,11 @@ _NAP_S = 50e-6
 # time in this way; four are faster up to 4 MiB, and slower from 16 MiB on. Gathering is
 # faster up to 4 MiB of each of four or eight, and never with two or three in several rounds.
 _FEW_RANKS, _MOST_PIECES = 3, 4
-_TEXT_RIDER = TEXT_BYTES.to_bytes(4, "little")
+_TEXT_PAYLOAD = TEXT_BYTES.to_bytes(4, "little")
 
 
-def lane_bytes(members: int, data_bytes: int) -> int:
-    """How much memory a lane takes."""
+def channel_bytes(members: int, data_bytes: int) -> int:
+    """How much memory a channel takes."""
     return 2 * _board_bytes(members, data_bytes)
 
 
@@ -201,7 +201,7 @@ def _align(nbytes: int) -> int:
 
 def _board_bytes(members: int, data_bytes: int) -> int:
     room = _align(max(data_bytes, TEXT_BYTES))
-    return _align(members * _COUNTER_BYTES) + members * (ROW_BYTES + room)
+    return _align(members * _COUNTER_BYTES) + members * (HEADER_BYTES + room)
 
 
 class _Board:
@@ -209,20 +209,20 @@ class _Board:
 
     def __init__(self, memory: memoryview, index: int, members: int, data_bytes: int) -> None:
         room = _align(max(data_bytes, TEXT_BYTES))
-        rows_at = _align(members * _COUNTER_BYTES)
-        data_at = rows_at + members * ROW_BYTES
+        headers_at = _align(members * _COUNTER_BYTES)
+        data_at = headers_at + members * HEADER_BYTES
         self.counters: Any = memory[: members * _COUNTER_BYTES]
         self.counter = memory[index * _COUNTER_BYTES : (index + 1) * _COUNTER_BYTES]
-        self.rows = memory[rows_at:data_at]
-        self.row = self.rows[index * ROW_BYTES : (index + 1) * ROW_BYTES]
+        self.headers = memory[headers_at:data_at]
+        self.header = self.headers[index * HEADER_BYTES : (index + 1) * HEADER_BYTES]
         self.data = [
             np.frombuffer(memory, np.uint8, room, data_at + each * room) for each in range(members)
         ]
         self.mine = self.data[index]
 
 
-class _SharedPlace(Place):
-    """See `Place`; here it has its views.
+class _SharedSlot(Slot):
+    """See `Slot`; here it has its views.
 
     Attributes:
         parts: The data of all members, for either board.
@@ -236,13 +236,13 @@ class _SharedPlace(Place):
         self.parts = [[room[:nbytes].view(dtype) for room in board.data] for board in boards]
 
 
-class SharedRows(RowExchange):
-    """See `RowExchange`.
+class SharedMemoryExchange(HeaderExchange):
+    """See `HeaderExchange`.
 
     Args:
-        memory: The lane's, `lane_bytes` of it, all zero at first; shared by the ranks.
+        memory: The channel's, `channel_bytes` of it, all zero at first; shared by the ranks.
         index: This rank's place among the members.
-        members: How many ranks the lane has.
+        members: How many ranks the channel has.
         data_bytes: How much of each rank's data may ride along.
     """
 
@@ -265,28 +265,28 @@ class SharedRows(RowExchange):
         self._aside = np.empty(max(data_bytes, TEXT_BYTES), np.uint8)
         self._laid = self._aside
 
-    def start(self, row: bytes) -> None:
-        """See `RowExchange.start`; the number of bytes that ride stands behind the row."""
+    def start(self, header: bytes) -> None:
+        """See `HeaderExchange.start`; the number of bytes that ride stands behind the header."""
         number = self._round = self._round + 1
         board = self._board = self._boards[number & 1]
-        if len(row) > ROW_BYTES and self._laid is not board.mine:
-            length = int.from_bytes(row[ROW_BYTES:], "little")
+        if len(header) > HEADER_BYTES and self._laid is not board.mine:
+            length = int.from_bytes(header[HEADER_BYTES:], "little")
             board.mine[:length] = self._laid[:length]
             self._laid = board.mine
-        board.row[:] = row[:ROW_BYTES]
+        board.header[:] = header[:HEADER_BYTES]
         counter = number.to_bytes(_COUNTER_BYTES, "little")
         self._complete = counter * self._members
         board.counter[:] = counter
 
     def test(self) -> bool:
-        """See `RowExchange.test`."""
+        """See `HeaderExchange.test`."""
         return self._board.counters == self._complete
 
-    def meet(self, row: bytes) -> bytes:
-        """See `RowExchange.meet`; waiting here gives way to other ranks."""
-        self.start(row)
+    def meet(self, header: bytes) -> bytes:
+        """See `HeaderExchange.meet`; waiting here gives way to other ranks."""
+        self.start(header)
         self._wait()
-        return self._board.rows.tobytes()
+        return self._board.headers.tobytes()
 
     def _wait(self) -> None:
         counters, complete = self._board.counters, self._complete
@@ -298,40 +298,40 @@ class SharedRows(RowExchange):
         while counters != complete:
             time.sleep(_NAP_S)
 
-    def rows(self) -> bytes:
-        """See `RowExchange.rows`."""
-        return self._board.rows.tobytes()
+    def headers(self) -> bytes:
+        """See `HeaderExchange.headers`."""
+        return self._board.headers.tobytes()
 
     def absent(self) -> list[int]:
-        """See `RowExchange.absent`."""
+        """See `HeaderExchange.absent`."""
         shown, wanted, size = bytes(self._board.counters), self._complete, _COUNTER_BYTES
         places = range(self._members)
         return [i for i in places if shown[i * size :][:size] != wanted[i * size :][:size]]
 
-    def _make_place(self, dtype: np.dtype[Any], size: int) -> _SharedPlace:
-        return _SharedPlace(dtype, size, self._boards)
+    def _make_slot(self, dtype: np.dtype[Any], size: int) -> _SharedSlot:
+        return _SharedSlot(dtype, size, self._boards)
 
-    def put(self, place: _SharedPlace, data: Array) -> None:
-        """See `RowExchange.put`."""
+    def put(self, slot: _SharedSlot, data: Array) -> None:
+        """See `HeaderExchange.put`."""
         if self.test():
             which = (self._round + 1) & 1
             self._laid = self._boards[which].mine
-            place.parts[which][self._index][:] = data.reshape(-1)
+            slot.parts[which][self._index][:] = data.reshape(-1)
         else:
             # A token is out: its peers may still read the board that comes next.
             self._laid = self._aside
-            self._aside[: place.nbytes].view(place.dtype)[:] = data.reshape(-1)
+            self._aside[: slot.nbytes].view(slot.dtype)[:] = data.reshape(-1)
 
-    def parts(self, place: _SharedPlace) -> list[Array]:
-        """See `RowExchange.parts`."""
-        return place.parts[self._round & 1]
+    def parts(self, slot: _SharedSlot) -> list[Array]:
+        """See `HeaderExchange.parts`."""
+        return slot.parts[self._round & 1]
 
     def tell(self, text: str) -> list[str]:
-        """See `RowExchange.tell`; a round without a row that anybody reads."""
+        """See `HeaderExchange.tell`; a round without a header that anybody reads."""
         board = self._boards[(self._round + 1) & 1]
         self._laid = board.mine
         board.mine[:TEXT_BYTES] = np.frombuffer(cut_text(text), np.uint8)
-        self.meet(bytes(ROW_BYTES) + _TEXT_RIDER)
+        self.meet(bytes(HEADER_BYTES) + _TEXT_PAYLOAD)
         return [
             read_text(room[:TEXT_BYTES].tobytes())
             for index, room in enumerate(board.data)
@@ -340,18 +340,18 @@ class SharedRows(RowExchange):
 
     def free(self) -> None:
         """Forgets the memory, which is its owner's."""
-        self._places.clear()
+        self._slots.clear()
         self._boards.clear()
 
 
-# Carries the rows of a lane between threads of one process.
+# Carries the headers of a channel between threads of one process.
 #
-# As in `shared_rows` a lane has two boards that are used in turns. A thread that waits
+# As in `SharedMemoryExchange` a channel has two boards that are used in turns. A thread that waits
 # sleeps: one that looked again and again would keep the interpreter from the others.
 
 
 _DATA_BYTES = 16 << 10
-_RIDER = b"+"
+_PAYLOAD = b"+"
 _NO_DATA = np.empty(0)
 
 
@@ -359,12 +359,12 @@ class _Posted(NamedTuple):
     """What one rank posted in one round."""
 
     number: int
-    row: bytes
+    header: bytes
     data: Array
 
 
-class LocalLane:
-    """What the threads of a lane share.
+class LocalChannel:
+    """What the threads of a channel share.
 
     Args:
         members: How many they are.
@@ -376,7 +376,7 @@ class LocalLane:
     """
 
     def __init__(self, members: int) -> None:
-        nothing = _Posted(-1, bytes(ROW_BYTES), _NO_DATA)
+        nothing = _Posted(-1, bytes(HEADER_BYTES), _NO_DATA)
         self.boards = [[nothing] * members for _ in range(2)]
         self.arrived = threading.Condition()
         self.closed = False
@@ -388,41 +388,41 @@ class LocalLane:
             self.arrived.notify_all()
 
 
-class LocalRows(RowExchange):
-    """See `RowExchange`; made by the thread that uses it, or before that thread starts.
+class LocalExchange(HeaderExchange):
+    """See `HeaderExchange`; made by the thread that uses it, or before that thread starts.
 
     Args:
-        lane: Shared with the other members.
+        channel: Shared with the other members.
         index: This rank's place among them.
     """
 
-    def __init__(self, lane: LocalLane, index: int) -> None:
+    def __init__(self, channel: LocalChannel, index: int) -> None:
         super().__init__()
         self.data_bytes = self.most_bytes = self.most_gathered = _DATA_BYTES
-        self._lane = lane
+        self._channel = channel
         self._index = index
         self._number = -1
-        self._board = lane.boards[0]
+        self._board = channel.boards[0]
         self._data = _NO_DATA
 
-    def start(self, row: bytes) -> None:
-        """See `RowExchange.start`.
+    def start(self, header: bytes) -> None:
+        """See `HeaderExchange.start`.
 
         Raises:
             UnavailableError: The session is over.
         """
-        lane = self._lane
+        channel = self._channel
         self._check_open()
         number = self._number = self._number + 1
-        board = self._board = lane.boards[number & 1]
-        data = self._data if len(row) > ROW_BYTES else _NO_DATA
-        board[self._index] = _Posted(number, row[:ROW_BYTES], data)
+        board = self._board = channel.boards[number & 1]
+        data = self._data if len(header) > HEADER_BYTES else _NO_DATA
+        board[self._index] = _Posted(number, header[:HEADER_BYTES], data)
         if self._is_complete():
-            with lane.arrived:
-                lane.arrived.notify_all()
+            with channel.arrived:
+                channel.arrived.notify_all()
 
     def _check_open(self) -> None:
-        if self._lane.closed:
+        if self._channel.closed:
             raise UnavailableError("the session ended while this worker was in a collective")
 
     def _is_complete(self) -> bool:
@@ -430,7 +430,7 @@ class LocalRows(RowExchange):
         return all(posted[0] == number for posted in self._board)
 
     def test(self) -> bool:
-        """See `RowExchange.test`.
+        """See `HeaderExchange.test`.
 
         Raises:
             UnavailableError: The session is over.
@@ -440,43 +440,43 @@ class LocalRows(RowExchange):
         self._check_open()
         return False
 
-    def meet(self, row: bytes) -> bytes:
-        """See `RowExchange.meet`.
+    def meet(self, header: bytes) -> bytes:
+        """See `HeaderExchange.meet`.
 
         Raises:
             UnavailableError: The session is over.
         """
-        self.start(row)
+        self.start(header)
         if not self._is_complete():
-            with self._lane.arrived:
+            with self._channel.arrived:
                 while not self.test():
-                    self._lane.arrived.wait()
-        return self.rows()
+                    self._channel.arrived.wait()
+        return self.headers()
 
-    def rows(self) -> bytes:
-        """See `RowExchange.rows`."""
+    def headers(self) -> bytes:
+        """See `HeaderExchange.headers`."""
         return b"".join([posted[1] for posted in self._board])
 
     def absent(self) -> list[int]:
-        """See `RowExchange.absent`."""
+        """See `HeaderExchange.absent`."""
         number = self._number
         return [place for place, posted in enumerate(self._board) if posted[0] != number]
 
-    def _make_place(self, dtype: np.dtype[Any], size: int) -> Place:
-        return Place(dtype, size, _RIDER)
+    def _make_slot(self, dtype: np.dtype[Any], size: int) -> Slot:
+        return Slot(dtype, size, _PAYLOAD)
 
-    def put(self, place: Place, data: Array) -> None:
-        """See `RowExchange.put`; what is laid down is a copy that nobody changes."""
-        self._data = data.reshape(place.size).copy()
+    def put(self, slot: Slot, data: Array) -> None:
+        """See `HeaderExchange.put`; what is laid down is a copy that nobody changes."""
+        self._data = data.reshape(slot.size).copy()
 
-    def parts(self, place: Place) -> list[Array]:
-        """See `RowExchange.parts`."""
-        return [posted[2][: place.size] for posted in self._board]
+    def parts(self, slot: Slot) -> list[Array]:
+        """See `HeaderExchange.parts`."""
+        return [posted[2][: slot.size] for posted in self._board]
 
     def tell(self, text: str) -> list[str]:
-        """See `RowExchange.tell`; a round without a row that anybody reads."""
+        """See `HeaderExchange.tell`; a round without a header that anybody reads."""
         self._data = np.frombuffer(cut_text(text), np.uint8)
-        self.meet(bytes(ROW_BYTES) + _RIDER)
+        self.meet(bytes(HEADER_BYTES) + _PAYLOAD)
         texts = [read_text(posted[2].tobytes()) for posted in self._board]
         return texts[: self._index] + texts[self._index + 1 :]
 
@@ -485,29 +485,29 @@ class LocalRows(RowExchange):
         self._data = _NO_DATA
 
 
-# Carries the rows of a lane by MPI messages from each rank to each other.
+# Carries the headers of a channel by MPI messages from each rank to each other.
 #
-# For lanes that cross machines; where memory is shared, `shared_rows` is faster.
+# For channels that cross machines; where memory is shared, `SharedMemoryExchange` is faster.
 # Persistent requests make a round two calls. Against MPI's own collectives that has
 # three advantages: a rank that failed posts without waiting in just the way in which
 # one that has not posts and waits (MPI does not match blocking with non-blocking
 # collectives); what nobody came for can be drained at the end; and of the four ways
-# tried it is the fastest for 2 to 8 ranks. A lane of n ranks takes n(n - 1) messages,
+# tried it is the fastest for 2 to 8 ranks. A channel of n ranks takes n(n - 1) messages,
 # which stay in eager buffers of MPI until they are wanted.
 
 
 # Among more ranks the copies to everyone cost more than a collective of MPI.
 _MOST_RANKS = 8
-# How much data may ride. A row is sent with the least of these that holds its data,
+# How much data may ride. A header is sent with the least of these that holds its data,
 # as a persistent request has one length.
 _LENGTHS = (256, 1024, 4096, 16384)
 _TEXT_TAG = 16
-# The first numbers of a row: whether it is a call, of which command, and the how manieth.
+# The first numbers of a header: whether it is a call, its command, and which collective of that.
 _CALL = 3
 
 
-class _Place(Place):
-    """See `Place`; here it has its views.
+class _MpiSlot(Slot):
+    """See `Slot`; here it has its views.
 
     Attributes:
         parts: The data of all members after the round.
@@ -515,20 +515,20 @@ class _Place(Place):
 
     __slots__ = ("parts",)
 
-    def __init__(self, dtype: np.dtype[Any], size: int, rider: bytes, parts: list[Array]) -> None:
-        super().__init__(dtype, size, rider)
+    def __init__(self, dtype: np.dtype[Any], size: int, payload: bytes, parts: list[Array]) -> None:
+        super().__init__(dtype, size, payload)
         self.parts = parts
 
 
-class MpiRows(RowExchange):
-    """See `RowExchange`.
+class MpiExchange(HeaderExchange):
+    """See `HeaderExchange`.
 
     Args:
         mpi: The module `mpi4py.MPI`.
-        comm: Carries rows and texts only.
+        comm: Carries headers and texts only.
         me: This rank in it.
-        members: The ranks of the lane, this one among them, in order.
-        tag: Tells lanes of the same ranks apart.
+        members: The ranks of the channel, this one among them, in order.
+        tag: Tells channels of the same ranks apart.
         with_data: Data may ride along.
     """
 
@@ -547,18 +547,18 @@ class MpiRows(RowExchange):
         self.data_bytes = self.most_bytes = self.most_gathered = max(lengths, default=0)
         self._mpi, self._comm, self._tag = mpi, comm, tag
         self._peers = [member for member in members if member != me]
-        slots = np.zeros((len(members), ROW_BYTES + self.data_bytes), np.uint8)
+        lines = np.zeros((len(members), HEADER_BYTES + self.data_bytes), np.uint8)
         self._index = list(members).index(me)
-        mine = slots[self._index]
-        self._slots = slots
-        self._head = memoryview(mine[:ROW_BYTES])
-        self._heads = slots[:, :ROW_BYTES]
+        mine = lines[self._index]
+        self._lines = lines
+        self._head = memoryview(mine[:HEADER_BYTES])
+        self._heads = lines[:, :HEADER_BYTES]
         receives: list[Any] = [
-            comm.Recv_init([slots[index], mpi.BYTE], member, tag)
+            comm.Recv_init([lines[index], mpi.BYTE], member, tag)
             for index, member in enumerate(members)
             if member != me
         ]
-        sends = [self._prepare(mine[: ROW_BYTES + length]) for length in (0, *lengths)]
+        sends = [self._prepare(mine[: HEADER_BYTES + length]) for length in (0, *lengths)]
         self._all = receives + [request for each in sends for request in each]
         # Receives stand first, so that a message finds its place when it comes.
         self._rounds = [receives + each for each in sends]
@@ -568,52 +568,52 @@ class MpiRows(RowExchange):
         self._wait_all = mpi.Request.Waitall
         self._test_all = mpi.Request.Testall
 
-    def start(self, row: bytes) -> None:
-        """See `RowExchange.start`; a byte behind the row for each step of length."""
-        self._head[:] = row[:ROW_BYTES]
-        self._active = self._rounds[len(row) - ROW_BYTES]
+    def start(self, header: bytes) -> None:
+        """See `HeaderExchange.start`; a byte behind the header for each step of length."""
+        self._head[:] = header[:HEADER_BYTES]
+        self._active = self._rounds[len(header) - HEADER_BYTES]
         self._start_all(self._active)
 
     def test(self) -> bool:
-        """Whether all rows have come and this rank's has gone."""
+        """Whether all headers have come and this rank's has gone."""
         return bool(self._test_all(self._active))
 
-    def meet(self, row: bytes) -> bytes:
+    def meet(self, header: bytes) -> bytes:
         """Does all of a round at once; waiting here gives way to other ranks."""
-        # What `start` and `rows` do, spelled out: after large operations the
+        # What `start` and `headers` do, spelled out: after large operations the
         # interpreter finds its caches cold, and each call counts threefold.
-        self._head[:] = row[:ROW_BYTES]
-        active = self._rounds[len(row) - ROW_BYTES]
+        self._head[:] = header[:HEADER_BYTES]
+        active = self._rounds[len(header) - HEADER_BYTES]
         self._start_all(active)
         self._wait_all(active)
         return self._heads.tobytes()
 
-    def rows(self) -> bytes:
-        """See `RowExchange.rows`."""
+    def headers(self) -> bytes:
+        """See `HeaderExchange.headers`."""
         return self._heads.tobytes()
 
     def absent(self) -> list[int]:
-        """See `RowExchange.absent`; a row of this round says the same command as ours."""
-        rows = self._heads.view(np.int64)
-        mine = rows[self._index, :_CALL]
-        return [place for place, row in enumerate(rows) if (row[:_CALL] != mine).any()]
+        """See `HeaderExchange.absent`; a header of this round says the same command as ours."""
+        headers = self._heads.view(np.int64)
+        mine = headers[self._index, :_CALL]
+        return [place for place, header in enumerate(headers) if (header[:_CALL] != mine).any()]
 
-    def _make_place(self, dtype: np.dtype[Any], size: int) -> _Place:
+    def _make_slot(self, dtype: np.dtype[Any], size: int) -> _MpiSlot:
         nbytes = dtype.itemsize * size
-        parts = [slot[ROW_BYTES : ROW_BYTES + nbytes].view(dtype) for slot in self._slots]
+        parts = [line[HEADER_BYTES : HEADER_BYTES + nbytes].view(dtype) for line in self._lines]
         tier = 1 + sum(nbytes > length for length in self._lengths)
-        return _Place(dtype, size, b"+" * tier, parts)
+        return _MpiSlot(dtype, size, b"+" * tier, parts)
 
-    def put(self, place: _Place, data: Array) -> None:
-        """See `RowExchange.put`."""
-        place.parts[self._index][:] = data.reshape(-1)
+    def put(self, slot: _MpiSlot, data: Array) -> None:
+        """See `HeaderExchange.put`."""
+        slot.parts[self._index][:] = data.reshape(-1)
 
-    def parts(self, place: _Place) -> list[Array]:
-        """See `RowExchange.parts`."""
-        return place.parts
+    def parts(self, slot: _MpiSlot) -> list[Array]:
+        """See `HeaderExchange.parts`."""
+        return slot.parts
 
     def tell(self, text: str) -> list[str]:
-        """See `RowExchange.tell`."""
+        """See `HeaderExchange.tell`."""
         mpi, comm, tag = self._mpi, self._comm, self._tag + _TEXT_TAG
         mine = cut_text(text)
         theirs = [bytearray(len(mine)) for _ in self._peers]
@@ -633,7 +633,7 @@ class MpiRows(RowExchange):
         return [comm.Send_init([part, mpi.BYTE], peer, self._tag) for peer in self._peers]
 
 
-# Memory that the ranks of one machine share for the rows of their lanes.
+# Memory that the ranks of one machine share for the headers of their channels.
 #
 # The first rank of the machine makes it without a name in any file system and the
 # others find it by its descriptor in /proc, so nothing is left behind however the
@@ -650,7 +650,7 @@ _Key = tuple[Tag, tuple[int, ...]]
 
 
 class NodeMemory:
-    """The lanes of one machine's ranks.
+    """The channels of one machine's ranks.
 
     Args:
         mpi: The module `mpi4py.MPI`.
@@ -667,26 +667,30 @@ class NodeMemory:
         pairs = [(Tag.PAIR, pair) for pair in combinations(here, 2)]
         self._places: dict[_Key, tuple[int, int]] = {}
         at = 0
-        for tag, members in (*wide_lanes(num_workers, num_groups), *pairs):
+        for tag, members in (*wide_channels(num_workers, num_groups), *pairs):
             if self._here.issuperset(members):
                 has_data = tag != Tag.PAIR and len(members) <= _MOST_RANKS
                 room = _PAGE_BYTES if has_data else 0
                 self._places[tag, members] = at, room
-                at += lane_bytes(len(members), room)
+                at += channel_bytes(len(members), room)
         self._memory = _share(mpi, node, at) if at and len(here) > 1 else None
         node.Free()
 
-    def make_rows(self, tag: Tag, members: tuple[int, ...]) -> SharedRows | None:
-        """Makes this rank's end of a lane; None where its ranks share no memory."""
+    def make_exchange(self, tag: Tag, members: tuple[int, ...]) -> SharedMemoryExchange | None:
+        """Makes this rank's end of a channel; None where its ranks share no memory."""
         place = self._places.get((tag, members))
         if place is None or self._memory is None:
             return None
         at, room = place
-        size = lane_bytes(len(members), room)
-        return SharedRows(self._memory[at : at + size], members.index(self._me), len(members), room)
+        size = channel_bytes(len(members), room)
+        return SharedMemoryExchange(
+            self._memory[at : at + size], members.index(self._me), len(members), room
+        )
 
-    def make_team_rows(self, comm: Any, members: tuple[int, ...]) -> SharedRows | None:
-        """Makes this rank's end of a lane that begins later, in memory of its own.
+    def make_team_exchange(
+        self, comm: Any, members: tuple[int, ...]
+    ) -> SharedMemoryExchange | None:
+        """Makes this rank's end of a channel that begins later, in memory of its own.
 
         Collective over the members; None on all of them where they share no memory.
 
@@ -698,8 +702,10 @@ class NodeMemory:
             return None
         count = len(members)
         room = _PAGE_BYTES if count <= _MOST_RANKS else 0
-        memory = _share(self._mpi, comm, lane_bytes(count, room))
-        return None if memory is None else SharedRows(memory, comm.Get_rank(), count, room)
+        memory = _share(self._mpi, comm, channel_bytes(count, room))
+        return (
+            None if memory is None else SharedMemoryExchange(memory, comm.Get_rank(), count, room)
+        )
 
 
 def _share(mpi: Any, node: Any, nbytes: int) -> memoryview | None:
@@ -708,7 +714,7 @@ def _share(mpi: Any, node: Any, nbytes: int) -> memoryview | None:
     fd, path = -1, ""
     if first and keeps_order():
         try:
-            fd = os.memfd_create("disco-rows", os.MFD_CLOEXEC)
+            fd = os.memfd_create("disco-headers", os.MFD_CLOEXEC)
             os.ftruncate(fd, nbytes)
             path = f"/proc/{os.getpid()}/fd/{fd}"
         except (AttributeError, OSError):

@@ -11,7 +11,7 @@ import numpy as np
 
 from disco_server.collectives.communicator import Communicator
 from disco_server.collectives.group import LineParts
-from disco_server.collectives.header_exchange import LocalLane, LocalRows
+from disco_server.collectives.header_exchange import LocalChannel, LocalExchange
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.types import Array, ReduceOp, Tag, UnavailableError
 
@@ -267,7 +267,7 @@ def _cut(whole: Array, counts: Sequence[int]) -> list[Array]:
     return [flat[stop - count : stop] for count, stop in zip(counts, stops, strict=True)]
 
 
-_Lane = tuple[Tag, tuple[int, ...]]
+_Channel = tuple[Tag, tuple[int, ...]]
 
 
 class LocalWorld:
@@ -281,17 +281,17 @@ class LocalWorld:
     def __init__(self, num_workers: int, num_groups: int = 1) -> None:
         self.num_workers = num_workers
         self.num_groups = num_groups
-        self._lanes: dict[_Lane, LocalLane] = {}
-        self._tables: dict[_Lane, LocalTable] = {}
+        self._channels: dict[_Channel, LocalChannel] = {}
+        self._tables: dict[_Channel, LocalTable] = {}
         self._lock = threading.Lock()
         self._closed = False
 
-    def lane(self, tag: Tag, members: tuple[int, ...]) -> LocalLane:
-        """Where the rows of these ranks meet; made by who comes first."""
+    def channel(self, tag: Tag, members: tuple[int, ...]) -> LocalChannel:
+        """Where the headers of these ranks meet; made by who comes first."""
         with self._lock:
-            found = self._lanes.get((tag, members))
+            found = self._channels.get((tag, members))
             if found is None:
-                found = self._lanes[tag, members] = LocalLane(len(members))
+                found = self._channels[tag, members] = LocalChannel(len(members))
                 if self._closed:
                     found.close()
         return found
@@ -310,7 +310,7 @@ class LocalWorld:
         """Ends every wait of every rank with `UnavailableError`; idempotent."""
         with self._lock:
             self._closed = True
-            for shared in (*self._lanes.values(), *self._tables.values()):
+            for shared in (*self._channels.values(), *self._tables.values()):
                 shared.close()
 
 
@@ -328,13 +328,18 @@ class LocalCommunicator(Communicator):
     def __init__(self, worker_id: int, world: LocalWorld, loss: Loss | None = None) -> None:
         self._shared = world
         super().__init__(
-            worker_id, world.num_workers, world.num_groups, self._open_rows, self._open_moves, loss
+            worker_id,
+            world.num_workers,
+            world.num_groups,
+            self._open_exchange,
+            self._open_backend,
+            loss,
         )
 
-    def _open_rows(self, tag: Tag, members: tuple[int, ...]) -> LocalRows:
-        return LocalRows(self._shared.lane(tag, members), members.index(self._worker_id))
+    def _open_exchange(self, tag: Tag, members: tuple[int, ...]) -> LocalExchange:
+        return LocalExchange(self._shared.channel(tag, members), members.index(self._worker_id))
 
-    def _open_moves(self, tag: Tag, members: tuple[int, ...]) -> LocalBackend:
+    def _open_backend(self, tag: Tag, members: tuple[int, ...]) -> LocalBackend:
         table = self._shared.table(tag, members)
         return LocalBackend(table, members.index(self._worker_id), self._open_pair)
 
@@ -342,7 +347,9 @@ class LocalCommunicator(Communicator):
         if place is None:
             return None
         members = lines[place]
-        return LineParts(self._open_rows(Tag.TEAM, members), self._open_moves(Tag.TEAM, members))
+        return LineParts(
+            self._open_exchange(Tag.TEAM, members), self._open_backend(Tag.TEAM, members)
+        )
 
     def _open_pair(self, peer: int) -> tuple[LocalTable, int]:
         pair = (min(peer, self._worker_id), max(peer, self._worker_id))

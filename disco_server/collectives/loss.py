@@ -75,7 +75,7 @@ class Guarded:
     theirs.
 
     Args:
-        part: What moves data, or rows.
+        part: What moves data, or headers.
         error: What the library raises.
         lose: Called with the name of the operation, and what was raised.
     """

@@ -18,7 +18,7 @@ import numpy as np
 
 from disco_server.collectives.communicator import Communicator
 from disco_server.collectives.group import Backend, LineParts
-from disco_server.collectives.header_exchange import MpiRows, NodeMemory
+from disco_server.collectives.header_exchange import MpiExchange, NodeMemory
 from disco_server.collectives.loss import Guarded, Loss
 from disco_server.collectives.mpi_library import MpiLibrary, Pieces, load_mpi, version_text
 from disco_server.collectives.numeric import divide, narrow
@@ -26,7 +26,7 @@ from disco_server.collectives.types import Array, ReduceOp, Tag, UnavailableErro
 from disco_server.collectives.validation import Family
 
 if TYPE_CHECKING:
-    from disco_server.collectives.header_exchange import RowExchange
+    from disco_server.collectives.header_exchange import HeaderExchange
     from disco_server.collectives.validation import Lines
 
 __all__ = ["MpiBackend", "MpiCommunicator", "cut"]
@@ -377,7 +377,7 @@ def _same(one: Array, other: Array) -> bool:
     return one.ctypes.data == other.ctypes.data and one.nbytes == other.nbytes
 
 
-# The tags of messages that carry rows: below are those of the lanes that there are from
+# The tags of messages that carry headers: below are those of the channels that there are from
 # the beginning; each line of teams has its own, with room for the tag of its texts.
 _FIRST_TEAM_TAG, _TAGS_A_TEAM = 32, 32
 
@@ -403,12 +403,17 @@ class MpiCommunicator(Communicator):
         self._lines_opened = 0
         self.loss = loss or Loss(worker_id)
         with self._losing("start of mpi"):
-            # Three communicators keep rows, data and another owner's messages apart.
-            self._rows_comm = mpi.COMM_WORLD.Dup()
+            # Three communicators keep headers, data and another owner's messages apart.
+            self._header_comm = mpi.COMM_WORLD.Dup()
             self._data_comms = [mpi.COMM_WORLD.Dup()]
-            self._memory = NodeMemory(mpi, self._rows_comm, num_workers, num_groups)
+            self._memory = NodeMemory(mpi, self._header_comm, num_workers, num_groups)
             super().__init__(
-                worker_id, num_workers, num_groups, self._open_rows, self._open_moves, self.loss
+                worker_id,
+                num_workers,
+                num_groups,
+                self._open_exchange,
+                self._open_backend,
+                self.loss,
             )
 
     @classmethod
@@ -465,15 +470,15 @@ class MpiCommunicator(Communicator):
         """The MPI library in use: "mpich", "impi" or "other"."""
         return self._library.name
 
-    def _open_rows(self, tag: Tag, members: tuple[int, ...]) -> RowExchange:
-        made = self._memory.make_rows(tag, members)
-        return made or self._mpi_rows(members, tag, with_data=tag != Tag.PAIR)
+    def _open_exchange(self, tag: Tag, members: tuple[int, ...]) -> HeaderExchange:
+        made = self._memory.make_exchange(tag, members)
+        return made or self._mpi_exchange(members, tag, with_data=tag != Tag.PAIR)
 
-    def _open_moves(self, tag: Tag, members: tuple[int, ...]) -> Backend:
+    def _open_backend(self, tag: Tag, members: tuple[int, ...]) -> Backend:
         if tag == Tag.GROUP:
             world = self._data_comms[0]
             self._data_comms.append(world.Split(members[0], self._worker_id))
-        return self._moves(len(members))
+        return self._make_data(len(members))
 
     def _open_line(self, lines: Lines, place: int | None) -> LineParts | None:
         with self._losing(f"make_teams of command #{self.position}"):
@@ -490,20 +495,22 @@ class MpiCommunicator(Communicator):
         comm = world.Split(place, members.index(me))
         self._data_comms.append(comm)
         tag = _FIRST_TEAM_TAG + _TAGS_A_TEAM * (first + place)
-        shared = self._memory.make_team_rows(comm, members)
-        rows = shared or self._mpi_rows(members, tag, with_data=True)
-        return LineParts(rows, self._moves(len(members)))
+        shared = self._memory.make_team_exchange(comm, members)
+        exchange = shared or self._mpi_exchange(members, tag, with_data=True)
+        return LineParts(exchange, self._make_data(len(members)))
 
-    def _mpi_rows(self, members: tuple[int, ...], tag: int, *, with_data: bool) -> RowExchange:
-        rows = MpiRows(
-            self._mpi, self._rows_comm, self._worker_id, members, tag, with_data=with_data
+    def _mpi_exchange(
+        self, members: tuple[int, ...], tag: int, *, with_data: bool
+    ) -> HeaderExchange:
+        exchange = MpiExchange(
+            self._mpi, self._header_comm, self._worker_id, members, tag, with_data=with_data
         )
-        return cast("RowExchange", Guarded(rows, self._mpi.Exception, self._lose_meeting))
+        return cast("HeaderExchange", Guarded(exchange, self._mpi.Exception, self._lose_exchange))
 
-    def _moves(self, members: int) -> Backend:
+    def _make_data(self, members: int) -> Backend:
         """What moves data in the communicator that was made last."""
-        moves = MpiBackend(self._mpi, self._data_comms[-1], self._library.cut(members))
-        return cast("Backend", Guarded(moves, self._mpi.Exception, self._lose_move))
+        backend = MpiBackend(self._mpi, self._data_comms[-1], self._library.cut(members))
+        return cast("Backend", Guarded(backend, self._mpi.Exception, self._lose_data))
 
     @contextlib.contextmanager
     def _losing(self, operation: str) -> Generator[None]:
@@ -513,11 +520,11 @@ class MpiCommunicator(Communicator):
         except self._mpi.Exception as error:
             self._lose(operation, error)
 
-    def _lose_move(self, operation: str, error: Exception) -> NoReturn:
+    def _lose_data(self, operation: str, error: Exception) -> NoReturn:
         self._lose(f"{operation} of command #{self.position}", error)
 
-    def _lose_meeting(self, _call: str, error: Exception) -> NoReturn:
-        self._lose_move("the meeting before a collective", error)
+    def _lose_exchange(self, _call: str, error: Exception) -> NoReturn:
+        self._lose_data("the meeting before a collective", error)
 
     def _lose(self, operation: str, error: Exception) -> NoReturn:
         self.loss.lose(operation, version_text(self._mpi), str(error))
@@ -525,7 +532,7 @@ class MpiCommunicator(Communicator):
         raise error
 
     def _release(self) -> None:
-        for comm in (*self._data_comms, self._rows_comm):
+        for comm in (*self._data_comms, self._header_comm):
             comm.Free()
         if self._owns_mpi:
             self._mpi.Finalize()

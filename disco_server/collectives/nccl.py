@@ -342,7 +342,7 @@ def start_nccl(
         limits=hooks.limits,
     )
     opened = _Opening(comm, library, gpu, watch, records)
-    comm.add_device(name, gpu.xp, opened.make_moves, opened.open_device)
+    comm.add_device(name, gpu.xp, opened.make_backend, opened.open_device)
     return watch
 
 
@@ -406,7 +406,7 @@ class _Opening:
         self._watch, self._records = watch, records
         self._world: Any = None
 
-    def make_moves(self, tag: Tag, members: tuple[int, ...]) -> NcclBackend:
+    def make_backend(self, tag: Tag, members: tuple[int, ...]) -> NcclBackend:
         """Makes what moves data among these members, of whom this rank is one."""
         rank, size = members.index(self._comm.worker_id), len(members)
         try:
@@ -425,7 +425,7 @@ class _Opening:
             ) from error
         return self._wrap(made, rank, size)
 
-    def open_device(self, lines: Lines, place: int | None, moves: Backend) -> NcclBackend | None:
+    def open_device(self, lines: Lines, place: int | None, backend: Backend) -> NcclBackend | None:
         """Makes what moves data in a line of teams; see `teams.OpenDevice`.
 
         Raises:
@@ -438,7 +438,7 @@ class _Opening:
             if self._library.splits:
                 made = self._world.commSplit(_NO_COLOR if place is None else place, rank)
             elif members:
-                unique = self._share_id(rank, moves)
+                unique = self._share_id(rank, backend)
                 made = self._library.binding.NcclCommunicator(size, unique, rank)
             else:
                 made = None
@@ -450,13 +450,13 @@ class _Opening:
             made, rank, size, library=self._library, arrays=self._arrays, watch=self._watch
         )
 
-    def _share_id(self, rank: int, moves: Backend) -> bytes:
+    def _share_id(self, rank: int, backend: Backend) -> bytes:
         """Brings a unique id of the first member to all, on the host."""
         shared = np.zeros(_ID_BYTES, np.uint8)
         if rank == 0:
             with contextlib.suppress(self._library.error):
                 shared[:] = np.frombuffer(self._library.binding.get_unique_id(), np.uint8)
-        moves.broadcast(shared, shared)
+        backend.broadcast(shared, shared)
         if not shared.any():
             raise RuntimeError("the first member could not make a unique id")
         return shared.tobytes()

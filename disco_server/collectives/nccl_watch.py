@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from disco_server.collectives.meeting_watch import slow_seconds
+from disco_server.collectives.collective_watch import slow_seconds
 from disco_server.settings import seconds_in
 
 if TYPE_CHECKING:

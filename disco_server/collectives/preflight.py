@@ -1,18 +1,18 @@
 """How the ranks of a collective agree to begin it, without I/O.
 
-Lanes and rounds
+Channels and rounds
 ----------------
-A lane is a fixed set of ranks that meet in collectives: all workers, a group, or
+A channel is a fixed set of ranks that meet in collectives: all workers, a group, or
 the two ends of a transfer. Its life is a sequence of rounds; in each round every
-rank of the lane posts exactly one row of eight numbers and then sees the rows of
-all. A row is one of two things:
+rank of the channel posts exactly one header of eight numbers and then sees the headers of
+all. A header is one of two things:
 
-- a call: "in command `seq` I am about to enter my `nth` collective of this lane,
+- a call: "in command `seq` I am about to enter my `nth` collective of this channel,
   and this is what I bring";
 - a token: "I am done with every command up to `seq`". A rank that failed or
   skipped a command posts it without waiting (`Preflight.cannot_enter`).
 
-All ranks see the same rows, so each can decide alone what the others decide too.
+All ranks see the same headers, so each can decide alone what the others decide too.
 For a rank with a call in command H:
 
 - a token with seq >= H came: its rank will never enter H, the call is *aborted*;
@@ -20,7 +20,7 @@ For a rank with a call in command H:
 - only calls came, all equal and without a problem: *run*;
 - only calls came, but they differ: *mismatch*.
 
-A rank with a token asks whether anybody might still wait for it. Each row tells
+A rank with a token asks whether anybody might still wait for it. Each header tells
 how far its rank is: its *floor*, the first command in which that rank can enter
 anything later, is H for a call of H and seq + 1 for a token. If some floor is not
 beyond the last command that this rank failed, it posts a token again; so it does
@@ -30,8 +30,8 @@ to enter a collective first lets its pending token complete, as often as it take
 Why this is right
 -----------------
 *Only equal calls run.* Run needs a round in which every rank posted an equal call,
-and all ranks see that round; each then does the data operation, on a channel of
-its own, before it posts again. So the data operations of a lane happen in the
+and all ranks see that round; each then does the data operation, on a communicator of
+its own, before it posts again. So the data operations of a channel happen in the
 order of its rounds on every rank and never meet another one's data.
 
 *Nobody is aborted who could have run.* Say A's call (H, nth) meets C's token with
@@ -40,23 +40,29 @@ before k, then A posted in that round something else: an older token, then C
 repeated and was not done; an older call, then both saw a mismatch, and C failed H.
 So C never entered it together with A, and now never will.
 
-*Every call ends.* A call in round k waits until all ranks of the lane post in k. A
-rank that reaches the lane posts; a rank that fails a command posts a token or has
+*Every call ends.* A call in round k waits until all ranks of the channel post in k. A
+rank that reaches the channel posts; a rank that fails a command posts a token or has
 one pending; a rank whose token completes posts again while anybody's floor says
 they might wait for a command it failed. So in every round that somebody waits in,
 all ranks that are done with his command have posted, and the others will either
 come or fail. A repeat needs an older token in that round, each rank posts older
 tokens only while its own progress grows, and the log is finite. While a rank waits
-in one lane it serves the tokens of all its other lanes, otherwise two ranks could
-wait for each other through two lanes.
+in one channel it serves the tokens of all its other channels, otherwise two ranks could
+wait for each other through two channels.
+
+*Who is aborted is done with the command.* A rank posts a token for the command of a call
+that was aborted as if it had failed the command, and further calls in it are aborted
+without a round, also where its function catches the error. Otherwise it could wait in a
+second channel for a peer that had an older token in the round, comes to the first call
+later, and waits there for it.
 
 *No call meets a strange call* unless the ranks' programs differ: a rank posts a
 call for a later command only when it has no pending token, that is, when all
 floors have gone beyond what it failed.
 
-Lanes that begin later
+Channels that begin later
 ----------------------
-A lane may begin while the session runs (`teams`): its members add it when a call of
+A channel may begin while the session runs (`teams`): its members add it when a call of
 all workers has run, in a command M, before they do anything else. Then all that is
 said above holds of it as if it had been there from the beginning:
 
@@ -64,28 +70,25 @@ said above holds of it as if it had been there from the beginning:
   that has not yet added it waits for nobody before it does, so who posts in it early
   waits for a rank that will come.
 - *No token is missing in it.* A rank that failed a command F before would have one
-  pending there. It would tell those who wait in F or earlier; but calls in this lane
+  pending there. It would tell those who wait in F or earlier; but calls in this channel
   are of M or later, and F < M, because tokens are posted for commands that are over.
-  A rank that fails M or anything later posts a token in all lanes, this one included.
-- *Floors* are those of ranks, in whatever lane they were seen, so what is known of a
-  rank holds in the new lane as well. `busy` is about pending tokens only, of which a
-  new lane has none.
+  A rank that fails M or anything later posts a token in all channels, this one included.
+- *Floors* are those of ranks, in whatever channel they were seen, so what is known of a
+  rank holds in the new channel as well. `busy` is about pending tokens only, of which a
+  new channel has none.
 - *Who leaves has it.* A rank takes leave after its last command, M among them, so each
-  lane is left by all its members.
+  channel is left by all its members.
 
-What carries the rows of a new lane must hold a row of a member until another one looks
+What carries the headers of a new channel must hold a header of a member until another one looks
 for it; therefore all members have built their ends before the call that begins it.
 
 What it cannot see: a rank that goes past a collective without failing and stays
-idle. Its peers wait until it reaches another collective of that lane (mismatch)
-or fails; likewise ranks that enter two lanes in different orders. Nor functions that
-catch an aborted collective's error and enter one of another lane in the same command:
-a peer that had an older token in the round comes to the first one later, waits there
-for them, and they may wait for it in the second.
+idle. Its peers wait until it reaches another collective of that channel (mismatch)
+or fails; likewise ranks that enter two channels in different orders.
 
 A pending token costs nothing until its peers come, but somebody must look whether
 it completed while it could matter: it does while some peer's floor, as far as it
-is known from any lane, is not beyond the last failed command. `Preflight.busy`
+is known from any channel, is not beyond the last failed command. `Preflight.busy`
 says whether there is such a token; only then do waits become polls.
 """
 
@@ -98,24 +101,33 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from disco_server.collectives.validation import Offer
+    from disco_server.collectives.validation import CollectiveSignature
 
-__all__ = ["ROW_BYTES", "Exchange", "Lane", "Preflight", "Row", "Verdict", "VerdictKind", "decide"]
+__all__ = [
+    "HEADER_BYTES",
+    "Channel",
+    "Decision",
+    "Exchange",
+    "Outcome",
+    "Preflight",
+    "RoundHeader",
+    "decide",
+]
 
 _LAYOUT = struct.Struct("8q")
-ROW_BYTES = _LAYOUT.size
+HEADER_BYTES = _LAYOUT.size
 _DONE_WITH_ALL = 2**62
-pack_row = _LAYOUT.pack
+pack_header = _LAYOUT.pack
 
 
-class Row(NamedTuple):
+class RoundHeader(NamedTuple):
     """What one rank posts in one round.
 
     Attributes:
         call: 1 for a call, 0 for a token.
         seq: The command of the call, or the last command the rank is done with.
-        nth: Which collective of the lane in that command, from 0.
-        op: The operation, as in `checks.Offer`.
+        nth: Which collective of the channel in that command, from 0.
+        op: The operation, as in `CollectiveSignature`.
         dtype: The code of its dtype.
         elements: How many are in one part.
         wrong: 1 if the rank's own check failed. A token has here the command in
@@ -138,7 +150,7 @@ class Row(NamedTuple):
         return self.seq if self.call else self.seq + 1
 
 
-class VerdictKind(Enum):
+class Outcome(Enum):
     """What becomes of a call after a round."""
 
     RUN = "run"
@@ -148,7 +160,7 @@ class VerdictKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Decision:
     """What becomes of a call, and because of whom.
 
     Attributes:
@@ -156,56 +168,56 @@ class Verdict:
         workers: The ranks that failed, or the odd ones; in order.
     """
 
-    kind: VerdictKind
+    kind: Outcome
     workers: tuple[int, ...] = ()
 
 
-_RUN = Verdict(VerdictKind.RUN)
-_REPEAT = Verdict(VerdictKind.REPEAT)
+_RUN = Decision(Outcome.RUN)
+_REPEAT = Decision(Outcome.REPEAT)
 
 
-def decide(rows: Sequence[tuple[int, Row]], mine: Row) -> Verdict:
+def decide(headers: Sequence[tuple[int, RoundHeader]], mine: RoundHeader) -> Decision:
     """Decides what becomes of a call.
 
     Args:
-        rows: Each rank of the lane with what it posted, this one included.
+        headers: Each rank of the channel with what it posted, this one included.
         mine: The call this rank posted.
     """
-    tokens = [(worker, row) for worker, row in rows if not row.call]
+    tokens = [(worker, header) for worker, header in headers if not header.call]
     blamed = {
-        row.extra if row.wrong == mine.seq else worker
-        for worker, row in tokens
-        if row.seq >= mine.seq
+        header.extra if header.wrong == mine.seq else worker
+        for worker, header in tokens
+        if header.seq >= mine.seq
     }
     if blamed:
-        return Verdict(VerdictKind.ABORTED, tuple(sorted(blamed)))
+        return Decision(Outcome.ABORTED, tuple(sorted(blamed)))
     if tokens:
         return _REPEAT
-    wrong = [worker for worker, row in rows if row.wrong]
+    wrong = [worker for worker, header in headers if header.wrong]
     if wrong:
-        return Verdict(VerdictKind.MISMATCH, tuple(sorted(wrong)))
-    if all(row == mine for _, row in rows):
+        return Decision(Outcome.MISMATCH, tuple(sorted(wrong)))
+    if all(header == mine for _, header in headers):
         return _RUN
-    return Verdict(VerdictKind.MISMATCH, _find_odd(rows))
+    return Decision(Outcome.MISMATCH, _find_odd(headers))
 
 
-def _find_odd(rows: Sequence[tuple[int, Row]]) -> tuple[int, ...]:
+def _find_odd(headers: Sequence[tuple[int, RoundHeader]]) -> tuple[int, ...]:
     """Finds the ranks outside the largest party; of equal ones the lowest rank's counts."""
-    parties: dict[Row, list[int]] = {}
-    for worker, row in sorted(rows):
-        parties.setdefault(row, []).append(worker)
+    parties: dict[RoundHeader, list[int]] = {}
+    for worker, header in sorted(headers):
+        parties.setdefault(header, []).append(worker)
     largest = max(parties.values(), key=len)
-    return tuple(sorted(worker for worker, _ in rows if worker not in largest))
+    return tuple(sorted(worker for worker, _ in headers if worker not in largest))
 
 
 class Exchange(Protocol):
-    """Carries the rows of one lane's rounds; one round at a time."""
+    """Carries the headers of one channel's rounds; one round at a time."""
 
-    def start(self, row: bytes) -> None:
-        """Posts this rank's row of the next round; returns at once.
+    def start(self, header: bytes) -> None:
+        """Posts this rank's header of the next round; returns at once.
 
         Args:
-            row: `ROW_BYTES` of row, perhaps with something behind it that only the
+            header: `HEADER_BYTES` of header, perhaps with something behind it that only the
                 exchange understands.
         """
 
@@ -213,24 +225,24 @@ class Exchange(Protocol):
         """Whether the round is complete."""
         ...
 
-    def meet(self, row: bytes) -> bytes:
-        """Posts a row, waits until the round is complete and returns its `rows`."""
+    def meet(self, header: bytes) -> bytes:
+        """Posts a header, waits until the round is complete and returns its `headers`."""
         ...
 
-    def rows(self) -> bytes:
-        """After a round: the rows of all ranks of the lane, in the order of its members."""
+    def headers(self) -> bytes:
+        """After a round: the headers of all ranks of the channel, in the order of its members."""
         ...
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
-    """One rank's view of a lane.
+class Channel:
+    """One rank's view of a channel.
 
     Attributes:
-        members: The worker ids of its ranks, in the order of their rows.
-        exchange: Carries their rows.
+        members: The worker ids of its ranks, in the order of their headers.
+        exchange: Carries their headers.
         pending: A token was posted and its round is not complete.
-        ran: The last command in which a collective of this lane began.
+        ran: The last command in which a collective of this channel began.
         seq: The command `nth` counts in.
         nth: How many collectives of that command were entered here.
         entered: How many collectives of all commands were.
@@ -247,103 +259,114 @@ class Lane:
 
 @dataclass(slots=True, eq=False)
 class Preflight:
-    """One rank's part in the rounds of all its lanes.
+    """One rank's part in the rounds of all its channels.
 
     Attributes:
         me: The worker id of this rank.
-        lanes: Every lane with peers.
+        channels: Every channel with peers.
         position: The command being executed, or the last one.
         failed: The last command that this rank failed or skipped.
         busy: A pending token must be looked after.
     """
 
     me: int
-    lanes: list[Lane] = field(default_factory=list[Lane])
+    channels: list[Channel] = field(default_factory=list[Channel])
     position: int = -1
     failed: int = -1
     busy: bool = False
     _floors: dict[int, int] = field(default_factory=dict[int, int])
     _blame: tuple[int, int] = (-2, -1)
 
-    def add_lane(self, members: Sequence[int], exchange: Exchange) -> Lane:
-        """Begins a lane of these ranks, this one among them, in the order of its rows."""
-        lane = Lane(tuple(members), exchange)
-        self.lanes.append(lane)
-        return lane
+    @property
+    def cannot_come(self) -> bool:
+        """Whether this rank has told its peers that it enters nothing more in this command."""
+        return 0 <= self.position <= self.failed
 
-    def next_row(self, lane: Lane, offer: Offer) -> bytes:
-        """Makes the row of the next call in a lane.
+    def add_channel(self, members: Sequence[int], exchange: Exchange) -> Channel:
+        """Begins a channel of these ranks, this one among them, in the order of its headers."""
+        channel = Channel(tuple(members), exchange)
+        self.channels.append(channel)
+        return channel
+
+    def next_header(self, channel: Channel, signature: CollectiveSignature) -> bytes:
+        """Makes the header of the next call in a channel.
 
         Args:
-            lane: Where it is about to enter.
-            offer: What this rank brings.
+            channel: Where it is about to enter.
+            signature: What this rank brings.
         """
         seq = self.position
-        if lane.seq != seq:
-            lane.seq = seq
-            lane.nth = 0
-        nth = lane.nth
-        lane.nth = nth + 1
-        op, dtype, elements, problem, _, extra, _ = offer
-        return pack_row(1, seq, nth, op, dtype, elements, problem != "", extra)
+        if channel.seq != seq:
+            channel.seq = seq
+            channel.nth = 0
+        nth = channel.nth
+        channel.nth = nth + 1
+        op, dtype, elements, problem, _, extra, _ = signature
+        return pack_header(1, seq, nth, op, dtype, elements, problem != "", extra)
 
-    def enter_now(self, lane: Lane, row: bytes, rider: bytes) -> bool:
+    def enter_now(self, channel: Channel, header: bytes, payload: bytes) -> bool:
         """Enters by the short way: one round, waited for.
 
         Args:
-            lane: Where to enter; with no pending token, and not while `busy`.
-            row: What `next_row` made of a sound offer.
-            rider: Stands behind the row; see `Exchange.start`.
+            channel: Where to enter; with no pending token, and not while `busy`.
+            header: What `next_header` made of a sound signature.
+            payload: Stands behind the header; see `Exchange.start`.
 
         Returns:
             Whether the call may run. If not, the round is complete and `negotiate`
             with `posted` must carry on.
         """
-        if lane.exchange.meet(row + rider) == row * len(lane.members):
-            lane.ran = lane.seq
+        if channel.exchange.meet(header + payload) == header * len(channel.members):
+            channel.ran = channel.seq
             return True
         return False
 
     def negotiate(
-        self, lane: Lane, row: bytes, *, posted: bool = False
-    ) -> Generator[None, None, Verdict]:
+        self, channel: Channel, header: bytes, *, posted: bool = False
+    ) -> Generator[None, None, Decision]:
         """Enters by the long way; yields whenever it would have to wait.
 
         Args:
-            lane: Where to enter.
-            row: What `next_row` made, perhaps with more behind it.
+            channel: Where to enter.
+            header: What `next_header` made, perhaps with more behind it.
             posted: `enter_now` has posted it.
 
         Returns:
             Run, aborted or mismatch.
         """
+        if self.cannot_come:
+            seq, worker = self._blame
+            return Decision(Outcome.ABORTED, (worker if seq == self.position else self.me,))
         if not posted:
-            while lane.pending:
-                yield from self._wait(lane)
-                self._finish_token(lane, self.position - 1)
-        mine = Row._make(_LAYOUT.unpack_from(row))
+            while channel.pending:
+                yield from self._wait(channel)
+                self._finish_token(channel, self.position - 1)
+        mine = RoundHeader._make(_LAYOUT.unpack_from(header))
         while True:
             if not posted:
-                lane.exchange.start(row)
-                yield from self._wait(lane)
+                channel.exchange.start(header)
+                yield from self._wait(channel)
             posted = False
-            verdict = decide(self._read(lane), mine)
-            if verdict.kind is not VerdictKind.REPEAT:
+            decision = decide(self._read(channel), mine)
+            if decision.kind is not Outcome.REPEAT:
                 break
-        if verdict.kind is VerdictKind.ABORTED:
-            self._blame = (mine.seq, verdict.workers[0])
-        elif verdict.kind is VerdictKind.RUN:
-            lane.ran = mine.seq
+        if decision.kind is Outcome.ABORTED:
+            self._blame = (mine.seq, decision.workers[0])
+            self.cannot_enter(mine.seq)
+        elif decision.kind is Outcome.RUN:
+            channel.ran = mine.seq
         self._look_around()
-        return verdict
+        return decision
 
     def cannot_enter(self, seq: int) -> None:
-        """Posts a token in every lane that has none pending."""
-        self.failed = max(self.failed, seq)
+        """Posts a token in every channel that has none pending, once for a command."""
+        if seq <= self.failed:
+            return
+        self.failed = seq
         self._serve(None, self.position - 1)
-        for lane in self.lanes:
-            if not lane.pending:
-                self._post_token(lane, self.position - 1)
+        for channel in self.channels:
+            if not channel.pending:
+                self._post_token(channel, self.position - 1)
         self._look_around()
 
     def poll(self) -> bool:
@@ -354,73 +377,77 @@ class Preflight:
         return self.busy
 
     def leave(self) -> Generator[None, None, None]:
-        """Takes leave in all lanes at once; yields whenever it would have to wait.
+        """Takes leave in all channels at once; yields whenever it would have to wait.
 
-        After it every lane is at rest on all its ranks, since each repeats its
+        After it every channel is at rest on all its ranks, since each repeats its
         last token until it has seen the last token of all.
         """
         self.failed = _DONE_WITH_ALL
-        waiting = [(lane, not lane.pending) for lane in self.lanes]
-        for lane, posted in waiting:
+        waiting = [(channel, not channel.pending) for channel in self.channels]
+        for channel, posted in waiting:
             if posted:
-                self._post_token(lane, self.failed)
+                self._post_token(channel, self.failed)
         while waiting:
             yield
-            again: list[tuple[Lane, bool]] = []
-            for lane, last in waiting:
-                if not lane.exchange.test():
-                    again.append((lane, last))
-                elif not last or any(row.seq < _DONE_WITH_ALL for _, row in self._read(lane)):
-                    self._post_token(lane, self.failed)
-                    again.append((lane, True))
+            again: list[tuple[Channel, bool]] = []
+            for channel, last in waiting:
+                if not channel.exchange.test():
+                    again.append((channel, last))
+                elif not last or any(
+                    header.seq < _DONE_WITH_ALL for _, header in self._read(channel)
+                ):
+                    self._post_token(channel, self.failed)
+                    again.append((channel, True))
                 else:
-                    lane.pending = False
+                    channel.pending = False
             waiting = again
         self.busy = False
 
-    def _wait(self, lane: Lane) -> Iterator[None]:
-        while not lane.exchange.test():
+    def _wait(self, channel: Channel) -> Iterator[None]:
+        while not channel.exchange.test():
             yield
-            self._serve(lane, self.position - 1)
+            self._serve(channel, self.position - 1)
 
-    def _serve(self, busy_lane: Lane | None, passed: int) -> None:
+    def _serve(self, busy_channel: Channel | None, passed: int) -> None:
         if self.busy:
-            for lane in self.lanes:
-                if lane is not busy_lane and lane.pending and lane.exchange.test():
-                    self._finish_token(lane, passed)
+            for channel in self.channels:
+                if channel is not busy_channel and channel.pending and channel.exchange.test():
+                    self._finish_token(channel, passed)
 
-    def _finish_token(self, lane: Lane, passed: int) -> None:
-        lane.pending = False
-        for worker, row in self._read(lane):
+    def _finish_token(self, channel: Channel, passed: int) -> None:
+        channel.pending = False
+        for worker, header in self._read(channel):
             if worker == self.me:
                 continue
-            if row.floor <= self.failed or (row.call and row.seq <= passed):
-                self._post_token(lane, passed)
+            if header.floor <= self.failed or (header.call and header.seq <= passed):
+                self._post_token(channel, passed)
                 return
 
-    def _post_token(self, lane: Lane, passed: int) -> None:
-        lane.exchange.start(pack_row(0, max(self.failed, passed), 0, 0, 0, 0, *self._blame))
-        lane.pending = True
+    def _post_token(self, channel: Channel, passed: int) -> None:
+        channel.exchange.start(pack_header(0, max(self.failed, passed), 0, 0, 0, 0, *self._blame))
+        channel.pending = True
 
-    def _read(self, lane: Lane) -> list[tuple[int, Row]]:
-        found = map(Row._make, _LAYOUT.iter_unpack(lane.exchange.rows()))
-        rows = list(zip(lane.members, found, strict=True))
-        for worker, row in rows:
-            if row.floor > self._floors.get(worker, -1):
-                self._floors[worker] = row.floor
-        return rows
+    def _read(self, channel: Channel) -> list[tuple[int, RoundHeader]]:
+        found = map(RoundHeader._make, _LAYOUT.iter_unpack(channel.exchange.headers()))
+        headers = list(zip(channel.members, found, strict=True))
+        for worker, header in headers:
+            if header.floor > self._floors.get(worker, -1):
+                self._floors[worker] = header.floor
+        return headers
 
     def _look_around(self) -> None:
         """Finds out whether a pending token can still matter."""
         floors = self._floors
-        for lane in self.lanes:
-            for worker in lane.members:
-                if lane.ran > floors.get(worker, -1):
-                    floors[worker] = lane.ran
+        for channel in self.channels:
+            for worker in channel.members:
+                if channel.ran > floors.get(worker, -1):
+                    floors[worker] = channel.ran
         late = {
             worker
-            for lane in self.lanes
-            for worker in lane.members
+            for channel in self.channels
+            for worker in channel.members
             if worker != self.me and floors.get(worker, -1) <= self.failed
         }
-        self.busy = any(lane.pending and not late.isdisjoint(lane.members) for lane in self.lanes)
+        self.busy = any(
+            channel.pending and not late.isdisjoint(channel.members) for channel in self.channels
+        )

@@ -20,7 +20,7 @@ __all__ = [
     "Tag",
     "UnavailableError",
     "name_workers",
-    "wide_lanes",
+    "wide_channels",
 ]
 
 
@@ -111,7 +111,7 @@ def name_workers(workers: Iterable[int]) -> str:
 
 
 class Tag(IntEnum):
-    """The kinds of lanes."""
+    """The kinds of channels."""
 
     WORLD = 0
     GROUP = 1
@@ -119,8 +119,8 @@ class Tag(IntEnum):
     TEAM = 3
 
 
-def wide_lanes(num_workers: int, num_groups: int) -> list[tuple[Tag, tuple[int, ...]]]:
-    """The lanes of all workers and of each group, where more than one rank is in them."""
+def wide_channels(num_workers: int, num_groups: int) -> list[tuple[Tag, tuple[int, ...]]]:
+    """The channels of all workers and of each group, where more than one rank is in them."""
     size = num_workers // num_groups
     found = [(Tag.WORLD, tuple(range(num_workers)))]
     if num_groups > 1:

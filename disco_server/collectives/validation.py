@@ -1,6 +1,6 @@
 """What one rank brings to a collective, checked before it meets its peers.
 
-The checks here need this rank's arrays only. Each returns an `Offer`: three
+The checks here need this rank's arrays only. Each returns a `CollectiveSignature`: three
 small numbers that the ranks compare, and what is wrong with the call, if
 anything is. Nothing raises: a rank with a wrong call must still meet its peers,
 which would wait for it otherwise.
@@ -24,10 +24,10 @@ from disco_server.collectives.types import Array, ReduceOp
 from disco_server.devices.base import on_device
 
 __all__ = [
+    "CollectiveSignature",
     "Family",
     "Kind",
     "Lines",
-    "Offer",
     "Op",
     "Parts",
     "Table",
@@ -43,9 +43,9 @@ __all__ = [
     "describe",
     "dtype_of",
     "find_kind",
-    "offer_lines",
     "op_name",
     "read_lines",
+    "sign_lines",
 ]
 
 
@@ -138,7 +138,7 @@ _REFUSED_ON_DEVICE = {
 }
 
 
-class Offer(NamedTuple):
+class CollectiveSignature(NamedTuple):
     """What a rank brings.
 
     Attributes:
@@ -177,7 +177,7 @@ def find_kind(dtype: np.dtype[Any]) -> Kind | None:
 
 def check_equal(
     op: Op, src: object, dst: object, reduce: ReduceOp | None = None, *, parts: int = 1
-) -> Offer:
+) -> CollectiveSignature:
     """Checks a collective whose source and destination are equally long.
 
     Args:
@@ -190,9 +190,11 @@ def check_equal(
     code = code_of(op, reduce)
     source, target = _as_array(src), _as_array(dst)
     if source is None:
-        return Offer(code, 0, 0, f"the source must be an array, not {_name(src)}")
+        return CollectiveSignature(code, 0, 0, f"the source must be an array, not {_name(src)}")
     if target is None:
-        return Offer(code, 0, 0, f"the destination must be an array, not {_name(dst)}")
+        return CollectiveSignature(
+            code, 0, 0, f"the destination must be an array, not {_name(dst)}"
+        )
     size = source.size
     if target.size != size:
         problem = f"the destination {_text(target)} needs {size} elements, as {_text(source)} has"
@@ -205,7 +207,7 @@ def check_equal(
 
 def check_parts(
     op: Op, src: object, dst: object, parts: int, reduce: ReduceOp | None = None, *, root: bool
-) -> Offer:
+) -> CollectiveSignature:
     """Checks a collective between one array of all parts and one array a part.
 
     Args:
@@ -224,9 +226,11 @@ def check_parts(
         src, dst = (src, src) if joins else (dst, dst)
     source, target = _as_array(src), _as_array(dst)
     if source is None:
-        return Offer(code, 0, 0, f"the source must be an array, not {_name(src)}")
+        return CollectiveSignature(code, 0, 0, f"the source must be an array, not {_name(src)}")
     if target is None:
-        return Offer(code, 0, 0, f"the destination must be an array, not {_name(dst)}")
+        return CollectiveSignature(
+            code, 0, 0, f"the destination must be an array, not {_name(dst)}"
+        )
     problem = ""
     whole, part = (target, source) if joins else (source, target)
     if root and whole.size != part.size * parts:
@@ -245,7 +249,7 @@ def check_sizes(
     reduce: ReduceOp | None = None,
     *,
     writes: bool = True,
-) -> Offer:
+) -> CollectiveSignature:
     """Checks a collective whose sizes are known beforehand.
 
     Args:
@@ -260,9 +264,11 @@ def check_sizes(
     code = code_of(op, reduce)
     source, target = _as_array(src), _as_array(dst)
     if source is None:
-        return Offer(code, 0, 0, f"the source must be an array, not {_name(src)}")
+        return CollectiveSignature(code, 0, 0, f"the source must be an array, not {_name(src)}")
     if target is None:
-        return Offer(code, 0, 0, f"the destination must be an array, not {_name(dst)}")
+        return CollectiveSignature(
+            code, 0, 0, f"the destination must be an array, not {_name(dst)}"
+        )
     if writes and target.size != sizes[1]:
         problem = f"the destination {_text(target)} should have {sizes[1]} elements"
     elif source.size != sizes[0]:
@@ -272,29 +278,31 @@ def check_sizes(
     return _check(code, source, target, elements, reduce, problem)
 
 
-def check_point(buf: object, peer: int, me: int, workers: int, *, receives: bool) -> Offer:
+def check_point(
+    buf: object, peer: int, me: int, workers: int, *, receives: bool
+) -> CollectiveSignature:
     """Checks one end of a transfer between two workers."""
     code = int(Op.SEND_RECV)
     array = _as_array(buf)
     if array is None:
-        return Offer(code, 0, 0, f"the buffer must be an array, not {_name(buf)}")
+        return CollectiveSignature(code, 0, 0, f"the buffer must be an array, not {_name(buf)}")
     problem = ""
     if not 0 <= peer < workers or peer == me:
         problem = f"worker {peer} is not another one of the {workers} workers"
     elif receives:
         problem = _check_writeable(array)
-    offer = _check(code, array, array, array.size, None, problem)
-    return offer._replace(extra=peer if receives else me)
+    signature = _check(code, array, array, array.size, None, problem)
+    return signature._replace(extra=peer if receives else me)
 
 
-def add_shapes(offer: Offer, src: object, dst: object) -> Offer:
-    """Adds to an offer a checksum of the shapes that all ranks must have in common.
+def add_shapes(signature: CollectiveSignature, src: object, dst: object) -> CollectiveSignature:
+    """Adds to an signature a checksum of the shapes that all ranks must have in common.
 
     Not of an array that only the root has, nor of parts that may differ.
     """
-    op = Op(offer.op & 15)
-    if op in (Op.BARRIER, Op.MAKE_TEAMS) or (offer.note and op is not Op.BROADCAST):
-        return offer
+    op = Op(signature.op & 15)
+    if op in (Op.BARRIER, Op.MAKE_TEAMS) or (signature.note and op is not Op.BROADCAST):
+        return signature
     if op in (Op.BROADCAST, Op.SCATTER):
         arrays = [dst]
     elif op is Op.GATHER:
@@ -302,31 +310,31 @@ def add_shapes(offer: Offer, src: object, dst: object) -> Offer:
     else:
         arrays = [each for each in (src, dst) if each is not None]
     shapes = [array.shape for each in arrays if (array := _as_array(each)) is not None]
-    return offer._replace(extra=offer.extra ^ crc32(repr(shapes).encode()))
+    return signature._replace(extra=signature.extra ^ crc32(repr(shapes).encode()))
 
 
 def op_name(op: int) -> str:
-    """Names the operation of an `Offer`: "allreduce(sum)", "barrier"."""
+    """Names the operation of a `CollectiveSignature`: "allreduce(sum)", "barrier"."""
     name = Op(op & 15).name.lower()
     if name in ("allreduce", "reduce_scatter"):
         return f"{name}({ReduceOp(op >> 4).name.lower()})"
     return name
 
 
-def dtype_of(offer: Offer) -> tuple[str, int]:
-    """The name of the dtype of an `Offer` and its bytes; "" and 0 where it has none."""
-    code = offer.dtype % _ON_DEVICE
+def dtype_of(signature: CollectiveSignature) -> tuple[str, int]:
+    """The name of the dtype of a signature and its bytes; "" and 0 where it has none."""
+    code = signature.dtype % _ON_DEVICE
     name = next((kind.name for kind in _BY_NAME.values() if kind.code == code), "")
     return name, dtype_from_name(name).itemsize if name else 0
 
 
-def describe(offer: Offer, src: object, dst: object) -> str:
+def describe(signature: CollectiveSignature, src: object, dst: object) -> str:
     """Says what a rank brought: "allreduce(sum) of float32[3], destination float32[3]"."""
-    name = op_name(offer.op)
+    name = op_name(signature.op)
     parts = [f"of {_text(src)}"] if src is not None else []
     if dst is not None:
         parts.append(f"destination {_text(dst)}")
-    return f"{name} {', '.join(parts)}".rstrip() + offer.note
+    return f"{name} {', '.join(parts)}".rstrip() + signature.note
 
 
 # Adding two enums costs as much as the rest of a check; looking their sum up does not.
@@ -334,35 +342,39 @@ _CODES = {(op, reduce): int(op) + 16 * int(reduce) for op in Op for reduce in Re
 
 
 def code_of(op: Op, reduce: ReduceOp | None) -> int:
-    """What stands for an operation in an `Offer`."""
+    """What stands for an operation in a `CollectiveSignature`."""
     return int(op) if reduce is None else _CODES[op, reduce]
 
 
 def _check(
     code: int, src: Array, dst: Array, elements: int, reduce: ReduceOp | None, problem: str
-) -> Offer:
+) -> CollectiveSignature:
     dtype = src.dtype
     kind = find_kind(dtype)
     if kind is None:
-        return Offer(code, 0, 0, f"dtype {dtype} cannot take part in a collective")
+        return CollectiveSignature(code, 0, 0, f"dtype {dtype} cannot take part in a collective")
     if dst.dtype is not dtype and dst.dtype != dtype:
         problem = f"the destination {_text(dst)} must be {dtype}, as the source {_text(src)} is"
     elif kind.refused and not problem and reduce is not None:
         problem = _check_reduction(kind, reduce)
     if type(src) is np.ndarray is type(dst):
-        return Offer(code, kind.code, elements, problem, kind.family)
-    return _check_place(Offer(code, kind.code, elements, problem, kind.family), src, dst, reduce)
+        return CollectiveSignature(code, kind.code, elements, problem, kind.family)
+    return _check_place(
+        CollectiveSignature(code, kind.code, elements, problem, kind.family), src, dst, reduce
+    )
 
 
-def _check_place(offer: Offer, src: Array, dst: Array, reduce: ReduceOp | None) -> Offer:
-    """Adds to an offer what matters where an array may be on a GPU."""
+def _check_place(
+    signature: CollectiveSignature, src: Array, dst: Array, reduce: ReduceOp | None
+) -> CollectiveSignature:
+    """Adds to an signature what matters where an array may be on a GPU."""
     device = on_device(src)
-    problem = offer.problem
+    problem = signature.problem
     if device is not on_device(dst):
         problem = f"the destination {_text(dst)} must be where the source {_text(src)} is"
     elif device and not problem and reduce in _REFUSED_ON_DEVICE.get(src.dtype.name, ()):
         problem = f"{src.dtype} on a GPU has no such reduction; convert it to another dtype first"
-    return offer._replace(problem=problem, dtype=offer.dtype + _ON_DEVICE * device)
+    return signature._replace(problem=problem, dtype=signature.dtype + _ON_DEVICE * device)
 
 
 def _check_writeable(array: Array) -> str:
@@ -445,7 +457,7 @@ def check_counts(
     reduce: ReduceOp | None = None,
     *,
     root: int | None = None,
-) -> tuple[Offer, Parts | None]:
+) -> tuple[CollectiveSignature, Parts | None]:
     """Checks a collective between one array of all parts and one array a part.
 
     Args:
@@ -465,7 +477,7 @@ def check_counts(
     """
     parts = _read_counts(counts, size)
     if isinstance(parts, str):
-        return Offer(code_of(op, reduce), 0, 0, parts), None
+        return CollectiveSignature(code_of(op, reduce), 0, 0, parts), None
     joins = op in (Op.ALLGATHER, Op.GATHER)
     own, total, writes = parts.counts[rank], parts.total, True
     sizes = (own, total) if joins else (total, own)
@@ -473,16 +485,16 @@ def check_counts(
         # The array of all parts is not looked at.
         sizes, writes = (own, own), not joins
         src, dst = (src, src) if joins else (dst, dst)
-    offer = check_sizes(op, src, dst, sizes, total, reduce, writes=writes)
-    offer = offer._replace(extra=parts.digest, note=parts.note)
+    signature = check_sizes(op, src, dst, sizes, total, reduce, writes=writes)
+    signature = signature._replace(extra=parts.digest, note=parts.note)
     if root is not None:
-        offer = add_root(offer, root, size)
-    return offer, None if parts.even and not root else parts
+        signature = add_root(signature, root, size)
+    return signature, None if parts.even and not root else parts
 
 
 def check_table(
     src: object, dst: object, table: Sequence[Sequence[int]], size: int, rank: int
-) -> tuple[Offer, Table | None]:
+) -> tuple[CollectiveSignature, Table | None]:
     """Checks an `all_to_all` whose parts differ.
 
     Args:
@@ -498,29 +510,31 @@ def check_table(
     try:
         rows = tuple(tuple(map(operator.index, row)) for row in table)
     except TypeError:
-        return Offer(int(Op.ALL_TO_ALL), 0, 0, "the counts must be rows of integers"), None
+        return CollectiveSignature(
+            int(Op.ALL_TO_ALL), 0, 0, "the counts must be rows of integers"
+        ), None
     if [len(row) for row in rows] != [size] * size:
         problem = f"the counts must be {size} rows of {size} numbers"
-        return Offer(int(Op.ALL_TO_ALL), 0, 0, problem), None
+        return CollectiveSignature(int(Op.ALL_TO_ALL), 0, 0, problem), None
     parts = _parts_of(tuple(count for row in rows for count in row))
     if isinstance(parts, str):
-        return Offer(int(Op.ALL_TO_ALL), 0, 0, parts), None
+        return CollectiveSignature(int(Op.ALL_TO_ALL), 0, 0, parts), None
     sizes = (sum(rows[rank]), sum(row[rank] for row in rows))
-    offer = check_sizes(Op.ALL_TO_ALL, src, dst, sizes, parts.total)
+    signature = check_sizes(Op.ALL_TO_ALL, src, dst, sizes, parts.total)
     note = _note("counts", [list(row) for row in rows], parts.digest)
-    return offer._replace(extra=parts.digest, note=note), None if parts.even else rows
+    return signature._replace(extra=parts.digest, note=note), None if parts.even else rows
 
 
-def add_root(offer: Offer, root: int, size: int) -> Offer:
-    """Adds to an offer from or to which rank it goes; all ranks must mean the same."""
+def add_root(signature: CollectiveSignature, root: int, size: int) -> CollectiveSignature:
+    """Adds to an signature from or to which rank it goes; all ranks must mean the same."""
     try:
         at = operator.index(root)
     except TypeError:
         at = -1
     if not 0 <= at < size:
-        return offer._replace(problem=f"the root {root!r} is not one of the {size} members")
+        return signature._replace(problem=f"the root {root!r} is not one of the {size} members")
     # Added to a checksum of the same counts it always makes a difference.
-    return offer._replace(extra=offer.extra + at, note=f"{offer.note}, root {at}")
+    return signature._replace(extra=signature.extra + at, note=f"{signature.note}, root {at}")
 
 
 def read_lines(lines: object, workers: int) -> Lines:
@@ -555,12 +569,14 @@ def read_lines(lines: object, workers: int) -> Lines:
     return found
 
 
-def offer_lines(lines: Lines) -> Offer:
+def sign_lines(lines: Lines) -> CollectiveSignature:
     """What a rank brings that wants teams of these lines."""
     # The lengths tell [[0, 1]] from [[0], [1]].
     numbers = (*map(len, lines), *(worker for line in lines for worker in line))
     text = _note("", [list(line) for line in lines], digest := _digest(numbers))
-    return Offer(int(Op.MAKE_TEAMS), 0, len(lines), extra=digest, note=f" of{text[1:]}")
+    return CollectiveSignature(
+        int(Op.MAKE_TEAMS), 0, len(lines), extra=digest, note=f" of{text[1:]}"
+    )
 
 
 def _read_counts(counts: Sequence[int], size: int) -> Parts | str:

@@ -12,8 +12,8 @@ import numpy as np
 
 from disco_client.wire.codec import EncodedValue, decode_args, tickets_in
 from disco_client.wire.values import ArrayPorter, Device, is_array
+from disco_server.collectives.collective_watch import say
 from disco_server.collectives.loss import Loss
-from disco_server.collectives.meeting_watch import say
 from disco_server.collectives.types import CommunicatorLost, ReduceOp, UnavailableError
 from disco_server.config import MAX_REGISTERS
 from disco_server.devices.base import Arrays, DeviceUnavailable, on_device

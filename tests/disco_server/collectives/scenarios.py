@@ -27,7 +27,7 @@ COMPLEX = ["complex64", "complex128"]
 DTYPES = [np.dtype(each) for each in ["bool", *INTEGERS, *FLOATS, *COMPLEX]]
 MOVED = [*DTYPES, np.dtype(ml_dtypes.float8_e4m3fn)]
 Knows = Callable[[np.dtype, ReduceOp], bool]
-# Riding along with the rows, one MPI call, and for halves and averages several pieces.
+# Riding along with the headers, one MPI call, and for halves and averages several pieces.
 SIZES = (1, 7, 6001, 300_000)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scenarios import Place, differ, known, make, reduce_by_hand
 
-from disco_server.collectives.header_exchange import NO_DATA, MpiRows, NodeMemory
+from disco_server.collectives.header_exchange import NO_DATA, MpiExchange, NodeMemory
 from disco_server.collectives.mpi import MpiBackend
 from disco_server.collectives.mpi_library import Pieces
 from disco_server.collectives.types import ReduceOp, Tag
@@ -59,10 +59,10 @@ def gather_rounds(place: Place) -> list[str]:
     """Allgather of parts that ride in several rounds, and of one that is too large for that."""
     wrong: list[str] = []
     comm, mine, dtype = place.flat, place.rank, np.dtype(np.int32)
-    rows = comm._world.rows
+    exchange = comm._world.exchange
     asked: list[int] = []
-    put = rows.put
-    rows.put = lambda found, data: (asked.append(data.size), put(found, data))[1]
+    put = exchange.put
+    exchange.put = lambda found, data: (asked.append(data.size), put(found, data))[1]
     for size, count in ((262_145, 2), (600_001, 3), (1_048_576, 4), (1_048_577, 0)):
         data = make(mine, size, dtype)
         want = np.concatenate([make(each, size, dtype) for each in range(4)])
@@ -84,37 +84,37 @@ def gather_rounds(place: Place) -> list[str]:
 
 
 def rounds(place: Place, shared: bool) -> list[Any]:
-    """Rounds of one lane by hand: rows, data that rides along, and texts."""
+    """Rounds of one channel by hand: headers, data that rides along, and texts."""
     mpi = place.flat._mpi
     comm = mpi.COMM_WORLD.Dup()
     if shared:
-        rows = NodeMemory(mpi, comm, 4, 1).make_rows(Tag.WORLD, (0, 1, 2, 3))
+        exchange = NodeMemory(mpi, comm, 4, 1).make_exchange(Tag.WORLD, (0, 1, 2, 3))
     else:
-        rows = MpiRows(mpi, comm, place.rank, range(4), 5, with_data=True)
+        exchange = MpiExchange(mpi, comm, place.rank, range(4), 5, with_data=True)
     seen: list[Any] = []
     for size in (0, 1, 33, 1000, 4096):
-        row = bytes([place.rank + 1] * 64)
-        found = rows.find_place(np.dtype(np.float32), size) if size else None
+        header = bytes([place.rank + 1] * 64)
+        found = exchange.find_slot(np.dtype(np.float32), size) if size else None
         if found is not None:
-            rows.put(found, np.full(size, place.rank, np.float32))
-        heads = rows.meet(row + (found.rider if found else NO_DATA))
-        data = [float(part.sum()) / size for part in rows.parts(found)] if found else []
+            exchange.put(found, np.full(size, place.rank, np.float32))
+        heads = exchange.meet(header + (found.payload if found else NO_DATA))
+        data = [float(part.sum()) / size for part in exchange.parts(found)] if found else []
         seen.append([list(heads[::64]), len(heads), data])
     comm.Barrier()
     if place.rank == 0:
         # The others have not posted, and will not before this rank has looked.
-        rows.start(bytes(64))
-        seen.append([rows.test(), rows.absent()])
+        exchange.start(bytes(64))
+        seen.append([exchange.test(), exchange.absent()])
         comm.Barrier()
     else:
         comm.Barrier()
-        rows.start(bytes(64))
+        exchange.start(bytes(64))
         seen.append([False, [1, 2, 3]])
-    while not rows.test():
+    while not exchange.test():
         pass
-    assert rows.absent() == []
-    seen.append(rows.tell("é" * 300 if place.rank == 1 else f"from {place.rank}"))
-    rows.free()
+    assert exchange.absent() == []
+    seen.append(exchange.tell("é" * 300 if place.rank == 1 else f"from {place.rank}"))
+    exchange.free()
     comm.Free()
     return seen
 
@@ -123,21 +123,21 @@ def count_open() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def shared_lanes(place: Place) -> list[Any]:
-    """Every lane of this rank in shared memory: who posted what, and what is left open."""
+def shared_channels(place: Place) -> list[Any]:
+    """Every channel of this rank in shared memory: who posted what, and what is left open."""
     comm = place.flat._mpi.COMM_WORLD.Dup()
     before = count_open()
     memory = NodeMemory(place.flat._mpi, comm, 4, 2)
     left_open = count_open() - before
     group = (0, 1) if place.rank < 2 else (2, 3)
     pairs = [(Tag.PAIR, pair) for pair in combinations(range(4), 2) if place.rank in pair]
-    lanes = [(Tag.WORLD, (0, 1, 2, 3)), (Tag.GROUP, group), *pairs]
+    channels = [(Tag.WORLD, (0, 1, 2, 3)), (Tag.GROUP, group), *pairs]
     seen: list[Any] = []
-    for tag, members in lanes:
-        rows = memory.make_rows(tag, members)
-        heads = rows.meet(bytes([10 * tag + place.rank] * 64))
-        seen.append([list(members), list(heads[::64]), rows.data_bytes > 0])
-    strange = memory.make_rows(Tag.GROUP, (1, 2))
+    for tag, members in channels:
+        exchange = memory.make_exchange(tag, members)
+        heads = exchange.meet(bytes([10 * tag + place.rank] * 64))
+        seen.append([list(members), list(heads[::64]), exchange.data_bytes > 0])
+    strange = memory.make_exchange(Tag.GROUP, (1, 2))
     comm.Free()
     return [seen, strange is None, left_open]
 
@@ -146,7 +146,7 @@ def parts_in_pieces(place: Place) -> list[str]:
     """Uneven parts with hardly an element at once, and many pieces of halves."""
     comm, wrong = place.flat, []
     data = comm._mpi.COMM_WORLD.Dup()
-    moves = MpiBackend(comm._mpi, data, Pieces(1 << 20, 1 << 20), most=7)
+    backend = MpiBackend(comm._mpi, data, Pieces(1 << 20, 1 << 20), most=7)
     counts = [100_000, 0, 9, 70_001]
     starts, total, mine = [0, 100_000, 100_000, 100_009], sum(counts), place.rank
     own = slice(starts[mine], starts[mine] + counts[mine])
@@ -158,14 +158,14 @@ def parts_in_pieces(place: Place) -> list[str]:
             want = reduce_by_hand([make(each, total, dtype) for each in range(4)], op)
             dst = np.empty(counts[mine], dtype)
             src = make(mine, total, dtype)
-            moves.reduce_scatter(src, dst, op, kind.family, counts)
+            backend.reduce_scatter(src, dst, op, kind.family, counts)
             wrong += differ(f"reduce_scatter {dtype} {op.name}", dst, want[own])
     few = [30, 0, 9, 22]
     part, whole = np.full(few[mine], float(mine)), np.empty(sum(few))
-    moves.allgather(part, whole, few)
+    backend.allgather(part, whole, few)
     wrong += differ("allgather", whole, np.repeat(np.arange(4.0), few))
     part[:] = -1
-    moves.scatter(whole, part, few, 3)
+    backend.scatter(whole, part, few, 3)
     wrong += differ("scatter", part, np.full(few[mine], float(mine)))
     data.Free()
     return wrong

@@ -302,17 +302,17 @@ def failing_maker(place: Place, failing: int) -> list[Any]:
         except AbortedError as error:
             outcome = [list(error.ranks), error.op]
             comm.cannot_enter(place.seq)
-    before = len(comm._agreement.preflight.lanes)
+    before = len(comm._agreement.preflight.channels)
     team = entered(place, lines)
-    lanes = len(comm._agreement.preflight.lanes) - before
+    channels = len(comm._agreement.preflight.channels) - before
     total = np.array([place.rank])
     if team is not None:
         team.allreduce(total, total, ReduceOp.SUM)
-    return [outcome, lanes, total.tolist()]
+    return [outcome, channels, total.tolist()]
 
 
 def broken_maker(place: Place, broken: int) -> list[Any]:
-    """One rank cannot build its end: all learn why, none has a lane; later it works."""
+    """One rank cannot build its end: all learn why, none has a channel; later it works."""
     comm, lines = place.flat, [[1, 3, broken], [2 - broken]]
     real = comm._teams._open_line
 
@@ -323,7 +323,7 @@ def broken_maker(place: Place, broken: int) -> list[Any]:
         return built
 
     comm._teams._open_line = open_line
-    before = len(comm._agreement.preflight.lanes)
+    before = len(comm._agreement.preflight.channels)
     place.step()
     try:
         comm.make_teams(lines)
@@ -332,7 +332,7 @@ def broken_maker(place: Place, broken: int) -> list[Any]:
         said = [list(error.ranks), str(error)]
     finally:
         comm._teams._open_line = real
-    said.append(len(comm._agreement.preflight.lanes) - before)
+    said.append(len(comm._agreement.preflight.channels) - before)
     team = entered(place, lines)
     assert team is not None
     total = np.array([place.rank])

@@ -1,4 +1,4 @@
-"""What a rank says of its calls; how ranks agree is shown by `test_meeting` and `test_team`."""
+"""What a rank says of its calls; how ranks agree is shown by `test_collectives` and `test_team`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from disco_server.collectives.validation import Op, check_equal
 
 @pytest.fixture
 def agreement():
-    """That of a rank, without any lane."""
+    """That of a rank, without any channel."""
     made = Agreement(3)
     yield made
     made.close(orderly=True)
 
 
 def test_alone_only_what_is_sound_may_begin(agreement):
-    """Without a lane a sound call begins at once, and a wrong one names this rank."""
+    """Without a channel a sound call begins at once, and a wrong one names this rank."""
     three = np.zeros(3)
     agreement.preflight.position = 8
     agreement.meet(None, check_equal(Op.ALLREDUCE, three, three), three, three)
@@ -32,10 +32,10 @@ def test_alone_only_what_is_sound_may_begin(agreement):
 def test_contiguous_arrays_stand_for_others(agreement):
     """What was written to the stand-in comes to its place; sound arrays are used themselves."""
     square = np.arange(9.0).reshape(3, 3)
-    offer = check_equal(Op.BROADCAST, square, square)
-    assert agreement.stage(offer, square, square) == (square, square)
+    signature = check_equal(Op.BROADCAST, square, square)
+    assert agreement.stage(signature, square, square) == (square, square)
 
-    source, target = agreement.stage(offer, square.T, square.T)
+    source, target = agreement.stage(signature, square.T, square.T)
     assert source.flags.c_contiguous
     assert target.flags.c_contiguous
     assert np.array_equal(source, square.T)
@@ -47,6 +47,6 @@ def test_contiguous_arrays_stand_for_others(agreement):
 def test_nothing_stands_for_what_is_refused(agreement):
     """A wrong call costs no copies."""
     column = np.zeros((3, 2))[:, 0]
-    offer = check_equal(Op.BROADCAST, column, column[:2])
-    assert offer.problem
-    assert agreement.stage(offer, column, column[:2])[0] is column
+    signature = check_equal(Op.BROADCAST, column, column[:2])
+    assert signature.problem
+    assert agreement.stage(signature, column, column[:2])[0] is column

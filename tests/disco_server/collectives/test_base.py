@@ -26,7 +26,7 @@ class Placed(Communicator):
 
 
 class Silent:
-    """Carries no rows."""
+    """Carries no headers."""
 
     data_bytes = 0
 

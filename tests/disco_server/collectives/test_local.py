@@ -1,4 +1,4 @@
-"""Worlds of threads; what their ranks do together is in `test_meeting`."""
+"""Worlds of threads; what their ranks do together is in `test_collectives`."""
 
 from __future__ import annotations
 

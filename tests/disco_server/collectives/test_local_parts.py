@@ -32,11 +32,11 @@ def on_all(act: Callable[[LocalBackend, int], np.ndarray]) -> list[np.ndarray]:
 def test_reductions_may_leave_their_part_anywhere_in_the_source(shift):
     """While the others still read it."""
 
-    def reduce(moves: LocalBackend, rank: int) -> np.ndarray:
+    def reduce(backend: LocalBackend, rank: int) -> np.ndarray:
         whole = np.arange(TOTAL + shift, dtype=np.float64) + rank
         start = STARTS[rank] + shift
         dst = whole[start : start + COUNTS[rank]]
-        moves.reduce_scatter(whole[:TOTAL], dst, ReduceOp.SUM, Family.FLOAT, COUNTS)
+        backend.reduce_scatter(whole[:TOTAL], dst, ReduceOp.SUM, Family.FLOAT, COUNTS)
         return dst
 
     for got, start, count in zip(on_all(reduce), STARTS, COUNTS, strict=True):
@@ -48,12 +48,12 @@ def test_reductions_may_leave_their_part_anywhere_in_the_source(shift):
 def test_roots_may_give_and_take_in_one_memory(root, shift):
     """A scatter and a gather back, with the root's part anywhere in its array of all."""
 
-    def there_and_back(moves: LocalBackend, rank: int) -> np.ndarray:
+    def there_and_back(backend: LocalBackend, rank: int) -> np.ndarray:
         whole = np.arange(TOTAL + shift, dtype=np.float64) * (rank == root)
         start = STARTS[rank] + shift
         part = whole[start : start + COUNTS[rank]]
-        moves.scatter(whole[:TOTAL], part, COUNTS, root)
-        moves.gather(part, whole[:TOTAL] if rank == root else None, COUNTS, root)
+        backend.scatter(whole[:TOTAL], part, COUNTS, root)
+        backend.gather(part, whole[:TOTAL] if rank == root else None, COUNTS, root)
         return whole[:TOTAL] if rank == root else part
 
     for rank, got in enumerate(on_all(there_and_back)):

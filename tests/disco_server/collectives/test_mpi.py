@@ -1,4 +1,4 @@
-"""Worlds of MPI; what its ranks do together is in `test_meeting`."""
+"""Worlds of MPI; what its ranks do together is in `test_collectives`."""
 
 from __future__ import annotations
 

@@ -342,7 +342,7 @@ def test_an_odd_rank_of_the_standin_is_refused_everywhere(device_ranks, case, wo
 
 @pytest.mark.parametrize("failing", [[3], [0, 1], [0, 1, 2, 3]])
 def test_ranks_of_the_standin_that_fail_end_the_collective(device_ranks, failing):
-    """Those who wait learn which ranks failed; afterwards all lanes work again."""
+    """Those who wait learn which ranks failed; afterwards all channels work again."""
     answers = device_ranks(4).run("fails", failing=failing, in_group=False, idle=True)
     for rank, (outcome, whole, part, _) in enumerate(answers):
         assert outcome == ("failed" if rank in failing else [failing, "allreduce(sum)", True])

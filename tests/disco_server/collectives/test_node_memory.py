@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 
-def test_every_lane_has_a_place_of_its_own(ranks):
-    """Lanes never meet, data rides in all but pairs, and only the map keeps a file open."""
-    for rank, (seen, strange_is_none, left_open) in enumerate(ranks.run("shared_lanes")):
+def test_every_channel_has_a_place_of_its_own(ranks):
+    """Channels never meet, data rides in all but pairs, and only the map keeps a file open."""
+    for rank, (seen, strange_is_none, left_open) in enumerate(ranks.run("shared_channels")):
         everyone, group, *pairs = seen
         first = rank // 2 * 2
         assert everyone == [[0, 1, 2, 3], [0, 1, 2, 3], True]

@@ -6,99 +6,99 @@ import random
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from disco_server.collectives.preflight import (
-    Lane,
+    Channel,
+    Decision,
+    Outcome,
     Preflight,
-    Row,
-    Verdict,
-    VerdictKind,
+    RoundHeader,
     decide,
 )
-from disco_server.collectives.validation import Offer
+from disco_server.collectives.validation import CollectiveSignature
 
-CALL = Row(1, 5, 0, 1, 2, 3, 0, 0)
+CALL = RoundHeader(1, 5, 0, 1, 2, 3, 0, 0)
 RANKS = 4
-LANES = [(0, 1, 2, 3), (0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)]
-# The pairs (0, 1) and (2, 3) are lanes apart from the groups of the same ranks.
-LANES += [(0, 1), (2, 3)]
-# Lanes that begin when a command makes them, in orders of their own.
-LATER = dict(enumerate([(2, 0), (1, 3), (3, 1, 0), (0, 1, 2, 3)], start=len(LANES)))
+CHANNELS = [(0, 1, 2, 3), (0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)]
+# The pairs (0, 1) and (2, 3) are channels apart from the groups of the same ranks.
+CHANNELS += [(0, 1), (2, 3)]
+# Channels that begin when a command makes them, in orders of their own.
+LATER = dict(enumerate([(2, 0), (1, 3), (3, 1, 0), (0, 1, 2, 3)], start=len(CHANNELS)))
 MAKES = 100
-"""Added to the number of a lane: the collective of all that makes it."""
+"""Added to the number of a channel: the collective of all that makes it."""
 
 
-def token(seq: int, blame: tuple[int, int] = (-2, -1)) -> Row:
-    return Row(0, seq, 0, 0, 0, 0, *blame)
+def token(seq: int, blame: tuple[int, int] = (-2, -1)) -> RoundHeader:
+    return RoundHeader(0, seq, 0, 0, 0, 0, *blame)
 
 
 def test_equal_calls_run():
     """Calls that agree in everything run."""
-    assert decide([(0, CALL), (1, CALL)], CALL).kind is VerdictKind.RUN
+    assert decide([(0, CALL), (1, CALL)], CALL).kind is Outcome.RUN
 
 
 def test_odd_calls_are_named():
     """The ranks outside the largest party are the odd ones."""
     other = CALL._replace(elements=4)
-    rows = [(0, other), (1, CALL), (2, CALL)]
-    assert decide(rows, CALL) == Verdict(VerdictKind.MISMATCH, (0,))
-    assert decide([(0, CALL), (1, other)], CALL) == Verdict(VerdictKind.MISMATCH, (1,))
+    headers = [(0, other), (1, CALL), (2, CALL)]
+    assert decide(headers, CALL) == Decision(Outcome.MISMATCH, (0,))
+    assert decide([(0, CALL), (1, other)], CALL) == Decision(Outcome.MISMATCH, (1,))
 
 
 def test_wrong_calls_are_named():
     """A rank whose own check failed is the odd one, whatever the others brought."""
     wrong = CALL._replace(wrong=1)
     assert decide([(0, wrong), (1, wrong), (2, CALL)], CALL).workers == (0, 1)
-    assert decide([(0, wrong), (1, wrong)], wrong).kind is VerdictKind.MISMATCH
+    assert decide([(0, wrong), (1, wrong)], wrong).kind is Outcome.MISMATCH
 
 
 def test_calls_of_different_commands_differ():
     """Two calls of one kind in two commands must not meet."""
-    assert decide([(0, CALL), (1, CALL._replace(seq=7))], CALL).kind is VerdictKind.MISMATCH
+    assert decide([(0, CALL), (1, CALL._replace(seq=7))], CALL).kind is Outcome.MISMATCH
 
 
 def test_old_tokens_repeat():
     """A token from before the command says that its rank may still come."""
-    assert decide([(0, CALL), (1, token(4))], CALL).kind is VerdictKind.REPEAT
+    assert decide([(0, CALL), (1, token(4))], CALL).kind is Outcome.REPEAT
 
 
 def test_tokens_abort():
     """A token of the command or a later one aborts and names its rank."""
-    rows = [(0, CALL), (1, token(5)), (2, token(3)), (3, token(9))]
-    assert decide(rows, CALL) == Verdict(VerdictKind.ABORTED, (1, 3))
+    headers = [(0, CALL), (1, token(5)), (2, token(3)), (3, token(9))]
+    assert decide(headers, CALL) == Decision(Outcome.ABORTED, (1, 3))
 
 
 def test_blame_goes_to_the_first_cause():
     """A rank that was itself aborted in the command names who was to blame."""
-    rows = [(0, CALL), (1, token(5, (5, 3))), (2, token(6, (6, 0))), (3, token(5))]
-    assert decide(rows, CALL).workers == (2, 3)
+    headers = [(0, CALL), (1, token(5, (5, 3))), (2, token(6, (6, 0))), (3, token(5))]
+    assert decide(headers, CALL).workers == (2, 3)
 
 
 @dataclass
 class Network:
-    """Keeps what each member of a lane posted, round by round."""
+    """Keeps what each member of a channel posted, round by round."""
 
     members: tuple[int, ...]
     posts: dict[int, list[bytes]] = field(default_factory=dict)
 
 
 class Wire:
-    """One rank's end of a lane."""
+    """One rank's end of a channel."""
 
     def __init__(self, network: Network, rank: int) -> None:
         self._network = network
         self._rank = rank
         self._mine = network.posts.setdefault(rank, [])
         self._others = [member for member in network.members if member != rank]
-        self._rows = b""
+        self._headers = b""
         self.replayed = False
 
-    def start(self, row: bytes) -> None:
+    def start(self, header: bytes) -> None:
         if not self.replayed:
             assert self.test(), "a rank posted before its last round was complete"
-            self._mine.append(bytes(row))
+            self._mine.append(bytes(header))
 
     def test(self) -> bool:
         count = len(self._mine)
@@ -106,16 +106,16 @@ class Wire:
             return False
         if count:
             posts = self._network.posts
-            self._rows = b"".join(posts[rank][count - 1] for rank in self._network.members)
+            self._headers = b"".join(posts[rank][count - 1] for rank in self._network.members)
         return True
 
-    def rows(self) -> bytes:
-        return self._rows
+    def headers(self) -> bytes:
+        return self._headers
 
-    def meet(self, row: bytes) -> bytes:
-        self.start(row)
+    def meet(self, header: bytes) -> bytes:
+        self.start(header)
         assert self.test()
-        return self.rows()
+        return self.headers()
 
 
 @dataclass
@@ -124,41 +124,43 @@ class Rank:
 
     rank: int
     preflight: Preflight
-    lanes: dict[int, Lane]
+    channels: dict[int, Channel]
     networks: dict[int, Network]
     made: set[int] = field(default_factory=set)
     lacked: set[int] = field(default_factory=set)
     ran: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    verdicts: dict[tuple[int, int], Verdict] = field(default_factory=dict)
+    decisions: dict[tuple[int, int], Decision] = field(default_factory=dict)
 
-    def enter(self, lane: Lane, problem: str = "") -> Generator[None, None, Verdict]:
-        row = self.preflight.next_row(lane, Offer(1, 2, 3, problem))
-        wire = lane.exchange
+    def enter(self, channel: Channel, problem: str = "") -> Generator[None, None, Decision]:
+        header = self.preflight.next_header(channel, CollectiveSignature(1, 2, 3, problem))
+        wire = channel.exchange
         assert isinstance(wire, Wire)
-        short = not (self.preflight.busy or lane.pending or problem)
+        short = not (
+            self.preflight.busy or channel.pending or problem or self.preflight.cannot_come
+        )
         if short:
-            wire.start(row)
+            wire.start(header)
             while not wire.test():
                 yield
             # The round is complete, so the real code can run without blocking.
             wire.replayed = True
-            agreed = self.preflight.enter_now(lane, row, b"")
+            agreed = self.preflight.enter_now(channel, header, b"")
             wire.replayed = False
             if agreed:
-                return Verdict(VerdictKind.RUN)
-        return (yield from self.preflight.negotiate(lane, row, posted=short))
+                return Decision(Outcome.RUN)
+        return (yield from self.preflight.negotiate(channel, header, posted=short))
 
-    def make(self, number: int, problem: str) -> Generator[None, None, Verdict]:
-        """Makes a lane as `teams` does; with a problem, this rank cannot build its end."""
-        verdict = yield from self.enter(self.lanes[0])
-        if verdict.kind is VerdictKind.RUN and number not in self.made:
-            verdict = yield from self.enter(self.lanes[0], problem)
-            if verdict.kind is VerdictKind.RUN:
+    def make(self, number: int, problem: str) -> Generator[None, None, Decision]:
+        """Makes a channel as `teams` does; with a problem, this rank cannot build its end."""
+        decision = yield from self.enter(self.channels[0])
+        if decision.kind is Outcome.RUN and number not in self.made:
+            decision = yield from self.enter(self.channels[0], problem)
+            if decision.kind is Outcome.RUN:
                 self.made.add(number)
                 if self.rank in LATER[number]:
                     wire = Wire(self.networks[number], self.rank)
-                    self.lanes[number] = self.preflight.add_lane(LATER[number], wire)
-        return verdict
+                    self.channels[number] = self.preflight.add_channel(LATER[number], wire)
+        return decision
 
     def execute(self, log: Log) -> Generator[None, None, None]:
         for seq, command in enumerate(log.commands, start=1):
@@ -176,13 +178,13 @@ class Rank:
                     break
                 if number >= MAKES:
                     problem = "broken" if (seq, self.rank) in log.broken else ""
-                    verdict = yield from self.make(number - MAKES, problem)
-                elif number in self.lanes:
-                    verdict = yield from self.enter(self.lanes[number])
+                    decision = yield from self.make(number - MAKES, problem)
+                elif number in self.channels:
+                    decision = yield from self.enter(self.channels[number])
                 else:
                     continue
-                self.verdicts[seq, index] = verdict
-                if verdict.kind is VerdictKind.RUN:
+                self.decisions[seq, index] = decision
+                if decision.kind is Outcome.RUN:
                     self.ran.setdefault(number, []).append((seq, index))
                 else:
                     failed = True
@@ -197,9 +199,9 @@ class Rank:
 
 @dataclass(frozen=True)
 class Log:
-    """What the session executes: lanes of each command, and who fails before which.
+    """What the session executes: channels of each command, and who fails before which.
 
-    Who is in `broken` cannot build its end of the lanes that the command makes.
+    Who is in `broken` cannot build its end of the channels that the command makes.
     """
 
     commands: list[list[int]]
@@ -211,17 +213,17 @@ class Log:
 
 
 def make_ranks() -> list[Rank]:
-    networks = {number: Network(members) for number, members in enumerate(LANES)}
+    networks = {number: Network(members) for number, members in enumerate(CHANNELS)}
     later = {number: Network(members) for number, members in LATER.items()}
     ranks: list[Rank] = []
     for rank in range(RANKS):
         preflight = Preflight(rank)
-        lanes = {
-            number: preflight.add_lane(network.members, Wire(network, rank))
+        channels = {
+            number: preflight.add_channel(network.members, Wire(network, rank))
             for number, network in networks.items()
             if rank in network.members
         }
-        ranks.append(Rank(rank, preflight, lanes, later))
+        ranks.append(Rank(rank, preflight, channels, later))
     return ranks
 
 
@@ -247,14 +249,14 @@ def run_all(steps: dict[int, Generator[None, None, None]], ranks: list[Rank], se
     raise AssertionError(f"these ranks wait for ever: {stuck}")
 
 
-LANE = st.sampled_from([0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8])
-LATE_LANE = st.sampled_from([*LATER])
-ANY_LANE = st.one_of(LANE, LATE_LANE, LATE_LANE.map(lambda number: MAKES + number))
+CHANNEL = st.sampled_from([0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8])
+LATE_CHANNEL = st.sampled_from([*LATER])
+ANY_CHANNEL = st.one_of(CHANNEL, LATE_CHANNEL, LATE_CHANNEL.map(lambda number: MAKES + number))
 
 
 @st.composite
-def logs(draw: st.DrawFn, lane: st.SearchStrategy[int], catches: st.SearchStrategy[bool]) -> Log:
-    commands = draw(st.lists(st.lists(lane, max_size=3), min_size=1, max_size=8))
+def logs(draw: st.DrawFn, channel: st.SearchStrategy[int], catches: st.SearchStrategy[bool]) -> Log:
+    commands = draw(st.lists(st.lists(channel, max_size=3), min_size=1, max_size=8))
     fates = {
         (seq, rank): draw(st.integers(0, len(command)))
         for seq, command in enumerate(commands, start=1)
@@ -267,23 +269,34 @@ def logs(draw: st.DrawFn, lane: st.SearchStrategy[int], catches: st.SearchStrate
     return Log(commands, fates, idle, draw(catches), seed, broken)
 
 
+# A function that catches an aborted collective's error and enters another channel.
+CAUGHT = Log(
+    [[], [0], [8], [0, 2, 0]],
+    {(1, 0): 0, (1, 2): 0, (2, 1): 0, (2, 2): 1, (3, 0): 1, (3, 1): 0, (3, 3): 1, (4, 0): 0},
+    idle=0,
+    catches=True,
+    seed=2,
+)
+
+
 @settings(max_examples=400, deadline=None, derandomize=True)
-@given(logs(LANE, st.booleans()))
+@example(CAUGHT)
+@given(logs(CHANNEL, st.booleans()))
 def test_every_collective_of_every_log_ends(log: Log):
     """Whoever fails whichever command, no rank waits for ever, and only equals meet.
 
-    On all members of a lane the same collectives run in the same order; a command
+    On all members of a channel the same collectives run in the same order; a command
     that no rank failed runs everywhere; whoever is named in an error did fail.
     """
     execute(log)
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
-@given(logs(ANY_LANE, st.just(False)))
-def test_every_log_ends_in_which_lanes_begin(log: Log):
-    """The same where commands make lanes, whoever fails them or cannot build its end.
+@given(logs(ANY_CHANNEL, st.just(False)))
+def test_every_log_ends_in_which_channels_begin(log: Log):
+    """The same where commands make channels, whoever fails them or cannot build its end.
 
-    Such a lane is there on all its members or on none.
+    Such a channel is there on all its members or on none.
     """
     execute(log)
 
@@ -292,33 +305,33 @@ def execute(log: Log) -> None:
     ranks = make_ranks()
     run_all({rank.rank: rank.execute(log) for rank in ranks}, ranks, log.seed)
     assert all(rank.made == ranks[0].made for rank in ranks)
-    for number, members in [*enumerate(LANES), *LATER.items()]:
+    for number, members in [*enumerate(CHANNELS), *LATER.items()]:
         runs = [ranks[member].ran.get(number, []) for member in members]
-        assert all(run == runs[0] for run in runs), f"lane {number}: {runs}"
+        assert all(run == runs[0] for run in runs), f"channel {number}: {runs}"
     for rank in ranks:
-        for (seq, _), verdict in rank.verdicts.items():
+        for (seq, _), decision in rank.decisions.items():
             broken = {other for other in range(RANKS) if (seq, other) in log.broken}
             lacking = {other.rank for other in ranks if seq in other.lacked}
             failed = {other for other in range(RANKS) if (seq, other) in log.fates} | lacking
             if not failed | broken:
-                assert verdict.kind is VerdictKind.RUN, f"{verdict} in sound command {seq}"
+                assert decision.kind is Outcome.RUN, f"{decision} in sound command {seq}"
             elif not log.catches:
-                odd = verdict.kind is VerdictKind.MISMATCH
-                assert set(verdict.workers) <= (broken if odd else failed)
+                odd = decision.kind is Outcome.MISMATCH
+                assert set(decision.workers) <= (broken if odd else failed)
     run_all({rank.rank: rank.preflight.leave() for rank in ranks}, ranks, log.seed)
-    assert not any(lane.pending for rank in ranks for lane in rank.lanes.values())
+    assert not any(channel.pending for rank in ranks for channel in rank.channels.values())
 
 
-def test_a_lane_that_begins_late_knows_no_failures_of_before():
+def test_a_channel_that_begins_late_knows_no_failures_of_before():
     """A rank that failed a command has no token in it, and needs none."""
     log = Log([[], [0], [MAKES + 9], [9], [9]], {(1, 2): 0, (4, 2): 0}, 0, catches=False, seed=2)
     ranks = make_ranks()
     run_all({rank.rank: rank.execute(log) for rank in ranks}, ranks, 2)
     assert [rank.ran.get(9) for rank in ranks] == [[(5, 0)], None, [(5, 0)], None]
-    assert ranks[0].verdicts[4, 0] == Verdict(VerdictKind.ABORTED, (2,))
+    assert ranks[0].decisions[4, 0] == Decision(Outcome.ABORTED, (2,))
 
 
-def test_a_rank_may_be_far_ahead_in_a_lane_that_others_have_not_begun():
+def test_a_rank_may_be_far_ahead_in_a_channel_that_others_have_not_begun():
     """It enters and fails there while a peer has seen the agreement, but not yet returned."""
     log = Log([[MAKES + 9], [9], []], {(2, 0): 1, (3, 0): 0}, 0, catches=False, seed=3)
     ranks = make_ranks()
@@ -330,7 +343,7 @@ def test_a_rank_may_be_far_ahead_in_a_lane_that_others_have_not_begun():
         next(steps[0])
         for rank in (1, 3):
             next(steps[rank], None)
-    assert 9 in ranks[0].lanes
+    assert 9 in ranks[0].channels
     run_all(steps, ranks, 3)
     assert [rank.ran.get(9) for rank in ranks] == [[(2, 0)], None, [(2, 0)], None]
 
@@ -356,8 +369,8 @@ def test_a_rank_that_went_past_without_failing_is_noticed():
     ranks[3].preflight.position = 4
     for rank in ranks[:3]:
         rank.preflight.position = 4
-    waits = [rank.enter(rank.lanes[0]) for rank in ranks[:3]]
-    ended: list[Verdict] = []
+    waits = [rank.enter(rank.channels[0]) for rank in ranks[:3]]
+    ended: list[Decision] = []
     for _ in range(10):
         for steps in list(waits):
             try:
@@ -366,4 +379,4 @@ def test_a_rank_that_went_past_without_failing_is_noticed():
                 ended.append(stop.value)
                 waits.remove(steps)
         ranks[3].preflight.poll()
-    assert ended == [Verdict(VerdictKind.ABORTED, (3,))] * 3
+    assert ended == [Decision(Outcome.ABORTED, (3,))] * 3

@@ -83,24 +83,24 @@ def test_wrong_and_different_lines_are_refused(any_ranks):
 
 @pytest.mark.parametrize("failing", [0, 3])
 def test_a_rank_that_fails_before_ends_the_making_for_all(any_ranks, failing):
-    """Those who wait learn who failed and have no lane; made again, the teams work."""
+    """Those who wait learn who failed and have no channel; made again, the teams work."""
     answers = any_ranks.run("failing_maker", failing=failing)
     line = [failing, (failing + 3) % 4, (failing + 1) % 4]
-    for rank, (outcome, lanes, total) in enumerate(answers):
+    for rank, (outcome, channels, total) in enumerate(answers):
         assert outcome == ([] if rank == failing else [[failing], "make_teams"])
-        assert lanes == (rank in line)
+        assert channels == (rank in line)
         assert total == [sum(line) if rank in line else rank]
 
 
 @pytest.mark.parametrize("broken", [0, 2])
-def test_a_rank_that_cannot_build_its_end_leaves_nobody_with_a_lane(any_ranks, broken):
+def test_a_rank_that_cannot_build_its_end_leaves_nobody_with_a_channel(any_ranks, broken):
     """All raise the same reason, and the next attempt succeeds."""
     answers = any_ranks.run("broken_maker", broken=broken)
     assert [answer[:-1] for answer in answers] == [answers[0][:-1]] * 4
-    odd, words, lanes, _ = answers[0]
+    odd, words, channels, _ = answers[0]
     assert odd == [broken]
     assert "its end could not be built: MemoryError: no room" in words
-    assert lanes == 0
+    assert channels == 0
     assert [answer[-1][0] for answer in answers] == [
         rank if rank == 2 - broken else 4 + broken for rank in range(4)
     ]

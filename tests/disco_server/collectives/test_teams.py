@@ -6,16 +6,16 @@ import pytest
 
 from disco_server.collectives.agreement import Agreement
 from disco_server.collectives.group import LineParts, LoneBackend, ProcessGroup, Teams
-from disco_server.collectives.preflight import ROW_BYTES
+from disco_server.collectives.preflight import HEADER_BYTES
 
 
 class Rows:
-    """A lane whose other ranks are not there."""
+    """A channel whose other ranks are not there."""
 
     data_bytes = most_bytes = 0
 
-    def start(self, row):
-        assert len(row) == ROW_BYTES
+    def start(self, header):
+        assert len(header) == HEADER_BYTES
 
     def test(self):
         return False
@@ -54,7 +54,7 @@ def test_only_new_lines_of_several_workers_are_built(book):
     assert built[1:] == [(((5, 4),), None)]
     assert teams.make([[2, 3], [5, 4]]) is None
     assert len(built) == 2
-    assert [lane.members for lane in preflight.lanes] == [(0, 1)]
+    assert [channel.members for channel in preflight.channels] == [(0, 1)]
 
     lone = teams.make([[1], [4]])
     assert teams.make([[1]]) is lone
@@ -62,12 +62,12 @@ def test_only_new_lines_of_several_workers_are_built(book):
 
 
 def test_the_order_of_the_members_is_that_of_the_line(book):
-    """And so is that of the lane's rows."""
+    """And so is that of the channel's rows."""
     teams, _, preflight = book
     turned = teams.make([[3, 1, 0]])
     assert turned is not teams.make([[0, 1, 3]])
     assert (turned.members, turned.rank, turned.size) == ((3, 1, 0), 1, 3)
-    assert [lane.members for lane in preflight.lanes] == [(3, 1, 0), (0, 1, 3)]
+    assert [channel.members for channel in preflight.channels] == [(3, 1, 0), (0, 1, 3)]
 
 
 def test_devices_are_opened_for_old_and_new_teams(book):

@@ -1,4 +1,4 @@
-"""Data between threads where arrays overlap; every dtype and way is in `test_meeting`."""
+"""Data between threads where arrays overlap; every dtype and way is in `test_collectives`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def on_all(act: Callable[[LocalBackend, int], np.ndarray]) -> list[np.ndarray]:
 def test_a_reduction_may_overlap_its_source(shift):
     """In place, or a little further in the same memory, the sum is that of what was there."""
 
-    def reduce(moves: LocalBackend, rank: int) -> np.ndarray:
+    def reduce(backend: LocalBackend, rank: int) -> np.ndarray:
         whole = np.arange(SIZE + shift, dtype=np.float64) + rank
         src, dst = whole[:SIZE], whole[shift:]
-        moves.allreduce(src, dst, ReduceOp.SUM, Family.FLOAT)
+        backend.allreduce(src, dst, ReduceOp.SUM, Family.FLOAT)
         return dst
 
     for got in on_all(reduce):
@@ -48,15 +48,15 @@ def test_a_reduction_may_overlap_its_source(shift):
 def test_parts_may_lie_where_they_belong():
     """Own parts in place, in gathers and spreads, are neither copied nor spoilt."""
 
-    def gather(moves: LocalBackend, rank: int) -> np.ndarray:
+    def gather(backend: LocalBackend, rank: int) -> np.ndarray:
         whole = np.full((N, SIZE), -1.0)
         whole[rank] = rank
-        moves.allgather(whole[rank], whole)
+        backend.allgather(whole[rank], whole)
         return whole[:, ::1000]
 
-    def spread(moves: LocalBackend, rank: int) -> np.ndarray:
+    def spread(backend: LocalBackend, rank: int) -> np.ndarray:
         whole = np.repeat(np.arange(N) + 10.0 * rank, SIZE).reshape(N, SIZE)
-        moves.reduce_scatter(whole, whole[rank], ReduceOp.MAX, Family.FLOAT)
+        backend.reduce_scatter(whole, whole[rank], ReduceOp.MAX, Family.FLOAT)
         return whole[rank, ::1000]
 
     for got in on_all(gather):
@@ -68,9 +68,9 @@ def test_parts_may_lie_where_they_belong():
 def test_parts_change_places_in_one_array():
     """All-to-all in place transposes."""
 
-    def swap(moves: LocalBackend, rank: int) -> np.ndarray:
+    def swap(backend: LocalBackend, rank: int) -> np.ndarray:
         data = np.arange(N) + 10.0 * rank
-        moves.all_to_all(data, data)
+        backend.all_to_all(data, data)
         return data
 
     assert [got.tolist() for got in on_all(swap)] == [

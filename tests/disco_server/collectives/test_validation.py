@@ -8,8 +8,8 @@ import pytest
 
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import (
+    CollectiveSignature,
     Family,
-    Offer,
     Op,
     add_shapes,
     check_equal,
@@ -44,8 +44,8 @@ def test_dtypes_that_may_take_part(name, family):
 def test_dtypes_that_may_not(name):
     """Texts, objects, times and foreign byte orders are unknown."""
     assert find_kind(np.dtype(name)) is None
-    offer = check_equal(Op.BROADCAST, np.zeros(1, name), np.zeros(1, name))
-    assert "cannot take part" in offer.problem
+    signature = check_equal(Op.BROADCAST, np.zeros(1, name), np.zeros(1, name))
+    assert "cannot take part" in signature.problem
 
 
 def test_codes_are_distinct():
@@ -58,10 +58,10 @@ def test_codes_are_distinct():
 
 
 def test_a_sound_offer():
-    """A sound call offers its operation, dtype and elements, and no problem."""
-    offer = check_parts(Op.ALLGATHER, THREE, np.zeros((4, 3), np.float32), 4, root=True)
-    assert (offer.op, offer.elements, offer.problem) == (Op.ALLGATHER, 3, "")
-    assert offer.dtype == find_kind(np.dtype("float32")).code
+    """A sound call signatures its operation, dtype and elements, and no problem."""
+    signature = check_parts(Op.ALLGATHER, THREE, np.zeros((4, 3), np.float32), 4, root=True)
+    assert (signature.op, signature.elements, signature.problem) == (Op.ALLGATHER, 3, "")
+    assert signature.dtype == find_kind(np.dtype("float32")).code
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_a_sound_offer():
 )
 def test_equal_arrays(src, dst, problem):
     """Source and destination of one rank must be equally long and of one dtype."""
-    offer = check_equal(Op.ALLREDUCE, src, dst, ReduceOp.SUM)
+    signature = check_equal(Op.ALLREDUCE, src, dst, ReduceOp.SUM)
     with pytest.raises(AssertionError, match=problem):
-        raise AssertionError(offer.problem)
+        raise AssertionError(signature.problem)
 
 
 def test_parts_must_be_equal():
@@ -132,9 +132,9 @@ def test_ends_of_a_transfer():
 
 def test_offers_are_described():
     """People read the operation, both arrays and their shapes."""
-    offer = check_equal(Op.ALLREDUCE, THREE, THREE, ReduceOp.SUM)
+    signature = check_equal(Op.ALLREDUCE, THREE, THREE, ReduceOp.SUM)
     text = "allreduce(sum) of float32[3], destination float32[3]"
-    assert describe(offer, THREE, THREE) == text
+    assert describe(signature, THREE, THREE) == text
     gather = check_parts(Op.GATHER, THREE.reshape(3, 1), None, 2, root=False)
     assert describe(gather, THREE.reshape(3, 1), None) == "gather of float32[3, 1]"
 
@@ -143,8 +143,8 @@ def test_shapes_are_added_to_what_ranks_compare():
     """Of the arrays that all of them have; roots, uneven parts and barriers are left alone."""
     wide, high, whole = np.zeros((2, 3)), np.zeros((3, 2)), np.zeros(12)
 
-    def extra(offer, src, dst):
-        return add_shapes(offer, src, dst).extra
+    def extra(signature, src, dst):
+        return add_shapes(signature, src, dst).extra
 
     both = check_equal(Op.ALLREDUCE, wide, wide, ReduceOp.SUM)
     assert extra(both, wide, wide) == extra(both, wide.copy(), wide)
@@ -157,5 +157,5 @@ def test_shapes_are_added_to_what_ranks_compare():
     assert extra(transfer, wide, None) == extra(transfer, None, wide)
     uneven = both._replace(op=int(Op.ALLGATHER), extra=7, note=", counts [1, 2]")
     assert extra(uneven, wide, high) == 7
-    barrier = Offer(int(Op.BARRIER), 0, 0)
+    barrier = CollectiveSignature(int(Op.BARRIER), 0, 0)
     assert extra(barrier, None, None) == 0

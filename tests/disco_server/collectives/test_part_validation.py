@@ -13,9 +13,9 @@ from disco_server.collectives.validation import (
     check_counts,
     check_equal,
     check_table,
-    offer_lines,
     op_name,
     read_lines,
+    sign_lines,
 )
 
 ONE, TWO, SIX = np.zeros(1), np.zeros(2), np.zeros(6)
@@ -24,8 +24,8 @@ ONE, TWO, SIX = np.zeros(1), np.zeros(2), np.zeros(6)
 def test_equal_counts_need_no_parts():
     """Unless they start at another rank than the first; numbers of numpy will do."""
     for counts in ([2, 2, 2], (2, 2, 2), np.array([2, 2, 2])):
-        offer, parts = check_counts(Op.ALLGATHER, TWO, SIX, counts, 3, 1)
-        assert (offer.problem, offer.elements, parts) == ("", 6, None)
+        signature, parts = check_counts(Op.ALLGATHER, TWO, SIX, counts, 3, 1)
+        assert (signature.problem, signature.elements, parts) == ("", 6, None)
     assert check_counts(Op.GATHER, TWO, None, [2, 2, 2], 3, 1, root=0)[1] is None
     assert check_counts(Op.GATHER, TWO, SIX, [2, 2, 2], 3, 1, root=1)[1] is not None
 
@@ -61,14 +61,14 @@ def test_other_counts_have_another_checksum():
 )
 def test_counts_that_cannot_be(counts, words):
     """Nothing is raised: the rank must still meet its peers."""
-    offer, _ = check_counts(Op.ALLGATHER, TWO, SIX, counts, 3, 1)
-    assert words in offer.problem
+    signature, _ = check_counts(Op.ALLGATHER, TWO, SIX, counts, 3, 1)
+    assert words in signature.problem
 
 
 def test_the_reduction_is_part_of_a_wrong_call():
     """So that the words of the error name it."""
-    offer, _ = check_counts(Op.REDUCE_SCATTER, SIX, TWO, None, 3, 1, ReduceOp.MAX)
-    assert op_name(offer.op) == "reduce_scatter(max)"
+    signature, _ = check_counts(Op.REDUCE_SCATTER, SIX, TWO, None, 3, 1, ReduceOp.MAX)
+    assert op_name(signature.op) == "reduce_scatter(max)"
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_the_reduction_is_part_of_a_wrong_call():
 )
 def test_tables(table, words):
     """A rank sees its row and its column."""
-    offer, parts = check_table(TWO, TWO, table, 2, 0)
-    assert words in offer.problem
-    assert bool(offer.problem) == bool(words)
+    signature, parts = check_table(TWO, TWO, table, 2, 0)
+    assert words in signature.problem
+    assert bool(signature.problem) == bool(words)
     assert parts is None or words
 
 
@@ -103,8 +103,8 @@ def test_long_counts_are_cut_but_told_apart():
 @pytest.mark.parametrize("root", [-1, 3, "0", None, 1.0])
 def test_roots_that_cannot_be(root):
     """They are no rank of the team."""
-    offer = add_root(check_equal(Op.BROADCAST, ONE, ONE), root, 3)
-    assert offer.problem == f"the root {root!r} is not one of the 3 members"
+    signature = add_root(check_equal(Op.BROADCAST, ONE, ONE), root, 3)
+    assert signature.problem == f"the root {root!r} is not one of the 3 members"
 
 
 def test_lines_are_read_from_anything_alike():
@@ -124,4 +124,4 @@ def test_lines_that_cannot_be(lines):
 def test_different_lines_have_different_checksums():
     """Where they begin and end matters, and the order of their workers."""
     every = ([[0, 1]], [[1, 0]], [[0], [1]], [[1], [0]], [[0]])
-    assert len({offer_lines(read_lines(lines, 2)).extra for lines in every}) == len(every)
+    assert len({sign_lines(read_lines(lines, 2)).extra for lines in every}) == len(every)

@@ -79,7 +79,7 @@ def test_what_cannot_be_done_is_refused_everywhere(any_ranks, case, odd, words):
 @pytest.mark.parametrize("idle", [False, True])
 @pytest.mark.parametrize("failing", [[3], [0, 1], [1, 2, 3], [0, 1, 2, 3]])
 def test_ranks_that_fail_end_the_collective(any_ranks, failing, idle):
-    """Those who wait learn which ranks failed; afterwards all lanes work again."""
+    """Those who wait learn which ranks failed; afterwards all channels work again."""
     answers = any_ranks.run("fails", failing=failing, in_group=False, idle=idle)
     for rank, (outcome, total, part, _) in enumerate(answers):
         want = "failed" if rank in failing else [failing, "allreduce(sum)", True]

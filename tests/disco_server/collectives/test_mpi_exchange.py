@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 
-def test_rounds_bring_rows_data_and_texts(ranks):
-    """Every rank sees all rows and the data behind them, of every length."""
+def test_rounds_bring_headers_data_and_texts(ranks):
+    """Every rank sees all headers and the data behind them, of every length."""
     for rank, seen in enumerate(ranks.run("rounds", shared=False)):
         plain, *with_data, early, texts = seen
         assert plain == [[1, 2, 3, 4], 256, []]

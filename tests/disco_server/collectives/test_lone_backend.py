@@ -22,9 +22,9 @@ def test_sources_may_overlap_their_destinations(shift):
 def test_arrays_of_the_standin_are_copied_too(standin, shift):
     """Behind what was computed on their stream, and also where they overlap."""
     line = standin.arange(8, dtype="float32") + 1
-    moves = LoneBackend()
-    moves.scatter(line[:6], line[shift : shift + 6])
-    moves.gather(line, line)
+    backend = LoneBackend()
+    backend.scatter(line[:6], line[shift : shift + 6])
+    backend.gather(line, line)
     want = [1, 2, 1, 2, 3, 4, 5, 6] if shift else [1, 2, 3, 4, 5, 6, 7, 8]
     assert line.get().tolist() == want
 

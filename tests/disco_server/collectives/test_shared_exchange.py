@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from disco_server.collectives.header_exchange import SharedRows, lane_bytes
+from disco_server.collectives.header_exchange import SharedMemoryExchange, channel_bytes
 
 
-def test_rounds_bring_rows_data_and_texts(ranks):
-    """Every rank sees all rows and the data behind them, of every length."""
+def test_rounds_bring_headers_data_and_texts(ranks):
+    """Every rank sees all headers and the data behind them, of every length."""
     for rank, seen in enumerate(ranks.run("rounds", shared=True)):
         plain, *with_data, early, texts = seen
         assert plain == [[1, 2, 3, 4], 256, []]
@@ -31,7 +31,7 @@ def test_large_parts_are_gathered_in_several_rounds(ranks):
 def test_how_much_goes_in_rounds_depends_on_the_ranks():
     """Few ranks reduce anything in rounds; many reduce and gather what is some rounds long."""
     few, many = (
-        SharedRows(memoryview(bytearray(lane_bytes(members, 4096))), 0, members, 4096)
+        SharedMemoryExchange(memoryview(bytearray(channel_bytes(members, 4096))), 0, members, 4096)
         for members in (2, 8)
     )
     assert few.most_bytes > 1 << 32

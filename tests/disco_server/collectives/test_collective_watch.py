@@ -12,12 +12,12 @@ import pytest
 
 from disco_client import ProcessSession, ThreadedSession
 from disco_client.errors import ConfigError
-from disco_server.collectives.meeting_watch import MeetingWatch, Waiting, slow_seconds
+from disco_server.collectives.collective_watch import CollectiveWatch, Waiting, slow_seconds
 from disco_server.collectives.validation import Op
 
 
 class Rows:
-    """A lane in which the ranks at some places are absent."""
+    """A channel in which the ranks at some places are absent."""
 
     def __init__(self, *places):
         self.places = list(places)
@@ -34,7 +34,7 @@ def waiting(*absent):
 def watch(me, look):
     """A watch that looks a thousand times a second, and what it says."""
     said = []
-    return MeetingWatch(me, look, 0.008, said.append), said
+    return CollectiveWatch(me, look, 0.008, said.append), said
 
 
 def test_a_long_wait_is_said_once_with_who_is_missing(eventually):

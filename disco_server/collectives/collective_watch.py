@@ -13,15 +13,15 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from disco_server.collectives.header_exchange import RowExchange
+from disco_server.collectives.header_exchange import HeaderExchange
 from disco_server.collectives.types import name_workers
 from disco_server.collectives.validation import op_name
 from disco_server.settings import seconds_in
 
 if TYPE_CHECKING:
-    from disco_server.collectives.header_exchange import RowExchange
+    from disco_server.collectives.header_exchange import HeaderExchange
 
-__all__ = ["MeetingWatch", "Waiting", "say", "slow_seconds"]
+__all__ = ["CollectiveWatch", "Waiting", "say", "slow_seconds"]
 
 
 _LOOKS_A_WAIT = 8
@@ -51,19 +51,19 @@ class Waiting(NamedTuple):
     """A rank that has come to a collective and waits for the others.
 
     Attributes:
-        op: The collective, as in `checks.Offer`.
+        op: The collective, as in `CollectiveSignature`.
         seq: The command.
-        members: The ranks of the lane.
+        members: The ranks of the channel.
         exchange: Where they meet.
     """
 
     op: int
     seq: int
     members: tuple[int, ...]
-    exchange: RowExchange
+    exchange: HeaderExchange
 
 
-class MeetingWatch:
+class CollectiveWatch:
     """Watches over one rank's waits.
 
     Args:
