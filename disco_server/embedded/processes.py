@@ -607,7 +607,8 @@ class Children:
 
     def _close_descriptors(self) -> None:
         for child in self.ranks:
-            child.close(keep_memory=self._failed)
+            child.close()
+            child.memory.close(keep=self._failed)
         self._replies.close()
         self._house.close()
         os.close(self._wake)
@@ -1121,7 +1122,7 @@ class ProcessTransport(Bound):
             try:
                 self._receive(child, raw, EncodedEnvelope.FromString(raw))
             except (DecodeError, IndexError) as error:
-                child.end_because(f"was ended because it sent what is no message ({error})")
+                child.refuse(str(error))
                 return
 
     def _receive(self, child: RankChild, raw: bytes, received: EncodedEnvelope) -> None:

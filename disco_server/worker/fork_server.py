@@ -19,10 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from disco_client.errors import describe_exit
-from disco_server.ipc.process import OutputPoller, RankHandle
 from disco_server.observe.processes import LastLines, LineCutter, below, living_parents
 from disco_server.rank.fork_server import receive_message, send_message
 from disco_server.worker.environment import identity
+from disco_server.worker.rank_handle import OutputPoller, RankHandle
 
 if TYPE_CHECKING:
     from disco_server.config import Account
@@ -212,7 +212,7 @@ class _ServerProcess(_MessageLine):
         self.pid = process.pid
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.last_lines = LastLines()
-        self._cutter = LineCutter()
+        self._cutter = LineCutter(self.last_lines)
         self._silent: asyncio.Future[None] = self._loop.create_future()
         self._output = output
         self._process = process
@@ -228,9 +228,7 @@ class _ServerProcess(_MessageLine):
 
     def on_output(self, data: bytes) -> None:
         """Takes what it says; nothing at the end."""
-        block = self._cutter.feed(data)
-        if block is not None:
-            self.last_lines.feed(block)
+        self._cutter.feed(data)
         if not data and not self._silent.done():
             self._silent.set_result(None)
 
