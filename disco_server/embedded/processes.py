@@ -469,18 +469,11 @@ class Children:
     def _say_last_words(self, child: RankChild) -> None:
         """Reads what the rank wrote before its end; what it started may write for longer."""
         for is_error in (False, True):
-            if child.outputs[is_error] not in self._actions:
-                continue
-            while True:
-                lines, more = child.read_output(is_error)
+            if child.outputs[is_error] in self._actions:
+                lines = child.last_words(is_error)
                 if lines:
                     self._watcher.output(child.worker, is_error, lines)
-                if not lines or not more:
-                    break
-            lines = child.last_words(is_error)
-            if lines:
-                self._watcher.output(child.worker, is_error, lines)
-            self._unwatch(child.outputs[is_error])
+                self._unwatch(child.outputs[is_error])
 
     def _end_now(self) -> None:
         for child in self.ranks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -91,21 +92,23 @@ class RankChild(RankProcess):
 
     # Output and exit ----------------------------------------------------------------------
 
-    def read_output(self, is_error: bool) -> tuple[list[str], bool]:
+    def read_output(self, is_error: bool, nbytes: int = _READ_BYTES) -> tuple[list[str], bool]:
         """Reads what was printed.
 
         Returns:
             The complete lines, and whether there can be more.
         """
         try:
-            data = os.read(self.outputs[is_error], _READ_BYTES)
+            data = os.read(self.outputs[is_error], nbytes)
         except BlockingIOError:
             return [], True
         return self._cut(is_error, data), bool(data)
 
     def last_words(self, is_error: bool) -> list[str]:
-        """Returns a last line that had no end."""
-        return self._cut(is_error, b"")
+        """Returns what it had printed when it ended, also a last line that had no end."""
+        nbytes = fcntl.fcntl(self.outputs[is_error], fcntl.F_GETPIPE_SZ)
+        lines, _ = self.read_output(is_error, nbytes)  # all of it lies in the pipe
+        return lines + self._cut(is_error, b"")
 
     def _cut(self, is_error: bool, data: bytes) -> list[str]:
         block = self.cutters[is_error].feed(data)
