@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import os
 import select
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Self
+from collections.abc import Callable
 
 from disco_client.wire.codec import EncodedEnvelope
 from disco_server.ipc.framing import FrameReader, frame
-from disco_server.ipc.process import RankEnds, RankProcess, rank_ends
+from disco_server.ipc.process import RankEnds, RankProcess
 
-__all__ = ["Launch", "OutputPoller", "RankHandle"]
+__all__ = ["OutputPoller", "RankHandle"]
 
 
 # Reads what the ranks of a node print, in a bounded share of the event loop's time.
@@ -105,9 +104,6 @@ class OutputPoller:
 
 _LAST_WORDS_S = 0.3
 
-Launch = Callable[[Sequence[int]], Awaitable[tuple[int, asyncio.Future[int]]]]
-"""Makes the process of a rank; see :meth:`RankHandle.start`."""
-
 
 class RankHandle(RankProcess):
     """A rank process that an event loop reads and waits for.
@@ -141,23 +137,6 @@ class RankHandle(RankProcess):
         self.exited: asyncio.Future[int] = asyncio.ensure_future(self._watch(exit_status))
         self.arm = self._call_when_writable
         self._loop.add_reader(self.sock, self._readable)
-
-    @classmethod
-    async def start(cls, launch: Launch, poller: OutputPoller) -> Self:
-        """Starts an interpreter that will be a rank once it is told which.
-
-        Args:
-            launch: Makes the process. It gets the process's ends: the socket to the daemon,
-                the one for MPI, the memory, standard output and standard error, all of
-                which stay the caller's; it returns the pid, and a future of the exit status.
-            poller: Reads what it prints.
-
-        Raises:
-            OSError: No process could be started.
-        """
-        with rank_ends() as (ours, theirs):
-            pid, exit_status = await launch(theirs)
-        return cls(pid, ours, exit_status, poller)
 
     # Envelopes --------------------------------------------------------------------
 
