@@ -10,7 +10,7 @@ barrier, where what they put is exchanged with the other nodes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -95,6 +95,7 @@ class PmiExchange:
             raise ConfigError(f"{kvsname!r} cannot name a key-value space")
         self._count = len(ranks)
         self._size = len(everyone)
+        self._rests = dict.fromkeys(ranks, b"")
         self._name = kvsname
         self._send = send
         self._on_abort = on_abort
@@ -106,23 +107,35 @@ class PmiExchange:
         self._fences = 0
         self._broken = ""
 
-    def receive(self, rank: int, line: bytes) -> Barrier | None:
-        """Acts on one line of a rank, its line break included.
+    def receive(self, rank: int, data: bytes) -> Iterator[Barrier]:
+        """Acts on what a rank has sent, line by line as the caller iterates.
 
-        Returns:
+        Yields:
             What to exchange with the other nodes, when this was the last rank that
-            a barrier waited for; `met` or `not_met` must follow.
+            a barrier waited for; `met` or `not_met` must follow before the next step.
         """
+        *lines, rest = (self._rests[rank] + data).split(b"\n")
+        self._rests[rank] = rest
+        if max(map(len, (*lines, rest))) > MAX_LINE:
+            self._refuse(rank, "a line is too long")
+        for line in lines:
+            if rank in self._done:
+                return
+            barrier = self._act(rank, line)
+            if barrier is not None:
+                yield barrier
+
+    def _act(self, rank: int, line: bytes) -> Barrier | None:
         if rank in self._spawning:
             # A request of several lines: only spawn has that form.
-            if line == b"endcmd\n":
+            if line == b"endcmd":
                 self._spawning.discard(rank)
                 self._reply(rank, self._answer("spawn", {}))
             return None
         try:
             fields = _parse(line)
         except _ProtocolError as error:
-            self.refuse(rank, str(error))
+            self._refuse(rank, str(error))
             return None
         command = fields.get("cmd", "")
         if "mcmd" in fields:
@@ -148,8 +161,7 @@ class PmiExchange:
         """Whether nothing more is expected of a rank: its line may be closed."""
         return rank in self._done
 
-    def refuse(self, rank: int, why: str) -> None:
-        """Gives a rank up that does not speak the protocol."""
+    def _refuse(self, rank: int, why: str) -> None:
         self._done.add(rank)
         self._break(rank, f"rank {rank} does not speak PMI-1: {why}")
 
@@ -279,9 +291,9 @@ def _parse(line: bytes) -> dict[str, str]:
         text = line.decode("ascii")
     except UnicodeDecodeError as error:
         raise _ProtocolError("a line is not ASCII") from error
-    if not text.endswith("\n") or not text.startswith(("cmd=", "mcmd=")):
+    if not text.startswith(("cmd=", "mcmd=")):
         raise _ProtocolError(f"a line begins with {text[:40]!r}")
-    head, has_value, value = text.rstrip("\n").partition(" value=")
+    head, has_value, value = text.partition(" value=")
     fields = dict(part.split("=", 1) for part in head.split(" ") if "=" in part)
     if has_value:
         fields["value"] = value.rstrip(" ")

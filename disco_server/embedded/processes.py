@@ -218,7 +218,6 @@ class Children:
         self._alive: set[int] = set()
         self._failed = False
         self._closed = False
-        self._pmi_rests: dict[int, bytes] = {}
         self._openings: dict[int, float] = {}
         self._late: dict[RankMemory, tuple[RankChild, int]] = {}
         self._late_until = math.inf
@@ -285,7 +284,6 @@ class Children:
         self._watch(child.pmi.fileno(), lambda: self._asked(child))
         for is_error in (False, True):
             self._watch(child.outputs[is_error], lambda e=is_error: self._printed(child, e))
-        self._pmi_rests[child.worker] = b""
         child.send(self._begin(child.worker))
 
     def _arm(self, fd: int, armed: bool) -> None:
@@ -395,18 +393,11 @@ class Children:
             return
         except OSError:
             data = b""
-        *lines, rest = (self._pmi_rests[rank] + data).split(b"\n")
-        self._pmi_rests[rank] = rest
-        for line in lines:
-            if not self._pmi.is_done(rank):
-                meeting = self._pmi.receive(rank, line + b"\n")
-                if meeting is not None:
-                    self._pmi.met(meeting.puts)
-        if len(rest) > MAX_LINE:
-            self._pmi.refuse(rank, "a line is too long")
+        for barrier in self._pmi.receive(rank, data):
+            self._pmi.met(barrier.puts)
         if not data:
             self._pmi.left(rank)
-        if not data or self._pmi.is_done(rank):
+        if self._pmi.is_done(rank):
             self._unwatch(child.pmi.fileno())
 
     def _answer_pmi(self, rank: int, data: bytes) -> None:
@@ -478,18 +469,11 @@ class Children:
     def _say_last_words(self, child: RankChild) -> None:
         """Reads what the rank wrote before its end; what it started may write for longer."""
         for is_error in (False, True):
-            if child.outputs[is_error] not in self._actions:
-                continue
-            while True:
-                lines, more = child.read_output(is_error)
+            if child.outputs[is_error] in self._actions:
+                lines = child.last_words(is_error)
                 if lines:
                     self._watcher.output(child.worker, is_error, lines)
-                if not lines or not more:
-                    break
-            lines = child.last_words(is_error)
-            if lines:
-                self._watcher.output(child.worker, is_error, lines)
-            self._unwatch(child.outputs[is_error])
+                self._unwatch(child.outputs[is_error])
 
     def _end_now(self) -> None:
         for child in self.ranks:
@@ -607,7 +591,8 @@ class Children:
 
     def _close_descriptors(self) -> None:
         for child in self.ranks:
-            child.close(keep_memory=self._failed)
+            child.close()
+            child.memory.close(keep=self._failed)
         self._replies.close()
         self._house.close()
         os.close(self._wake)
@@ -1121,7 +1106,7 @@ class ProcessTransport(Bound):
             try:
                 self._receive(child, raw, EncodedEnvelope.FromString(raw))
             except (DecodeError, IndexError) as error:
-                child.end_because(f"was ended because it sent what is no message ({error})")
+                child.refuse(str(error))
                 return
 
     def _receive(self, child: RankChild, raw: bytes, received: EncodedEnvelope) -> None:

@@ -10,7 +10,6 @@ import secrets
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -32,7 +31,14 @@ from disco_server.collectives.local import LocalWorld
 from disco_server.collectives.select import default_library, open_communicator
 from disco_server.embedded.processes import HeldInterrupts, Sender
 from disco_server.modules.base import LoadRules
-from disco_server.observe.processes import KEPT_LINES, format_stack, report_cut, report_memory
+from disco_server.observe.processes import (
+    LastLines,
+    LineCutter,
+    decode_lines,
+    format_stack,
+    report_cut,
+    report_memory,
+)
 from disco_server.rank.errors import describe_end
 from disco_server.rank.executor import Executor
 from disco_server.rank.worker import Worker, WorkerDevice, set_current_worker
@@ -62,7 +68,6 @@ __all__ = [
 # session, everything else where it went before.
 
 
-_MAX_LINE = 16 * 1024
 _here = threading.local()
 
 
@@ -78,8 +83,8 @@ class RankOutput:
 
     def __init__(self, emit: Callable[[bool, list[str]], None]) -> None:
         self._emit = emit
-        self._rest = {False: "", True: ""}
-        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.last_lines = LastLines()
+        self._cutters = LineCutter(self.last_lines), LineCutter(self.last_lines)
 
     def attach(self) -> None:
         """Makes it the output of this thread."""
@@ -87,26 +92,21 @@ class RankOutput:
 
     def write(self, is_error: bool, text: str) -> None:
         """Takes text; complete lines go on."""
-        *lines, rest = (self._rest[is_error] + text).split("\n")
-        if len(rest) > _MAX_LINE:
-            lines, rest = [*lines, rest], ""
-        self._rest[is_error] = rest
-        self._pass_on(is_error, lines)
+        if text:
+            self._feed(is_error, text.encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
         """Passes on what did not end with a line break."""
-        for is_error, rest in self._rest.items():
-            if rest:
-                self._pass_on(is_error, [rest])
-        self._rest = {False: "", True: ""}
+        for is_error in (False, True):
+            self._feed(is_error, b"")
 
-    def _pass_on(self, is_error: bool, lines: list[str]) -> None:
-        if not lines:
+    def _feed(self, is_error: bool, data: bytes) -> None:
+        block = self._cutters[is_error].feed(data)
+        if block is None:
             return
-        self.last_lines.extend(lines)
         _here.output = None  # who shows them may do so in this thread
         try:
-            self._emit(is_error, lines)
+            self._emit(is_error, decode_lines(block))
         finally:
             _here.output = self
 

@@ -623,10 +623,15 @@ def decode_lines(block: bytes) -> list[str]:
 
 
 class LineCutter:
-    """Cuts a stream of bytes behind its lines."""
+    """Cuts a stream of bytes behind its lines.
 
-    def __init__(self) -> None:
+    Args:
+        last_lines: Gets the lines too; several streams may share it.
+    """
+
+    def __init__(self, last_lines: LastLines) -> None:
         self._rest = b""
+        self._last_lines = last_lines
 
     def feed(self, data: bytes) -> bytes | None:
         """Adds bytes; returns the lines that are complete, without the end of the last one.
@@ -636,14 +641,14 @@ class LineCutter:
         Args:
             data: What came; nothing at the end of the stream.
         """
-        if not data:
-            rest, self._rest = self._rest, b""
-            return rest or None
         lines, end, rest = (self._rest + data).rpartition(b"\n")
-        if len(rest) > _MAX_LINE:
+        if len(rest) > _MAX_LINE or (rest and not data):
             lines, end, rest = lines + end + rest, b"\n", b""
         self._rest = rest
-        return lines if end else None
+        if not end:
+            return None
+        self._last_lines.feed(lines)
+        return lines
 
 
 class LastLines:

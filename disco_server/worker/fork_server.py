@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import signal
@@ -19,10 +18,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from disco_client.errors import describe_exit
-from disco_server.ipc.process import OutputPoller, RankHandle
+from disco_server.ipc.process import rank_ends
 from disco_server.observe.processes import LastLines, LineCutter, below, living_parents
 from disco_server.rank.fork_server import receive_message, send_message
 from disco_server.worker.environment import identity
+from disco_server.worker.rank_handle import OutputPoller, RankHandle
 
 if TYPE_CHECKING:
     from disco_server.config import Account
@@ -140,16 +140,14 @@ class Keeper(_MessageLine):
         Raises:
             OSError: No process could be started.
         """
-        handle = await RankHandle.start(functools.partial(self._launch, fresh), self._poller)
+        said: asyncio.Future[int] = self._loop.create_future()
+        with rank_ends() as (ours, theirs):
+            self.send({"fresh": fresh}, theirs)
+            self._said.append(said)
+            pid = await said
+        handle = RankHandle(pid, ours, self._statuses[pid], self._poller)
         self._handles.append(handle)
         return handle
-
-    async def _launch(self, fresh: bool, fds: Sequence[int]) -> tuple[int, asyncio.Future[int]]:
-        said: asyncio.Future[int] = self._loop.create_future()
-        self.send({"fresh": fresh}, fds)
-        self._said.append(said)
-        pid = await said
-        return pid, self._statuses[pid]
 
     def on_message(self, message: dict[str, Any]) -> None:
         """The keeper is there, a rank was started or could not be, or one has ended."""
@@ -212,7 +210,7 @@ class _ServerProcess(_MessageLine):
         self.pid = process.pid
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.last_lines = LastLines()
-        self._cutter = LineCutter()
+        self._cutter = LineCutter(self.last_lines)
         self._silent: asyncio.Future[None] = self._loop.create_future()
         self._output = output
         self._process = process
@@ -228,9 +226,7 @@ class _ServerProcess(_MessageLine):
 
     def on_output(self, data: bytes) -> None:
         """Takes what it says; nothing at the end."""
-        block = self._cutter.feed(data)
-        if block is not None:
-            self.last_lines.feed(block)
+        self._cutter.feed(data)
         if not data and not self._silent.done():
             self._silent.set_result(None)
 

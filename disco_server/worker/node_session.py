@@ -15,11 +15,11 @@ from disco_client.wire.codec import Kind, envelope
 from disco_server.collectives.startup import CommunicatorStartup, init_seconds
 from disco_server.ipc.framing import frame
 from disco_server.ipc.growing import Offers
-from disco_server.ipc.process import RankHandle
 from disco_server.observe.logs import BoundLogger, bind
 from disco_server.worker.array_store import LentArrays, Uploads
 from disco_server.worker.output import SessionOutput
 from disco_server.worker.pmi import PmiNode
+from disco_server.worker.rank_handle import RankHandle
 
 if TYPE_CHECKING:
     import asyncio

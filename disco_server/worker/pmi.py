@@ -89,7 +89,7 @@ class PmiNode:
 
     async def _serve(self, rank: int, ours: socket.socket) -> None:
         ours.setblocking(False)
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_LINE)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
         self._writers[rank] = writer
         try:
             with suppress(OSError):
@@ -104,26 +104,16 @@ class PmiNode:
     async def _answer_all(
         self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        while line := await self._read_line(rank, reader):
-            meeting = self._exchange.receive(rank, line)
-            if meeting is not None:
+        while not self._exchange.is_done(rank) and (data := await reader.read(MAX_LINE)):
+            for barrier in self._exchange.receive(rank, data):
                 # The rank that came last does the exchange in its own connection: the
                 # others send nothing while they wait.
-                await self._meet(meeting)
-            if self._exchange.is_done(rank):
-                return
+                await self._meet(barrier)
             await writer.drain()
 
-    async def _read_line(self, rank: int, reader: asyncio.StreamReader) -> bytes:
+    async def _meet(self, barrier: Barrier) -> None:
         try:
-            return await reader.readline()
-        except ValueError as error:  # the line exceeds the limit
-            self._exchange.refuse(rank, str(error))
-            return b""
-
-    async def _meet(self, meeting: Barrier) -> None:
-        try:
-            merged = await self._fence(meeting.name, meeting.puts)
+            merged = await self._fence(barrier.name, barrier.puts)
             self._exchange.met(merged)
         except Exception as error:  # noqa: BLE001 - whatever it was, the ranks must not hang
-            self._exchange.not_met(meeting.name, error)
+            self._exchange.not_met(barrier.name, error)

@@ -29,10 +29,10 @@ from disco_server.worker.output import SessionOutput
 from disco_server.worker.pmi import PmiNode
 
 if TYPE_CHECKING:
-    from disco_server.ipc.process import RankHandle
     from disco_server.observe.processes import RankMemory
     from disco_server.worker.array_streams import ArrayCarrier
     from disco_server.worker.environment import WorkFolders
+    from disco_server.worker.rank_handle import RankHandle
 
 __all__ = ["Fence", "Supervisor", "audit_rank"]
 
@@ -310,6 +310,7 @@ class Supervisor:
                 if session.ending:
                     handle.kill()
                     handle.close()
+                    handle.memory.close()
                     return
                 self._adopt(session, worker, device, handle, folder)
         except CannotStart as error:

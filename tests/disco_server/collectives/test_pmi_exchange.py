@@ -23,9 +23,9 @@ class Conversation:
         )
 
     def hear(self, rank, text):
-        meeting = self.exchange.receive(rank, f"{text}\n".encode())
+        barrier = next(self.exchange.receive(rank, f"{text}\n".encode()), None)
         said, self.said = self.said, []
-        return meeting, said
+        return barrier, said
 
 
 @pytest.fixture
@@ -34,16 +34,27 @@ def talk():
 
 
 def test_a_barrier_frees_all_its_ranks_at_once(talk):
-    """The last one to come brings the meeting, and its end lets everybody go."""
+    """The last one to come brings what to exchange, and what comes of that lets everybody go."""
     talk.hear(0, "cmd=put kvsname=disco-test key=a value=one two")
     assert talk.hear(0, "cmd=barrier_in") == (None, [])
-    meeting, said = talk.hear(1, "cmd=barrier_in")
-    assert meeting == ("pmi-0", {"a": b"one two"})
+    barrier, said = talk.hear(1, "cmd=barrier_in")
+    assert barrier == ("pmi-0", {"a": b"one two"})
     assert said == []
-    talk.exchange.met({**meeting.puts, "b": b"far"})
+    talk.exchange.met({**barrier.puts, "b": b"far"})
     assert sorted(talk.said) == [(rank, "cmd=barrier_out rc=0") for rank in (0, 1)]
     talk.said.clear()
     assert talk.hear(1, "cmd=get key=b")[1] == [(1, "cmd=get_result rc=0 msg=success value=far")]
+
+
+def test_lines_come_in_any_pieces(talk):
+    """What is no whole line yet waits for its end, and several lines are answered in turn."""
+    sent = b"cmd=get_appnum\ncmd=get_universe_size\ncmd=finalize\n"
+    for at in range(len(sent)):
+        assert list(talk.exchange.receive(0, sent[at : at + 1])) == []
+    one_by_one, talk.said = talk.said, []
+    assert list(talk.exchange.receive(1, sent)) == []
+    assert [text for _, text in talk.said] == [text for _, text in one_by_one]
+    assert len(one_by_one) == 3
 
 
 def test_a_request_of_several_lines_gets_one_answer(talk):

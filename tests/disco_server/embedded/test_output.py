@@ -58,7 +58,7 @@ def test_only_threads_with_an_output_are_redirected():
         "last",
     ]
     assert [line for is_error, line in lines if is_error] == ["trouble"]
-    assert rank.last_lines[-1] == "last"
+    assert list(rank.last_lines)[-1] == "last"
 
 
 def test_who_shows_the_lines_may_print():

@@ -49,7 +49,7 @@ def test_the_last_crash_is_the_one_that_counts():
 @given(st.lists(st.binary(max_size=12).map(lambda raw: raw.replace(b"a", b"\n")), max_size=12))
 def test_lines_are_the_same_however_their_bytes_come(parts):
     """Cut at any byte, in the middle of a character too, and with or without an end."""
-    cutter = LineCutter()
+    cutter = LineCutter(LastLines())
     blocks = [cutter.feed(part) for part in [*filter(None, parts), b""]]
     lines = [line for block in blocks if block is not None for line in decode_lines(block)]
     whole = b"".join(parts).removesuffix(b"\n")
@@ -58,7 +58,7 @@ def test_lines_are_the_same_however_their_bytes_come(parts):
 
 def test_a_line_without_an_end_is_not_waited_for_for_ever():
     """What is longer than any line of a person becomes one."""
-    cutter = LineCutter()
+    cutter = LineCutter(LastLines())
     assert cutter.feed(b"x" * 10_000) is None
     assert cutter.feed(b"x" * 10_000) == b"x" * 20_000
     assert cutter.feed(b"") is None

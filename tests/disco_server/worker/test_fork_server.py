@@ -234,6 +234,7 @@ def test_a_rank_that_a_keeper_does_not_report_is_not_waited_for_for_ever(all_end
         assert not await keeper.end()
         assert await handle.exited == -signal.SIGKILL
         handle.close()
+        handle.memory.close()
         return handle.pid
 
     all_end([run(use)])

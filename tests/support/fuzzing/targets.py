@@ -187,9 +187,8 @@ def speak_pmi(data):
         ranks=(0, 1), nodes=[[0, 1], [2]], kvsname="k", send=nothing_more, on_abort=nothing_more
     )
     for number, line in enumerate(data.splitlines(keepends=True)):
-        meeting = exchange.receive(number % 2, line)
-        if meeting is not None:
-            exchange.met({**meeting.puts, "other": b"value"})
+        for barrier in exchange.receive(number % 2, line):
+            exchange.met({**barrier.puts, "other": b"value"})
         exchange.is_done(number % 2)
 
 

@@ -236,3 +236,31 @@ def test_no_descriptor_outlives_a_rank():
             assert psutil.Process().num_fds() <= before
 
     asyncio.run(run())
+
+
+def test_closing_one_rank_leaves_the_output_of_the_next_alone():
+    """A pipe whose end has come is closed, and its number may be that of a later rank's."""
+
+    async def run():
+        async with keeper() as kept:
+            # Of so many pipes some have the numbers that the pipes of the next rank get.
+            ended = [await kept.start_rank(fresh=False) for _ in range(8)]
+            pipes = {fd for handle in ended for fd in handle.outputs}
+            for handle in ended:
+                handle.kill()
+                await asyncio.wait_for(handle.exited, 20)
+            rank = await kept.start_rank(fresh=False)
+            assert rank.outputs[0] in pipes
+            heard = Heard(rank)
+            rank.send(assign("builtins"))
+            await heard.next(Kind.ASSIGNED)
+            for handle in ended:
+                handle.close()
+                handle.memory.close()
+            rank.send(call("builtins.print", "still heard"))
+            await heard.next(Kind.REPLY)
+            assert await heard.line() == "still heard"
+            await rank.end(b"", 0)
+            rank.memory.close()
+
+    asyncio.run(run())

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from disco_server.ipc.process import OutputPoller
+from disco_server.worker.rank_handle import OutputPoller
 
 
 @pytest.fixture
