@@ -26,7 +26,7 @@ from disco_bench.gpu import (
     measure_model,
 )
 from disco_bench.gpu_collectives import ALONE, TOGETHER, measure_alone, measure_together
-from disco_bench.running import Section, describe_machine, exit_code, measure_section, publish
+from disco_bench.running import RowGroup, describe_machine, exit_code, measure_section, publish
 from disco_bench.table import Report, Unavailable
 
 __all__ = ["main"]
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code(report, check=options.check)
 
 
-def _sections(gpus: Gpus) -> dict[str, Section]:
+def _sections(gpus: Gpus) -> dict[str, RowGroup]:
     """What there is to measure, by the names in `_NAMES`."""
     plan = (
         (LAUNCHES, measure_launches),
@@ -62,7 +62,7 @@ def _sections(gpus: Gpus) -> dict[str, Section]:
         (TOGETHER, measure_together),
     )
     return {
-        name: Section(specs, partial(measure, gpus))
+        name: RowGroup(specs, partial(measure, gpus))
         for name, (specs, measure) in zip(_NAMES, plan, strict=True)
     }
 

@@ -25,7 +25,7 @@ from disco_bench.model import MODEL, measure_model
 from disco_bench.programs import PROGRAMS, measure_programs
 from disco_bench.recovery import RECOVERY, measure_recovery
 from disco_bench.running import (
-    Section,
+    RowGroup,
     describe_machine,
     exit_code,
     measure_section,
@@ -40,21 +40,21 @@ __all__ = ["main"]
 
 
 SECTIONS = {
-    "commands": Section(COMMANDS, measure_commands),
-    "programs": Section(PROGRAMS, measure_programs),
-    "tracing": Section(TRACING, measure_tracing),
-    "recovery": Section(RECOVERY, measure_recovery),
-    "sync": Section(SYNC, measure_sync),
-    "secured": Section(SECURED, measure_secured),
-    "fairness": Section(FAIRNESS, measure_fairness),
-    "embedded": Section(EMBEDDED, measure_embedded),
-    "arrays": Section(ARRAYS, measure_arrays),
-    "collectives": Section(COLLECTIVES, measure_collectives),
-    "dtensor": Section(DTENSOR, measure_dtensor),
-    "model": Section(MODEL, measure_model),
-    "session": Section(SESSIONS, measure_sessions),
-    "import": Section(IMPORTS, measure_imports),
-    "memory": Section(MEMORY, measure_memory),
+    "commands": RowGroup(COMMANDS, measure_commands),
+    "programs": RowGroup(PROGRAMS, measure_programs),
+    "tracing": RowGroup(TRACING, measure_tracing),
+    "recovery": RowGroup(RECOVERY, measure_recovery),
+    "sync": RowGroup(SYNC, measure_sync),
+    "secured": RowGroup(SECURED, measure_secured),
+    "fairness": RowGroup(FAIRNESS, measure_fairness),
+    "embedded": RowGroup(EMBEDDED, measure_embedded),
+    "arrays": RowGroup(ARRAYS, measure_arrays),
+    "collectives": RowGroup(COLLECTIVES, measure_collectives),
+    "dtensor": RowGroup(DTENSOR, measure_dtensor),
+    "model": RowGroup(MODEL, measure_model),
+    "session": RowGroup(SESSIONS, measure_sessions),
+    "import": RowGroup(IMPORTS, measure_imports),
+    "memory": RowGroup(MEMORY, measure_memory),
 }
 
 

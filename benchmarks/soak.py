@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from disco_soak.cluster import FATAL, Breakable
 from disco_soak.leaks import Holdings, hold_little
-from disco_soak.program import Program, WrongResult
+from disco_soak.program import SoakProgram, WrongResult
 
 from disco_client import ProcessSession, Session, SocketSession, ThreadedSession, errors
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
@@ -115,13 +115,13 @@ class Soak:
         recovers: bool = False,
     ) -> None:
         """One session, from its beginning to its end; faults, at least one, in a cluster."""
-        program: Program | None = None
+        program: SoakProgram | None = None
         ends = min(time.monotonic() + seconds, self._deadline)
         fatal, whole = False, cluster is None
         try:
             with open_session() as session:
                 self._sessions.add(int(session.session_id, 16))
-                program = Program(session, self._seed + turn)
+                program = SoakProgram(session, self._seed + turn)
                 program.transfer()
                 while (time.monotonic() < ends or not whole) and not fatal:
                     program.step()
@@ -146,7 +146,7 @@ class Soak:
             self.steps[kind] += program.steps
             self.commands += program.issued
 
-    def _transfer_meanwhile(self, program: Program, cluster: Breakable, fault: str) -> None:
+    def _transfer_meanwhile(self, program: SoakProgram, cluster: Breakable, fault: str) -> None:
         """Makes a fault while a large array is on its way, which has to come all the same."""
         unexpected: list[Exception] = []
 

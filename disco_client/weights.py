@@ -15,9 +15,9 @@ from disco_client.distributed.dtensor import DTensor, Origin
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.placement import (
     DTensorStructInfo,
-    Kind,
     Placement,
     PlacementSpec,
+    PlacementSpecKind,
     TensorStructInfo,
 )
 from disco_client.errors import ConfigError, WeightsMismatch
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Chosen",
-    "Plan",
     "StoredTensor",
+    "WeightPlan",
     "choose",
     "load_weights",
     "read_catalog",
@@ -105,14 +105,14 @@ class Chosen(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class _PatternRule:
     pattern: str
     match: re.Pattern[str]
     skip: bool
     spec: PlacementSpec
 
 
-class Plan:
+class WeightPlan:
     """Patterns of names, and how the tensors that they match are split.
 
     Args:
@@ -130,16 +130,16 @@ class Plan:
             raise ConfigError(msg)
         self.rules = [_read_rule(pattern, entry) for pattern, entry in entries.items()]
 
-    def find(self, name: str) -> _Rule | None:
+    def find(self, name: str) -> _PatternRule | None:
         """The first rule that covers a name."""
         return next((rule for rule in self.rules if _covers(rule, name)), None)
 
 
-def _covers(rule: _Rule, name: str) -> bool:
+def _covers(rule: _PatternRule, name: str) -> bool:
     return rule.pattern == name or rule.match.match(name) is not None
 
 
-def _read_rule(pattern: object, entry: object) -> _Rule:
+def _read_rule(pattern: object, entry: object) -> _PatternRule:
     if not isinstance(pattern, str):
         msg = f"expected names or patterns of tensors in the plan, got {pattern!r}"
         raise ConfigError(msg)
@@ -149,7 +149,7 @@ def _read_rule(pattern: object, entry: object) -> _Rule:
     except ConfigError as error:
         msg = f"plan[{pattern!r}]: {error}; 'skip' leaves tensors out"
         raise ConfigError(msg) from None
-    return _Rule(pattern, re.compile(fnmatch.translate(pattern)), skip, spec)
+    return _PatternRule(pattern, re.compile(fnmatch.translate(pattern)), skip, spec)
 
 
 def _read_spec(entry: object) -> PlacementSpec:
@@ -162,7 +162,7 @@ def _read_spec(entry: object) -> PlacementSpec:
             placement = ()
         if len(placement) == 1 and isinstance(placement, Placement):
             (entry,) = placement.dim_specs
-            if entry.kind is Kind.SHARDING and not entry.parts:
+            if entry.kind is PlacementSpecKind.SHARDING and not entry.parts:
                 entry = PlacementSpec.fused(entry.axis)
     elif entry is None:
         entry = PlacementSpec.replica()
@@ -212,7 +212,7 @@ def read_catalog(catalog: Mapping[str, Any], first: int = 0) -> list[StoredTenso
 def choose(
     path: str,
     tensors: Sequence[StoredTensor],
-    plan: Plan,
+    plan: WeightPlan,
     expected: Expected | None,
     *,
     strict: bool,
@@ -271,7 +271,7 @@ def _absent(tensors: Sequence[StoredTensor], expected: Expected | None) -> Itera
 
 
 def _unused(
-    plan: Plan, tensors: Sequence[StoredTensor], rules: Sequence[_Rule | None]
+    plan: WeightPlan, tensors: Sequence[StoredTensor], rules: Sequence[_PatternRule | None]
 ) -> Iterator[str]:
     """What the plan says of tensors that are not there."""
     used = {id(rule) for rule in rules}
@@ -290,7 +290,7 @@ def _unused(
 
 
 def _place(
-    tensor: StoredTensor, rule: _Rule, expected: Expected, mesh: DeviceMesh, dtype: str
+    tensor: StoredTensor, rule: _PatternRule, expected: Expected, mesh: DeviceMesh, dtype: str
 ) -> Chosen:
     """Says how a tensor is to lie.
 
@@ -353,7 +353,7 @@ def load_weights(  # noqa: PLR0913  (those of the session, and its engine)
     progress: bool | None = None,
 ) -> dict[str, DTensor]:
     """Loads a model's tensors; see ``Session.load_weights``."""
-    rules, expected, kind = Plan(plan), read_expected(expect), _float_name(dtype)
+    rules, expected, kind = WeightPlan(plan), read_expected(expect), _float_name(dtype)
     where = whole_path(path)
     groups = core.num_groups if in_group else 1
     shape = (groups, core.num_workers // groups) if groups > 1 else (core.num_workers,)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from disco_bench.bench import Bench
 
-__all__ = ["Section", "describe_machine", "exit_code", "measure_section", "publish"]
+__all__ = ["RowGroup", "describe_machine", "exit_code", "measure_section", "publish"]
 
 
-class Section(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows that are measured together.
 
     Attributes:
@@ -35,7 +35,7 @@ class Section(NamedTuple):
     measure: Callable[[Bench], None]
 
 
-def measure_section(name: str, section: Section, bench: Bench, report: Report) -> None:
+def measure_section(name: str, section: RowGroup, bench: Bench, report: Report) -> None:
     """Measures a section; what goes wrong there is noted at its rows."""
     report.announce(section.specs)
     print(f"measuring {name} ...", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from disco_client import DPackedFunc, Session
 
-__all__ = ["Program", "WrongResult"]
+__all__ = ["SoakProgram", "WrongResult"]
 
 FUNCTIONS = "disco_soak.worker_functions"
 _SIZES = (1, 7, 1000, 40_000, 300_000)
@@ -28,7 +28,7 @@ class WrongResult(Exception):
     """What the workers computed is not what numpy does."""
 
 
-class Program:
+class SoakProgram:
     """The steps that one session takes.
 
     Args:

@@ -14,7 +14,7 @@ from disco_client.distributed.placement import (
     PlacementSpec,
     TensorStructInfo,
 )
-from disco_client.distributed.redistribute import Plan
+from disco_client.distributed.redistribute import RedistributionPlan
 from disco_client.distributed.storage import FileTensor, from_npy, from_safetensors
 from disco_client.notebook import draw_with
 
@@ -32,7 +32,7 @@ __all__ = [
     "Pattern",
     "Placement",
     "PlacementSpec",
-    "Plan",
+    "RedistributionPlan",
     "ShardingPicture",
     "TensorStructInfo",
     "device_mesh",

@@ -23,7 +23,7 @@ from disco_client.distributed.placement import (
 from disco_client.distributed.redistribute import (
     Move,
     Mover,
-    Plan,
+    RedistributionPlan,
     all_bounds,
     first_places,
     local_shapes,
@@ -73,7 +73,7 @@ class _Call(NamedTuple):
     """
 
     func: DRef
-    plans: tuple[Plan, ...]
+    plans: tuple[RedistributionPlan, ...]
     moves: tuple[tuple[Move, ...], ...]
     origin: Origin
     result: DTensorStructInfo
@@ -132,7 +132,7 @@ class Engine(Computing):
         ref = self.mover.run(moves, ref)
         return DTensor(self, info, ref, Origin("distribute", (("host array", plan),)))
 
-    def _find_spread(self, info: DTensorStructInfo) -> tuple[Plan, tuple[Move, ...]]:
+    def _find_spread(self, info: DTensorStructInfo) -> tuple[RedistributionPlan, tuple[Move, ...]]:
         plan = spread_plan(info)
         return plan, self.mover.prepare(plan)
 
@@ -173,7 +173,7 @@ class Engine(Computing):
 
     def _find_way(
         self, info: DTensorStructInfo, placement: Placement | str
-    ) -> tuple[Plan, tuple[Move, ...]]:
+    ) -> tuple[RedistributionPlan, tuple[Move, ...]]:
         plan = make_plan(info, placement)
         return plan, self.mover.prepare(plan)
 

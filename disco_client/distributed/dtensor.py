@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 import numpy as np
 
 from disco_client.core import Distributed, DRef
-from disco_client.distributed.redistribute import Plan, make_plan
+from disco_client.distributed.redistribute import RedistributionPlan, make_plan
 from disco_client.errors import ConfigError
 from disco_client.notebook import html_of
 
@@ -223,7 +223,7 @@ class Origin(NamedTuple):
     """
 
     name: str
-    moves: tuple[tuple[str, Plan], ...] = ()
+    moves: tuple[tuple[str, RedistributionPlan], ...] = ()
 
     def with_others(self, brought: Mapping[str, Origin]) -> Origin:
         """The same where some operands were host arrays, which came in in another way.
@@ -231,7 +231,7 @@ class Origin(NamedTuple):
         Args:
             brought: What was moved for each of them.
         """
-        moves: list[tuple[str, Plan]] = []
+        moves: list[tuple[str, RedistributionPlan]] = []
         for which, plan in self.moves:
             if which in brought:
                 moves += ((f"{which}, {name}", other) for name, other in brought[which].moves)
@@ -361,7 +361,7 @@ class DTensor(Distributed, ArrayLike):
         """Whether an engine, and so its session, computes with it."""
         return self._engine is engine
 
-    def plan(self, placement: Placement | str) -> Plan:
+    def plan(self, placement: Placement | str) -> RedistributionPlan:
         """What :meth:`redistribute` would do; printed, it says so with its cost.
 
         Raises:

@@ -23,15 +23,15 @@ from disco_client.distributed.placement import (
     PlacementSpec,
     TensorStructInfo,
 )
-from disco_client.distributed.redistribute import Plan, local_shapes, make_plan
+from disco_client.distributed.redistribute import RedistributionPlan, local_shapes, make_plan
 from disco_client.errors import ConfigError
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.values import Shape, dtype_from_name, dtype_name
 
 __all__ = [
     "LOCAL_AXIS",
-    "Choice",
     "Local",
+    "OperandPlacements",
     "Pattern",
     "Rule",
     "Tables",
@@ -96,7 +96,7 @@ class _Option(NamedTuple):
     letter: str = LOCAL_AXIS
 
 
-class Choice(NamedTuple):
+class OperandPlacements(NamedTuple):
     """Where operands must lie, and how the result then does.
 
     Attributes:
@@ -104,7 +104,7 @@ class Choice(NamedTuple):
         output: The placement of the result.
     """
 
-    plans: tuple[Plan, ...]
+    plans: tuple[RedistributionPlan, ...]
     output: Placement
 
     @property
@@ -140,7 +140,7 @@ def _options(pattern: Pattern) -> Iterator[_Option]:
         yield _Option(parts, partial)
 
 
-def choose(pattern: Pattern, operands: tuple[DTensorStructInfo, ...]) -> Choice:
+def choose(pattern: Pattern, operands: tuple[DTensorStructInfo, ...]) -> OperandPlacements:
     """Finds where operands on one mesh must lie so that the least moves.
 
     Of equally cheap ways that with the fewest moves is taken, and then that which
@@ -193,16 +193,20 @@ def _is_even(pattern: Pattern, mesh: Sequence[int], options: Sequence[_Option]) 
     return True
 
 
-def _choice(operands: Sequence[DTensorStructInfo], options: Sequence[_Option]) -> Choice:
-    return Choice(_plans(operands, options), Placement(option.output for option in options))
+def _choice(operands: Sequence[DTensorStructInfo], options: Sequence[_Option]) -> OperandPlacements:
+    return OperandPlacements(
+        _plans(operands, options), Placement(option.output for option in options)
+    )
 
 
-def _rank(choice: Choice) -> tuple[int, int, int]:
+def _rank(choice: OperandPlacements) -> tuple[int, int, int]:
     steps = sum(len(plan.steps) for plan in choice.plans)
     return choice.cost, steps, sum(spec.is_partial for spec in choice.output.dim_specs)
 
 
-def _plans(operands: Sequence[DTensorStructInfo], options: Sequence[_Option]) -> tuple[Plan, ...]:
+def _plans(
+    operands: Sequence[DTensorStructInfo], options: Sequence[_Option]
+) -> tuple[RedistributionPlan, ...]:
     return tuple(
         make_plan(operand, Placement(option.inputs[number] for option in options))
         for number, operand in enumerate(operands)

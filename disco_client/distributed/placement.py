@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 __all__ = [
     "DTensorStructInfo",
     "DTensorType",
-    "Kind",
     "Placement",
     "PlacementSpec",
+    "PlacementSpecKind",
     "TensorStructInfo",
     "crosses",
     "mixes",
@@ -41,7 +41,7 @@ __all__ = [
 _OPS = ("sum", "prod", "min", "max")
 
 
-class Kind(enum.IntEnum):
+class PlacementSpecKind(enum.IntEnum):
     """How a tensor lies along one axis; the first two numbers are the original's."""
 
     SHARDING = 0
@@ -76,7 +76,7 @@ class PlacementSpec:
             as equal as can be; what a :meth:`fused` axis comes to is known with a tensor.
     """
 
-    kind: Kind
+    kind: PlacementSpecKind
     axis: int = -1
     op: str = ""
     parts: tuple[Intervals, ...] | Fused = ()
@@ -91,7 +91,7 @@ class PlacementSpec:
         if isinstance(axis, bool) or not hasattr(axis, "__index__"):
             msg = f"expected an axis of the tensor, got {axis!r}"
             raise TypeError(msg)
-        return PlacementSpec(Kind.SHARDING, axis.__index__())
+        return PlacementSpec(PlacementSpecKind.SHARDING, axis.__index__())
 
     @staticmethod
     def fused(axis: int, parts: int | Sequence[int] = 1, uneven: bool = False) -> PlacementSpec:
@@ -117,12 +117,15 @@ class PlacementSpec:
             sizes = tuple(cast("Sequence[object]", given))
             if sizes and all(_is_int(size) and size >= 0 for size in sizes):
                 return PlacementSpec(
-                    Kind.SHARDING, axis, "", Fused(cast("tuple[int, ...]", sizes), bool(uneven))
+                    PlacementSpecKind.SHARDING,
+                    axis,
+                    "",
+                    Fused(cast("tuple[int, ...]", sizes), bool(uneven)),
                 )
         elif _is_int(given) and given >= 1:
             if given == 1 and uneven:
                 return PlacementSpec.sharding(axis)
-            return PlacementSpec(Kind.SHARDING, axis, "", Fused(given, bool(uneven)))
+            return PlacementSpec(PlacementSpecKind.SHARDING, axis, "", Fused(given, bool(uneven)))
         msg = f"expected the number of fused parts, or the extent of each, got {parts!r}"
         raise ConfigError(msg)
 
@@ -142,12 +145,12 @@ class PlacementSpec:
             ConfigError: These are no such parts.
         """
         spec = PlacementSpec.sharding(axis)
-        return PlacementSpec(Kind.SHARDING, spec.axis, "", tuple(map(_pieces, parts)))
+        return PlacementSpec(PlacementSpecKind.SHARDING, spec.axis, "", tuple(map(_pieces, parts)))
 
     @staticmethod
     def replica() -> PlacementSpec:
         """The whole tensor for each."""
-        return PlacementSpec(Kind.REPLICA)
+        return PlacementSpec(PlacementSpecKind.REPLICA)
 
     @staticmethod
     def partial(op: str = "sum") -> PlacementSpec:
@@ -161,17 +164,17 @@ class PlacementSpec:
         """
         if op not in _OPS:
             raise ConfigError(f"expected one of {', '.join(_OPS)}, got {op!r}")
-        return PlacementSpec(Kind.PARTIAL, -1, op)
+        return PlacementSpec(PlacementSpecKind.PARTIAL, -1, op)
 
     @property
     def is_replica(self) -> bool:
         """Whether each has the whole."""
-        return self.kind is Kind.REPLICA
+        return self.kind is PlacementSpecKind.REPLICA
 
     @property
     def is_partial(self) -> bool:
         """Whether each has values that are still to be combined."""
-        return self.kind is Kind.PARTIAL
+        return self.kind is PlacementSpecKind.PARTIAL
 
     @property
     def overlaps(self) -> bool:
@@ -190,7 +193,7 @@ class PlacementSpec:
         if self.parts:
             each = ("+".join(f"{a}-{b}" for a, b in pieces) or "-" for pieces in self.parts)
             return f"S[{self.axis}: {', '.join(each)}]"
-        if self.kind is Kind.SHARDING:
+        if self.kind is PlacementSpecKind.SHARDING:
             return f"S[{self.axis}]"
         return "R" if self.is_replica else f"P[{self.op}]"
 
@@ -303,7 +306,7 @@ def mixes(specs: Sequence[PlacementSpec]) -> bool:
 
 def crosses(specs: Sequence[PlacementSpec]) -> bool:
     """Whether an axis that lies in given parts is split along another axis of the mesh too."""
-    split = [spec.axis for spec in specs if spec.kind is Kind.SHARDING]
+    split = [spec.axis for spec in specs if spec.kind is PlacementSpecKind.SHARDING]
     return any(spec.parts and split.count(spec.axis) > 1 for spec in specs)
 
 
@@ -463,7 +466,8 @@ class DTensorStructInfo:
     def axes(self) -> tuple[int, ...]:
         """For each axis of the mesh the tensor's axis that it splits, or WHOLE."""
         return tuple(
-            spec.axis if spec.kind is Kind.SHARDING else WHOLE for spec in self.placement.dim_specs
+            spec.axis if spec.kind is PlacementSpecKind.SHARDING else WHOLE
+            for spec in self.placement.dim_specs
         )
 
     def bounds(self, place: int) -> Bounds:
@@ -526,7 +530,7 @@ def _resolved(tensor: TensorStructInfo, mesh: DeviceMesh, placement: Placement) 
         raise ConfigError(f"{tensor.dtype.name} has no order, so no {' and '.join(ops)}")
     specs: list[PlacementSpec] = []
     for spec, count in zip(placement.dim_specs, mesh.shape, strict=True):
-        if spec.kind is not Kind.SHARDING:
+        if spec.kind is not PlacementSpecKind.SHARDING:
             specs.append(spec)
             continue
         if not -tensor.ndim <= spec.axis < tensor.ndim:
@@ -563,4 +567,4 @@ def _divided(spec: PlacementSpec, axis: int, extent: int, count: int) -> Placeme
         raise ConfigError(f"the parts of {spec} do not make up an axis of extent {extent}")
     if parts == divide_all(extent, count):
         return PlacementSpec.sharding(axis)
-    return PlacementSpec(Kind.SHARDING, axis, "", parts)
+    return PlacementSpec(PlacementSpecKind.SHARDING, axis, "", parts)

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.placement import (
     DTensorStructInfo,
-    Kind,
     Placement,
     PlacementSpec,
+    PlacementSpecKind,
     crosses,
     mixes,
 )
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Move",
     "Mover",
-    "Plan",
-    "Step",
+    "RedistributionPlan",
+    "RedistributionStep",
     "all_bounds",
     "first_places",
     "flat_bounds",
@@ -63,7 +63,7 @@ _State = tuple[PlacementSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RedistributionStep:
     """One move along one axis of the mesh.
 
     Attributes:
@@ -100,7 +100,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RedistributionPlan:
     """The moves that bring a tensor from one placement to another.
 
     Attributes:
@@ -111,7 +111,7 @@ class Plan:
 
     before: DTensorStructInfo
     after: DTensorStructInfo
-    steps: tuple[Step, ...]
+    steps: tuple[RedistributionStep, ...]
 
     @property
     def cost(self) -> int:
@@ -126,7 +126,7 @@ class Plan:
         return "\n".join([title, *(lines or ["  nothing to do"])])
 
 
-def make_plan(info: DTensorStructInfo, placement: Placement | str) -> Plan:
+def make_plan(info: DTensorStructInfo, placement: Placement | str) -> RedistributionPlan:
     """Finds the cheapest way from where a tensor lies to another placement of its mesh.
 
     Args:
@@ -141,11 +141,11 @@ def make_plan(info: DTensorStructInfo, placement: Placement | str) -> Plan:
 
 # A program redistributes alike over and over, and finding a way takes longer than going it.
 @functools.lru_cache(maxsize=4096)
-def _cheapest(info: DTensorStructInfo, target: DTensorStructInfo) -> Plan:
+def _cheapest(info: DTensorStructInfo, target: DTensorStructInfo) -> RedistributionPlan:
     first, last = info.placement.dim_specs, target.placement.dim_specs
     choices = sorted(_between(first, last, info.tensor_sinfo.ndim), key=str)
     best: dict[_State, int] = {first: 0}
-    came: dict[_State, Step] = {}
+    came: dict[_State, RedistributionStep] = {}
     # The second number makes the order of equal ones certain: fewer steps first.
     heap: list[tuple[int, int, int, _State]] = [(0, 0, 0, first)]
     count = 0
@@ -166,24 +166,24 @@ def _cheapest(info: DTensorStructInfo, target: DTensorStructInfo) -> Plan:
                 best[after], came[after] = new, step
                 count += 1
                 heapq.heappush(heap, (new, steps + 1, count, after))
-    found: list[Step] = []
+    found: list[RedistributionStep] = []
     at = last
     while at != first:
         if at not in came:
             raise ConfigError(f"there is no way from {info.placement} to {target.placement}")
         found.append(came[at])
         at = came[at].before.placement.dim_specs
-    return Plan(info, target, tuple(reversed(found)))
+    return RedistributionPlan(info, target, tuple(reversed(found)))
 
 
-def spread_plan(info: DTensorStructInfo) -> Plan:
+def spread_plan(info: DTensorStructInfo) -> RedistributionPlan:
     """What copies the parts of a host array from where they came in: broadcasts.
 
     Args:
         info: The tensor that it becomes; without partial values.
     """
     mesh, itemsize = info.device_mesh, info.tensor_sinfo.dtype.itemsize
-    steps: list[Step] = []
+    steps: list[RedistributionStep] = []
     for axis, spec in enumerate(info.placement.dim_specs):
         if spec.is_replica and mesh.shape[axis] > 1:
             nbytes = tuple(
@@ -192,8 +192,8 @@ def spread_plan(info: DTensorStructInfo) -> Plan:
                 else 0
                 for place in range(mesh.size)
             )
-            steps.append(Step("broadcast", axis, info, info, nbytes))
-    return Plan(info, info, tuple(steps))
+            steps.append(RedistributionStep("broadcast", axis, info, info, nbytes))
+    return RedistributionPlan(info, info, tuple(steps))
 
 
 def _between(first: _State, last: _State, ndim: int) -> set[PlacementSpec]:
@@ -207,7 +207,7 @@ def _between(first: _State, last: _State, ndim: int) -> set[PlacementSpec]:
 
 def _steps_from(
     info: DTensorStructInfo, state: _State, choices: list[PlacementSpec]
-) -> Iterator[Step]:
+) -> Iterator[RedistributionStep]:
     before = DTensorStructInfo(info.tensor_sinfo, info.device_mesh, Placement(state))
     for axis, source in enumerate(state):
         if not _is_last_cut(state, axis, source):
@@ -219,12 +219,14 @@ def _steps_from(
                 if mixes(specs) or crosses(specs):
                     continue
                 after = DTensorStructInfo(info.tensor_sinfo, info.device_mesh, Placement(specs))
-                yield Step(move, axis, before, after, _bytes_of(move, axis, before, after))
+                yield RedistributionStep(
+                    move, axis, before, after, _bytes_of(move, axis, before, after)
+                )
 
 
 def _is_last_cut(state: _State, axis: int, spec: PlacementSpec) -> bool:
     """Whether no later axis of the mesh splits what this spec splits."""
-    return spec.kind is not Kind.SHARDING or spec not in state[axis + 1 :]
+    return spec.kind is not PlacementSpecKind.SHARDING or spec not in state[axis + 1 :]
 
 
 def _move(source: PlacementSpec, target: PlacementSpec) -> str:
@@ -235,12 +237,12 @@ def _move(source: PlacementSpec, target: PlacementSpec) -> str:
 
 
 _MOVES = {
-    (Kind.REPLICA, Kind.SHARDING): "slice",
-    (Kind.SHARDING, Kind.REPLICA): "allgather",
-    (Kind.SHARDING, Kind.SHARDING): "all-to-all",
-    (Kind.PARTIAL, Kind.REPLICA): "allreduce",
-    (Kind.PARTIAL, Kind.SHARDING): "reduce-scatter",
-    (Kind.REPLICA, Kind.PARTIAL): "keep",
+    (PlacementSpecKind.REPLICA, PlacementSpecKind.SHARDING): "slice",
+    (PlacementSpecKind.SHARDING, PlacementSpecKind.REPLICA): "allgather",
+    (PlacementSpecKind.SHARDING, PlacementSpecKind.SHARDING): "all-to-all",
+    (PlacementSpecKind.PARTIAL, PlacementSpecKind.REPLICA): "allreduce",
+    (PlacementSpecKind.PARTIAL, PlacementSpecKind.SHARDING): "reduce-scatter",
+    (PlacementSpecKind.REPLICA, PlacementSpecKind.PARTIAL): "keep",
 }
 
 
@@ -348,7 +350,7 @@ def line_extents(info: DTensorStructInfo, mesh_axis: int, axis: int) -> list[Sha
 class Move(NamedTuple):
     """A step of a plan, and the function that does it on the workers."""
 
-    step: Step
+    step: RedistributionStep
     func: DRef
 
 
@@ -369,7 +371,7 @@ class Mover:
     def __init__(self, core: SessionCore) -> None:
         self._core = core
         self._teams: dict[tuple[DeviceMesh, int], DRef] = {}
-        self.watchers: list[Callable[[Step], None]] = []
+        self.watchers: list[Callable[[RedistributionStep], None]] = []
 
     def bind(self, move: str, *constants: object) -> DRef:
         """Makes a function of a move on the workers, for the whole session.
@@ -399,7 +401,7 @@ class Mover:
             self._teams[mesh, axis] = team
         return team
 
-    def prepare(self, plan: Plan) -> tuple[Move, ...]:
+    def prepare(self, plan: RedistributionPlan) -> tuple[Move, ...]:
         """Tells the workers what a plan will need; for :meth:`run`, any number of times."""
         return tuple(Move(step, _BINDERS[step.move](self, step)) for step in plan.steps)
 
@@ -423,7 +425,7 @@ class Mover:
         return self.table(info.device_mesh, line_extents(info, mesh_axis, axis))
 
 
-def _slice(mover: Mover, step: Step) -> DRef:
+def _slice(mover: Mover, step: RedistributionStep) -> DRef:
     mesh = step.before.device_mesh
     spec = step.after.placement.dim_specs[step.mesh_axis]
     if step.after.is_explicit:
@@ -433,21 +435,21 @@ def _slice(mover: Mover, step: Step) -> DRef:
     return mover.bind("slice", mover.table(mesh, flat_bounds(step.before, step.after)))
 
 
-def _keep(mover: Mover, step: Step) -> DRef:
+def _keep(mover: Mover, step: RedistributionStep) -> DRef:
     mesh = step.before.device_mesh
     keeps = [not coordinate_of(mesh.shape, p)[step.mesh_axis] for p in range(mesh.size)]
     op = step.after.placement.dim_specs[step.mesh_axis].op
     return mover.bind("keep", op, mover.table(mesh, keeps))
 
 
-def _allgather(mover: Mover, step: Step) -> DRef:
+def _allgather(mover: Mover, step: RedistributionStep) -> DRef:
     spec = step.before.placement.dim_specs[step.mesh_axis]
     extents = mover._extents(step.before, step.mesh_axis, spec.axis)  # noqa: SLF001
     order = [_order_of(cast("tuple[Intervals, ...]", spec.parts))] if spec.parts else []
     return mover.bind("allgather", _team(mover, step), spec.axis, extents, *order)
 
 
-def _within(step: Step, place: int, axis: int) -> Shape:
+def _within(step: RedistributionStep, place: int, axis: int) -> Shape:
     """Where in what a worker has of an axis that lies which it keeps."""
     ((start, _),) = step.before.pieces(place)[axis]
     return Shape(at - start for piece in step.after.pieces(place)[axis] for at in piece)
@@ -469,19 +471,19 @@ def _order_of(parts: tuple[Intervals, ...]) -> Shape:
     return Shape(found)
 
 
-def _allreduce(mover: Mover, step: Step) -> DRef:
+def _allreduce(mover: Mover, step: RedistributionStep) -> DRef:
     op = step.before.placement.dim_specs[step.mesh_axis].op
     return mover.bind("allreduce", _team(mover, step), op)
 
 
-def _reduce_scatter(mover: Mover, step: Step) -> DRef:
+def _reduce_scatter(mover: Mover, step: RedistributionStep) -> DRef:
     op = step.before.placement.dim_specs[step.mesh_axis].op
     axis = step.after.placement.dim_specs[step.mesh_axis].axis
     extents = mover._extents(step.after, step.mesh_axis, axis)  # noqa: SLF001
     return mover.bind("reduce_scatter", _team(mover, step), op, axis, extents)
 
 
-def _all_to_all(mover: Mover, step: Step) -> DRef:
+def _all_to_all(mover: Mover, step: RedistributionStep) -> DRef:
     source = step.before.placement.dim_specs[step.mesh_axis]
     target = step.after.placement.dim_specs[step.mesh_axis]
     have = mover._extents(step.before, step.mesh_axis, source.axis)  # noqa: SLF001
@@ -490,15 +492,15 @@ def _all_to_all(mover: Mover, step: Step) -> DRef:
     return mover.bind("all_to_all", team, source.axis, target.axis, have, want)
 
 
-def _broadcast(mover: Mover, step: Step) -> DRef:
+def _broadcast(mover: Mover, step: RedistributionStep) -> DRef:
     return mover.bind("broadcast", _team(mover, step))
 
 
-def _team(mover: Mover, step: Step) -> DRef:
+def _team(mover: Mover, step: RedistributionStep) -> DRef:
     return mover.team(step.before.device_mesh, step.mesh_axis)
 
 
-_BINDERS: dict[str, Callable[[Mover, Step], DRef]] = {
+_BINDERS: dict[str, Callable[[Mover, RedistributionStep], DRef]] = {
     "broadcast": _broadcast,
     "slice": _slice,
     "keep": _keep,

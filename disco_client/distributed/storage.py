@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from disco_client.core import DRef, SessionCore
 
 __all__ = [
-    "Choice",
     "FileTensor",
+    "LoadChoice",
     "Stored",
     "distribute_file",
     "from_npy",
@@ -65,7 +65,7 @@ class Stored:
             raise ConfigError(f"{path}, tensor {row['name']!r}: {error}") from None
 
 
-class Choice:
+class LoadChoice:
     """What a program says of how loaded tensors are to lie.
 
     Args:
@@ -325,7 +325,7 @@ def load(
 ) -> dict[str, DTensor]:
     """Loads distributed tensors; see ``Session.load``."""
     where = whole_path(path)
-    choice = Choice(mesh, placements, core.num_workers)
+    choice = LoadChoice(mesh, placements, core.num_workers)
     core.sync()
     opened = core.call_now("runtime.disco._load_open", where)
     core.sync()

@@ -16,9 +16,9 @@ from disco_client.wire.codec import Action, EncodedBatch, EncodedCommand, Encode
 
 __all__ = [
     "Journal",
-    "Piece",
     "PrunePlan",
     "PruneRequest",
+    "ReplayStep",
     "Segment",
     "Upload",
     "maker_of",
@@ -219,7 +219,7 @@ def _behind(segment: Segment, after: int) -> Segment:
 
 
 @dataclass(slots=True)
-class Piece:
+class ReplayStep:
     """Commands that may be done at once, when all before them are done.
 
     Attributes:
@@ -242,7 +242,7 @@ class Piece:
         return SentBatch(self.first, self.last, self.batch.SerializeToString())
 
 
-def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator[Piece]:
+def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator[ReplayStep]:
     """Cuts commands that are done again where the program had waited.
 
     What workers do beside their results may depend on that. Questions that were answered
@@ -253,7 +253,7 @@ def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator
         is_open: Whether somebody still waits for the answer to a command.
     """
     whole = EncodedBatch.FromString(bytes(segment.payload))
-    piece = Piece(segment.first, 0, EncodedBatch(skipped=whole.skipped))
+    piece = ReplayStep(segment.first, 0, EncodedBatch(skipped=whole.skipped))
     for seq, command, record in entries(segment.first, whole):
         piece.last = seq
         if command is None:
@@ -273,7 +273,7 @@ def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator
             piece.awaited = True
             piece.by = command.worker_plus_one - 1 if command.worker_plus_one else None
             yield piece
-            piece = Piece(seq + 1, 0, EncodedBatch())
+            piece = ReplayStep(seq + 1, 0, EncodedBatch())
     if piece.last:
         yield piece
 

@@ -47,8 +47,8 @@ __all__ = [
     "MAX_CRASHES",
     "TICKETS",
     "CrashLoopDetector",
-    "Failures",
     "Incarnation",
+    "KnownFailures",
     "Owner",
     "Recovery",
     "Replayer",
@@ -67,7 +67,7 @@ _INCARNATION_LOOK_S = 0.2
 
 
 @dataclass(slots=True)
-class Failures:
+class KnownFailures:
     """What failed, so that it is not told again when it fails again.
 
     Attributes:
@@ -115,7 +115,7 @@ class Incarnation:
         number: int,
         transport: Transport,
         events: Events,
-        failures: Failures,
+        failures: KnownFailures,
         changed: threading.Condition,
     ) -> None:
         self.number = number
@@ -284,7 +284,7 @@ class Replayer:
         incarnation: Incarnation,
         journal: Journal,
         events: Events,
-        failures: Failures,
+        failures: KnownFailures,
         changed: threading.Condition,
     ) -> None:
         self._incarnation = incarnation
@@ -548,7 +548,7 @@ class Replaying:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._journal = Journal(limit)
-        self._failures = Failures()
+        self._failures = KnownFailures()
         self._given_up: dict[tuple[int, int], str] = {}
         self._transport = first
         self._crash_loop = CrashLoopDetector()

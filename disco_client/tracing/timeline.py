@@ -31,10 +31,10 @@ __all__ = [
     "ClientFlight",
     "RankFlight",
     "Sent",
-    "Span",
     "TimedArrays",
     "TimedInbox",
     "Timeline",
+    "TimelineSpan",
     "read_report",
 ]
 
@@ -64,7 +64,7 @@ class Sent(NamedTuple):
     ended_ns: int
 
 
-class Span(NamedTuple):
+class TimelineSpan(NamedTuple):
     """Something that a thread of the program did or waited for.
 
     Attributes:
@@ -102,7 +102,7 @@ class ClientFlight:
 
     pid: int
     sent: tuple[Sent, ...] = field(repr=False)
-    spans: tuple[Span, ...] = field(repr=False)
+    spans: tuple[TimelineSpan, ...] = field(repr=False)
     clock_offset_ns: int = 0
     clock_error_ns: int = 0
     missing: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self._sent: list[Sent] = []
-        self._spans: list[Span] = []
+        self._spans: list[TimelineSpan] = []
         self._woken_ns = 0
         self._left_out = 0
 
@@ -143,7 +143,9 @@ class Timeline:
         """Something has ended that began then."""
         now, thread = time.monotonic_ns(), threading.current_thread().name
         if len(self._spans) < MOST:
-            self._spans.append(Span(name, category, thread, began_ns, now, seq, nbytes, worker))
+            self._spans.append(
+                TimelineSpan(name, category, thread, began_ns, now, seq, nbytes, worker)
+            )
         else:
             self._left_out += 1
 

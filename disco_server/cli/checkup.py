@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from disco_server.cli.options import Controller
 
 __all__ = [
-    "Section",
+    "CheckGroup",
     "gpu_kind",
     "look_at_allreduce",
     "look_at_certificates",
@@ -235,7 +235,7 @@ _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class CheckGroup:
     """Checks that belong together.
 
     Attributes:
@@ -249,7 +249,7 @@ class Section:
     look: Callable[[], list[Finding]]
 
 
-def sections(kind: str, credentials: Credentials) -> tuple[Section, ...]:
+def sections(kind: str, credentials: Credentials) -> tuple[CheckGroup, ...]:
     """What there is to check on one machine; ``gpu`` comes last.
 
     Args:
@@ -257,15 +257,15 @@ def sections(kind: str, credentials: Credentials) -> tuple[Section, ...]:
         credentials: What is shown to a controller.
     """
     return (
-        Section(
+        CheckGroup(
             "machine",
             required=True,
             look=lambda: [look_at_python(), look_at_memory(), look_at_clock()],
         ),
-        Section("libraries", required=True, look=probe_libraries),
-        Section("collectives", required=True, look=lambda: [probe_mpi()]),
-        Section("modules", required=False, look=lambda: [look_at_tvm()]),
-        Section(
+        CheckGroup("libraries", required=True, look=probe_libraries),
+        CheckGroup("collectives", required=True, look=lambda: [probe_mpi()]),
+        CheckGroup("modules", required=False, look=lambda: [look_at_tvm()]),
+        CheckGroup(
             "network",
             required=False,
             look=lambda: [
@@ -274,7 +274,7 @@ def sections(kind: str, credentials: Credentials) -> tuple[Section, ...]:
                 *look_at_certificates(credentials),
             ],
         ),
-        Section("gpu", required=False, look=lambda: probe_gpus(kind)),
+        CheckGroup("gpu", required=False, look=lambda: probe_gpus(kind)),
     )
 
 

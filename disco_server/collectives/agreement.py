@@ -15,7 +15,7 @@ import numpy as np
 
 from disco_client.tracing import ring as layout
 from disco_server.collectives import validation
-from disco_server.collectives.collective_watch import CollectiveWatch, Waiting, slow_seconds
+from disco_server.collectives.collective_watch import CollectiveWatch, WaitingRank, slow_seconds
 from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange
 from disco_server.collectives.preflight import Channel, Outcome, Preflight
 from disco_server.collectives.types import AbortedError, Array, MismatchError, name_workers
@@ -132,7 +132,7 @@ class Agreement:
         self.notes = Notes()
         self.with_shapes = False
         self._exchanges: list[HeaderExchange] = []
-        self._waiting: Waiting | None = None
+        self._waiting: WaitingRank | None = None
         self._watch = CollectiveWatch(worker_id, lambda: self._waiting, slow_seconds())
 
     def add_channel(self, members: Sequence[int], exchange: HeaderExchange) -> Channel:
@@ -233,7 +233,7 @@ class Agreement:
             preflight.busy or channel.pending or signature.problem or preflight.cannot_come
         )
         exchange: Any = channel.exchange  # a HeaderExchange
-        self._waiting = Waiting(signature.op, channel.seq, channel.members, exchange)
+        self._waiting = WaitingRank(signature.op, channel.seq, channel.members, exchange)
         try:
             if short and preflight.enter_now(channel, header, payload):
                 return

@@ -21,7 +21,7 @@ from disco_server.settings import seconds_in
 if TYPE_CHECKING:
     from disco_server.collectives.header_exchange import HeaderExchange
 
-__all__ = ["CollectiveWatch", "Waiting", "say", "slow_seconds"]
+__all__ = ["CollectiveWatch", "WaitingRank", "say", "slow_seconds"]
 
 
 _LOOKS_A_WAIT = 8
@@ -47,7 +47,7 @@ def say(message: str) -> None:
     sys.stderr.flush()
 
 
-class Waiting(NamedTuple):
+class WaitingRank(NamedTuple):
     """A rank that has come to a collective and waits for the others.
 
     Attributes:
@@ -76,7 +76,7 @@ class CollectiveWatch:
     def __init__(
         self,
         me: int,
-        look: Callable[[], Waiting | None],
+        look: Callable[[], WaitingRank | None],
         slow_s: float,
         tell: Callable[[str], None] = say,
     ) -> None:
@@ -99,7 +99,7 @@ class CollectiveWatch:
             if waiting is not None and looks == _LOOKS_A_WAIT:
                 self._report(waiting)
 
-    def _report(self, waiting: Waiting) -> None:
+    def _report(self, waiting: WaitingRank) -> None:
         absent = [waiting.members[index] for index in waiting.exchange.absent()]
         present = [member for member in waiting.members if member not in absent]
         # All who wait see the same; one of them is enough.

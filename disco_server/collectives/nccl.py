@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from disco_server.collectives.nccl_library import NcclLibrary, version_text
-from disco_server.collectives.nccl_watch import Limits, NcclWatch
+from disco_server.collectives.nccl_watch import NcclWatch, TimeLimits
 from disco_server.collectives.types import CommunicatorLost, Tag, UnavailableError, name_workers
 from disco_server.devices.base import address, overlap
 
@@ -269,7 +269,7 @@ class NcclHooks(NamedTuple):
     """
 
     on_slow: Callable[[str], None]
-    limits: Limits = Limits()
+    limits: TimeLimits = TimeLimits()
 
 
 class _Record(NamedTuple):
@@ -341,7 +341,7 @@ def start_nccl(
         on_slow=hooks.on_slow,
         limits=hooks.limits,
     )
-    opened = _Opening(comm, library, gpu, watch, records)
+    opened = _CommunicatorOpener(comm, library, gpu, watch, records)
     comm.add_device(name, gpu.xp, opened.make_backend, opened.open_device)
     return watch
 
@@ -391,7 +391,7 @@ def _compare(records: Sequence[_Record], name: str) -> str:
     return ""
 
 
-class _Opening:
+class _CommunicatorOpener:
     """Opens the communicators of one rank: of all workers, then of its group and teams."""
 
     def __init__(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from disco_server.collectives.nccl_library import NcclLibrary
     from disco_server.devices.gpu import GpuArrays
 
-__all__ = ["Limits", "NcclWatch"]
+__all__ = ["NcclWatch", "TimeLimits"]
 
 _LOOK_S = 0.25
 _IN_PROGRESS = 7  # ncclInProgress
@@ -34,7 +34,7 @@ _ABORT_S = 2.0
 """How long aborting waits for a call that another thread is in."""
 
 
-class Limits(NamedTuple):
+class TimeLimits(NamedTuple):
     """How long operations may take, in seconds.
 
     Attributes:
@@ -46,7 +46,7 @@ class Limits(NamedTuple):
     stuck: float = 0.0
 
     @classmethod
-    def read(cls, environ: Mapping[str, str]) -> Limits:
+    def read(cls, environ: Mapping[str, str]) -> TimeLimits:
         """Reads DISCO_SLOW_S and DISCO_NCCL_TIMEOUT_S.
 
         Raises:
@@ -97,7 +97,7 @@ class NcclWatch:
         position: Callable[[], int],
         loss: Loss,
         on_slow: Callable[[str], None],
-        limits: Limits,
+        limits: TimeLimits,
     ) -> None:
         self._library, self._arrays, self._worker_id = library, arrays, worker_id
         self._position, self._loss, self._on_slow = position, loss, on_slow

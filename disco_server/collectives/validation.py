@@ -24,9 +24,9 @@ from disco_server.collectives.types import Array, ReduceOp
 from disco_server.devices.base import on_device
 
 __all__ = [
+    "CollectiveDtype",
     "CollectiveSignature",
     "Family",
-    "Kind",
     "Lines",
     "Op",
     "Parts",
@@ -77,7 +77,7 @@ class Family(IntEnum):
     """Moved as bytes; no reduction knows it."""
 
 
-class Kind(NamedTuple):
+class CollectiveDtype(NamedTuple):
     """A dtype that may enter a collective.
 
     Attributes:
@@ -116,14 +116,14 @@ _NAMES: dict[Family, tuple[str, ...]] = {
     ),
 }
 _BY_NAME = {
-    name: Kind(code, name, family, _REFUSED.get(family, frozenset()))
+    name: CollectiveDtype(code, name, family, _REFUSED.get(family, frozenset()))
     for code, (family, name) in enumerate(
         ((family, name) for family, names in _NAMES.items() for name in names), start=1
     )
 }
 # Looked up by the dtype object itself, which hashes fast; filled on first use,
 # so that ml_dtypes need not be imported for its dtypes to be known.
-_known: dict[np.dtype[Any], Kind | None] = {}
+_known: dict[np.dtype[Any], CollectiveDtype | None] = {}
 
 
 _ON_DEVICE = 64
@@ -165,7 +165,7 @@ class CollectiveSignature(NamedTuple):
         return self.dtype > _ON_DEVICE
 
 
-def find_kind(dtype: np.dtype[Any]) -> Kind | None:
+def find_kind(dtype: np.dtype[Any]) -> CollectiveDtype | None:
     """Finds what is known of a dtype; None if it may not enter a collective."""
     try:
         return _known[dtype]
@@ -383,7 +383,7 @@ def _check_writeable(array: Array) -> str:
     return f"the destination {_text(array)} is read-only"
 
 
-def _check_reduction(kind: Kind, reduce: ReduceOp) -> str:
+def _check_reduction(kind: CollectiveDtype, reduce: ReduceOp) -> str:
     if reduce not in kind.refused:
         return ""
     if kind.family is Family.BOOL:

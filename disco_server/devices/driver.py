@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["KINDS", "Driver", "DriverError", "Gpu", "Kind"]
+__all__ = ["KINDS", "Driver", "DriverError", "Gpu", "GpuKind"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class GpuKind:
     """What is known of one kind of GPU.
 
     Attributes:
@@ -50,7 +50,7 @@ class Kind:
 KINDS: Final = {
     kind.name: kind
     for kind in (
-        Kind(
+        GpuKind(
             name="cuda",
             vendor="NVIDIA",
             platform="CUDA",
@@ -64,7 +64,7 @@ KINDS: Final = {
             count="cuDeviceGetCount",
             memory="cuDeviceTotalMem_v2",
         ),
-        Kind(
+        GpuKind(
             name="rocm",
             vendor="AMD",
             platform="ROCm",
@@ -127,7 +127,7 @@ class Driver:
         OSError: There is none.
     """
 
-    def __init__(self, kind: Kind, load: Callable[[str], Any] = ctypes.CDLL) -> None:
+    def __init__(self, kind: GpuKind, load: Callable[[str], Any] = ctypes.CDLL) -> None:
         self._kind = kind
         self._library = _load(kind.libraries, load)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from disco_client.errors import ConfigError
-from disco_server.devices.driver import KINDS, Driver, DriverError, Kind
+from disco_server.devices.driver import KINDS, Driver, DriverError, GpuKind
 from disco_server.observe.checks import Finding, State, ask, first_line, tell
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def pip(extra: str) -> str:
     return f"pip install 'disco-runtime[server,{extra}]'"
 
 
-def no_driver(kind: Kind, environ: Mapping[str, str], root: Path) -> str:
+def no_driver(kind: GpuKind, environ: Mapping[str, str], root: Path) -> str:
     """What to do where the driver's library cannot be loaded."""
     there = bool(_device_files(kind, root))
     if in_container(environ, root):
@@ -105,7 +105,7 @@ def no_driver(kind: Kind, environ: Mapping[str, str], root: Path) -> str:
     return f"install NVIDIA's driver; {kind.tool} must list the GPUs"
 
 
-def no_gpu(kind: Kind, code: int, environ: Mapping[str, str], root: Path) -> str:
+def no_gpu(kind: GpuKind, code: int, environ: Mapping[str, str], root: Path) -> str:
     """What to do where the driver is there and sees no GPU, or does not start.
 
     Args:
@@ -128,7 +128,7 @@ def no_gpu(kind: Kind, code: int, environ: Mapping[str, str], root: Path) -> str
     return f"see whether {kind.tool} lists the GPUs, and what the kernel's log says of them"
 
 
-def no_kernel(kind: Kind, error: str, driver: int) -> str:
+def no_kernel(kind: GpuKind, error: str, driver: int) -> str:
     """What to do where no kernel can be compiled, or none runs.
 
     Args:
@@ -155,7 +155,7 @@ def in_container(environ: Mapping[str, str], root: Path) -> bool:
     )
 
 
-def _device_files(kind: Kind, root: Path) -> list[Path]:
+def _device_files(kind: GpuKind, root: Path) -> list[Path]:
     return sorted(file for pattern in kind.device_files for file in root.glob(pattern))
 
 
@@ -222,12 +222,12 @@ class Probe:
 
     def __init__(
         self,
-        kind: Kind,
+        kind: GpuKind,
         devices: Iterable[int] = (),
         *,
         environ: Mapping[str, str] = os.environ,
         root: Path = Path("/"),
-        open_driver: Callable[[Kind], Driver] = Driver,
+        open_driver: Callable[[GpuKind], Driver] = Driver,
     ) -> None:
         self._kind = kind
         self._wanted = list(devices)

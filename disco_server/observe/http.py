@@ -175,7 +175,7 @@ class Buckets:
         family.add_metric(labels, buckets, self._sum)
 
 
-class _Daemon(Collector):
+class _DaemonCollector(Collector):
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self._collect = collect
 
@@ -197,5 +197,5 @@ def exposition(collect: Callable[[], Iterable[Metric]]) -> Callable[[], bytes]:
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
-    registry.register(_Daemon(collect))
+    registry.register(_DaemonCollector(collect))
     return lambda: generate_latest(registry)

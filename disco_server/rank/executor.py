@@ -36,9 +36,9 @@ from disco_server.rank.errors import ArgumentRefused, FunctionMissing, describe_
 from disco_server.rank.functions import OWN_NAMES, NamedCall, destination_of, registry, resolve
 from disco_server.rank.program import (
     UNWRITTEN,
+    CompiledProgram,
     Linker,
     Overwritten,
-    Program,
     StepFailed,
     compile_program,
 )
@@ -497,7 +497,7 @@ class Executor:
         poison, overwritten, done = None, (), -1
         try:
             program = self.registers.read(command.func)
-            if not isinstance(program, Program):
+            if not isinstance(program, CompiledProgram):
                 msg = f"expected a program in register {command.func}, got {program!r}"
                 raise ArgumentRefused(msg)  # noqa: TRY301  (reported like everything below)
             overwritten = program.overwritten

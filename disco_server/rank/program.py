@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNWRITTEN",
+    "CompiledProgram",
     "Flattener",
     "Linker",
     "Overwritten",
-    "Program",
-    "Step",
+    "ProgramStep",
     "StepFailed",
     "compile_program",
 ]
@@ -57,7 +57,7 @@ _PlainCall: TypeAlias = tuple[int, int, list[int]]
 """Function, result and arguments, as in the column of a batch."""
 
 
-class Step(NamedTuple):
+class ProgramStep(NamedTuple):
     """One line of a program: what it computes, and for which recorded command."""
 
     tokens: list[Token]
@@ -107,7 +107,7 @@ class Flattener:
 
     linker: Linker
     definition_of: Callable[[int], EncodedProgram | None]
-    steps: list[Step] = field(default_factory=list[Step])
+    steps: list[ProgramStep] = field(default_factory=list[ProgramStep])
     entry: dict[int, int] = field(default_factory=dict[int, int])
     names: dict[int, str] = field(default_factory=dict[int, str])
     constants: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -149,7 +149,7 @@ class Flattener:
             msg = f"expected a program of at most {MAX_STEPS} steps, this one has more"
             raise EncodingError(msg)
         value = self.new_value()
-        self.steps.append(Step(tokens, value, number))
+        self.steps.append(ProgramStep(tokens, value, number))
         return value
 
     def _add_plain(self, call: _PlainCall, bound: dict[int, int], number: int) -> None:
@@ -348,7 +348,7 @@ class Overwritten:
     outputs: tuple[int, ...]
 
 
-class Program:
+class CompiledProgram:
     """A compiled program; stands in a register.
 
     Attributes:
@@ -413,7 +413,7 @@ class Program:
         return StepFailed(failed, label.step, label.function, label.register, line)
 
     def __repr__(self) -> str:
-        return f"<Program {self.definition.name!r}, {len(self._labels)} steps>"
+        return f"<CompiledProgram {self.definition.name!r}, {len(self._labels)} steps>"
 
 
 def _refusal_of(trace: TracebackType, label: _Label) -> ArgumentRefused | None:
@@ -426,7 +426,7 @@ def _refusal_of(trace: TracebackType, label: _Label) -> ArgumentRefused | None:
     return ArgumentRefused(f"expected a function to call, got {function!r}")
 
 
-def compile_program(definition: EncodedProgram, defined: int, linker: Linker) -> Program:
+def compile_program(definition: EncodedProgram, defined: int, linker: Linker) -> CompiledProgram:
     """Makes recorded commands a function.
 
     Args:
@@ -444,7 +444,7 @@ def compile_program(definition: EncodedProgram, defined: int, linker: Linker) ->
 
     def definition_of(register: int) -> EncodedProgram | None:
         program = linker.read(register)
-        return program.definition if isinstance(program, Program) else None
+        return program.definition if isinstance(program, CompiledProgram) else None
 
     flat = Flattener(linker, definition_of)
     inputs = [flat.new_value() for _ in definition.inputs]
@@ -459,7 +459,7 @@ def compile_program(definition: EncodedProgram, defined: int, linker: Linker) ->
     exec(code, flat.constants)  # noqa: S102  (our own text; see the module's docstring)
     overwritten = tuple(_find_overwritten(flat, inputs, outputs))
     function = flat.constants["program"]
-    return Program(definition, defined, list(flat.entry), function, labels, overwritten)
+    return CompiledProgram(definition, defined, list(flat.entry), function, labels, overwritten)
 
 
 def _find_overwritten(
@@ -527,7 +527,7 @@ class _Writer:
                 parts.append(f"{name} = None")
         return "; ".join(parts)
 
-    def _step(self, index: int, step: Step) -> str:
+    def _step(self, index: int, step: ProgramStep) -> str:
         names, last = self._names, self._last
         text = "".join(names[token] if isinstance(token, int) else token for token in step.tokens)
         over = [

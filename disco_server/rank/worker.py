@@ -125,9 +125,9 @@ class WorkerDevice:
         """
         # Nothing of this is loaded where there is no GPU.
         from disco_server.collectives.nccl import NcclHooks, start_nccl
-        from disco_server.collectives.nccl_watch import Limits
+        from disco_server.collectives.nccl_watch import TimeLimits
 
-        hooks = NcclHooks(say, Limits.read(os.environ))
+        hooks = NcclHooks(say, TimeLimits.read(os.environ))
         try:
             self._watch = start_nccl(comm, self.arrays, ccl, self._host, hooks)
         except CommunicatorLost as error:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 __all__ = [
     "INK",
     "TINTS",
+    "Axis",
     "Cut",
-    "Line",
     "Names",
     "Panel",
     "Picture",
@@ -219,7 +219,7 @@ _ENDS = 2
 _LETTERS = 26
 
 
-class Line(NamedTuple):
+class Axis(NamedTuple):
     """The rows, or the columns, that are drawn.
 
     Attributes:
@@ -236,7 +236,7 @@ class Line(NamedTuple):
         return sum(self.sizes) + len(self.sizes) + 1
 
 
-def line_up(extents: Sequence[int], total: int, least: int, room: int) -> Line:
+def line_up(extents: Sequence[int], total: int, least: int, room: int) -> Axis:
     """Sizes for rows or columns, in proportion to their extents.
 
     Args:
@@ -254,7 +254,7 @@ def line_up(extents: Sequence[int], total: int, least: int, room: int) -> Line:
     # Whatever is left out is drawn as small as can be.
     sizes = [1 if number is None else extents[number] for number in shown]
     borders = len(shown) + 1
-    return Line(tuple(shown), tuple(spread(sizes, min(total, room - borders), least)))
+    return Axis(tuple(shown), tuple(spread(sizes, min(total, room - borders), least)))
 
 
 def spread(extents: Sequence[int], total: int, least: int) -> list[int]:
@@ -291,7 +291,7 @@ def key_of(number: int) -> str:
     return letters
 
 
-def left_out(rows: Line, columns: Line) -> list[str]:
+def left_out(rows: Axis, columns: Axis) -> list[str]:
     """Says how many rows and columns are not shown."""
     notes: list[str] = []
     for name, line in (("rows", rows), ("columns", columns)):

@@ -13,7 +13,7 @@ import numpy as np
 from disco_client.distributed.dtensor import DTensor
 from disco_client.distributed.pictures.model import INK, TINTS, picture_of, ranges
 from disco_client.distributed.pictures.svg import document, draw_svg, figure
-from disco_client.distributed.pictures.text import ASCII, Piece, draw, plain
+from disco_client.distributed.pictures.text import ASCII, TintedText, draw, plain
 from disco_client.distributed.placement import DTensorStructInfo
 from disco_client.notebook import facts_table
 from disco_client.wire.partition import coordinate_of
@@ -133,7 +133,7 @@ def visualize_sharding(
     console.print(picture)
 
 
-def _style(piece: Piece) -> str:
+def _style(piece: TintedText) -> str:
     return "" if piece.tint is None else f"{INK} on {TINTS[piece.tint]}"
 
 

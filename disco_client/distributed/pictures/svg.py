@@ -11,7 +11,7 @@ from typing import NamedTuple
 from disco_client.distributed.pictures.model import (
     INK,
     TINTS,
-    Line,
+    Axis,
     Names,
     Picture,
     key_of,
@@ -59,9 +59,9 @@ class Drawing(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class _Grid(NamedTuple):
-    rows: Line
-    columns: Line
+class _SvgGrid(NamedTuple):
+    rows: Axis
+    columns: Axis
     gutter: int
     headed: bool
 
@@ -175,7 +175,7 @@ def lines_of_text(texts: Iterable[str], width: int, *, strong: bool = False) -> 
     return Drawing(tuple(elements), width, _LEADING * len(lines))
 
 
-def _layout(picture: Picture, widest: int) -> tuple[_Grid, Names]:
+def _layout(picture: Picture, widest: int) -> tuple[_SvgGrid, Names]:
     labels = [label for panel in picture.panels for row in panel.labels for label in row]
     down, across = ([stop - start for start, stop in c] for c in (picture.rows, picture.columns))
     gutter = 0
@@ -195,10 +195,10 @@ def _layout(picture: Picture, widest: int) -> tuple[_Grid, Names]:
         high = min(max(total * sum(down) // sum(across), _LOWEST), _HIGHEST)
     rows = line_up(down, high, min(_ROW, _LOWEST), _MOST_HEIGHT)
     columns = line_up(across, total, least, room)
-    return _Grid(rows, columns, gutter, bool(spans) and fits), Names(picture, keyed=keyed)
+    return _SvgGrid(rows, columns, gutter, bool(spans) and fits), Names(picture, keyed=keyed)
 
 
-def _header(picture: Picture, grid: _Grid, y: int) -> list[str]:
+def _header(picture: Picture, grid: _SvgGrid, y: int) -> list[str]:
     starts = _starts(grid.gutter, grid.columns)
     return [
         _text(x + size // 2, y, "…" if column is None else span(picture.columns[column]))
@@ -206,7 +206,7 @@ def _header(picture: Picture, grid: _Grid, y: int) -> list[str]:
     ]
 
 
-def _cells(picture: Picture, panel: int, grid: _Grid, top: int, names: Names) -> list[str]:
+def _cells(picture: Picture, panel: int, grid: _SvgGrid, top: int, names: Names) -> list[str]:
     found: list[str] = []
     places = zip(_starts(top, grid.rows), grid.rows.shown, grid.rows.sizes, strict=True)
     for y, row, high in places:
@@ -229,7 +229,7 @@ def _cells(picture: Picture, panel: int, grid: _Grid, top: int, names: Names) ->
     return found
 
 
-def _starts(first: int, line: Line) -> list[int]:
+def _starts(first: int, line: Axis) -> list[int]:
     return [first + 1 + at for at in accumulate((size + 1 for size in line.sizes[:-1]), initial=0)]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from disco_client.distributed.pictures.model import (
-    Line,
+    Axis,
     Names,
     Picture,
     key_of,
@@ -18,7 +18,7 @@ from disco_client.distributed.pictures.model import (
 )
 from disco_client.wire.partition import WHOLE
 
-__all__ = ["ASCII", "Piece", "draw", "plain"]
+__all__ = ["ASCII", "TintedText", "draw", "plain"]
 
 ASCII = str.maketrans("┌┬┐├┼┤└┴┘│─…⋮", "+++++++++|-~:")
 """What stands for box characters where there are none."""
@@ -28,7 +28,7 @@ _WIDEST, _NARROWEST, _HIGHEST, _MOST_ROWS = 64, 20, 10, 24
 _SHORT = 5
 
 
-class Piece(NamedTuple):
+class TintedText(NamedTuple):
     """Some characters of a line.
 
     Attributes:
@@ -40,17 +40,17 @@ class Piece(NamedTuple):
     tint: int | None = None
 
 
-class _Grid(NamedTuple):
+class _TextGrid(NamedTuple):
     """How the panels of a picture are drawn: sizes, the width of the margin, and what is said."""
 
-    rows: Line
-    columns: Line
+    rows: Axis
+    columns: Axis
     gutter: int
     headed: bool
     keyed: bool
 
 
-def draw(picture: Picture, max_width: int) -> list[list[Piece]]:
+def draw(picture: Picture, max_width: int) -> list[list[TintedText]]:
     """The lines of a picture.
 
     Args:
@@ -70,17 +70,17 @@ def draw(picture: Picture, max_width: int) -> list[list[Piece]]:
     return lines + _wrapped(notes, width)
 
 
-def plain(lines: Iterable[Iterable[Piece]]) -> str:
+def plain(lines: Iterable[Iterable[TintedText]]) -> str:
     """The lines without their colours."""
     return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
 
 
-def _wrapped(texts: Iterable[str], width: int, indent: str = "") -> list[list[Piece]]:
+def _wrapped(texts: Iterable[str], width: int, indent: str = "") -> list[list[TintedText]]:
     wrapped = (textwrap.wrap(text, width, subsequent_indent=indent) for text in texts)
-    return [[Piece(line)] for lines in wrapped for line in lines]
+    return [[TintedText(line)] for lines in wrapped for line in lines]
 
 
-def _grid(picture: Picture, width: int) -> _Grid:
+def _grid(picture: Picture, width: int) -> _TextGrid:
     labels = [label for panel in picture.panels for row in panel.labels for label in row]
     down, across = ([stop - start for start, stop in c] for c in (picture.rows, picture.columns))
     gutter = 0
@@ -104,47 +104,50 @@ def _grid(picture: Picture, width: int) -> _Grid:
         total = min(max(2 * _HIGHEST * sum(across) // sum(down), _NARROWEST), _WIDEST)
         high = min(max(total * sum(down) // (2 * sum(across)), 1), _HIGHEST)
     rows = line_up(down, high, 1, 2 * _MOST_ROWS + 1)
-    return _Grid(rows, line_up(across, total, least, room), gutter, headed, keyed)
+    return _TextGrid(rows, line_up(across, total, least, room), gutter, headed, keyed)
 
 
-def _panel(picture: Picture, panel: int, grid: _Grid, names: Names) -> list[list[Piece]]:
+def _panel(picture: Picture, panel: int, grid: _TextGrid, names: Names) -> list[list[TintedText]]:
     lines = [_header(picture, grid)] if grid.headed else []
-    margin = Piece(" " * grid.gutter)
+    margin = TintedText(" " * grid.gutter)
     last = len(grid.rows.shown) - 1
-    lines.append([margin, Piece(_border(grid.columns.sizes, "┌┬┐"))])
+    lines.append([margin, TintedText(_border(grid.columns.sizes, "┌┬┐"))])
     for place, (row, size) in enumerate(zip(grid.rows.shown, grid.rows.sizes, strict=True)):
         texts = _texts(panel, row, grid, names)
         for at in range(size):
             middle = at == (size - 1) // 2
             side = span(picture.rows[row]) if grid.gutter and middle and row is not None else ""
-            line = [Piece(side.rjust(grid.gutter - 1) + " ") if grid.gutter else margin, Piece("│")]
+            line = [
+                TintedText(side.rjust(grid.gutter - 1) + " ") if grid.gutter else margin,
+                TintedText("│"),
+            ]
             for column, text, wide in zip(
                 grid.columns.shown, texts, grid.columns.sizes, strict=True
             ):
                 tint = None if row is None or column is None else tint_of(panel, row, column)
-                line += [Piece((text if middle else "").center(wide), tint), Piece("│")]
+                line += [TintedText((text if middle else "").center(wide), tint), TintedText("│")]
             lines.append(line)
         lines.append(
-            [margin, Piece(_border(grid.columns.sizes, "└┴┘" if place == last else "├┼┤"))]
+            [margin, TintedText(_border(grid.columns.sizes, "└┴┘" if place == last else "├┼┤"))]
         )
     return lines
 
 
-def _texts(panel: int, row: int | None, grid: _Grid, names: Names) -> list[str]:
+def _texts(panel: int, row: int | None, grid: _TextGrid, names: Names) -> list[str]:
     if row is None:
         return ["⋮"] * len(grid.columns.shown)
     shown = grid.columns.shown
     return ["…" if column is None else names.text(panel, row, column) for column in shown]
 
 
-def _header(picture: Picture, grid: _Grid) -> list[Piece]:
+def _header(picture: Picture, grid: _TextGrid) -> list[TintedText]:
     """Where the columns begin and end."""
     columns = zip(grid.columns.shown, grid.columns.sizes, strict=True)
     spans = [
         ("…" if column is None else span(picture.columns[column])).center(size)
         for column, size in columns
     ]
-    return [Piece(" " * (grid.gutter + 1) + " ".join(spans))]
+    return [TintedText(" " * (grid.gutter + 1) + " ".join(spans))]
 
 
 def _border(sizes: Sequence[int], ends: str) -> str:

@@ -29,7 +29,7 @@ from disco_server.devices.base import Arrays, on_device
 from disco_server.modules.base import LoadedModule
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.functions import register_func
-from disco_server.rank.program import Program
+from disco_server.rank.program import CompiledProgram
 from disco_server.rank.registers import Poison, is_any_array
 from disco_server.rank.worker import Worker, current_worker
 from disco_server.storage.checkpoint_read import GENERATION, INDEX, Entry, StoredCheckpoint
@@ -423,7 +423,7 @@ def _decode(entry: list[Any], porter: _Giving) -> Any:
 
 def _can_make(value: Any) -> bool:
     """Whether commands that made something once make it as well another time."""
-    return callable(value) or isinstance(value, LoadedModule | Program | ProcessGroup)
+    return callable(value) or isinstance(value, LoadedModule | CompiledProgram | ProcessGroup)
 
 
 # The functions behind ``session.checkpoint``; its files are those of ``session.save``.

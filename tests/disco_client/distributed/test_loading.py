@@ -6,7 +6,7 @@ import pytest
 
 from disco_client import ConfigError, Shape
 from disco_client.distributed import DeviceMesh
-from disco_client.distributed.storage import Choice, Stored
+from disco_client.distributed.storage import LoadChoice, Stored
 
 ROW = {
     "name": "layers.0.w",
@@ -36,17 +36,19 @@ def placed(choice):
 
 def test_the_first_pattern_that_matches_counts():
     """And what none matches lies as it was saved."""
-    assert placed(Choice(None, None, 3)) == ["S[1]"] * 3
-    assert placed(Choice(None, "R", 3)) == ["R"] * 3
-    assert placed(Choice(None, {"layers.1.*": "S[0]"}, 3)) == ["S[1]", "S[0]", "S[1]"]
-    assert placed(Choice(None, {"*.w": None, "*": "R"}, 3)) == ["S[1]", "S[1]", "R"]
+    assert placed(LoadChoice(None, None, 3)) == ["S[1]"] * 3
+    assert placed(LoadChoice(None, "R", 3)) == ["R"] * 3
+    assert placed(LoadChoice(None, {"layers.1.*": "S[0]"}, 3)) == ["S[1]", "S[0]", "S[1]"]
+    assert placed(LoadChoice(None, {"*.w": None, "*": "R"}, 3)) == ["S[1]", "S[1]", "R"]
 
 
 def test_a_mesh_of_the_saved_shape_takes_tensors_as_they_were():
     """Another one needs to be told."""
     there = DeviceMesh((2,), [0, 1])
-    assert {info.device_mesh for info in Choice(there, None, 2).decide(STORED).values()} == {there}
+    assert {info.device_mesh for info in LoadChoice(there, None, 2).decide(STORED).values()} == {
+        there
+    }
     with pytest.raises(ConfigError, match=r"'bias' was saved .* such as placements='R' or"):
-        Choice(DeviceMesh((3,), range(3)), {"layers*": "R"}, 3).decide(STORED)
+        LoadChoice(DeviceMesh((3,), range(3)), {"layers*": "R"}, 3).decide(STORED)
     with pytest.raises(ConfigError, match=r"was saved on .* give a mesh"):
-        Choice(None, "R", 2).decide(STORED)
+        LoadChoice(None, "R", 2).decide(STORED)

@@ -13,7 +13,7 @@ from disco_client.command_log import locate
 from disco_client.scopes import NO_SCOPE
 from disco_client.tracing.chrome_trace import ChromeTrace
 from disco_client.tracing.ring import CollectiveRecord, CommandRecord
-from disco_client.tracing.timeline import ClientFlight, RankFlight, Sent, Span
+from disco_client.tracing.timeline import ClientFlight, RankFlight, Sent, TimelineSpan
 from disco_client.tracing.trace import Flight
 from disco_client.wire.codec import Action
 
@@ -56,8 +56,8 @@ CLIENT = ClientFlight(
     7,
     (Sent(1, (SITE, SITE), 2_000, 5_000), Sent(3, (SITE,), 6_000, 6_000)),
     (
-        Span("upload", "copy", "MainThread", 5_000, 9_000, nbytes=80, worker=1),
-        Span("sync", "wait", "MainThread", 9_000, 70_000, seq=2),
+        TimelineSpan("upload", "copy", "MainThread", 5_000, 9_000, nbytes=80, worker=1),
+        TimelineSpan("sync", "wait", "MainThread", 9_000, 70_000, seq=2),
     ),
     missing=("node b did not answer for a while",),
 )

@@ -10,8 +10,8 @@ from disco_client import ConfigError, Shape, WeightsMismatch
 from disco_client.bulk_io import batches
 from disco_client.distributed import DeviceMesh, PlacementSpec
 from disco_client.weights import (
-    Plan,
     StoredTensor,
+    WeightPlan,
     choose,
     read_catalog,
     read_expected,
@@ -30,7 +30,7 @@ TENSORS = read_catalog(CATALOG)
 def plan(entries, expect=None, strict=True, workers=4, tensors=TENSORS):
     expected = read_expected(expect)
     mesh = DeviceMesh((workers,), range(workers))
-    chosen = choose("/m", tensors, Plan(entries), expected, strict=strict, mesh=mesh)
+    chosen = choose("/m", tensors, WeightPlan(entries), expected, strict=strict, mesh=mesh)
     return {each.tensor.name: str(each.info.placement) for each in chosen}
 
 
@@ -166,7 +166,7 @@ def test_a_way_out_is_named_for_what_no_pattern_matches():
 def test_a_plan_of_nonsense_is_refused(entries, text):
     """Before any worker is asked."""
     with pytest.raises(ConfigError, match=text):
-        Plan(entries)
+        WeightPlan(entries)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ SPEC = PlacementSpec
 )
 def test_an_entry_is_a_placement_or_an_axis(entry, spec):
     """The words of placements, and numbers for short."""
-    (rule,) = Plan({"a": entry}).rules
+    (rule,) = WeightPlan({"a": entry}).rules
     assert rule.spec == spec
 
 
@@ -216,7 +216,7 @@ def test_another_entry_is_refused(entry):
     """With what would have been right."""
     expected = r"expected 'R', None, 'S\[axis\]', an axis or a PlacementSpec"
     with pytest.raises(ConfigError, match=expected):
-        Plan({"a": entry})
+        WeightPlan({"a": entry})
 
 
 @pytest.mark.parametrize("spec", [SPEC.fused(2), SPEC.fused(-3), "S[2]"])
@@ -230,7 +230,7 @@ def test_an_axis_that_a_tensor_lacks_is_refused(spec):
 def test_a_layout_says_axis_and_pieces():
     """The axis counted from the front; of each worker first and last of what it reads."""
     mesh = DeviceMesh((2,), range(2))
-    plan = Plan({"*.0.up": PlacementSpec.fused(0, 2), "*.down": -1, "*": "R"})
+    plan = WeightPlan({"*.0.up": PlacementSpec.fused(0, 2), "*.down": -1, "*": "R"})
     chosen = choose("/m", TENSORS, plan, None, strict=True, mesh=mesh)
     layouts = [each.layout() if each.axis is not None else None for each in chosen]
     assert layouts[:3] == [

@@ -19,7 +19,7 @@ from disco_client.wire.values import Device
 from disco_server.collectives.local import LocalCommunicator, LocalWorld
 from disco_server.collectives.loss import Loss
 from disco_server.collectives.nccl import NcclHooks, start_nccl
-from disco_server.collectives.nccl_watch import Limits, NcclWatch
+from disco_server.collectives.nccl_watch import NcclWatch, TimeLimits
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import _REFUSED_ON_DEVICE
 from disco_server.devices.gpu import GpuArrays
@@ -132,9 +132,11 @@ class Rank:
         self.failed: list[str] = []
         self.slow: list[str] = []
 
-    def start(self, limits: Limits | None = None, name: str = "nccl", host: str = "here") -> None:
+    def start(
+        self, limits: TimeLimits | None = None, name: str = "nccl", host: str = "here"
+    ) -> None:
         """Starts the library for both communicators."""
-        hooks = NcclHooks(self.slow.append, limits or Limits())
+        hooks = NcclHooks(self.slow.append, limits or TimeLimits())
         for comm in dict.fromkeys((self.flat, self.grouped)):
             comm.loss = Loss(self.rank, self._lose)
             self.watches.append(start_nccl(comm, self.arrays, name, host, hooks))

@@ -12,7 +12,7 @@ import pytest
 
 from disco_client import ProcessSession, ThreadedSession
 from disco_client.errors import ConfigError
-from disco_server.collectives.collective_watch import CollectiveWatch, Waiting, slow_seconds
+from disco_server.collectives.collective_watch import CollectiveWatch, WaitingRank, slow_seconds
 from disco_server.collectives.validation import Op
 
 
@@ -28,7 +28,7 @@ class Rows:
 
 def waiting(*absent):
     """Ranks 4 to 7 in a barrier."""
-    return Waiting(int(Op.BARRIER), 12, (4, 5, 6, 7), Rows(*absent))
+    return WaitingRank(int(Op.BARRIER), 12, (4, 5, 6, 7), Rows(*absent))
 
 
 def watch(me, look):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.collectives.nccl_watch import Limits, _Flight
+from disco_server.collectives.nccl_watch import TimeLimits, _Flight
 from disco_server.collectives.types import CommunicatorLost, ReduceOp
 
 SUM = ReduceOp.SUM
@@ -30,15 +30,15 @@ def settle(rank):
 @pytest.mark.parametrize(
     ("environ", "limits"),
     [
-        ({}, Limits(30.0, 0.0)),
-        ({"DISCO_SLOW_S": "", "DISCO_NCCL_TIMEOUT_S": ""}, Limits()),
-        ({"DISCO_SLOW_S": "2.5", "DISCO_NCCL_TIMEOUT_S": "600"}, Limits(2.5, 600.0)),
-        ({"DISCO_SLOW_S": "0", "DISCO_NCCL_TIMEOUT_S": "1e3"}, Limits(0.0, 1000.0)),
+        ({}, TimeLimits(30.0, 0.0)),
+        ({"DISCO_SLOW_S": "", "DISCO_NCCL_TIMEOUT_S": ""}, TimeLimits()),
+        ({"DISCO_SLOW_S": "2.5", "DISCO_NCCL_TIMEOUT_S": "600"}, TimeLimits(2.5, 600.0)),
+        ({"DISCO_SLOW_S": "0", "DISCO_NCCL_TIMEOUT_S": "1e3"}, TimeLimits(0.0, 1000.0)),
     ],
 )
 def test_limits_are_read_from_the_environment(environ, limits):
     """Whatever is not there, or empty, stays as it is."""
-    assert Limits.read(environ) == limits
+    assert TimeLimits.read(environ) == limits
 
 
 @pytest.mark.parametrize("name", ["DISCO_SLOW_S", "DISCO_NCCL_TIMEOUT_S"])
@@ -46,7 +46,7 @@ def test_limits_are_read_from_the_environment(environ, limits):
 def test_what_is_no_number_of_seconds_is_refused(name, text):
     """With the variable's name and what it holds."""
     with pytest.raises(ConfigError, match=f"{name}: expected a number of seconds, got '{text}'"):
-        Limits.read({name: text})
+        TimeLimits.read({name: text})
 
 
 def test_an_operation_of_the_standin_that_comes_to_its_end_is_not_mentioned(device_ranks):
@@ -130,7 +130,7 @@ def test_an_operation_of_the_standin_that_hangs_is_given_up(device_ranks, monkey
     """After the time that a person gave; without one it would be waited for."""
     monkeypatch.setenv("STANDIN_NCCL_FAIL", "hang:0:1")
     ranks = device_ranks(2, groups=1, start=False)
-    ranks.start(limits=Limits(stuck=0.5))
+    ranks.start(limits=TimeLimits(stuck=0.5))
 
     def hang(rank):
         allreduce(rank, 3)
@@ -150,7 +150,7 @@ def test_what_takes_long_on_the_standin_is_said_once(device_ranks, eventually, m
     """With the operation and its command; nothing is ended for it."""
     monkeypatch.setenv("STANDIN_NCCL_FAIL", "hang:0:2")
     ranks = device_ranks(2, groups=1, start=False)
-    ranks.start(limits=Limits(slow=0.3))
+    ranks.start(limits=TimeLimits(slow=0.3))
 
     def act(rank):
         allreduce(rank, 8)
@@ -246,7 +246,7 @@ def test_an_error_of_the_standin_without_a_name_is_told(device_ranks, monkeypatc
     """Except for the number that only means: not yet."""
     monkeypatch.setenv("STANDIN_NCCL_FAIL", "hang:0:1")
     ranks = device_ranks(1, groups=1, start=False)
-    ranks.start(limits=Limits(slow=0.6))
+    ranks.start(limits=TimeLimits(slow=0.6))
     (rank,) = ranks.ranks
 
     class Comm:
