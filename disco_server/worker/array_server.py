@@ -27,7 +27,7 @@ from disco_client.transport.credentials import is_local
 from disco_client.wire.arrays import CHUNK_BYTES, TICKETS_SHIFT
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.ipc.growing import GrowingArray, array_with
-from disco_server.ipc.grpc_server import add_port, parsed, stop_server
+from disco_server.ipc.grpc_server import add_port, parsed, quiet_if_peer_left, stop_server
 from disco_server.security import Guard
 from disco_server.settings import Address
 from disco_server.worker.array_store import BrokenOff, LentArrays, Uploads
@@ -156,9 +156,10 @@ class ArrayService:
             desk.lent(transfer).confirm(transfer.worker, transfer.ticket)
             return
         try:
-            async with outgoing(desk, transfer) as array:
-                async for chunk in send_array(array):
-                    await context.write(chunk)
+            with quiet_if_peer_left():
+                async with outgoing(desk, transfer) as array:
+                    async for chunk in send_array(array):
+                        await context.write(chunk)
         except KeyError:
             await context.abort(grpc.StatusCode.NOT_FOUND, "the worker offers no such array")
 
