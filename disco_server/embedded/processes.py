@@ -755,8 +755,11 @@ class SharedArrays:
         told = controller_pb2.Transfer.FromString(received.payload)
         if received.kind == Kind.ARRAY_BACK:
             self._given_back(child, told)
+        elif received.kind == Kind.ARRAY_OUT:
+            array = IncomingArray.received(child.reader, told.nbytes, told.there, told.error)
+            self._offers.add(child.worker, told.ticket, array)
         else:
-            self._offers.receive(child.worker, received.kind, told, child.reader)
+            self._offers.grow(child.worker, told.ticket, told.there, told.error)
 
     def download(self, ticket: int, child: RankChild, into: memoryview) -> None:
         """Fills a buffer with the array that a rank offered, as it grows.

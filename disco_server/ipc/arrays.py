@@ -15,7 +15,6 @@ from disco_client.wire.arrays import PIECE_BYTES
 from disco_client.wire.codec import Kind
 
 if TYPE_CHECKING:
-    from disco_client.pb import controller_pb2
     from disco_server.ipc.framing import FrameReader
 
 __all__ = ["FROM_RANKS", "IncomingArray", "Offers", "OutgoingArray"]
@@ -53,17 +52,18 @@ class IncomingArray:
         self.on_change: Callable[[], None] = _nobody
 
     @classmethod
-    def received(cls, told: controller_pb2.Transfer, reader: FrameReader) -> Self:
+    def received(cls, reader: FrameReader, nbytes: int, there: int, error: str) -> Self:
         """The array that a peer tells of, in the memory whose descriptor came along.
 
         Args:
-            told: Its size, how much is there, or why the rest will not come; with an
-                error the peer sends no descriptor.
             reader: Holds the descriptors that came.
+            nbytes: How large it will be.
+            there: How many of its bytes are there.
+            error: Why the others will not come; with one the peer sent no descriptor.
         """
-        fd = -1 if told.error else reader.fds.popleft()
+        fd = -1 if error else reader.fds.popleft()
         lost = "" if fd >= 0 else "no descriptor was free for its memory"
-        return cls(fd, told.nbytes, told.there, told.error or lost)
+        return cls(fd, nbytes, there, error or lost)
 
     @property
     def settled(self) -> bool:
@@ -120,22 +120,6 @@ class Offers:
     def __init__(self) -> None:
         self._untaken: dict[tuple[int, int], IncomingArray] = {}
         self._growing: dict[tuple[int, int], IncomingArray] = {}
-
-    def receive(
-        self, worker: int, kind: int, told: controller_pb2.Transfer, reader: FrameReader
-    ) -> None:
-        """Acts on what a rank says of an array that it offers.
-
-        Args:
-            worker: The rank; what it says of that itself is not trusted.
-            kind: ARRAY_OUT for a new one, ARRAY_MORE for how far it is.
-            told: What it says.
-            reader: Holds the descriptors that came.
-        """
-        if kind == Kind.ARRAY_OUT:
-            self.add(worker, told.ticket, IncomingArray.received(told, reader))
-        else:
-            self.grow(worker, told.ticket, told.there, told.error)
 
     def add(self, worker: int, ticket: int, array: IncomingArray) -> None:
         """Keeps an array; its descriptor belongs to this object from now on."""

@@ -166,7 +166,9 @@ class RankPort(ArrayPorter):
             array.grow(told.there, told.error)
         elif received.kind == Kind.ARRAY_IN or told.error:
             # One that failed before it had memory is heard of for the first time.
-            array = self._arrays[told.ticket] = IncomingArray.received(told, self._reader)
+            array = self._arrays[told.ticket] = IncomingArray.received(
+                self._reader, told.nbytes, told.there, told.error
+            )
         else:
             return  # more of one that has failed here
         if told.ticket in self._unwanted and array.settled:

@@ -122,10 +122,14 @@ class PendingArrays:
             reader: Holds the descriptors that came.
         """
         told = controller_pb2.Transfer.FromString(received.payload)
-        if received.kind != Kind.ARRAY_BACK:
-            self._offers.receive(worker, received.kind, told, reader)
-        elif not told.error:
-            self._memory.give(reader.fds.popleft())
+        if received.kind == Kind.ARRAY_BACK:
+            if not told.error:
+                self._memory.give(reader.fds.popleft())
+        elif received.kind == Kind.ARRAY_OUT:
+            array = IncomingArray.received(reader, told.nbytes, told.there, told.error)
+            self._offers.add(worker, told.ticket, array)
+        else:
+            self._offers.grow(worker, told.ticket, told.there, told.error)
 
     def rank_ended(self, worker: int) -> None:
         """Ends the waits for what a rank that has ended was still copying."""
