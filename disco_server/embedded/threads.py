@@ -202,9 +202,9 @@ class BorrowedArray:
     def await_return(self) -> None:
         """Returns when the client's memory is its own again."""
         borrowed = self._borrowed
-        if borrowed is not None and not self._returned.acquire(
-            timeout=borrowed.nbytes / _COPIED_PER_S
-        ):
+        if borrowed is None:
+            return
+        if not self._returned.acquire(timeout=borrowed.nbytes / _COPIED_PER_S):
             with self._lock:
                 if self._borrowed is not None:
                     self._copy, self._borrowed = self._borrowed.copy(), None
