@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from types import SimpleNamespace
+
+import grpc
 import pytest
+from grpc._cython import cygrpc
 
 from disco_server.security import Guard
 from disco_server.settings import Address
@@ -58,3 +64,30 @@ def test_a_person_s_choice_stands(listen):
     """An address is served over gRPC, however near the controller is."""
     server = make_array_server(Address.parse(listen, any_port=True), Address.parse(NEAR[0]), STORE)
     assert isinstance(server, ArrayService)
+
+
+def test_a_client_that_leaves_a_download_leaves_no_traceback(tmp_path, caplog):
+    """Where a write fails before gRPC has cancelled the call."""
+    caplog.set_level("INFO")
+    begun = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def download(_transfer):
+        begun.set()
+        raise cygrpc.ExecuteBatchError("send", (), None)
+        yield
+
+    arrays = SimpleNamespace(download=download)
+    store = SimpleNamespace(admit=lambda _transfer: arrays)
+
+    async def run():
+        service = ArrayService(Address(path=str(tmp_path / "arrays")), store)
+        await service.start()
+        async with asyncio.timeout(20), grpc.aio.insecure_channel(service.address) as channel:
+            call = channel.unary_stream("/disco.v1.ArrayService/Download")(b"")
+            await begun.wait()
+            call.cancel()
+        await service.stop()
+
+    asyncio.run(run())
+    assert "ExecuteBatchError" not in caplog.text

@@ -132,7 +132,7 @@ def test_an_upload_that_is_over_is_dropped():
 
 @pytest.mark.parametrize("kind", ["upload", "download"])
 def test_a_client_that_comes_again_takes_the_place_of_its_former_self(kind):
-    """Whose connection may look whole from here; an array is in the hands of one task."""
+    """Whose connection may look whole from here; one task at a time holds an array."""
 
     async def scenario(table, rank):
         rank.offer(table, 1)
