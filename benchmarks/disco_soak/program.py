@@ -81,10 +81,10 @@ class SoakProgram:
             WrongResult: It came back as another one.
             errors.SessionError: The session is lost.
         """
-        arrays = getattr(self.session._core.transport, "_arrays", None)  # noqa: SLF001  (clients elsewhere have no doors)
-        doors = getattr(arrays, "_doors", None)
-        if doors and self._random.random() < 0.5:  # noqa: PLR2004  (half of the time)
-            doors.clear()
+        arrays = getattr(self.session._core.transport, "_arrays", None)  # noqa: SLF001  (only a client of a controller has these)
+        addresses = getattr(arrays, "_addresses", None)
+        if addresses and self._random.random() < 0.5:  # noqa: PLR2004  (half of the time)
+            addresses.clear()
         array = self._numbers.random(_LARGE)
         _same(self.session.copy_to_worker_0(array).numpy(), array)
 

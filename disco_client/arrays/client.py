@@ -1,6 +1,6 @@
 """Host arrays to and from workers: straight to a worker's daemon, or through the controller.
 
-A daemon that the client can reach takes arrays at a door of its own, which spares
+A daemon that the client can reach has an endpoint of its own for arrays, which spares
 them a hop: in shared memory on the same machine, over gRPC from elsewhere. Whether
 it can be reached shows at the first attempt, and is remembered; while that is under
 way over a slow link, arrays go through the controller.
@@ -22,14 +22,14 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from disco_client.arrays.shared_memory import MEMORY_SCHEME, MemoryDoor
+from disco_client.arrays.shared_memory import MEMORY_SCHEME, MemoryEndpoint
 from disco_client.pb import controller_pb2
-from disco_client.transport.base import Door, DoorShut, TransferFailed, TransferRefused
+from disco_client.transport.base import ArrayEndpoint, EndpointLost, TransferFailed, TransferRefused
 from disco_client.transport.channel import Line, details, open_channel, run_uninterrupted
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.wire.arrays import chunk_data, encode_head, encode_stream
 
-__all__ = ["ArrayClient", "GrpcDoor"]
+__all__ = ["ArrayClient", "GrpcEndpoint"]
 
 _logger = logging.getLogger(__name__)
 _SERVICE = "/disco.v1.ArrayService/"
@@ -40,14 +40,14 @@ _REACH_S = 1.0
 _T = TypeVar("_T")
 
 
-class GrpcDoor:
-    """An ``ArrayService``; a :class:`~disco_client.transport.base.Door`.
+class GrpcEndpoint:
+    """An ``ArrayService``; a :class:`~disco_client.transport.base.ArrayEndpoint`.
 
     gRPC starts threads for a call. Where it cannot, a call stays in its channel that nobody
-    will ever serve, nor those after it: the door is spoiled.
+    will ever serve, nor those after it: the endpoint is spoiled.
 
     Args:
-        channel: Leads to it, and is closed with the door.
+        channel: Leads to it, and is closed with the endpoint.
     """
 
     def __init__(self, channel: grpc.Channel | Line) -> None:
@@ -108,7 +108,7 @@ class GrpcDoor:
             confirmed = controller_pb2.Transfer()
             confirmed.CopyFrom(transfer)
             confirmed.there = there
-            # This door was closed just now, or there is no thread.
+            # This endpoint was closed just now, or there is no thread.
             with contextlib.suppress(ValueError, RuntimeError):
                 call = self._begin(self._download, confirmed)
                 self._confirming.add(call)  # gRPC cancels a call that nobody holds
@@ -131,20 +131,20 @@ _CUT = (
     grpc.StatusCode.CANCELLED,
 )
 """How a call ends whose connection broke, whose other side has to begin anew, or whose
-door another thread has given up."""
+endpoint another thread has given up."""
 
 
 @contextlib.contextmanager
 def _translated() -> Generator[None]:
-    """Makes the errors of a door of those of gRPC."""
+    """Makes errors of an endpoint of those of gRPC."""
     try:
         yield
     except grpc.RpcError as error:
         code = error.code() if isinstance(error, grpc.Call) else None
         kind = TransferRefused if code is grpc.StatusCode.RESOURCE_EXHAUSTED else TransferFailed
-        raise (DoorShut if code in _CUT else kind)(details(error)) from error
+        raise (EndpointLost if code in _CUT else kind)(details(error)) from error
     except ValueError as error:  # another thread has closed the channel
-        raise DoorShut(str(error)) from error
+        raise EndpointLost(str(error)) from error
     except OSError as error:
         raise TransferFailed(str(error)) from error
 
@@ -156,7 +156,7 @@ class ArrayClient:
         open_relay: Opens a channel to the controller, which is closed with this.
         session: The session's id.
         key: Its secret.
-        doors: Each worker's array address; empty where its daemon has none.
+        addresses: Each worker's array address; empty where its daemon has none.
         credentials: How the controller is reached; daemons show certificates of its authority.
     """
 
@@ -165,17 +165,17 @@ class ArrayClient:
         open_relay: Callable[[], grpc.Channel | Line],
         session: int,
         key: bytes,
-        doors: Mapping[int, str],
+        addresses: Mapping[int, str],
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         self._open_relay = open_relay
-        self._relay = GrpcDoor(open_relay())
+        self._relay = GrpcEndpoint(open_relay())
         self._credentials = credentials
         self._session = session
         self._key = key
-        self._doors = dict(doors)
+        self._addresses = dict(addresses)
         self._lock = threading.Lock()
-        self._direct: dict[str, Door | None] = {}
+        self._direct: dict[str, ArrayEndpoint | None] = {}
         self._opening: dict[str, _Opening] = {}
         self._over = threading.Event()
 
@@ -187,7 +187,7 @@ class ArrayClient:
             OSError, RuntimeError: The system has no descriptor, memory or thread for it.
         """
         head = encode_head(self._session, self._key, ticket, len(data), worker)
-        self._through(worker, lambda door: door.upload(head, data))
+        self._through(worker, lambda endpoint: endpoint.upload(head, data))
 
     def download(self, ticket: int, worker: int, into: memoryview) -> int:
         """Fills a buffer with the array that a worker offered; returns the bytes that came.
@@ -197,25 +197,25 @@ class ArrayClient:
             OSError, RuntimeError: As for :meth:`upload`.
         """
         head = encode_head(self._session, self._key, ticket, len(into), worker)
-        return self._through(worker, lambda door: door.download(head, into))
+        return self._through(worker, lambda endpoint: endpoint.download(head, into))
 
-    def _through(self, worker: int, carry: Callable[[Door], _T]) -> _T:
+    def _through(self, worker: int, carry: Callable[[ArrayEndpoint], _T]) -> _T:
         """Carries an array, again and again while it is cut, until the session is over."""
-        address, pause = self._doors.get(worker, ""), _PAUSES_S[0]
+        address, pause = self._addresses.get(worker, ""), _PAUSES_S[0]
         while True:
-            door = self._reach(address)
+            endpoint = self._reach(address)
             try:
-                return carry(door)
-            except DoorShut as error:
-                if door is self._direct.get(address):
-                    self._give_up(address, door)
+                return carry(endpoint)
+            except EndpointLost as error:
+                if endpoint is self._direct.get(address):
+                    self._give_up(address, endpoint)
                     continue
                 _logger.debug("a transfer was cut, and begins anew: %s", error)
             self._over.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311  (no secret)
             pause = min(pause * 2, _PAUSES_S[1])
 
-    def _reach(self, address: str) -> Door:
-        """The door at an address, if there is a way to it, or else the controller's."""
+    def _reach(self, address: str) -> ArrayEndpoint:
+        """The endpoint at an address, if there is a way to it, or else the controller's."""
         with self._lock:
             self._check_open()
             known = self._direct.get(address)
@@ -224,14 +224,14 @@ class ArrayClient:
                 known.close()
             if address and address not in self._direct:
                 self._open(address)
-            door = self._direct.get(address)
-            if door is None and self._relay.spoiled:
+            endpoint = self._direct.get(address)
+            if endpoint is None and self._relay.spoiled:
                 self._relay.close()
-                self._relay = GrpcDoor(self._open_relay())
-            return self._relay if door is None else door
+                self._relay = GrpcEndpoint(self._open_relay())
+            return self._relay if endpoint is None else endpoint
 
     def _open(self, address: str) -> None:
-        """Begins to open a door, or sees what has come of that; waits only at the beginning."""
+        """Begins to reach an endpoint, or sees what came of that; waits only at the beginning."""
         opening = self._opening.get(address)
         if opening is None:
             channel = _channel_to(address, self._credentials)
@@ -244,9 +244,9 @@ class ArrayClient:
             self._direct[address] = opening.finish()
             del self._opening[address]
 
-    def _give_up(self, address: str, door: Door) -> None:
-        """Remembers that a door is shut."""
-        door.close()
+    def _give_up(self, address: str, endpoint: ArrayEndpoint) -> None:
+        """Remembers that an endpoint is lost."""
+        endpoint.close()
         with self._lock:
             self._check_open()
             self._direct[address] = None
@@ -257,21 +257,21 @@ class ArrayClient:
             raise TransferFailed(msg)
 
     def close(self) -> None:
-        """Closes the doors, which breaks off what goes through them; idempotent."""
+        """Closes all endpoints, which breaks off what goes through them; idempotent."""
         with self._lock:
             self._over.set()
-            doors = [door for door in self._direct.values() if door is not None]
-            doors += [GrpcDoor(opening.channel) for opening in self._opening.values()]
+            endpoints = [endpoint for endpoint in self._direct.values() if endpoint is not None]
+            endpoints += [GrpcEndpoint(opening.channel) for opening in self._opening.values()]
             self._direct.clear()
             self._opening.clear()
-        for door in (*doors, self._relay):
-            door.close()
+        for endpoint in (*endpoints, self._relay):
+            endpoint.close()
 
     def disown(self) -> None:
-        """Closes a forked child's copies of what doors have open; takes no lock."""
-        for door in tuple(self._direct.values()):
-            if isinstance(door, MemoryDoor):
-                door.disown()
+        """Closes a forked child's copies of what endpoints have open; takes no lock."""
+        for endpoint in tuple(self._direct.values()):
+            if isinstance(endpoint, MemoryEndpoint):
+                endpoint.disown()
 
 
 class _Opening:
@@ -300,11 +300,11 @@ class _Opening:
             self._reached = state is grpc.ChannelConnectivity.READY
             self.known.set()
 
-    def finish(self) -> GrpcDoor | None:
-        """The door; None where nobody answers."""
+    def finish(self) -> GrpcEndpoint | None:
+        """The endpoint; None where nobody answers."""
         self.channel.unsubscribe(self._see)
         if self._reached:
-            return GrpcDoor(self.channel)
+            return GrpcEndpoint(self.channel)
         self.channel.close()
         return None
 
@@ -316,10 +316,10 @@ _OUTCOMES = (
 )
 
 
-def _memory_at(address: str) -> Door | None:
-    """A door in shared memory; None where the address is of a kind not known here."""
+def _memory_at(address: str) -> ArrayEndpoint | None:
+    """An endpoint in shared memory; None where the address is of a kind not known here."""
     if address.startswith(MEMORY_SCHEME) and hasattr(socket, "AF_UNIX"):
-        return MemoryDoor(address.removeprefix(MEMORY_SCHEME))
+        return MemoryEndpoint(address.removeprefix(MEMORY_SCHEME))
     return None
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from disco_client.pb import controller_pb2, memory_pb2
-from disco_client.transport.base import DoorShut, TransferFailed, TransferRefused
+from disco_client.transport.base import EndpointLost, TransferFailed, TransferRefused
 from disco_client.wire.arrays import ALIGNMENT, byte_view, empty_array
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "MEMORY_SCHEME",
     "READ_BYTES",
     "MappedMemory",
-    "MemoryDoor",
+    "MemoryEndpoint",
     "SharedPool",
     "allocate",
     "descriptors_in",
@@ -325,14 +325,14 @@ def _is_ours(fd: int, name: str) -> bool:
         return False
 
 
-# Messages at a memory door: a length in four bytes, little-endian, and the message.
+# Messages at a memory endpoint: a length in four bytes, little-endian, and the message.
 #
 # Client and daemon take turns, so a message is all there is to read until the other
 # side has answered it. No I/O here.
 
 
 MEMORY_SCHEME = "memory:"
-"""How the address of a memory door begins; the path of its socket follows."""
+"""How the address of a memory endpoint begins; the path of its socket follows."""
 
 MAX_MESSAGE_BYTES = 4096
 """No message is longer: each is a few numbers, or a line that says what is wrong."""
@@ -380,8 +380,8 @@ _CONNECT_S = 1.0
 _FD_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
 
 
-class MemoryDoor:
-    """The memory door of one daemon; a :class:`~disco_client.transport.base.Door`.
+class MemoryEndpoint:
+    """The memory endpoint of one daemon; an :class:`~disco_client.transport.base.ArrayEndpoint`.
 
     Args:
         path: Where its socket is.
@@ -463,14 +463,14 @@ class MemoryDoor:
             with self._lock:
                 if self._closed:
                     msg = "the session is over"
-                    raise DoorShut(msg)
+                    raise EndpointLost(msg)
                 self._sockets.add(sock)
             try:
                 self._connect(sock)
                 yield sock
             except ConnectionError as error:
-                # The daemon is gone, or somebody has shut this door: it shows by the other way.
-                raise DoorShut(str(error)) from error
+                # The daemon is gone, or another thread closed this: the other way shows which.
+                raise EndpointLost(str(error)) from error
             finally:
                 with self._lock:
                     self._sockets.discard(sock)
@@ -483,7 +483,7 @@ class MemoryDoor:
             if error.errno in (errno.ENOMEM, errno.ENOBUFS):
                 raise  # that says nothing of the daemon
             msg = f"no daemon answers at {self._path}: {error}"
-            raise DoorShut(msg) from error
+            raise EndpointLost(msg) from error
         # From here on the daemon lives, or the socket tells; how long it takes is its affair.
         sock.settimeout(None)
 
@@ -520,7 +520,7 @@ def _receive(sock: socket.socket) -> tuple[memory_pb2.MemoryReply, list[int]]:
     except (ValueError, DecodeError) as error:
         _close(fds)
         msg = f"what answers there is no daemon of ours: {error}"
-        raise DoorShut(msg) from error
+        raise EndpointLost(msg) from error
     except BaseException:
         _close(fds)
         raise

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from disco_client.wire.reports import Inspection
 
 __all__ = [
+    "ArrayEndpoint",
     "Bound",
-    "Door",
-    "DoorShut",
+    "EndpointLost",
     "Events",
     "ForeignTransport",
     "Interrupted",
@@ -359,7 +359,7 @@ class ForeignTransport:
         raise self._why.with_traceback(None)
 
 
-# Doors through which host arrays reach a worker: what each kind does, and how it fails.
+# Endpoints through which host arrays reach a worker: what each kind does, and how it fails.
 
 
 class TransferFailed(Exception):
@@ -370,11 +370,11 @@ class TransferRefused(TransferFailed):
     """The daemon cannot carry this array; its session goes on."""
 
 
-class DoorShut(TransferFailed):
-    """Nobody answers at this door, or not any more; the array may be carried anew."""
+class EndpointLost(TransferFailed):
+    """Nobody answers at this endpoint, or not any more; the array may be carried anew."""
 
 
-class Door(Protocol):
+class ArrayEndpoint(Protocol):
     """One way to worker daemons; may be used from several threads.
 
     Attributes:
@@ -406,5 +406,5 @@ class Door(Protocol):
         ...
 
     def close(self) -> None:
-        """Shuts the door; what is on its way through it fails."""
+        """Closes it; what is on its way through it fails."""
         ...

@@ -709,7 +709,7 @@ class GrpcTransport:
             self._stream.cancel()
             self._line.close()
             raise
-        doors = {rank.worker: rank.array_address for rank in ready.ranks}
+        addresses = {rank.worker: rank.array_address for rank in ready.ranks}
         credentials = self._line.credentials
         # A channel of its own, because what goes through it is broken off with the session;
         # what the ranks did may be asked for afterwards. gRPC shares the connection.
@@ -717,7 +717,7 @@ class GrpcTransport:
             lambda: Line(self._line.address, credentials),
             ready.session,
             ready.transfer_key,
-            doors,
+            addresses,
             credentials,
         )
         ranks = tuple(
@@ -831,5 +831,5 @@ class GrpcTransport:
         self._stream.join(timeout)
 
     def disown(self) -> None:
-        """Closes what a forked child has of the doors; gRPC's own sockets stay."""
+        """Closes what a forked child has of endpoints for arrays; gRPC's own sockets stay."""
         self._arrays.disown()

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import Kind, envelope
 from disco_server.controller.auth import caller, peer_of
+from disco_server.ipc.grpc_server import quiet_if_peer_left
 from disco_server.observe import logs
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ __all__ = [
 
 _logger = logging.getLogger("disco.controller")
 
-_CUT_OFF = ("_ServerStoppedError", "ExecuteBatchError")
-"""What gRPC raises in calls that outlast their server or client; it has no public names."""
+_SERVER_STOPPED = "_ServerStoppedError"
+"""What gRPC raises in calls that outlast their server; it has no public name."""
 
 MAX_NAME = 128
 Context: TypeAlias = Any  # grpc.aio.ServicerContext, whose type parameters help nobody here
@@ -55,7 +56,8 @@ def guarded(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
     @wraps(handler)
     async def guarded_handler(self: Any, request: Any, context: Context) -> Any:
         try:
-            return await handler(self, request, context)
+            with quiet_if_peer_left():
+                return await handler(self, request, context)
         except DecodeError:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected a disco.v1 message")
         except ConnectionError as error:
@@ -63,7 +65,7 @@ def guarded(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:
-            if type(error).__name__ in _CUT_OFF:
+            if type(error).__name__ == _SERVER_STOPPED:
                 raise  # gRPC ends the call; nobody is there any more to be told
             error_id = secrets.token_hex(4)
             _logger.exception("handler failed, error id %s", error_id)

@@ -44,8 +44,8 @@ from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.collectives.pmi import MAX_LINE, PmiExchange
 from disco_server.collectives.startup import CommunicatorStartup, init_seconds
 from disco_server.embedded.rank_child import RankChild
+from disco_server.ipc.arrays import FROM_RANKS, IncomingArray, Offers, OutgoingArray
 from disco_server.ipc.framing import frame, progress_in
-from disco_server.ipc.growing import FROM_RANKS, FilledArray, GrowingArray, Offers, array_with
 from disco_server.observe.processes import RankMemory, Subject, cut_ranks, inspect_ranks
 
 if TYPE_CHECKING:
@@ -660,15 +660,15 @@ class SharedArrays:
         with self._lock:
             fd = self._memory.take(len(data))
         try:
-            array = FilledArray(fd, len(data), partial(self._hand_in, ticket, child, len(data)))
+            array = OutgoingArray(fd, len(data), partial(self._hand_in, ticket, child, len(data)))
             at = 0
             for piece in in_pieces(data):
-                array.grown(at)
+                array.grow(at)
                 self._mapped.write(fd, piece, at)
                 at += len(piece)
             with self._lock:
                 self._under_way.setdefault(child.worker, {})[ticket] = len(data)
-            array.grown(len(data))
+            array.grow(len(data))
         finally:
             os.close(fd)
 
@@ -683,7 +683,7 @@ class SharedArrays:
         with contextlib.suppress(KeyError):
             self._let_go(child, self._offers.take(child.worker, ticket))
 
-    def _let_go(self, child: RankChild, array: GrowingArray) -> None:
+    def _let_go(self, child: RankChild, array: IncomingArray) -> None:
         """Gives the memory of an array back to its rank."""
         if array.fd >= 0:
             self._tell(child, Kind.ARRAY_BACK, array.fd)
@@ -714,9 +714,8 @@ class SharedArrays:
         if self._wait(gate, _MAX_WAIT_S):
             self._await_room(nbytes)
 
-    def _given_back(self, child: RankChild, received: EncodedEnvelope) -> None:
+    def _given_back(self, child: RankChild, told: controller_pb2.Transfer) -> None:
         """Takes the memory back that a rank has copied from."""
-        told = controller_pb2.Transfer.FromString(received.payload)
         if not told.error:
             with self._lock:
                 self._memory.give(child.reader.fds.popleft())
@@ -738,12 +737,11 @@ class SharedArrays:
 
     def receive(self, child: RankChild, received: EncodedEnvelope) -> None:
         """Acts on what a rank says about an array."""
-        if received.kind == Kind.ARRAY_BACK:
-            self._given_back(child, received)
-            return
         told = controller_pb2.Transfer.FromString(received.payload)
-        if received.kind == Kind.ARRAY_OUT:
-            array = array_with(child.reader, told.nbytes, told.there, told.error)
+        if received.kind == Kind.ARRAY_BACK:
+            self._given_back(child, told)
+        elif received.kind == Kind.ARRAY_OUT:
+            array = IncomingArray.received(child.reader, told.nbytes, told.there, told.error)
             self._offers.add(child.worker, told.ticket, array)
         else:
             self._offers.grow(child.worker, told.ticket, told.there, told.error)
@@ -773,7 +771,7 @@ class SharedArrays:
         finally:
             self._let_go(child, array)
 
-    def _await(self, array: GrowingArray, end: int) -> None:
+    def _await(self, array: IncomingArray, end: int) -> None:
         """Waits until an array is there up to one of its bytes."""
         while not array.reaches(end):
             gate = threading.Lock()

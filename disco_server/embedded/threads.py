@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from disco_server.collectives.communicator import Communicator
 
 __all__ = [
-    "Loan",
-    "Loans",
+    "BorrowedArray",
+    "BorrowedArrays",
     "RankOutput",
     "RankThread",
     "ThreadStream",
@@ -184,7 +184,7 @@ class TransferBroken(OSError):
         super().__init__("the upload was broken off" + (f": {why}" if why else ""))
 
 
-class Loan:
+class BorrowedArray:
     """One array on its way: the client's own memory, until a copy was made of it.
 
     Either the worker comes while the client still waits and copies straight to
@@ -193,7 +193,7 @@ class Loan:
 
     def __init__(self, data: memoryview) -> None:
         self._lock = threading.Lock()
-        self._lent: Bytes | None = np.frombuffer(data, np.uint8)
+        self._borrowed: Bytes | None = np.frombuffer(data, np.uint8)
         self._copy: Bytes | None = None
         self._why = ""
         self._returned = threading.Lock()
@@ -201,16 +201,18 @@ class Loan:
 
     def await_return(self) -> None:
         """Returns when the client's memory is its own again."""
-        lent = self._lent
-        if lent is not None and not self._returned.acquire(timeout=lent.nbytes / _COPIED_PER_S):
+        borrowed = self._borrowed
+        if borrowed is None:
+            return
+        if not self._returned.acquire(timeout=borrowed.nbytes / _COPIED_PER_S):
             with self._lock:
-                if self._lent is not None:
-                    self._copy, self._lent = self._lent.copy(), None
+                if self._borrowed is not None:
+                    self._copy, self._borrowed = self._borrowed.copy(), None
 
     def break_off(self, why: str = "") -> None:
         """Takes the memory back without a copy; the worker will find nothing."""
         with self._lock:
-            self._lent = self._copy = None
+            self._borrowed = self._copy = None
             self._why = why
 
     def drop(self) -> None:
@@ -247,68 +249,68 @@ class Loan:
             self._give_back()
 
     def _source(self) -> Bytes:
-        source = self._copy if self._copy is not None else self._lent
+        source = self._copy if self._copy is not None else self._borrowed
         if source is None:
             raise TransferBroken(self._why)
         return source
 
     def _give_back(self) -> None:
-        if self._lent is not None:
-            self._lent = None
+        if self._borrowed is not None:
+            self._borrowed = None
             self._returned.release()
         self._copy = None
 
 
-class Loans:
+class BorrowedArrays:
     """The arrays on their way to one worker, by ticket."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._loans: dict[int, Loan] = {}
+        self._arrays: dict[int, BorrowedArray] = {}
         self._unwanted: set[int] = set()
         self._closed = False
 
-    def lend(self, ticket: int, data: memoryview) -> Loan:
+    def lend(self, ticket: int, data: memoryview) -> BorrowedArray:
         """Puts an array under its ticket."""
-        loan = Loan(data)
+        array = BorrowedArray(data)
         with self._changed:
             if ticket in self._unwanted:
                 self._unwanted.discard(ticket)
-                loan.drop()
+                array.drop()
             else:
-                self._loans[ticket] = loan
+                self._arrays[ticket] = array
                 self._changed.notify_all()
-        return loan
+        return array
 
     def give_up(self, ticket: int, why: str) -> None:
         """Notes that an array will not come; who waits for it is told why."""
         with self._changed:
-            loan = self._loans.get(ticket)
-        if loan is None:
-            loan = self.lend(ticket, memoryview(b""))
-        loan.break_off(why)
+            array = self._arrays.get(ticket)
+        if array is None:
+            array = self.lend(ticket, memoryview(b""))
+        array.break_off(why)
 
     def discard(self, ticket: int) -> None:
         """Lets go of an array that no command will take, now or when it comes."""
         with self._changed:
-            loan = self._loans.pop(ticket, None)
-            if loan is None:
+            array = self._arrays.pop(ticket, None)
+            if array is None:
                 self._unwanted.add(ticket)
             else:
-                loan.drop()
+                array.drop()
 
-    def get(self, ticket: int) -> Loan:
+    def get(self, ticket: int) -> BorrowedArray:
         """Waits for the array of a ticket.
 
         Raises:
             TransferBroken: The session ended meanwhile.
         """
         with self._changed:
-            while ticket not in self._loans:
+            while ticket not in self._arrays:
                 if self._closed:
                     raise TransferBroken
                 self._changed.wait()
-            return self._loans.pop(ticket)
+            return self._arrays.pop(ticket)
 
     def close(self) -> None:
         """Ends every wait."""
@@ -346,7 +348,7 @@ class RankThread(ArrayPorter):
         self._inbox: SimpleQueue[_Given] = SimpleQueue()
         self._output = RankOutput(self._emit)
         self._ending = False
-        self.loans = Loans()
+        self.borrowed = BorrowedArrays()
         self._thread = threading.Thread(
             target=self._run, name=f"{worker.session_name}-rank-{worker.worker_id}", daemon=True
         )
@@ -483,7 +485,7 @@ class RankThread(ArrayPorter):
         Raises:
             OSError: It will not come.
         """
-        return self.loans.get(ticket).take().view(dtype).reshape(tuple(shape))
+        return self.borrowed.get(ticket).take().view(dtype).reshape(tuple(shape))
 
     def collect_into(self, ticket: int, out: np.ndarray[Any, Any]) -> None:
         """Waits for an uploaded array and copies it to where it is wanted.
@@ -492,11 +494,11 @@ class RankThread(ArrayPorter):
             OSError: It will not come.
             ValueError: It is of another size.
         """
-        self.loans.get(ticket).copy_into(out.reshape(-1).view(np.uint8))
+        self.borrowed.get(ticket).copy_into(out.reshape(-1).view(np.uint8))
 
     def discard(self, ticket: int) -> None:
         """Lets go of an uploaded array that no command will collect."""
-        self.loans.discard(ticket)
+        self.borrowed.discard(ticket)
 
     # The end ----------------------------------------------------------------------------
 
@@ -510,7 +512,7 @@ class RankThread(ArrayPorter):
     def end(self) -> None:
         """Makes the rank leave as soon as it runs Python code again."""
         self._ending = True
-        self.loans.close()
+        self.borrowed.close()
         self._inbox.put(None)
         ident = self._thread.ident
         if ident is not None and self._thread.is_alive() and ident != threading.get_ident():
@@ -694,18 +696,18 @@ class ThreadTransport(Bound):
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
         """Gives an array's bytes to a worker; returns when they may be changed."""
-        loan = self._ranks[worker].loans.lend(ticket, data)
+        array = self._ranks[worker].borrowed.lend(ticket, data)
         try:
             self.flush()
-            loan.await_return()
+            array.await_return()
         except BaseException:
-            loan.break_off()  # the worker may have it in hand, where giving up finds nothing
+            array.break_off()  # the worker may have it in hand, where giving up finds nothing
             raise
 
     def give_up(self, uploads: Sequence[tuple[int, int]], why: str = "") -> None:
         """Says of arrays, by ticket and worker, that they will not come."""
         for ticket, worker in uploads:
-            self._ranks[worker].loans.give_up(ticket, why)
+            self._ranks[worker].borrowed.give_up(ticket, why)
 
     def decline(self, downloads: Sequence[tuple[int, int]]) -> None:
         """Does nothing: no array is ever offered."""

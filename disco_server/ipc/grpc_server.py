@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import wraps
@@ -33,6 +34,7 @@ __all__ = [
     "http_secrets",
     "leaving",
     "parsed",
+    "quiet_if_peer_left",
     "reading",
     "stop_server",
     "warn_of_open_door",
@@ -213,6 +215,28 @@ def parsed(handler: Callable[..., Awaitable[Any]], kind: type[Message]) -> Calla
         return await handler(request, context)
 
     return parse
+
+
+_WRITE_FAILED = "ExecuteBatchError"
+"""What gRPC raises where a message could not be written; it has no public name."""
+
+
+@contextlib.contextmanager
+def quiet_if_peer_left() -> Generator[None]:
+    """Ends a call as cancelled where a write shows that its peer has left.
+
+    gRPC cancels a call whose peer leaves. Where a write fails a moment before that, it
+    logs the traceback of the write instead, as if the daemon had failed.
+
+    Raises:
+        asyncio.CancelledError: The peer has left.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ == _WRITE_FAILED:
+            raise asyncio.CancelledError from error
+        raise
 
 
 # How the gRPC servers of daemons are stopped: nothing of theirs is cut off by the loop's end.

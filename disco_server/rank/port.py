@@ -19,6 +19,7 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.arrays import CHUNK_BYTES, PIECE_BYTES, byte_view, empty_array, in_pieces
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_client.wire.values import ArrayPorter
+from disco_server.ipc.arrays import IncomingArray
 from disco_server.ipc.framing import (
     FrameReader,
     ProgressPage,
@@ -28,7 +29,6 @@ from disco_server.ipc.framing import (
     send_all,
     send_with_fd,
 )
-from disco_server.ipc.growing import GrowingArray, array_with
 from disco_server.rank.errors import sendable
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ how far it is often goes on at once, and being woken takes several times that ex
 
 _PAUSE_S = 0.001
 _MAX_ERROR = 500
-"""How much of an error's text travels; it has to fit into a message of every door."""
+"""How much of an error's text travels; it has to fit into a message of every way to the client."""
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class RankPort(ArrayPorter):
         self._looker = select.poll()
         self._looker.register(sock, select.POLLIN)
         self._frames: deque[EncodedEnvelope | None] = deque()
-        self._arrays: dict[int, GrowingArray] = {}
+        self._arrays: dict[int, IncomingArray] = {}
         self._unwanted: set[int] = set()
         self._none_up_to = (0, "")
         self._offers: list[_Offer] = []
@@ -166,7 +166,7 @@ class RankPort(ArrayPorter):
             array.grow(told.there, told.error)
         elif received.kind == Kind.ARRAY_IN or told.error:
             # One that failed before it had memory is heard of for the first time.
-            array = self._arrays[told.ticket] = array_with(
+            array = self._arrays[told.ticket] = IncomingArray.received(
                 self._reader, told.nbytes, told.there, told.error
             )
         else:
@@ -372,7 +372,7 @@ class RankPort(ArrayPorter):
         else:
             self._unwanted.add(ticket)
 
-    def _give_back(self, ticket: int, array: GrowingArray) -> None:
+    def _give_back(self, ticket: int, array: IncomingArray) -> None:
         """Returns the memory of an upload when nobody writes there any more."""
         while not array.settled:
             self._read()

@@ -38,7 +38,7 @@ from disco_server.worker.supervisor import Supervisor
 if TYPE_CHECKING:
     from disco_client.transport.credentials import Credentials
     from disco_server.config import Account, WorkerConfig
-    from disco_server.worker.array_server import NodeArrays
+    from disco_server.worker.array_store import ArrayStore
     from disco_server.worker.fork_server import ForkServer
 
 __all__ = ["Agent"]
@@ -92,7 +92,7 @@ class Agent:
         )
 
     @property
-    def arrays(self) -> NodeArrays:
+    def arrays(self) -> ArrayStore:
         """The arrays of the sessions here."""
         return self._supervisor.arrays
 

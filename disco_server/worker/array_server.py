@@ -1,7 +1,7 @@
-"""The daemon's door for clients on other machines: host arrays over gRPC.
+"""Where clients bring host arrays to a worker daemon and fetch them.
 
-A client that cannot reach it goes through the controller, which offers the same
-service.
+Clients elsewhere do it over gRPC; one that cannot reach the daemon goes through the
+controller, which offers the same service. Clients on the same machine share memory.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hmac
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -24,38 +23,18 @@ from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2, memory_pb2
 from disco_client.transport.channel import SERVER_OPTIONS
 from disco_client.transport.credentials import is_local
-from disco_client.wire.arrays import CHUNK_BYTES, TICKETS_SHIFT
-from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
-from disco_server.ipc.growing import GrowingArray, array_with
-from disco_server.ipc.grpc_server import add_port, parsed, stop_server
+from disco_client.wire.arrays import CHUNK_BYTES
+from disco_server.ipc.grpc_server import add_port, parsed, quiet_if_peer_left, stop_server
 from disco_server.security import Guard
 from disco_server.settings import Address
-from disco_server.worker.array_store import BrokenOff, LentArrays, Uploads
-from disco_server.worker.array_streams import (
-    ArrayCarrier,
-    ArrayDesk,
-    NotAdmitted,
-    admit,
-    incoming,
-    outgoing,
-    receive_array,
-    send_array,
-    wait_for,
-)
+from disco_server.worker.array_store import ArrayStore, NotAdmitted
+from disco_server.worker.array_streams import BrokenOff, receive_array, send_array, wait_for
 from disco_server.worker.environment import OwnFolder
 
 if TYPE_CHECKING:
-    from disco_server.ipc.framing import FrameReader
-    from disco_server.worker.node_session import NodeSession
+    from disco_server.worker.pending_arrays import PendingArrays
 
-__all__ = [
-    "ArrayDoor",
-    "ArrayService",
-    "MemoryService",
-    "NodeArrays",
-    "choose_address",
-    "make_door",
-]
+__all__ = ["ArrayService", "MemoryService", "choose_address", "make_array_server"]
 
 
 _OPEN = Guard()
@@ -63,7 +42,7 @@ _OPEN = Guard()
 
 _OPTIONS = {
     **dict(SERVER_OPTIONS),
-    # Nothing larger than a chunk comes here, and those who bring it are strangers at first.
+    # Nothing larger than a chunk comes here, and who sends it is not known before that.
     "grpc.max_receive_message_length": 4 * CHUNK_BYTES,
 }
 
@@ -73,19 +52,17 @@ class ArrayService:
 
     Args:
         listen: Where.
-        desk: The desk of this moment; None while there is no controller.
-        guard: How its door is guarded.
+        store: The arrays of the node.
+        guard: How its port is guarded.
 
     Attributes:
         address: Where it listens, once started; empty if it cannot.
     """
 
-    def __init__(
-        self, listen: Address, desk: Callable[[], ArrayDesk | None], guard: Guard = _OPEN
-    ) -> None:
+    def __init__(self, listen: Address, store: ArrayStore, guard: Guard = _OPEN) -> None:
         self._listen = listen
         self._guard = guard
-        self._desk = desk
+        self._store = store
         self._server: grpc.aio.Server | None = None
         self.address = ""
 
@@ -120,16 +97,12 @@ class ArrayService:
         if self._server is not None:
             await stop_server(self._server, None)
 
-    async def _admit(self, transfer: controller_pb2.Transfer, context: Any) -> ArrayDesk:
+    async def _admit(self, transfer: controller_pb2.Transfer, context: Any) -> PendingArrays:
         try:
-            desk = admit(self._desk(), transfer)
+            return self._store.admit(transfer)
         except NotAdmitted as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise AssertionError from None  # abort() raises; this tells the type checker
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  (this runs in one)
-        desk.attend(transfer, task)
-        return desk
 
     async def _upload(
         self, stream: AsyncIterator[bytes], context: Any
@@ -139,11 +112,11 @@ class ArrayService:
             transfer = controller_pb2.ArrayChunk.FromString(first).transfer
         except DecodeError:
             transfer = controller_pb2.Transfer()
-        desk = await self._admit(transfer, context)
+        arrays = await self._admit(transfer, context)
         try:
-            async with incoming(desk, transfer) as array:
+            async with arrays.upload(transfer) as array:
                 if array is not None:
-                    await receive_array(stream, transfer.nbytes, array.fd, array.grown)
+                    await receive_array(stream, array)
         except BrokenOff as error:
             await context.abort(grpc.StatusCode.ABORTED, str(error))
         except (OSError, MemoryError) as error:
@@ -151,25 +124,26 @@ class ArrayService:
         return controller_pb2.UploadResult(nbytes=transfer.nbytes)
 
     async def _download(self, transfer: controller_pb2.Transfer, context: Any) -> None:
-        desk = await self._admit(transfer, context)
+        arrays = await self._admit(transfer, context)
         if transfer.there:
-            desk.lent(transfer).confirm(transfer.worker, transfer.ticket)
+            arrays.confirm(transfer)
             return
         try:
-            async with outgoing(desk, transfer) as array:
-                async for chunk in send_array(array):
-                    await context.write(chunk)
+            with quiet_if_peer_left():
+                async with arrays.download(transfer) as array:
+                    async for chunk in send_array(array):
+                        await context.write(chunk)
         except KeyError:
             await context.abort(grpc.StatusCode.NOT_FOUND, "the worker offers no such array")
 
 
-# The daemon's door for clients on its machine: arrays in memory that both share.
+# Clients on this machine: arrays in memory that both processes share.
 #
 # A client asks over a Unix socket and gets the descriptor of memory: what a rank
 # offers, or room for what the client brings. Neither goes through the socket or this
-# process, so the event loop only opens the door and notices who leaves. Each
+# process, so the event loop only accepts connections and notices when they end. Each
 # connection carries one array and is a task of its own, which ends with the client,
-# with the session and with the door, and lets go of the memory however it ends.
+# with the session and with the service, and lets go of the memory however it ends.
 #
 # The messages are those of ``memory.proto``; see ``transport.memory_frames`` for how
 # they are framed.
@@ -180,10 +154,10 @@ _logger = logging.getLogger("disco.worker")
 _PREFIX = "disco-arrays-"
 
 REQUEST_S = 10.0
-"""A client that has said nothing for this long after it came is sent away."""
+"""A client that has sent no request for this long after it connected is refused."""
 
-_WAITING_ROOM = 1024
-"""How many clients may knock at one moment; further ones take the other way."""
+_BACKLOG = 1024
+"""How many connections may wait to be accepted; further clients take the other way."""
 
 _PAUSE_S = 0.5
 """Between two looks whether a descriptor has become free."""
@@ -203,19 +177,19 @@ class MemoryService:
     """A Unix socket, in a folder that only this user can enter, for arrays in shared memory.
 
     Args:
-        desk: The desk of this moment; None while there is no controller.
+        store: The arrays of the node.
 
     Attributes:
         address: What a client needs to find it, once started.
     """
 
-    def __init__(self, desk: Callable[[], ArrayDesk | None]) -> None:
-        self._desk = desk
+    def __init__(self, store: ArrayStore) -> None:
+        self._store = store
         self._folder: OwnFolder | None = None
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._reserve: int | None = None
-        self._visits: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[None]] = set()
         self.address = ""
 
     async def start(self) -> None:
@@ -230,7 +204,7 @@ class MemoryService:
         self._listener.setblocking(False)
         try:
             self._listener.bind(str(path))
-            self._listener.listen(_WAITING_ROOM)
+            self._listener.listen(_BACKLOG)
         except OSError as error:
             msg = (
                 f"cannot listen on {path} for arrays: {error}; "
@@ -242,8 +216,8 @@ class MemoryService:
         self.address = f"{MEMORY_SCHEME}{path}"
 
     async def stop(self) -> None:
-        """Shuts the door; transfers under way are cut. Idempotent."""
-        tasks = [task for task in (self._accepting, *self._visits) if task is not None]
+        """Ends it; transfers under way are cut. Idempotent."""
+        tasks = [task for task in (self._accepting, *self._connections) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -262,17 +236,17 @@ class MemoryService:
             try:
                 sock, _ = await loop.sock_accept(listener)
             except OSError as error:
-                _logger.warning("nobody is let in at the door for arrays now: %s", error)
-                if error.errno not in _NO_DESCRIPTOR or not await self._turn_away(listener, error):
+                _logger.warning("no connection for arrays is accepted now: %s", error)
+                if error.errno not in _NO_DESCRIPTOR or not await self._refuse_one(listener, error):
                     await asyncio.sleep(_PAUSE_S)
                 continue
-            visit = asyncio.ensure_future(self._receive(sock))
-            self._visits.add(visit)
-            visit.add_done_callback(self._visits.discard)
+            connection = asyncio.ensure_future(self._receive(sock))
+            self._connections.add(connection)
+            connection.add_done_callback(self._connections.discard)
             # Also one that was cancelled before it began.
-            visit.add_done_callback(lambda _, sock=sock: sock.close())
+            connection.add_done_callback(lambda _, sock=sock: sock.close())
 
-    async def _turn_away(self, listener: socket.socket, why: OSError) -> bool:
+    async def _refuse_one(self, listener: socket.socket, why: OSError) -> bool:
         """Tells a client that no descriptor is free, with one that was kept for this.
 
         Returns:
@@ -285,15 +259,15 @@ class MemoryService:
         self._reserve = None
         try:
             sock, _ = listener.accept()
-        except OSError:  # nobody knocks: without a descriptor that could not be seen
+        except OSError:  # nobody connects: without a descriptor that could not be seen
             return False
         else:
-            # Whoever leaves or says nothing is not waited for.
+            # A client that leaves or asks for nothing is not waited for.
             with sock, contextlib.suppress(OSError, TimeoutError, _Refused):
                 sock.setblocking(False)
                 async with asyncio.timeout(_PAUSE_S):
-                    await _hear(sock)
-                    _say(sock, memory_pb2.MemoryReply(failed=f"the daemon: {why}"))
+                    await _receive_request(sock)
+                    _send(sock, memory_pb2.MemoryReply(failed=f"the daemon: {why}"))
             return True
         finally:
             self._reserve = _open_reserve()
@@ -311,15 +285,15 @@ class MemoryService:
             reply = memory_pb2.MemoryReply(failed=repr(error))
         if reply is not None:
             try:
-                _say(sock, reply)
+                _send(sock, reply)
             except OSError as error:
-                _logger.debug("a client left the door for arrays: %s", error)
+                _logger.debug("a client left before it was answered: %s", error)
 
     async def _serve(self, sock: socket.socket) -> memory_pb2.MemoryReply | None:
         """Does what one client asks for; returns the last answer."""
         try:
             async with asyncio.timeout(REQUEST_S):
-                request = await _hear(sock)
+                request = await _receive_request(sock)
         except TimeoutError:
             msg = f"no request came within {REQUEST_S:.0f} s"
             raise _Refused(msg) from None
@@ -333,34 +307,27 @@ class MemoryService:
         msg = "expected an upload or a download first"
         raise _Refused(msg)
 
-    def _admit(self, transfer: controller_pb2.Transfer) -> ArrayDesk:
-        desk = admit(self._desk(), transfer)
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  (this runs in one)
-        desk.attend(transfer, task)
-        return desk
-
     async def _upload(self, sock: socket.socket, transfer: controller_pb2.Transfer) -> None:
-        desk = self._admit(transfer)
+        arrays = self._store.admit(transfer)
         # A socket on this machine breaks with one of its ends only, so a client that has
         # left will not send the array again.
         try:
-            async with incoming(desk, transfer, again=False) as array:
+            async with arrays.upload(transfer, resumable=False) as array:
                 if array is not None:
-                    _say(sock, memory_pb2.MemoryReply(granted=transfer.nbytes), array.fd)
-                    await _hear_done(sock)
-                    array.grown(transfer.nbytes)
+                    _send(sock, memory_pb2.MemoryReply(granted=transfer.nbytes), array.fd)
+                    await _receive_done(sock)
+                    array.grow(transfer.nbytes)
         except ConnectionError:
             raise
         except (OSError, MemoryError) as error:
             raise _Failed(str(error) or "no memory") from error
 
     async def _download(self, sock: socket.socket, transfer: controller_pb2.Transfer) -> None:
-        desk = self._admit(transfer)
+        arrays = self._store.admit(transfer)
         try:
-            async with outgoing(desk, transfer, again=False) as array:
+            async with arrays.download(transfer, resumable=False) as array:
                 await wait_for(array, array.nbytes)
-                _say(sock, memory_pb2.MemoryReply(granted=array.nbytes), array.fd)
+                _send(sock, memory_pb2.MemoryReply(granted=array.nbytes), array.fd)
                 await _recv(sock, 1)  # until it closes
         except KeyError:
             msg = "the worker offers no such array"
@@ -375,7 +342,7 @@ def _open_reserve() -> int | None:
         return None
 
 
-def _say(sock: socket.socket, reply: memory_pb2.MemoryReply, fd: int | None = None) -> None:
+def _send(sock: socket.socket, reply: memory_pb2.MemoryReply, fd: int | None = None) -> None:
     """Sends an answer, which a socket takes at once: it is small, and all that is sent."""
     data = pack(reply)
     sent = socket.send_fds(sock, [data], [] if fd is None else [fd])
@@ -384,8 +351,8 @@ def _say(sock: socket.socket, reply: memory_pb2.MemoryReply, fd: int | None = No
         raise OSError(msg)
 
 
-async def _hear(sock: socket.socket) -> memory_pb2.MemoryRequest:
-    """Waits for what the client says.
+async def _receive_request(sock: socket.socket) -> memory_pb2.MemoryRequest:
+    """Waits for what the client asks for.
 
     Raises:
         _Refused: It is no request.
@@ -415,76 +382,38 @@ async def _recv(sock: socket.socket, nbytes: int) -> bytes:
             await asyncio.sleep(_PAUSE_S)
 
 
-async def _hear_done(sock: socket.socket) -> None:
-    request = await _hear(sock)
+async def _receive_done(sock: socket.socket) -> None:
+    request = await _receive_request(sock)
     if not request.done:
         msg = "expected to hear that the array is there"
         raise _Refused(msg)
 
 
-# Which door a daemon opens for host arrays: where its clients are decides.
+# Which of the two a daemon starts: where its clients are decides.
 
 
-class ArrayDoor(Protocol):
-    """Where clients that can reach this daemon bring and fetch arrays.
-
-    Attributes:
-        address: What they are told, once it is started.
-    """
-
-    address: str
-
-    async def start(self) -> None:
-        """Begins to listen.
-
-        Raises:
-            ConfigError: It cannot be listened there.
-        """
-        ...
-
-    async def stop(self) -> None:
-        """Ends; transfers under way are cut."""
-        ...
-
-
-def make_door(
-    listen: Address | None,
-    controller: Address,
-    desk: Callable[[], ArrayDesk | None],
-    *,
-    guard: Guard = _OPEN,
-) -> ArrayDoor:
-    """Makes the door that fits, not yet started.
+def make_array_server(
+    listen: Address | None, controller: Address, store: ArrayStore, *, guard: Guard = _OPEN
+) -> ArrayService | MemoryService | None:
+    """Makes the service that fits, not yet started.
 
     Args:
         listen: Where a person wants it; None leaves it to this.
         controller: Where the controller is.
-        desk: The desk of any moment; None while there is no controller.
-        guard: How a door is guarded that other machines can reach. Where it cannot be
-            encrypted, and nobody takes the risk, it stays shut, and arrays go through the
-            controller.
+        store: The arrays of the node.
+        guard: How a port is guarded that other machines can reach. Where it cannot be
+            encrypted, and nobody takes the risk, there is none, and arrays go through the
+            controller: None.
     """
     where = listen or choose_address(controller)
     if where is None:
-        return MemoryService(desk)
+        return MemoryService(store)
     try:
         guard.check_door(where, "array_listen")
     except ConfigError as error:
         _logger.info("clients bring and fetch arrays through the controller: %s", error)
-        return _NoDoor()
-    return ArrayService(where, desk, guard)
-
-
-class _NoDoor:
-    """A door that stays shut."""
-
-    address = ""
-
-    async def start(self) -> None:
-        """Does nothing."""
-
-    async def stop(self) -> None:
-        """Does nothing."""
+        return None
+    return ArrayService(where, store, guard)
 
 
 def choose_address(controller: Address) -> Address | None:
@@ -504,174 +433,3 @@ def choose_address(controller: Address) -> Address | None:
             return Address(probe.getsockname()[0], 0)
     except OSError:
         return None
-
-
-# The arrays of the sessions on one node, between its ranks and those who ask for them.
-
-
-class NodeArrays:
-    """The :class:`~disco_server.worker.array_streams.ArrayDesk` of a node.
-
-    Args:
-        sessions: The sessions that run here at any moment.
-        carrier: Moves arrays over the connection to the controller.
-        max_bytes: How large an array may be that a client brings.
-        post: Sends an encoded envelope to the controller.
-    """
-
-    def __init__(
-        self,
-        sessions: Mapping[int, NodeSession],
-        carrier: ArrayCarrier,
-        max_bytes: int,
-        post: Callable[[bytes], object],
-    ) -> None:
-        self._sessions = sessions
-        self._max_bytes = max_bytes
-        self._carrier = carrier
-        self._post = post
-
-    # What ranks say ----------------------------------------------------------------
-
-    def receive(
-        self, session: NodeSession, worker: int, received: EncodedEnvelope, reader: FrameReader
-    ) -> None:
-        """Acts on what a rank says about an array.
-
-        Args:
-            session: Its session.
-            worker: Which of the session's ranks it is.
-            received: The envelope.
-            reader: Holds the descriptors that came.
-        """
-        told = controller_pb2.Transfer.FromString(received.payload)
-        if received.kind == Kind.ARRAY_BACK:
-            if not told.error:
-                session.memory.give(reader.fds.popleft())
-        elif received.kind == Kind.ARRAY_OUT:
-            session.offers.add(
-                worker, told.ticket, array_with(reader, told.nbytes, told.there, told.error)
-            )
-        else:
-            session.offers.grow(worker, told.ticket, told.there, told.error)
-
-    # What doors want ---------------------------------------------------------------
-
-    def knows(self, transfer: controller_pb2.Transfer) -> bool:
-        """Whether a transfer names a worker of a session here, and its secret."""
-        session = self._sessions.get(transfer.session)
-        return (
-            session is not None
-            and not session.ending
-            and transfer.worker in session.ranks
-            and hmac.compare_digest(session.start.transfer_key, transfer.transfer_key)
-        )
-
-    def attend(self, transfer: controller_pb2.Transfer, task: asyncio.Task[Any]) -> None:
-        """Cancels a task when the transfer's session ends, and waits for it.
-
-        Raises:
-            KeyError: There is no such session.
-        """
-        tasks = self._sessions[transfer.session].tasks
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    def uploads(self, transfer: controller_pb2.Transfer) -> Uploads:
-        """The arrays on their way to the ranks of the transfer's session; see `ArrayDesk`.
-
-        Raises:
-            KeyError: There is no such session.
-        """
-        return self._sessions[transfer.session].uploads
-
-    def check_size(self, transfer: controller_pb2.Transfer) -> None:
-        """Refuses an array that is larger than the node's settings allow; see `ArrayDesk`.
-
-        Raises:
-            OSError: It is.
-        """
-        if transfer.nbytes > self._max_bytes:
-            msg = (
-                f"expected an array of at most {self._max_bytes} bytes, got one of "
-                f"{transfer.nbytes}; start disco-worker with a larger --max-array-mib"
-            )
-            raise OSError(msg)
-
-    def lent(self, transfer: controller_pb2.Transfer) -> LentArrays:
-        """The arrays that the ranks of the transfer's session offer; see `ArrayDesk`.
-
-        Raises:
-            KeyError: There is no such session.
-        """
-        return self._sessions[transfer.session].lent
-
-    # By way of the controller --------------------------------------------------------
-
-    async def fetch(self, session: NodeSession, transfer: controller_pb2.Transfer) -> None:
-        """Fetches an array that a client has brought to the controller, and answers it.
-
-        Where the array was here already, or was given up, there is only the answer. An
-        answer that is lost with the connection is given again when the client sends again.
-        """
-        error = ""
-        try:
-            async with incoming(self, transfer) as array:
-                if array is not None:
-                    chunks = self._carrier.fetch(transfer)
-                    await receive_array(chunks, transfer.nbytes, array.fd, array.grown)
-        except (grpc.RpcError, ConnectionError) as broke:
-            session.log_of(transfer.worker).debug("an upload was cut: %s", broke)
-            return  # the client knows, or is gone
-        except Exception as failed:  # noqa: BLE001  (the client waits for an answer)
-            error = str(failed) or type(failed).__name__
-            log = session.log_of(transfer.worker)
-            log.warning("an upload of %d bytes failed: %s", transfer.nbytes, error)
-        answer = controller_pb2.Transfer(
-            ticket=transfer.ticket, worker=transfer.worker, nbytes=transfer.nbytes, error=error
-        )
-        self._post(envelope(Kind.FETCH, answer.SerializeToString(), session=session.session))
-
-    async def push(self, session: NodeSession, transfer: controller_pb2.Transfer) -> None:
-        """Sends an array that a rank offers to the controller, for a client that has not got it."""
-        if transfer.there:
-            session.lent.confirm(transfer.worker, transfer.ticket)
-            return
-        try:
-            async with outgoing(self, transfer) as array:
-                transfer.nbytes = array.nbytes
-                await self._carrier.push(transfer, send_array(array))
-        except (grpc.RpcError, ConnectionError) as broke:
-            session.log_of(transfer.worker).debug("a download was cut: %s", broke)
-        except Exception as failed:  # noqa: BLE001  (the client waits for an answer)
-            why = str(failed) or type(failed).__name__
-            if isinstance(failed, KeyError):
-                why = "the worker offers no such array"
-            nothing = GrowingArray(-1, 1, error=why)
-            with contextlib.suppress(grpc.RpcError, ConnectionError):
-                await self._carrier.push(transfer, send_array(nothing))
-
-    async def settle(
-        self,
-        session: NodeSession,
-        given_up: Iterable[controller_pb2.Transfer],
-        unwanted: Iterable[controller_pb2.Transfer],
-    ) -> None:
-        """Acts on what a client will not send or fetch, as far as it is for ranks here."""
-        for transfer in unwanted:
-            session.lent.confirm(transfer.worker, transfer.ticket)
-        for transfer in given_up:
-            if transfer.worker in session.ranks:
-                await session.uploads.give_up(transfer)
-
-    async def abandon(self, session: NodeSession) -> None:
-        """Lets go of what a program was sending or fetching that will not come back.
-
-        Another one begins behind the commands that are here: what those wait for and
-        has not come will not come.
-        """
-        why = "the program that sent it is gone"
-        newest = session.received << TICKETS_SHIFT
-        await asyncio.gather(session.uploads.abandon(why), session.lent.abandon())
-        for worker in session.ranks:
-            session.uploads.abandon_unseen(worker, newest, why)

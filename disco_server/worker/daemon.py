@@ -24,7 +24,7 @@ from disco_server.observe.processes import be_subreaper
 from disco_server.rank.process import confinement_of
 from disco_server.settings import OFF, flag_in
 from disco_server.worker.agent import Agent
-from disco_server.worker.array_server import make_door
+from disco_server.worker.array_server import make_array_server
 from disco_server.worker.environment import WorkFolders, identity, rank_environment
 from disco_server.worker.fork_server import ForkServer
 
@@ -120,7 +120,7 @@ async def _watched(node: WorkerNode, config: WorkerConfig) -> AsyncGenerator[Non
 
 
 class WorkerNode:
-    """All of one node: its fork server, its door for arrays, its line to the controller.
+    """All of one node: its fork server, its array server, its line to the controller.
 
     An asynchronous context manager: inside it the node keeps itself registered,
     and when it is left nothing of the node runs any more.
@@ -149,18 +149,16 @@ class WorkerNode:
         self._folders = WorkFolders(config.work_dir, account)
         self._fork_server = ForkServer({**environ, **confinement_of(config)}, account, alone=alone)
         self.agent = Agent(config, self._fork_server, self._folders, account)
-        self._door = make_door(
-            config.array_address,
-            config.controller_address,
-            lambda: self.agent.arrays,
-            guard=config.guard,
+        self._array_server = make_array_server(
+            config.array_address, config.controller_address, self.agent.arrays, guard=config.guard
         )
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         try:
-            await self._door.start()
-            self.agent.array_address = self._door.address
+            if self._array_server is not None:
+                await self._array_server.start()
+                self.agent.array_address = self._array_server.address
             await self._fork_server.start()
         except BaseException:
             await self._close()
@@ -176,7 +174,8 @@ class WorkerNode:
             if self._running is not None:
                 await _cancel(self._running)
         finally:
-            await self._door.stop()
+            if self._array_server is not None:
+                await self._array_server.stop()
             await self._fork_server.close()
             self._folders.close()
 

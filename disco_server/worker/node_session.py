@@ -8,16 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from disco_client.arrays.shared_memory import SharedPool
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.wire.codec import Kind, envelope
 from disco_server.collectives.startup import CommunicatorStartup, init_seconds
 from disco_server.ipc.framing import frame
-from disco_server.ipc.growing import Offers
 from disco_server.observe.logs import BoundLogger, bind
-from disco_server.worker.array_store import LentArrays, Uploads
 from disco_server.worker.output import SessionOutput
+from disco_server.worker.pending_arrays import PendingArrays
 from disco_server.worker.pmi import PmiNode
 from disco_server.worker.rank_handle import RankHandle
 
@@ -185,10 +183,8 @@ class NodeSession:
         session: Its id.
         start: What the controller said when it began.
         log: Names the session in each line.
-        offers: The arrays that its ranks offer.
-        memory: For arrays, to use again.
-        uploads: The arrays on their way to its ranks.
-        lent: Those of what they offer that a client has asked for.
+        max_array_bytes: How large an array may be that its client brings.
+        arrays: The arrays on their way between its client and its ranks here.
         keeper: The parent of its processes here.
         ranks: Its processes here.
         assigned: Of each rank, done when it is ready.
@@ -211,8 +207,7 @@ class NodeSession:
     session: int
     start: node_pb2.StartRanks
     log: BoundLogger
-    offers: Offers = field(default_factory=Offers)
-    memory: SharedPool = field(default_factory=SharedPool)
+    max_array_bytes: int
     keeper: Keeper | None = None
     ranks: dict[int, RankHandle] = field(default_factory=dict[int, RankHandle])
     assigned: dict[int, asyncio.Future[None]] = field(
@@ -229,8 +224,7 @@ class NodeSession:
     opening: CommunicatorStartup = field(init=False)
     output: SessionOutput = field(init=False)
     spans: RankSpans = field(init=False)
-    uploads: Uploads = field(init=False)
-    lent: LentArrays = field(init=False)
+    arrays: PendingArrays = field(init=False)
     ending: bool = False
     audited: OrderedDict[tuple[str, str, str], None] = field(
         default_factory=OrderedDict[tuple[str, str, str], None]
@@ -240,8 +234,9 @@ class NodeSession:
     def __post_init__(self) -> None:
         self.spans = RankSpans(self.session, self.start)
         self.log = bind(self.log, **self.spans.ids)
-        self.uploads = Uploads(self.memory, self.tell_of_array, self.start.lease_s)
-        self.lent = LentArrays(self.offers, self.give_back, self.start.lease_s)
+        self.arrays = PendingArrays(
+            self.ranks.keys(), self._send_array, self.start.lease_s, self.max_array_bytes
+        )
         self.opening = CommunicatorStartup(
             self.start.num_workers,
             init_seconds(),
@@ -258,31 +253,7 @@ class NodeSession:
         handle = self.ranks.get(worker)
         return handle.current_seq() if handle is not None else None
 
-    def tell_of_array(
-        self,
-        transfer: controller_pb2.Transfer,
-        there: int = 0,
-        fd: int | None = None,
-        error: str = "",
-    ) -> None:
-        """Tells a rank about an array for it; see :class:`TellRank`."""
-        told = controller_pb2.Transfer(
-            session=self.session,
-            ticket=transfer.ticket,
-            worker=transfer.worker,
-            nbytes=transfer.nbytes,
-            there=there,
-            error=error,
-            and_before=transfer.and_before,
-        )  # the session's secret is not the rank's business
-        self._send(Kind.ARRAY_MORE if fd is None else Kind.ARRAY_IN, told, fd)
-
-    def give_back(self, worker: int, fd: int) -> None:
-        """Returns memory to a rank, which may use it again; -1 stands for none."""
-        if fd >= 0:
-            self._send(Kind.ARRAY_BACK, controller_pb2.Transfer(worker=worker), fd)
-
-    def _send(self, kind: Kind, told: controller_pb2.Transfer, fd: int | None) -> None:
+    def _send_array(self, kind: Kind, told: controller_pb2.Transfer, fd: int | None) -> None:
         def framed(error: str) -> bytes:
             told.error = told.error or error
             return frame(envelope(kind, told.SerializeToString(), session=self.session))

@@ -12,14 +12,15 @@ from google.protobuf.message import DecodeError
 
 from disco_client.errors import describe_exit
 from disco_client.pb import controller_pb2, node_pb2
+from disco_client.wire.arrays import TICKETS_SHIFT
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_another
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
+from disco_server.ipc.arrays import FROM_RANKS
 from disco_server.ipc.framing import FrameReader, frame
-from disco_server.ipc.growing import FROM_RANKS
 from disco_server.observe import logs
 from disco_server.observe.logs import bind
-from disco_server.worker.array_server import NodeArrays
+from disco_server.worker.array_store import ArrayStore
 from disco_server.worker.counters import Tally
 from disco_server.worker.environment import WorkFolders
 from disco_server.worker.fork_server import CannotStart, ForkServer
@@ -129,7 +130,8 @@ class Supervisor:
         self._post = post
         self._fence = fence
         self._sessions: dict[int, NodeSession] = {}
-        self.arrays = NodeArrays(self._sessions, carrier, max_array_bytes, post)
+        self.arrays = ArrayStore(self._sessions, carrier, post)
+        self._max_array_bytes = max_array_bytes
         self.tally = Tally()
         self._tasks: set[asyncio.Task[None]] = set()
         self._inspector = NodeInspector(node, self._sessions, post)
@@ -210,10 +212,10 @@ class Supervisor:
         replies, known = session.replies, received.replies
         replies.forget(known)
         if received.given_up or received.unwanted:
-            settling = self.arrays.settle(session, received.given_up, received.unwanted)
+            settling = session.arrays.settle(received.given_up, received.unwanted)
             self._spawn(settling, session)
         if kind == Kind.RESUME and not known:  # another program than before
-            self._spawn(self.arrays.abandon(session), session)
+            self._spawn(session.arrays.abandon(session.received << TICKETS_SHIFT), session)
         if not replies.full:
             for handle in session.ranks.values():
                 handle.go_on_reading()
@@ -284,7 +286,7 @@ class Supervisor:
     def _start(self, received: EncodedEnvelope) -> None:
         start = node_pb2.StartRanks.FromString(received.payload)
         log = bind(_logger, session=start.session_name, node=self._node)
-        session = NodeSession(received.session, start, log)
+        session = NodeSession(received.session, start, log, self._max_array_bytes)
         session.output = SessionOutput(
             session.session,
             self._node,
@@ -406,7 +408,7 @@ class Supervisor:
     ) -> None:
         kind = received.kind
         if kind in FROM_RANKS:
-            self.arrays.receive(session, worker, received, reader)
+            session.arrays.receive(worker, received, reader)
         elif kind == Kind.CCL_OPENED:
             session.opening.ends(worker)
             session.spans.opened(worker)
@@ -455,7 +457,7 @@ class Supervisor:
             ended = [h.memory for h in session.ranks.values() if h.exited.done()]
             if lost_first([handle.memory, *ended]) is not handle.memory:
                 await asyncio.sleep(CAUSE_FIRST_S)  # that one's own report comes before
-        session.offers.break_off(f"worker {worker} ended", worker)
+        session.arrays.rank_ended(worker)
         session.output.say()
         if session.ending:
             return
@@ -516,10 +518,7 @@ class Supervisor:
         if session.keeper is not None and not await session.keeper.end():
             session.log.warning("what its ranks have started may not have ended")
         session.output.close()
-        session.uploads.close()
-        session.lent.close()
-        session.offers.close()
-        session.memory.close()
+        session.arrays.close()
         try:
             sweep_shared_memory(kvsname(session.session))
         except OSError as error:  # the session's slots matter more

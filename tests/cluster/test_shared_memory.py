@@ -78,7 +78,7 @@ def test_a_broken_off_upload_fails_its_command_and_leaks_nothing(daemons, announ
         for _ in range(3):
             _, ticket = announce(session, np.zeros(1 << 20, "uint8"))
             with socket.socket(socket.AF_UNIX) as sock:
-                sock.connect(arrays._doors[0].removeprefix(MEMORY_SCHEME))
+                sock.connect(arrays._addresses[0].removeprefix(MEMORY_SCHEME))
                 transfer = encode_head(arrays._session, arrays._key, ticket, 1 << 20, 0)
                 sock.sendall(pack(memory_pb2.MemoryRequest(upload=transfer)))
                 assert sock.recv(1)
@@ -98,7 +98,7 @@ def test_a_session_that_ends_lets_nobody_wait(shared_daemons):
     ):
         arrays = opened._core.transport._arrays
         sock.settimeout(20)
-        sock.connect(arrays._doors[0].removeprefix(MEMORY_SCHEME))
+        sock.connect(arrays._addresses[0].removeprefix(MEMORY_SCHEME))
         transfer = encode_head(arrays._session, arrays._key, 99, 8, 0)
         sock.sendall(pack(memory_pb2.MemoryRequest(upload=transfer)))
         assert sock.recv(READ_BYTES)
@@ -113,11 +113,11 @@ def test_where_the_folder_is_gone_the_controller_relays(shared_daemons):
     array = np.random.default_rng(3).random(100_003)
     with connect(controller.address, num_workers=1) as opened:
         arrays = opened._core.transport._arrays
-        door = arrays._doors[0]
-        shutil.rmtree(Path(door.removeprefix(MEMORY_SCHEME)).parent)
+        address = arrays._addresses[0]
+        shutil.rmtree(Path(address.removeprefix(MEMORY_SCHEME)).parent)
         for _ in range(2):
             np.testing.assert_array_equal(opened.copy_to_worker_0(array).numpy(), array)
-        assert arrays._direct == {door: None}
+        assert arrays._direct == {address: None}
 
 
 def lose_it_while_the_daemon_stands_still(controller, daemon, eventually):
@@ -133,18 +133,18 @@ def lose_it_while_the_daemon_stands_still(controller, daemon, eventually):
     with connect(controller.address, num_workers=1) as session:
         arrays = session._core.transport._arrays
         session.copy_to_worker_0(np.zeros(1 << 20)).numpy()
-        door = arrays._direct[arrays._doors[0]]
+        endpoint = arrays._direct[arrays._addresses[0]]
         daemon.send(signal.SIGSTOP)
         thread = threading.Thread(target=bring)
         thread.start()
-        eventually(lambda: door._sockets, what="the client to ask")
+        eventually(lambda: endpoint._sockets, what="the client to ask")
         controller.send(signal.SIGKILL)
         thread.join(20)
         assert failed
 
 
 def test_a_daemon_that_stands_still_keeps_nobody_when_the_session_is_over(daemons, eventually):
-    """Whoever waits at its door in another thread learns it from the controller's end."""
+    """Whoever waits for it in another thread learns it from the controller's end."""
     controller = daemons.controller()
     daemon = daemons.worker(controller.address, "--slots", "1")
     with pytest.raises(errors.ControllerLost):

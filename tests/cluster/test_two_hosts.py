@@ -127,8 +127,8 @@ def test_a_client_on_either_host_may_drive_it(hosts, known):
         "    array = np.arange(300_000.0)\n"
         "    ref = s.broadcast(array)\n"
         "    assert all((ref.numpy(w) == array).all() for w in range(4))\n"
-        "    doors = s._core.transport._arrays._doors\n"
-        "    print(*sorted({door.rpartition(':')[0] for door in doors.values()}))\n"
+        "    addresses = s._core.transport._arrays._addresses\n"
+        "    print(*sorted({each.rpartition(':')[0] for each in addresses.values()}))\n"
     )
     client = hosts[1].popen(sys.executable, "-c", program, **known)
     out, err = client.communicate(timeout=60)

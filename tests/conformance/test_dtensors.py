@@ -62,7 +62,7 @@ def test_dtypes(session):
 
 
 def test_a_large_array_comes_and_goes(session):
-    """By the door of arrays, with copies made among the workers."""
+    """As host arrays, with copies made among the workers."""
     array = numbers((300, 128))
     for placement in ("R, R", "S[0], R", "S[1], S[0]", "P, R"):
         np.testing.assert_array_equal(session.distribute(array, GRID, placement).numpy(), array)

@@ -139,7 +139,7 @@ def test_what_a_line_names_is_in_the_files_that_it_links(page):
         (
             "a captured program is replayed on the ranks",
             "disco_server/rank/program.py",
-            "Program.run",
+            "CompiledProgram.run",
         ),
         ("weights are read in parts", "disco_server/storage/slices.py", "plan_part"),
     ],

@@ -91,7 +91,7 @@ def test_a_node_without_descriptors_says_so_and_works_on(who, way, node):
     controller, daemon = node(1)
     with connect(controller.address, num_workers=1, logs=False) as session:
         if way == "relay":
-            session._core.transport._arrays._doors.clear()
+            session._core.transport._arrays._addresses.clear()
         array = np.arange(LARGE // 8)
         there = session.copy_to_worker_0(array)
         session.sync_all()
@@ -135,7 +135,7 @@ def clusters(shared_daemons, watch):
         address, pid = started[listen]
         session = connect(address, num_workers=1, logs=False)
         if way == "relay":
-            session._core.transport._arrays._doors.clear()
+            session._core.transport._arrays._addresses.clear()
         return session, pid
 
     return open_one
@@ -188,7 +188,7 @@ MADE = {
 """Making shared memory, and getting it from the other process."""
 
 HANDED_OUT = {
-    "disco_server/ipc/growing.py grown: os.dup",
+    "disco_server/ipc/arrays.py grow: os.dup",
     "disco_server/ipc/framing.py flush: socket.send",
     "disco_server/ipc/framing.py flush: socket.send_fds",
 }
@@ -214,7 +214,7 @@ ARRAY_CLIENT = "disco_client/arrays/client.py"
 CHANNEL = "disco_client/transport/channel.py"
 
 FIRST = " in _spawn_poll_connectivity"
-"""Met once in the life of a session, when it opens the door of a daemon."""
+"""Met once in the life of a session, when it reaches the endpoint of a daemon."""
 
 SITES: dict[str, dict[str, set[str]]] = {
     "memory": {
@@ -231,7 +231,7 @@ SITES: dict[str, dict[str, set[str]]] = {
             *HANDED_OUT,
             "disco_server/worker/array_server.py _accept: socket.accept",
             "disco_server/worker/array_server.py _recv: socket.recv",
-            "disco_server/worker/array_server.py _say: socket.send_fds",
+            "disco_server/worker/array_server.py _send: socket.send_fds",
         },
         "rank": RANK,
     },

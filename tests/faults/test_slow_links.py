@@ -59,13 +59,13 @@ def test_whoever_is_far_away_joins_at_once_and_gets_the_same_results(
     assert "not connected" not in worker.stderr  # the first attempt succeeded
     with connect(clients_way.address, num_workers=2, logs=False, **mine) as session:
         arrays = session._core.transport._arrays
-        straight = slow_path(arrays._doors[0], delay)
-        door = straight.address
-        for doors in ({}, {0: door}):  # through the controller, and straight to the node
-            arrays._doors = doors
+        straight = slow_path(arrays._addresses[0], delay)
+        address = straight.address
+        for addresses in ({}, {0: address}):  # through the controller, and straight to the node
+            arrays._addresses = addresses
             sent = session.copy_to_worker_0(ARRAY)
             np.testing.assert_array_equal(sent.numpy(), ARRAY)
-        eventually(lambda: arrays._reach(door), what="the straight way")
+        eventually(lambda: arrays._reach(address), what="the straight way")
         with straight.there.after(ARRAY.nbytes // 2, lambda: None):
             total = session.empty(ARRAY.shape, ARRAY.dtype)
             session.allreduce(session.broadcast(ARRAY), total)

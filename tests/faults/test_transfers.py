@@ -56,7 +56,7 @@ def network(shared_daemons):
 
 def relayed(session):
     """Lets the arrays of a session go through the controller, as from another network."""
-    session._core.transport._arrays._doors.clear()
+    session._core.transport._arrays._addresses.clear()
     session.import_python_module("disco_test_functions")
     return session.get_global_func("tests.count")
 
@@ -119,8 +119,8 @@ def test_a_door_that_is_cut_is_left_for_the_other_way(daemons, path_to):
     daemons.worker(controller.address, *worker)
     with connect(controller.address, num_workers=1, logs=False) as session:
         arrays = session._core.transport._arrays
-        proxy = path_to(arrays._doors[0])
-        arrays._doors[0] = proxy.address
+        proxy = path_to(arrays._addresses[0])
+        arrays._addresses[0] = proxy.address
         with proxy.there.after(ARRAY.nbytes // 2, proxy.cut):
             ref = session.copy_to_worker_0(ARRAY)
         np.testing.assert_array_equal(ref.numpy(), ARRAY)

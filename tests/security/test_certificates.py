@@ -31,13 +31,13 @@ def cli(controller, *arguments):
 
 
 def test_a_session_goes_through_encrypted_lines_from_end_to_end(controller, pki, connect):
-    """Commands, and arrays by the node's own door, which wants a certificate as well."""
+    """Commands, and arrays by the node's own endpoint, which wants a certificate as well."""
     session = connect(controller.address, num_workers=2, **pki.files("client"))
     array = np.arange(300_000.0)
     assert (session.broadcast(array).numpy(1) == array).all()
-    doors = session._core.transport._arrays._direct
-    assert doors
-    assert None not in doors.values()
+    endpoints = session._core.transport._arrays._direct
+    assert endpoints
+    assert None not in endpoints.values()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Host arrays by either way: the daemon's own door, or the controller where that is shut."""
+"""Host arrays by either way: the daemon's own endpoint, or the controller where it is lost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from disco_client import connect, errors
-from disco_client.arrays.client import ArrayClient, GrpcDoor
-from disco_client.arrays.shared_memory import MemoryDoor
+from disco_client.arrays.client import ArrayClient, GrpcEndpoint
+from disco_client.arrays.shared_memory import MemoryEndpoint
 from disco_client.transport.base import TransferFailed
 from disco_client.transport.channel import CHANNEL_OPTIONS, Line, target
 
@@ -21,7 +21,7 @@ ARRAY = np.arange(300_000, dtype="float64")
 
 @pytest.fixture(scope="module", params=["memory", "grpc"])
 def cluster(request, shared_daemons):
-    """A controller, and a daemon with one of the two kinds of door."""
+    """A controller, and a daemon with one of the two kinds of endpoint."""
     controller = shared_daemons.controller()
     listen = () if request.param == "memory" else ("--array-listen", "127.0.0.1:0")
     shared_daemons.worker(controller.address, "--slots", "2", *listen)
@@ -38,12 +38,12 @@ def session(cluster):
 
 @pytest.fixture
 def arrays(session, cluster):
-    """Makes another client of the session's arrays, with doors as a test likes them."""
+    """Makes another client of the session's arrays, with addresses as a test likes them."""
     inner = session._core.transport._arrays
     opened = []
 
-    def make(doors):
-        made = ArrayClient(lambda: Line(cluster.address), inner._session, inner._key, doors)
+    def make(addresses):
+        made = ArrayClient(lambda: Line(cluster.address), inner._session, inner._key, addresses)
         opened.append(made)
         return made
 
@@ -76,19 +76,19 @@ def swap(session, client):
     return before
 
 
-def test_a_session_uses_its_daemons_own_door(session):
+def test_a_session_uses_its_daemons_own_endpoint(session):
     """Both ways, once the first array has shown that it can be reached."""
     assert session.copy_to_worker_0(ARRAY).numpy()[-1] == ARRAY[-1]
     inner = session._core.transport._arrays
-    address = inner._doors[0]
-    kind = MemoryDoor if address.startswith("memory:") else GrpcDoor
+    address = inner._addresses[0]
+    kind = MemoryEndpoint if address.startswith("memory:") else GrpcEndpoint
     assert isinstance(inner._direct[address], kind)
 
 
-@pytest.mark.parametrize("door", ["", "nobody", "memory:/nowhere/socket", "pigeon:/roof"])
-def test_without_a_door_arrays_go_through_the_controller(session, arrays, door):
-    """Found out once; the arrays are the same. A kind of door not known here is none."""
-    where = closed_port() if door == "nobody" else door
+@pytest.mark.parametrize("address", ["", "nobody", "memory:/nowhere/socket", "pigeon:/roof"])
+def test_without_an_endpoint_arrays_go_through_the_controller(session, arrays, address):
+    """Found out once; the arrays are the same. A kind of address not known here is none."""
+    where = closed_port() if address == "nobody" else address
     client = arrays({0: where, 1: where})
     before = swap(session, client)
     try:
@@ -106,7 +106,9 @@ def test_a_door_that_breaks_later_is_given_up(session, arrays):
     """The array that was on its way takes the other one."""
     gone = closed_port()
     client = arrays({0: gone, 1: gone})
-    client._direct[gone] = GrpcDoor(grpc.insecure_channel(target(gone), options=CHANNEL_OPTIONS))
+    client._direct[gone] = GrpcEndpoint(
+        grpc.insecure_channel(target(gone), options=CHANNEL_OPTIONS)
+    )
     before = swap(session, client)
     try:
         np.testing.assert_array_equal(session.copy_to_worker_0(ARRAY).numpy(), ARRAY)
@@ -115,20 +117,20 @@ def test_a_door_that_breaks_later_is_given_up(session, arrays):
     assert client._direct[gone] is None
 
 
-@pytest.mark.parametrize("way", ["door", "relay"])
+@pytest.mark.parametrize("way", ["direct", "relay"])
 def test_an_array_that_nobody_offers_is_an_error(session, arrays, way):
-    """By the door and by the controller: what is not there is not waited for."""
-    client = arrays(dict(session._core.transport._arrays._doors) if way == "door" else {})
+    """Straight and by the controller: what is not there is not waited for."""
+    client = arrays(dict(session._core.transport._arrays._addresses) if way == "direct" else {})
     with pytest.raises(TransferFailed, match="the worker offers no such array"):
         client.download(987_654, 0, memoryview(bytearray(8)))
 
 
-def test_a_wrong_key_opens_no_door(session, cluster):
+def test_a_wrong_key_opens_nothing(session, cluster):
     """Neither the daemon's nor the controller's, to put or to take."""
     inner = session._core.transport._arrays
-    for doors in (dict(inner._doors), {}):
+    for addresses in (dict(inner._addresses), {}):
         relay = functools.partial(Line, cluster.address)
-        thief = ArrayClient(relay, inner._session, b"wrong" * 3, doors)
+        thief = ArrayClient(relay, inner._session, b"wrong" * 3, addresses)
         for attempt in (
             lambda thief=thief: thief.upload(1, 0, memoryview(b"12345678")),
             lambda thief=thief: thief.download(1, 0, memoryview(bytearray(8))),
@@ -140,11 +142,11 @@ def test_a_wrong_key_opens_no_door(session, cluster):
 
 @pytest.mark.parametrize("size", [ARRAY.nbytes - 8, ARRAY.nbytes + 8])
 def test_an_array_of_another_size_than_the_buffer_is_an_error(session, arrays, monkeypatch, size):
-    """By the door and by the controller; the session goes on."""
+    """Straight and by the controller; the session goes on."""
     transport = session._core.transport
     ref = session.copy_to_worker_0(ARRAY)
-    for doors in (transport._arrays._doors, {}):
-        before = swap(session, arrays(dict(doors)))
+    for addresses in (transport._arrays._addresses, {}):
+        before = swap(session, arrays(dict(addresses)))
         with monkeypatch.context() as patched:
             fetch = transport.download
             patched.setattr(
@@ -161,9 +163,9 @@ def test_an_array_of_another_size_than_the_buffer_is_an_error(session, arrays, m
 
 
 def test_a_closed_client_carries_nothing(arrays, session):
-    """Nor does it open a door again."""
+    """Nor does it reach an endpoint again."""
     inner = session._core.transport._arrays
-    client = arrays(dict(inner._doors))
+    client = arrays(dict(inner._addresses))
     client.close()
     with pytest.raises(TransferFailed):
         client.download(1, 0, memoryview(bytearray(8)))

@@ -1,4 +1,4 @@
-"""The client's side of a memory door, against daemons of the test's making."""
+"""The client's side of a memory endpoint, against daemons of the test's making."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from disco_client.arrays.shared_memory import (
     READ_BYTES,
     MappedMemory,
-    MemoryDoor,
+    MemoryEndpoint,
     allocate,
     pack,
     read_shared,
@@ -21,7 +21,7 @@ from disco_client.arrays.shared_memory import (
     write_shared,
 )
 from disco_client.pb import memory_pb2
-from disco_client.transport.base import DoorShut, TransferFailed
+from disco_client.transport.base import EndpointLost, TransferFailed
 from disco_client.wire.arrays import encode_head
 
 HEAD = encode_head(5, b"key", 7, 10, 3)
@@ -93,13 +93,13 @@ def daemon(folder, no_memory_left):
 
 
 @pytest.fixture
-def door(folder):
-    made = MemoryDoor(f"{folder}/socket")
+def endpoint(folder):
+    made = MemoryEndpoint(f"{folder}/socket")
     yield made
     made.close()
 
 
-def test_an_upload_is_written_where_the_daemon_says(daemon, door):
+def test_an_upload_is_written_where_the_daemon_says(daemon, endpoint):
     """The daemon hears what it is for, and of its end; no byte of it crosses the socket."""
 
     def script(self, sock):
@@ -109,7 +109,7 @@ def test_an_upload_is_written_where_the_daemon_says(daemon, door):
         sock.sendall(pack(memory_pb2.MemoryReply(taken=True)))
 
     peer = daemon(script)
-    door.upload(HEAD, memoryview(DATA))
+    endpoint.upload(HEAD, memoryview(DATA))
     assert peer.heard == [
         memory_pb2.MemoryRequest(upload=HEAD),
         memory_pb2.MemoryRequest(done=True),
@@ -120,7 +120,7 @@ def test_an_upload_is_written_where_the_daemon_says(daemon, door):
 
 
 @pytest.mark.parametrize("size", [10, 9, 11])
-def test_a_download_is_read_where_it_fits(daemon, door, size):
+def test_a_download_is_read_where_it_fits(daemon, endpoint, size):
     """Into a buffer of its size; another one stays as it is, and the size is told."""
 
     def script(self, sock):
@@ -131,21 +131,21 @@ def test_a_download_is_read_where_it_fits(daemon, door, size):
 
     peer = daemon(script)
     into = bytearray(size)
-    assert door.download(HEAD, memoryview(into)) == len(DATA)
+    assert endpoint.download(HEAD, memoryview(into)) == len(DATA)
     assert into == (DATA if size == len(DATA) else bytes(size))
     assert peer.heard == [memory_pb2.MemoryRequest(download=HEAD)]
 
 
-def transfers(door):
+def transfers(endpoint):
     """Both kinds, each as a call."""
     return {
-        "upload": lambda: door.upload(HEAD, memoryview(DATA)),
-        "download": lambda: door.download(HEAD, memoryview(bytearray(len(DATA)))),
+        "upload": lambda: endpoint.upload(HEAD, memoryview(DATA)),
+        "download": lambda: endpoint.download(HEAD, memoryview(bytearray(len(DATA)))),
     }
 
 
 @pytest.mark.parametrize("what", ["upload", "download"])
-def test_a_refusal_is_an_error_with_the_daemon_s_words(daemon, door, what):
+def test_a_refusal_is_an_error_with_the_daemon_s_words(daemon, endpoint, what):
     """It is no reason to try another way."""
 
     def script(self, sock):
@@ -154,11 +154,11 @@ def test_a_refusal_is_an_error_with_the_daemon_s_words(daemon, door, what):
 
     daemon(script)
     with pytest.raises(TransferFailed, match="no such thing") as raised:
-        transfers(door)[what]()
-    assert not isinstance(raised.value, DoorShut)
+        transfers(endpoint)[what]()
+    assert not isinstance(raised.value, EndpointLost)
 
 
-def test_an_upload_that_is_not_taken_is_an_error(daemon, door):
+def test_an_upload_that_is_not_taken_is_an_error(daemon, endpoint):
     """Although it was granted and written."""
 
     def script(self, sock):
@@ -169,12 +169,12 @@ def test_an_upload_that_is_not_taken_is_an_error(daemon, door):
 
     daemon(script)
     with pytest.raises(TransferFailed, match="too late"):
-        door.upload(HEAD, memoryview(DATA))
+        endpoint.upload(HEAD, memoryview(DATA))
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 ", b"\x02\0\0\0\xff\xff"])
 @pytest.mark.parametrize("what", ["upload", "download"])
-def test_where_no_daemon_of_ours_answers_the_door_is_shut(daemon, door, what, answer):
+def test_where_no_daemon_of_ours_answers_the_endpoint_is_lost(daemon, endpoint, what, answer):
     """Nothing was carried yet, so another way may be tried."""
 
     def script(self, sock):
@@ -182,8 +182,8 @@ def test_where_no_daemon_of_ours_answers_the_door_is_shut(daemon, door, what, an
         sock.sendall(answer)
 
     daemon(script)
-    with pytest.raises(DoorShut):
-        transfers(door)[what]()
+    with pytest.raises(EndpointLost):
+        transfers(endpoint)[what]()
 
 
 @pytest.mark.parametrize("path", ["nobody", "none/socket", "long" * 30])
@@ -192,11 +192,11 @@ def test_where_nobody_listens_the_door_is_shut(folder, what, path):
     """In a folder that is gone, too, and where a path could not even be one."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as left:
         left.bind(f"{folder}/nobody")
-    with pytest.raises(DoorShut, match="no daemon answers at"):
-        transfers(MemoryDoor(f"{folder}/{path}"))[what]()
+    with pytest.raises(EndpointLost, match="no daemon answers at"):
+        transfers(MemoryEndpoint(f"{folder}/{path}"))[what]()
 
 
-def test_a_daemon_that_leaves_in_the_middle_has_shut_its_door(daemon, door):
+def test_a_daemon_that_leaves_in_the_middle_is_lost(daemon, endpoint):
     """What it was told can be told again by another way: its ticket says what came."""
 
     def script(self, sock):
@@ -204,11 +204,11 @@ def test_a_daemon_that_leaves_in_the_middle_has_shut_its_door(daemon, door):
         self.grant(sock)
 
     daemon(script)
-    with pytest.raises(DoorShut):
-        door.upload(HEAD, memoryview(DATA))
+    with pytest.raises(EndpointLost):
+        endpoint.upload(HEAD, memoryview(DATA))
 
 
-def test_memory_that_does_not_arrive_is_an_error(daemon, door):
+def test_memory_that_does_not_arrive_is_an_error(daemon, endpoint):
     """As where this process may open no more files."""
 
     def script(self, sock):
@@ -218,10 +218,10 @@ def test_memory_that_does_not_arrive_is_an_error(daemon, door):
 
     daemon(script)
     with pytest.raises(OSError, match="Too many open files"):
-        door.upload(HEAD, memoryview(DATA))
+        endpoint.upload(HEAD, memoryview(DATA))
 
 
-def test_less_memory_than_was_said_is_an_error(daemon, door):
+def test_less_memory_than_was_said_is_an_error(daemon, endpoint):
     """The rest of the buffer is not taken for an array's."""
 
     def script(self, sock):
@@ -231,11 +231,11 @@ def test_less_memory_than_was_said_is_an_error(daemon, door):
 
     daemon(script)
     with pytest.raises(OSError, match="expected 20 bytes of shared memory at 0, got 10"):
-        door.download(HEAD, memoryview(bytearray(20)))
+        endpoint.download(HEAD, memoryview(bytearray(20)))
 
 
 @pytest.mark.parametrize("what", ["upload", "download"])
-def test_closing_wakes_whoever_waits_for_a_daemon(daemon, door, what):
+def test_closing_wakes_whoever_waits_for_a_daemon(daemon, endpoint, what):
     """A session that ended does not leave a thread with a daemon that says nothing."""
     asked = threading.Event()
     failed = []
@@ -247,7 +247,7 @@ def test_closing_wakes_whoever_waits_for_a_daemon(daemon, door, what):
 
     def carry():
         try:
-            transfers(door)[what]()
+            transfers(endpoint)[what]()
         except TransferFailed as error:
             failed.append(error)
 
@@ -255,15 +255,15 @@ def test_closing_wakes_whoever_waits_for_a_daemon(daemon, door, what):
     thread = threading.Thread(target=carry)
     thread.start()
     assert asked.wait(10)
-    door.close()
+    endpoint.close()
     thread.join(10)
     assert failed
     with pytest.raises(TransferFailed, match="the session is over"):
-        transfers(door)[what]()
-    door.close()
+        transfers(endpoint)[what]()
+    endpoint.close()
 
 
-def test_a_program_that_this_one_starts_keeps_no_array(daemon, door, monkeypatch):
+def test_a_program_that_this_one_starts_keeps_no_array(daemon, endpoint, monkeypatch):
     """What was granted is not inherited, as no other descriptor is."""
     seen = []
     monkeypatch.setattr(
@@ -277,5 +277,5 @@ def test_a_program_that_this_one_starts_keeps_no_array(daemon, door, monkeypatch
         sock.sendall(pack(memory_pb2.MemoryReply(taken=True)))
 
     daemon(script)
-    door.upload(HEAD, memoryview(DATA))
+    endpoint.upload(HEAD, memoryview(DATA))
     assert seen == [False]

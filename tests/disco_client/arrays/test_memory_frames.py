@@ -1,4 +1,4 @@
-"""How messages at a memory door are framed."""
+"""How messages at a memory endpoint are framed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon's door for host arrays, the detour around it, and who is sent away."""
+"""Host arrays over gRPC: straight to a daemon, by the controller, and who is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from disco_client import connect, errors
-from disco_client.arrays.client import GrpcDoor
+from disco_client.arrays.client import GrpcEndpoint
 from disco_client.pb import controller_pb2
 from disco_client.transport.channel import target
 from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_head, encode_stream
@@ -24,7 +24,7 @@ BREAKING = "disco_conformance_functions"
 SERVICE = "/disco.v1.ArrayService/"
 
 
-class Knock:
+class Caller:
     """Calls of the array service, by hand: what a client sends is chosen by the test."""
 
     def __init__(self, address, session):
@@ -101,19 +101,19 @@ def session(cluster):
 
 
 @pytest.fixture
-def door(session):
-    """Knocks at the door of worker 0's daemon."""
-    knock = Knock(session._core.transport._arrays._doors[0], session)
-    yield knock
-    knock.close()
+def direct(session):
+    """Calls worker 0's daemon."""
+    caller = Caller(session._core.transport._arrays._addresses[0], session)
+    yield caller
+    caller.close()
 
 
 @pytest.fixture
 def relay(cluster, session):
-    """Knocks at the controller, which offers the same service."""
-    knock = Knock(cluster.address, session)
-    yield knock
-    knock.close()
+    """Calls the controller, which offers the same service."""
+    caller = Caller(cluster.address, session)
+    yield caller
+    caller.close()
 
 
 def code_of(call, *arguments, **options):
@@ -147,23 +147,23 @@ def test_arrays_of_every_size_go_there_and_back(session, shape):
         assert total.debug_get_from_remote(worker) == [array.sum(), list(shape), True]
 
 
-def test_large_arrays_take_the_door(session):
+def test_large_arrays_go_straight(session):
     """Of either kind of address: a client that can reach the daemon goes straight to it."""
     array = np.random.default_rng(4).random(1 << 17)
     ref = session.broadcast(array)
     for worker in range(4):
         np.testing.assert_array_equal(ref.numpy(worker), array)
     arrays = session._core.transport._arrays
-    assert sorted(door.partition(":")[0] for door in arrays._direct) == ["127.0.0.1", "unix"]
-    assert all(isinstance(door, GrpcDoor) for door in arrays._direct.values())
+    assert sorted(address.partition(":")[0] for address in arrays._direct) == ["127.0.0.1", "unix"]
+    assert all(isinstance(each, GrpcEndpoint) for each in arrays._direct.values())
 
 
-def test_where_the_door_cannot_be_reached_the_controller_relays(session, tmp_path, monkeypatch):
-    """A wrong door costs a moment once; the arrays are the same, in both directions."""
+def test_where_the_daemon_cannot_be_reached_the_controller_relays(session, tmp_path, monkeypatch):
+    """A wrong address costs a moment once; the arrays are the same, in both directions."""
     array = np.random.default_rng(5).random((5, CHUNK_BYTES // 16))
     arrays = session._core.transport._arrays
     nowhere = f"unix:{tmp_path}/nobody"
-    monkeypatch.setattr(arrays, "_doors", dict.fromkeys(range(4), nowhere))
+    monkeypatch.setattr(arrays, "_addresses", dict.fromkeys(range(4), nowhere))
     ref = session.copy_to_worker_0(array)
     np.testing.assert_array_equal(ref.numpy(), array)
     assert arrays._direct[nowhere] is None
@@ -174,37 +174,37 @@ def test_where_the_door_cannot_be_reached_the_controller_relays(session, tmp_pat
     np.testing.assert_array_equal(ref.numpy(3), array * 2)
 
 
-@pytest.mark.parametrize("way", ["door", "relay"])
+@pytest.mark.parametrize("way", ["direct", "relay"])
 def test_a_wrong_key_is_refused(request, session, way):
     """Without the session's secret there is nothing to find, neither way."""
-    knock = request.getfixturevalue(way)
+    caller = request.getfixturevalue(way)
     for key in (bytes(16), b"short"):
-        assert code_of(knock.upload, 1, b"data", key=key) is grpc.StatusCode.NOT_FOUND
-        assert code_of(knock.download, 1, key=key) is grpc.StatusCode.NOT_FOUND
+        assert code_of(caller.upload, 1, b"data", key=key) is grpc.StatusCode.NOT_FOUND
+        assert code_of(caller.download, 1, key=key) is grpc.StatusCode.NOT_FOUND
     session.sync_all()
 
 
-def test_a_worker_that_is_not_here_is_refused(session, door):
+def test_a_worker_that_is_not_here_is_refused(session, direct):
     """Each daemon takes arrays for its own ranks only."""
     away = next(r.worker for r in session.workers if r.node != session.workers[0].node)
     for worker in (away, 4):
-        assert code_of(door.upload, 1, b"data", worker=worker) is grpc.StatusCode.NOT_FOUND
+        assert code_of(direct.upload, 1, b"data", worker=worker) is grpc.StatusCode.NOT_FOUND
 
 
 @pytest.mark.parametrize("first", [b"", b"\xff\xff\xff", b"\x12\x02ab"])
-def test_a_stream_that_does_not_name_its_transfer_is_refused(door, first):
+def test_a_stream_that_does_not_name_its_transfer_is_refused(direct, first):
     """Whatever comes first instead, nothing of it is taken."""
-    assert code_of(door.raw, first) is grpc.StatusCode.NOT_FOUND
+    assert code_of(direct.raw, first) is grpc.StatusCode.NOT_FOUND
 
 
-@pytest.mark.parametrize("way", ["door", "relay"])
+@pytest.mark.parametrize("way", ["direct", "relay"])
 @pytest.mark.parametrize("size", [100_000, 9 << 20])
 def test_more_than_announced_fails_the_command(request, session, announce, way, size):
     """Also where the worker has most of it; client and command get the reason."""
-    knock = request.getfixturevalue(way)
+    caller = request.getfixturevalue(way)
     ref, ticket = announce(session, np.zeros(size, "uint8"))
     with pytest.raises(grpc.RpcError, match=f"expected an array of {size} bytes"):
-        knock.upload(ticket, bytes(size + 1), nbytes=size)
+        caller.upload(ticket, bytes(size + 1), nbytes=size)
     with pytest.raises(errors.RemoteError, match=f"expected an array of {size} bytes, got"):
         session.sync_all()
     with pytest.raises(errors.RemoteError, match=f"expected an array of {size} bytes"):
@@ -212,22 +212,22 @@ def test_more_than_announced_fails_the_command(request, session, announce, way, 
     session.sync_all()
 
 
-@pytest.mark.parametrize("way", ["door", "relay"])
+@pytest.mark.parametrize("way", ["direct", "relay"])
 @pytest.mark.parametrize("size", [100_000, 9 << 20])
 def test_less_than_announced_can_be_sent_again(request, session, announce, way, size):
     """It is what a cut looks like: the worker waits, and gets the array as if nothing were."""
-    knock = request.getfixturevalue(way)
+    caller = request.getfixturevalue(way)
     array = np.random.default_rng(size).integers(0, 256, size, "uint8")
     ref, ticket = announce(session, array)
     with pytest.raises(grpc.RpcError, match=f"expected an array of {size} bytes, got {size - 1}"):
-        knock.upload(ticket, array[:-1].tobytes(), nbytes=size)
+        caller.upload(ticket, array[:-1].tobytes(), nbytes=size)
     for _ in range(2):  # the second time it is there already
-        assert knock.upload(ticket, array.tobytes()).nbytes == size
+        assert caller.upload(ticket, array.tobytes()).nbytes == size
     np.testing.assert_array_equal(ref.numpy(), array)
 
 
-@pytest.mark.parametrize("again", ["door", "relay"])
-@pytest.mark.parametrize("way", ["door", "relay"])
+@pytest.mark.parametrize("again", ["direct", "relay"])
+@pytest.mark.parametrize("way", ["direct", "relay"])
 def test_an_upload_that_is_broken_off_can_be_sent_again(request, session, announce, way, again):
     """By the same way or the other one; a worker has read the first half by then."""
     array = np.random.default_rng(7).integers(0, 256, 16 << 20, "uint8")
@@ -238,36 +238,36 @@ def test_an_upload_that_is_broken_off_can_be_sent_again(request, session, announ
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["nothing", "half"])
-@pytest.mark.parametrize("way", ["door", "relay"])
+@pytest.mark.parametrize("way", ["direct", "relay"])
 def test_an_upload_that_is_given_up_fails_the_command(request, session, announce, way, begun):
     """With the client's reason; what comes of it afterwards is dropped."""
-    knock = request.getfixturevalue(way)
+    caller = request.getfixturevalue(way)
     array = np.zeros(16 << 20, "uint8")
     _, ticket = announce(session, array)
     if begun:
-        knock.break_off(ticket, array)
+        caller.break_off(ticket, array)
     session._core.transport.give_up([(ticket, 0)], "somebody has pressed a key")
     with pytest.raises(errors.RemoteError, match="somebody has pressed a key"):
         session.sync_all()
-    knock.upload(ticket, array.tobytes())
+    caller.upload(ticket, array.tobytes())
     session.sync_all()
 
 
-def test_an_upload_that_is_not_sent_again_fails_the_command(session, announce, door):
+def test_an_upload_that_is_not_sent_again_fails_the_command(session, announce, direct):
     """After the lease of the session, which is short here."""
     array = np.zeros(16 << 20, "uint8")
     _, ticket = announce(session, array)
-    door.break_off(ticket, array)
+    direct.break_off(ticket, array)
     with pytest.raises(errors.RemoteError, match="not sent again within 2 s"):
         session.sync_all()
     session.sync_all()
 
 
-@pytest.fixture(params=["door", "relay"])
+@pytest.fixture(params=["direct", "relay"])
 def way_out(request, session, monkeypatch):
     """Fetches the arrays of the shared session straight, or by way of the controller."""
     if request.param == "relay":
-        monkeypatch.setattr(session._core.transport._arrays, "_doors", {})
+        monkeypatch.setattr(session._core.transport._arrays, "_addresses", {})
 
 
 def test_a_copy_that_fails_half_way_ends_the_download(way_out, session):
@@ -290,7 +290,7 @@ def memory_of(process):
     return [fd for fd in folder.iterdir() if "disco-array" in str(fd.resolve())]
 
 
-@pytest.mark.parametrize("way", ["door", "relay"])
+@pytest.mark.parametrize("way", ["direct", "relay"])
 def test_a_worker_that_dies_half_way_ends_the_download(shared_daemons, eventually, way):
     """And the session, whose error says which worker it was; the daemon keeps nothing of it."""
     controller = shared_daemons.controller()
@@ -299,7 +299,7 @@ def test_a_worker_that_dies_half_way_ends_the_download(shared_daemons, eventuall
     with connect(controller.address, num_workers=1) as doomed:
         doomed.import_python_module(BREAKING)
         if way == "relay":
-            doomed._core.transport._arrays._doors.clear()
+            doomed._core.transport._arrays._addresses.clear()
         ref = doomed.copy_to_worker_0(np.zeros(2 << 20))
         doomed.get_global_func("conformance.break_copies")(2, "die")
         with pytest.raises(errors.SessionLost):
@@ -309,7 +309,7 @@ def test_a_worker_that_dies_half_way_ends_the_download(shared_daemons, eventuall
     eventually(lambda: not memory_of(daemon), what="the memory to be let go")
 
 
-def test_transfers_that_fail_keep_no_memory(session, announce, eventually, door):
+def test_transfers_that_fail_keep_no_memory(session, announce, eventually, direct):
     """Neither the rank nor its daemon, beyond what both keep for the next array."""
     rank = psutil.Process(session.workers[0].pid)
     array = np.random.default_rng(7).random(2 << 20)
@@ -317,7 +317,7 @@ def test_transfers_that_fail_keep_no_memory(session, announce, eventually, door)
 
     def fail():
         _, ticket = announce(session, array)
-        door.break_off(ticket, array)
+        direct.break_off(ticket, array)
         session._core.transport.give_up([(ticket, 0)], "somebody has pressed a key")
         with pytest.raises(errors.RemoteError, match="somebody has pressed a key"):
             session.sync_all()
@@ -343,21 +343,21 @@ def offered(session, ref):
     return taken[0]
 
 
-@pytest.mark.parametrize("way", ["door", "relay"])
+@pytest.mark.parametrize("way", ["direct", "relay"])
 def test_an_offer_is_there_until_the_client_says_that_it_has_it(request, session, eventually, way):
     """Asked for twice it comes twice, also after a download that broke off; then it is gone."""
-    knock = request.getfixturevalue(way)
+    caller = request.getfixturevalue(way)
     array = np.random.default_rng(8).random(4 << 20)
     ticket = offered(session, session.copy_to_worker_0(array))
-    knock.begin_download(ticket)
+    caller.begin_download(ticket)
     for _ in range(2):
-        came = b"".join(bytes(chunk_data(raw)) for raw in knock.download(ticket))
+        came = b"".join(bytes(chunk_data(raw)) for raw in caller.download(ticket))
         assert came == array.tobytes()
-    assert knock.download(ticket, there=array.nbytes) == []
+    assert caller.download(ticket, there=array.nbytes) == []
 
     def gone():
         with contextlib.suppress(grpc.RpcError, OSError):
-            for raw in knock.download(ticket):
+            for raw in caller.download(ticket):
                 chunk_data(raw)
             return False
         return True
@@ -366,7 +366,7 @@ def test_an_offer_is_there_until_the_client_says_that_it_has_it(request, session
     session.sync_all()
 
 
-def test_what_a_client_has_fetched_is_let_go(session, door, eventually):
+def test_what_a_client_has_fetched_is_let_go(session, direct, eventually):
     """It says so by itself: its tickets soon find nothing any more."""
     array = np.arange(100_000.0)
     ref = session.copy_to_worker_0(array)
@@ -374,7 +374,7 @@ def test_what_a_client_has_fetched_is_let_go(session, door, eventually):
 
     def gone(ticket):
         with contextlib.suppress(grpc.RpcError):
-            return not door.download(ticket)
+            return not direct.download(ticket)
         return True
 
     for ticket in range(1, 10):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from disco_client.arrays.shared_memory import allocate, map_shared, write_shared
 from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_chunk
-from disco_server.ipc.growing import GrowingArray
+from disco_server.ipc.arrays import IncomingArray
 from disco_server.worker.array_streams import receive_array, send_array
 
 
@@ -35,7 +36,8 @@ def received(chunks, nbytes):
     told = []
     fd = allocate(nbytes)
     try:
-        asyncio.run(receive_array(chunks, nbytes, fd, told.append))
+        into = SimpleNamespace(fd=fd, nbytes=nbytes, grow=told.append)
+        asyncio.run(receive_array(chunks, into))
     except BaseException:
         os.close(fd)
         raise
@@ -80,8 +82,11 @@ def test_more_than_announced_is_refused_before_it_is_written():
 def test_it_is_all_there_only_when_the_stream_ends_there():
     """Who reads it meanwhile is not told of an end behind which more comes."""
     told = []
-    with tempfile.TemporaryFile() as memory, pytest.raises(OSError, match="got 9 or more"):
-        asyncio.run(receive_array(stream(b"12", b"345678", b"9"), 8, memory.fileno(), told.append))
+    with tempfile.TemporaryFile() as memory:
+        into = SimpleNamespace(fd=memory.fileno(), nbytes=8, grow=told.append)
+        receiving = receive_array(stream(b"12", b"345678", b"9"), into)
+        with pytest.raises(OSError, match="got 9 or more"):
+            asyncio.run(receiving)
     assert told == [2]
 
 
@@ -90,7 +95,7 @@ def test_an_array_leaves_in_chunks_of_one_size(nbytes):
     """All chunks but the last are full."""
     data = os.urandom(nbytes)
     fd = shared(data)
-    chunks = asyncio.run(collect(GrowingArray(fd, nbytes, nbytes)))
+    chunks = asyncio.run(collect(IncomingArray(fd, nbytes, nbytes)))
     assert b"".join(chunks) == data
     assert all(len(chunk) == CHUNK_BYTES for chunk in chunks[:-1])
     os.close(fd)
@@ -100,7 +105,7 @@ def test_an_array_leaves_as_it_grows():
     """A chunk that is there whole is sent although the rest is not; a part of one is not."""
     data = os.urandom(3 * CHUNK_BYTES)
     fd = allocate(len(data))
-    array = GrowingArray(fd, len(data))
+    array = IncomingArray(fd, len(data))
 
     async def run():
         chunks = send_array(array)
@@ -121,10 +126,10 @@ def test_an_array_leaves_as_it_grows():
 def test_a_stream_that_breaks_off_says_why():
     """Whether the rank cannot copy the rest, or its memory holds less than it says."""
     fd = shared(bytes(CHUNK_BYTES))
-    array = GrowingArray(fd, CHUNK_BYTES + 5, CHUNK_BYTES + 5)
+    array = IncomingArray(fd, CHUNK_BYTES + 5, CHUNK_BYTES + 5)
     with pytest.raises(OSError, match=f"expected 5 bytes of shared memory at {CHUNK_BYTES}"):
         asyncio.run(collect(array))
-    array = GrowingArray(fd, CHUNK_BYTES + 5, CHUNK_BYTES)
+    array = IncomingArray(fd, CHUNK_BYTES + 5, CHUNK_BYTES)
 
     async def fail():
         asyncio.get_running_loop().call_later(0.01, array.grow, 0, "the GPU is lost")
@@ -139,6 +144,6 @@ def test_an_empty_array_is_a_stream_of_nothing():
     """No chunk at all is a sound array of no bytes."""
     fd, told = received(stream(), 0)
     assert told == [0]
-    assert asyncio.run(collect(GrowingArray(fd, 0))) == []
+    assert asyncio.run(collect(IncomingArray(fd, 0))) == []
     assert os.fstat(fd).st_size == 0
     os.close(fd)

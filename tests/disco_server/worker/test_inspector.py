@@ -77,7 +77,7 @@ def remembered(ended, monkeypatch, **limits):
     async def run():
         for number in range(1, ended + 1):
             start = node_pb2.StartRanks(session_name=f"s{number}", num_workers=2)
-            await node.keep(NodeSession(number, start, bind(logging.getLogger("test"))))
+            await node.keep(NodeSession(number, start, bind(logging.getLogger("test")), 0))
         for number in range(1, ended + 1):
             asked = node_pb2.InspectNode(request=number, name=f"s{number}")
             await node.answer(asked.SerializeToString())

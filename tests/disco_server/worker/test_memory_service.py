@@ -1,4 +1,4 @@
-"""The daemon's door to shared memory: who gets what, and what is left of those who go."""
+"""Arrays in memory that a daemon shares: who gets what, and what is left of clients that go."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ import pytest
 from disco_client.arrays.shared_memory import (
     MAX_MESSAGE_BYTES,
     READ_BYTES,
-    MemoryDoor,
-    SharedPool,
+    MemoryEndpoint,
+    allocate,
     pack,
     read_shared,
     unpack,
     write_shared,
 )
 from disco_client.errors import ConfigError
-from disco_client.pb import memory_pb2
-from disco_client.transport.base import DoorShut, TransferFailed, TransferRefused
+from disco_client.pb import controller_pb2, memory_pb2
+from disco_client.transport.base import EndpointLost, TransferFailed, TransferRefused
 from disco_client.wire.arrays import encode_head
-from disco_server.ipc.growing import GrowingArray, Offers
+from disco_client.wire.codec import EncodedEnvelope, Kind
+from disco_server.ipc.framing import FrameReader
 from disco_server.worker import array_server
 from disco_server.worker.array_server import MemoryService
-from disco_server.worker.array_store import LentArrays, Uploads
+from disco_server.worker.array_store import NotAdmitted
+from disco_server.worker.pending_arrays import PendingArrays
 
 pytestmark = pytest.mark.usefixtures("no_memory_left")
 
@@ -50,85 +52,70 @@ def write(_, fd, data):
     time.sleep(600)
 
 shared_memory.MappedMemory.write = write
-door = shared_memory.MemoryDoor(sys.argv[1])
-door.upload(encode_head(5, b"secret", 7, 1 << 20), memoryview(bytes(1 << 20)))
+endpoint = shared_memory.MemoryEndpoint(sys.argv[1])
+endpoint.upload(encode_head(5, b"secret", 7, 1 << 20), memoryview(bytes(1 << 20)))
 """
 
 
-class Desk:
+class Store:
     """One session's arrays, without ranks: what is handed in can be looked at."""
 
     def __init__(self):
-        self.pool = SharedPool()
-        self.offered = Offers()
         self.handed_in = {}
         self.refused = []
         self.given_back = []
         self.tasks = []
-        self._uploads = Uploads(self.pool, self.tell, 60.0)
-        self._lent = LentArrays(self.offered, self.give_back, 60.0)
+        self.arrays = PendingArrays([0], self.send, 60.0, 1 << 64)
 
-    def knows(self, transfer):
-        return transfer.session == 5 and transfer.transfer_key == KEY
+    def admit(self, transfer):
+        if transfer.session != 5 or transfer.transfer_key != KEY:
+            raise NotAdmitted("no such worker, session or key on this node")
+        self.tasks.append(asyncio.current_task())
+        return self.arrays
 
-    def attend(self, transfer, task):
-        self.tasks.append(task)
-
-    def uploads(self, transfer):
-        return self._uploads
-
-    def check_size(self, transfer):
-        pass
-
-    def lent(self, transfer):
-        return self._lent
-
-    def give_back(self, worker, fd):
-        self.given_back.append(fd)
-        os.close(fd)
-
-    def tell(self, transfer, there=0, fd=None, error=""):
-        if error:
-            self.refused.append((transfer.ticket, error))
-            return
-        into = bytearray(transfer.nbytes)
-        read_shared(fd, memoryview(into))
-        self.handed_in[transfer.ticket] = bytes(into)
-        os.close(fd)
-
-    def close(self):
-        self._uploads.close()
-        self._lent.close()
-        self.offered.close()
-        self.pool.close()
+    def send(self, kind, told, fd):
+        if told.error:
+            self.refused.append((told.ticket, told.error))
+        elif kind == Kind.ARRAY_BACK:
+            self.given_back.append(fd)
+        else:
+            into = bytearray(told.nbytes)
+            read_shared(fd, memoryview(into))
+            self.handed_in[told.ticket] = bytes(into)
+        if fd is not None:
+            os.close(fd)
 
     def offer(self, ticket, data):
-        fd = self.pool.take(len(data))
+        fd = allocate(len(data))
         write_shared(fd, memoryview(data))
-        self.offered.add(0, ticket, GrowingArray(fd, len(data), len(data)))
+        reader = FrameReader()
+        reader.fds.append(fd)
+        told = controller_pb2.Transfer(ticket=ticket, nbytes=len(data), there=len(data))
+        offered = EncodedEnvelope(kind=Kind.ARRAY_OUT, payload=told.SerializeToString())
+        self.arrays.receive(0, offered, reader)
 
 
 def head(ticket, nbytes, *, key=KEY):
     return encode_head(5, key, ticket, nbytes)
 
 
-def visit(act, *, present=True):
-    """Runs a test's coroutine beside an open door; returns the desk."""
-    desk = Desk()
+def play(act):
+    """Runs a test's coroutine beside a service; returns its store."""
+    store = Store()
 
     async def run():
-        service = MemoryService(lambda: desk if present else None)
+        service = MemoryService(store)
         await service.start()
         try:
             async with asyncio.timeout(20):
-                await act(service, desk)
+                await act(service, store)
         finally:
             await service.stop()
             await service.stop()
 
     asyncio.run(run())
-    desk.close()
-    return desk
+    store.arrays.close()
+    return store
 
 
 def path_of(service):
@@ -147,7 +134,7 @@ async def line(service):
 
 
 async def answer(sock):
-    """What the door says next; None once it has closed the connection."""
+    """What the service says next; None once it has closed the connection."""
     data = b""
     while (raw := unpack(data)) is None:
         more = await asyncio.get_running_loop().sock_recv(sock, READ_BYTES)
@@ -158,7 +145,7 @@ async def answer(sock):
 
 
 async def until(condition):
-    while not condition():  # noqa: ASYNC110  (the desk knows of no event)
+    while not condition():  # noqa: ASYNC110  (the store tells of no event)
         await asyncio.sleep(0.005)
 
 
@@ -166,79 +153,78 @@ def test_arrays_of_odd_sizes_go_there_and_back():
     """Nothing at all, a byte, and what fills no page: bit for bit, and the memory comes back."""
     sent = {ticket: os.urandom(size) for ticket, size in enumerate(SIZES)}
 
-    async def act(service, desk):
-        door = MemoryDoor(path_of(service))
+    async def act(service, store):
+        endpoint = MemoryEndpoint(path_of(service))
         for ticket, data in sent.items():
-            await asyncio.to_thread(door.upload, head(ticket, len(data)), memoryview(data))
-            desk.offer(ticket, data)
+            await asyncio.to_thread(endpoint.upload, head(ticket, len(data)), memoryview(data))
+            store.offer(ticket, data)
             into = memoryview(bytearray(len(data)))
-            assert await asyncio.to_thread(door.download, head(ticket, 0), into) == len(data)
+            assert await asyncio.to_thread(endpoint.download, head(ticket, 0), into) == len(data)
             assert into == data
-        await until(lambda: len(desk.given_back) == len(sent))
+        await until(lambda: len(store.given_back) == len(sent))
 
-    desk = visit(act)
-    assert desk.handed_in == sent
-    assert not desk.refused
+    store = play(act)
+    assert store.handed_in == sent
+    assert not store.refused
 
 
 def test_many_transfers_at_a_time_do_not_meet():
     """Each has a connection and memory of its own."""
     sent = {ticket: os.urandom(100_000 + ticket) for ticket in range(20)}
 
-    async def act(service, desk):
-        door = MemoryDoor(path_of(service))
+    async def act(service, store):
+        endpoint = MemoryEndpoint(path_of(service))
         carried = (
-            asyncio.to_thread(door.upload, head(ticket, len(data)), memoryview(data))
+            asyncio.to_thread(endpoint.upload, head(ticket, len(data)), memoryview(data))
             for ticket, data in sent.items()
         )
         await asyncio.gather(*carried)
 
-    assert visit(act).handed_in == sent
+    assert play(act).handed_in == sent
 
 
-@pytest.mark.parametrize("present", [True, False], ids=["wrong-key", "no-controller"])
-def test_whoever_does_not_know_the_secret_gets_nothing(present):
-    """Nor anybody while the daemon has no controller; what is offered stays where it is."""
-    key = b"other" if present else KEY
+def test_a_client_that_does_not_know_the_secret_gets_nothing():
+    """What is offered stays where it is."""
 
-    async def act(service, desk):
-        desk.offer(1, b"data")
-        door = MemoryDoor(path_of(service))
-        for carry in (door.upload, door.download):
+    async def act(service, store):
+        store.offer(1, b"data")
+        endpoint = MemoryEndpoint(path_of(service))
+        for carry in (endpoint.upload, endpoint.download):
             with pytest.raises(TransferFailed, match="no such worker, session or key"):
-                await asyncio.to_thread(carry, head(1, 4, key=key), memoryview(bytearray(4)))
-        assert desk.offered.untaken == [(0, 1)]
+                await asyncio.to_thread(carry, head(1, 4, key=b"x"), memoryview(bytearray(4)))
+        async with store.arrays.download(head(1, 4)) as array:
+            assert array.nbytes == 4
 
-    desk = visit(act, present=present)
-    assert not desk.tasks
-    assert not desk.refused
+    store = play(act)
+    assert not store.tasks
+    assert not store.refused
 
 
 def test_an_offer_is_taken_once():
     """A ticket that nobody offers, or not any more, finds nothing."""
 
-    async def act(service, desk):
-        desk.offer(1, b"data")
-        door = MemoryDoor(path_of(service))
+    async def act(service, store):
+        store.offer(1, b"data")
+        endpoint = MemoryEndpoint(path_of(service))
         into = memoryview(bytearray(4))
-        assert await asyncio.to_thread(door.download, head(1, 4), into) == 4
+        assert await asyncio.to_thread(endpoint.download, head(1, 4), into) == 4
         for ticket in (1, 2):
             with pytest.raises(TransferFailed, match="the worker offers no such array"):
-                await asyncio.to_thread(door.download, head(ticket, 4), into)
+                await asyncio.to_thread(endpoint.download, head(ticket, 4), into)
 
-    assert len(visit(act).given_back) == 1
+    assert len(play(act).given_back) == 1
 
 
 def test_without_room_the_worker_hears_why_like_the_client():
     """It waits for the array, and would wait on."""
 
-    async def act(service, desk):
-        door = MemoryDoor(path_of(service))
+    async def act(service, store):
+        endpoint = MemoryEndpoint(path_of(service))
         with pytest.raises(TransferFailed, match="File too large"):
-            await asyncio.to_thread(door.upload, head(1, (1 << 64) - 1), memoryview(b""))
+            await asyncio.to_thread(endpoint.upload, head(1, (1 << 64) - 1), memoryview(b""))
 
-    desk = visit(act)
-    ((ticket, why),) = desk.refused
+    store = play(act)
+    ((ticket, why),) = store.refused
     assert ticket == 1
     assert "File too large" in why
 
@@ -247,53 +233,52 @@ def test_without_room_the_worker_hears_why_like_the_client():
 def test_a_client_that_dies_in_an_upload_breaks_it_off(end):
     """Whether it is killed or interrupted, the worker hears of it, and the memory is let go."""
 
-    async def act(service, desk):
+    async def act(service, store):
         command = (sys.executable, "-c", CLIENT, path_of(service))
         client = await asyncio.create_subprocess_exec(
             *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         assert await client.stdout.readline() == b"granted\n"
-        assert not desk.refused
+        assert not store.refused
         client.send_signal(end)
         assert await client.wait()
-        await until(lambda: desk.refused)
+        await until(lambda: store.refused)
         client._transport.close()
 
-    desk = visit(act)
-    assert desk.refused == [(7, "the upload was broken off")]
-    assert not desk.handed_in
-    assert not desk.pool._kept
+    store = play(act)
+    assert store.refused == [(7, "the upload was broken off")]
+    assert not store.handed_in
 
 
 @pytest.mark.parametrize("rest", [b"", pack(memory_pb2.MemoryRequest(done=True))[:5], b"\xff" * 9])
 def test_an_upload_is_not_done_before_the_client_says_so(rest):
     """Leaving, breaking off in the middle of a word and talking nonsense are something else."""
 
-    async def act(service, desk):
+    async def act(service, store):
         async with line(service) as sock:
             sock.send(pack(memory_pb2.MemoryRequest(upload=head(1, 4))))
             assert (await answer(sock)).granted == 4
             sock.send(rest)
             sock.shutdown(socket.SHUT_WR)
-            await until(lambda: desk.refused)
+            await until(lambda: store.refused)
 
-    desk = visit(act)
-    assert desk.refused == [(1, "the upload was broken off")]
-    assert not desk.handed_in
+    store = play(act)
+    assert store.refused == [(1, "the upload was broken off")]
+    assert not store.handed_in
 
 
 def test_a_client_that_dies_in_a_download_gives_the_memory_back():
     """As one does that is done: the worker may use it again."""
 
-    async def act(service, desk):
-        desk.offer(1, b"data")
+    async def act(service, store):
+        store.offer(1, b"data")
         async with line(service) as sock:
             sock.send(pack(memory_pb2.MemoryRequest(download=head(1, 4))))
             assert (await answer(sock)).granted == 4
-            assert not desk.given_back
-        await until(lambda: desk.given_back)
+            assert not store.given_back
+        await until(lambda: store.given_back)
 
-    visit(act)
+    play(act)
 
 
 @pytest.mark.parametrize(
@@ -311,39 +296,39 @@ def test_a_client_that_dies_in_a_download_gives_the_memory_back():
 def test_a_wrong_first_message_is_answered_and_ends_it(first, why):
     """With what was expected; the next client is served as ever."""
 
-    async def act(service, desk):
+    async def act(service, store):
         async with line(service) as sock:
             sock.send(first)
             reply = await answer(sock)
             assert why in reply.refused
             assert await answer(sock) is None
         data = memoryview(b"data")
-        await asyncio.to_thread(MemoryDoor(path_of(service)).upload, head(1, 4), data)
+        await asyncio.to_thread(MemoryEndpoint(path_of(service)).upload, head(1, 4), data)
 
-    assert visit(act).handed_in == {1: b"data"}
+    assert play(act).handed_in == {1: b"data"}
 
 
 def test_whoever_says_nothing_holds_up_nobody(monkeypatch):
-    """And is sent away after a while."""
+    """And is refused after a while."""
     monkeypatch.setattr(array_server, "REQUEST_S", 0.3)
 
-    async def act(service, desk):
+    async def act(service, store):
         async with line(service) as silent, line(service) as slow:
             slow.send(b"\x07")
             data = memoryview(b"data")
-            await asyncio.to_thread(MemoryDoor(path_of(service)).upload, head(1, 4), data)
+            await asyncio.to_thread(MemoryEndpoint(path_of(service)).upload, head(1, 4), data)
             for sock in (silent, slow):
                 assert "no request came within" in (await answer(sock)).refused
                 assert await answer(sock) is None
 
-    assert visit(act).handed_in == {1: b"data"}
+    assert play(act).handed_in == {1: b"data"}
 
 
 def test_a_transfer_may_take_as_long_as_it_takes(monkeypatch):
     """What is limited is the time to ask, not the time to copy."""
     monkeypatch.setattr(array_server, "REQUEST_S", 0.05)
 
-    async def act(service, desk):
+    async def act(service, store):
         async with line(service) as sock:
             sock.send(pack(memory_pb2.MemoryRequest(upload=head(1, 4))))
             assert (await answer(sock)).granted == 4
@@ -351,34 +336,34 @@ def test_a_transfer_may_take_as_long_as_it_takes(monkeypatch):
             sock.send(pack(memory_pb2.MemoryRequest(done=True)))
             assert (await answer(sock)).taken
 
-    assert visit(act).handed_in == {1: bytes(4)}
+    assert play(act).handed_in == {1: bytes(4)}
 
 
 def test_the_end_of_a_session_ends_its_transfers():
     """The client is not left waiting, and the memory is let go."""
 
-    async def act(service, desk):
-        desk.offer(1, b"data")
+    async def act(service, store):
+        store.offer(1, b"data")
         async with line(service) as up, line(service) as down:
             up.send(pack(memory_pb2.MemoryRequest(upload=head(2, 4))))
             down.send(pack(memory_pb2.MemoryRequest(download=head(1, 4))))
             for sock in (up, down):
                 assert (await answer(sock)).granted == 4
-            for task in desk.tasks:
+            for task in store.tasks:
                 task.cancel()
             for sock in (up, down):
                 assert await answer(sock) is None
 
-    desk = visit(act)
-    assert len(desk.given_back) == 1
-    assert desk.refused == [(2, "the upload was broken off")]
+    store = play(act)
+    assert len(store.given_back) == 1
+    assert store.refused == [(2, "the upload was broken off")]
 
 
-def test_a_door_that_is_shut_ends_what_goes_through_it():
+def test_the_end_of_the_service_ends_its_transfers():
     """Those who have said nothing yet included; its folder is gone."""
     kept = []
 
-    async def act(service, desk):
+    async def act(service, store):
         async with line(service) as silent, line(service) as up:
             up.send(pack(memory_pb2.MemoryRequest(upload=head(2, 4))))
             assert (await answer(up)).granted == 4
@@ -386,20 +371,20 @@ def test_a_door_that_is_shut_ends_what_goes_through_it():
             assert await answer(silent) is None
             assert await answer(up) is None
         kept.append(path_of(service))
-        with pytest.raises(DoorShut):
-            await asyncio.to_thread(MemoryDoor(kept[0]).upload, head(1, 4), memoryview(b"data"))
+        with pytest.raises(EndpointLost):
+            await asyncio.to_thread(MemoryEndpoint(kept[0]).upload, head(1, 4), memoryview(b"data"))
 
-    assert visit(act).refused == [(2, "the upload was broken off")]
+    assert play(act).refused == [(2, "the upload was broken off")]
     assert not Path(kept[0]).parent.exists()
 
 
 def test_nobody_else_can_enter_its_folder():
     """The socket is its user's alone."""
 
-    async def act(service, desk):
+    async def act(service, store):
         assert Path(path_of(service)).parent.stat().st_mode & 0o077 == 0
 
-    visit(act)
+    play(act)
 
 
 def test_where_it_cannot_listen_it_says_what_to_do(tmp_path, monkeypatch):
@@ -409,7 +394,7 @@ def test_where_it_cannot_listen_it_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
 
     async def run():
-        service = MemoryService(lambda: None)
+        service = MemoryService(Store())
         try:
             with pytest.raises(ConfigError, match=r"cannot listen on .*--array-listen.*TMPDIR"):
                 await service.start()
@@ -422,13 +407,13 @@ def test_where_it_cannot_listen_it_says_what_to_do(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE])
-def test_it_lets_clients_in_again_after_it_could_not(monkeypatch, caplog, number):
+def test_it_accepts_clients_again_after_it_could_not(monkeypatch, caplog, number):
     """Without memory for a moment they wait; without a descriptor they are told."""
     told = number == errno.EMFILE
     monkeypatch.setattr(array_server, "_PAUSE_S", 20.0 if told else 0.01)
     failed = []
 
-    async def act(service, desk):
+    async def act(service, store):
         loop = asyncio.get_running_loop()
         accept = loop.sock_accept
 
@@ -440,14 +425,14 @@ def test_it_lets_clients_in_again_after_it_could_not(monkeypatch, caplog, number
             return await accept(listener)
 
         monkeypatch.setattr(loop, "sock_accept", full)
-        door = MemoryDoor(path_of(service))
+        endpoint = MemoryEndpoint(path_of(service))
         for ticket in (1, 2, 3):  # the first wait to accept may have begun before
             try:
-                await asyncio.to_thread(door.upload, head(ticket, 4), memoryview(b"data"))
+                await asyncio.to_thread(endpoint.upload, head(ticket, 4), memoryview(b"data"))
             except TransferRefused as error:
                 refused.append(str(error))
 
     refused = []
-    assert len(visit(act).handed_in) == 3 - told
+    assert len(play(act).handed_in) == 3 - told
     assert refused == ["the daemon: [Errno 24] there is none"] * told
     assert "there is none" in caplog.text

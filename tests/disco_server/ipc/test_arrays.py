@@ -9,12 +9,12 @@ import pytest
 
 from disco_client.arrays.shared_memory import allocate
 from disco_client.wire.arrays import PIECE_BYTES
-from disco_server.ipc.growing import FilledArray, GrowingArray, Offers
+from disco_server.ipc.arrays import IncomingArray, Offers, OutgoingArray
 
 
 def test_an_array_reaches_what_was_told():
     """It never shrinks, and it is settled when all of it is there."""
-    array = GrowingArray(-1, 10)
+    array = IncomingArray(-1, 10)
     assert [array.reaches(end) for end in (0, 1)] == [True, False]
     array.grow(7)
     array.grow(4)
@@ -27,7 +27,7 @@ def test_an_array_reaches_what_was_told():
 
 def test_an_array_that_fails_is_settled_and_says_why():
     """Also for the part that is there: nobody has a use for that."""
-    array = GrowingArray(-1, 10, 4)
+    array = IncomingArray(-1, 10, 4)
     array.grow(4, "lost")
     assert array.settled
     with pytest.raises(OSError, match="lost"):
@@ -36,7 +36,7 @@ def test_an_array_that_fails_is_settled_and_says_why():
 
 def test_who_waits_is_told_once():
     """Of the next thing that happens, whichever; then it has to ask again."""
-    array, told = GrowingArray(-1, 10), []
+    array, told = IncomingArray(-1, 10), []
     array.grow(1)
     array.on_change = lambda: told.append(array.there)
     for there in (2, 3):
@@ -60,9 +60,9 @@ def test_the_reader_hears_of_whole_pieces_and_the_end(steps, expected):
     """The first time with a descriptor of its own."""
     told = []
     fd = allocate(8)
-    array = FilledArray(fd, steps[-1], lambda there, given: told.append((there, given)))
+    array = OutgoingArray(fd, steps[-1], lambda there, given: told.append((there, given)))
     for there in steps:
-        array.grown(there)
+        array.grow(there)
     assert [there for there, _ in told] == expected
     (_, given), *others = told
     assert os.path.sameopenfile(fd, given)
@@ -72,7 +72,7 @@ def test_the_reader_hears_of_whole_pieces_and_the_end(steps, expected):
 
 
 def offer(offers, worker, ticket, nbytes=4, there=4):
-    array = GrowingArray(allocate(nbytes), nbytes, there)
+    array = IncomingArray(allocate(nbytes), nbytes, there)
     offers.add(worker, ticket, array)
     return array
 

@@ -1,15 +1,15 @@
 """Arrays in shared memory, read while another process fills them.
 
-Who fills one says after each piece how far it is. Each array has one reader, which
-waits in its own way: a rank reads its socket, a daemon awaits a future, a program
-waits for a lock. So this only keeps what was said, and tells who asked.
+The process that fills one tells the other after each piece how far it is. Each array
+has one reader, which waits in its own way: a rank reads its socket, a daemon awaits a
+future, a program waits for a lock. So this only keeps what was told, and calls back.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from disco_client.wire.arrays import PIECE_BYTES
 from disco_client.wire.codec import Kind
@@ -17,7 +17,7 @@ from disco_client.wire.codec import Kind
 if TYPE_CHECKING:
     from disco_server.ipc.framing import FrameReader
 
-__all__ = ["FROM_RANKS", "FilledArray", "GrowingArray", "Offers", "array_with"]
+__all__ = ["FROM_RANKS", "IncomingArray", "Offers", "OutgoingArray"]
 
 
 FROM_RANKS = (Kind.ARRAY_OUT, Kind.ARRAY_MORE, Kind.ARRAY_BACK)
@@ -28,8 +28,8 @@ def _nobody() -> None:
     """Who is told while nobody waits."""
 
 
-class GrowingArray:
-    """One array, from its beginning on.
+class IncomingArray:
+    """An array that another process fills, and this one reads from its beginning on.
 
     What happens may be told in another thread than the one that waits: this one sets
     ``on_change`` and then looks again, the other one changes and then calls it.
@@ -50,6 +50,20 @@ class GrowingArray:
         self.there = there
         self.error = error
         self.on_change: Callable[[], None] = _nobody
+
+    @classmethod
+    def received(cls, reader: FrameReader, nbytes: int, there: int, error: str) -> Self:
+        """The array that a peer tells of, in the memory whose descriptor came along.
+
+        Args:
+            reader: Holds the descriptors that came.
+            nbytes: How large it will be.
+            there: How many of its bytes are there.
+            error: Why the others will not come; with one the peer sent no descriptor.
+        """
+        fd = -1 if error else reader.fds.popleft()
+        lost = "" if fd >= 0 else "no descriptor was free for its memory"
+        return cls(fd, nbytes, there, error or lost)
 
     @property
     def settled(self) -> bool:
@@ -74,39 +88,25 @@ class GrowingArray:
         return self.there >= end
 
 
-def array_with(reader: FrameReader, nbytes: int, there: int, error: str) -> GrowingArray:
-    """The array that a peer tells of, in the memory whose descriptor came along.
-
-    Args:
-        reader: Holds the descriptors that came.
-        nbytes: How large it will be.
-        there: How many of its bytes are there.
-        error: Why the others will not come; with one the peer sent no descriptor.
-    """
-    fd = -1 if error else reader.fds.popleft()
-    lost = "" if fd >= 0 else "no descriptor was free for its memory"
-    return GrowingArray(fd, nbytes, there, error or lost)
-
-
-class FilledArray:
-    """An array that this process fills; whoever reads it hears of whole pieces and of the end.
+class OutgoingArray:
+    """An array that this process fills; its reader is told of whole pieces and of the end.
 
     Args:
         fd: The memory, which stays the caller's.
-        nbytes: The array's size.
+        nbytes: How large it will be.
         tell: Sends how much is there; the first time also a descriptor, to be closed there.
     """
 
     def __init__(self, fd: int, nbytes: int, tell: Callable[[int, int | None], None]) -> None:
         self.fd = fd
-        self._nbytes = nbytes
+        self.nbytes = nbytes
         self._tell = tell
         self._told = 0
         self._known = False
 
-    def grown(self, there: int) -> None:
-        """Notes how much is there."""
-        if there - self._told >= PIECE_BYTES or there == self._nbytes:
+    def grow(self, there: int) -> None:
+        """Notes how many bytes are there by now."""
+        if there - self._told >= PIECE_BYTES or there == self.nbytes:
             self._tell(there, None if self._known else os.dup(self.fd))
             self._told, self._known = there, True
 
@@ -118,10 +118,10 @@ class Offers:
     """
 
     def __init__(self) -> None:
-        self._untaken: dict[tuple[int, int], GrowingArray] = {}
-        self._growing: dict[tuple[int, int], GrowingArray] = {}
+        self._untaken: dict[tuple[int, int], IncomingArray] = {}
+        self._growing: dict[tuple[int, int], IncomingArray] = {}
 
-    def add(self, worker: int, ticket: int, array: GrowingArray) -> None:
+    def add(self, worker: int, ticket: int, array: IncomingArray) -> None:
         """Keeps an array; its descriptor belongs to this object from now on."""
         self._untaken[worker, ticket] = array
         if not array.settled:
@@ -140,7 +140,7 @@ class Offers:
         """The workers and tickets of what nobody has asked for yet."""
         return list(self._untaken)
 
-    def take(self, worker: int, ticket: int) -> GrowingArray:
+    def take(self, worker: int, ticket: int) -> IncomingArray:
         """Returns an array, whose descriptor is the caller's; each is taken once.
 
         Raises:
