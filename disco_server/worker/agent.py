@@ -29,7 +29,7 @@ from disco_client.transport.channel import (
 )
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, Kind, envelope
-from disco_server.ipc.grpc_server import Outbox, leaving, reading
+from disco_server.ipc.grpc_server import Outbox
 from disco_server.settings import read_cache
 from disco_server.worker.array_streams import ArrayCarrier
 from disco_server.worker.environment import WorkFolders, host_id
@@ -198,14 +198,13 @@ class Agent:
     async def _talk(self, line: Line, outbox: Outbox) -> str:
         stream = line.stream_stream("/disco.v1.NodeService/Register")()
         await stream.write(self._introduction())
-        writing = asyncio.ensure_future(outbox.run(leaving("node.send", stream.write)))
+        writing = asyncio.ensure_future(outbox.run(stream.write))
         # Who cannot speak any more need not listen: the next connection can do both.
         writing.add_done_callback(lambda _: stream.cancel())
         beating = asyncio.ensure_future(self._beat(outbox, stream))
-        read = reading("node.receive", stream.read)
         try:
             while True:
-                raw = await read()
+                raw = await stream.read()
                 if raw is grpc.aio.EOF:
                     return "the controller closed the connection"
                 self._heard = asyncio.get_running_loop().time()

@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from disco_client.errors import ConfigError
 from disco_client.telemetry.spans import setup
-from disco_client.transport import fault_injection
 from disco_server.collectives.startup import init_seconds
 from disco_server.config import Account, WorkerConfig
 from disco_server.ipc.event_loop import RunLoop
@@ -39,7 +38,6 @@ def run(config: WorkerConfig) -> int:
     Raises:
         ConfigError: It cannot listen where it was told to, or a variable is malformed.
     """
-    fault_injection.check()
     setup_audit(config.audit_log)
     setup("disco-worker", {"disco.node": config.name})
     warn_of_open_door(_logger, config.guard)

@@ -28,7 +28,7 @@ PASSED = (
     *("HIP_*", "HSA_*", "ROCR_*", "ROCM_*", "GPU_*", "RCCL_*"),
     *("MPI4PY_*", "MPICH_*", "MPIR_*", "I_MPI_*", "FI_*", "UCX_*", "TVM_*", "CC", "CXX"),
     *("DISCO_DEBUG", "DISCO_SLOW_S", "DISCO_INIT_TIMEOUT_S", "DISCO_NCCL_TIMEOUT_S"),
-    *("DISCO_MPI", "DISCO_TEST_FAULTS"),
+    "DISCO_MPI",
 )
 """What ranks get of the daemon's environment unless ``--env`` says more."""
 
