@@ -16,10 +16,11 @@ import numpy as np
 from disco_client.tracing import ring as layout
 from disco_server.collectives import validation
 from disco_server.collectives.header_exchange import NO_DATA, RowExchange
-from disco_server.collectives.meeting_watch import MeetingWatch, Waiting, slow_seconds
+from disco_server.collectives.meeting_watch import MeetingWatch, Waiting
 from disco_server.collectives.preflight import Lane, Preflight, VerdictKind
 from disco_server.collectives.types import AbortedError, Array, MismatchError, name_workers
 from disco_server.devices.base import on_device
+from disco_server.settings import SLOW_S
 
 if TYPE_CHECKING:
     from disco_server.collectives.header_exchange import RowExchange
@@ -125,7 +126,7 @@ class Agreement:
         self.with_shapes = False
         self._exchanges: list[RowExchange] = []
         self._waiting: Waiting | None = None
-        self._watch = MeetingWatch(worker_id, lambda: self._waiting, slow_seconds())
+        self._watch = MeetingWatch(worker_id, lambda: self._waiting, SLOW_S.value())
 
     def add_lane(self, members: Sequence[int], rows: RowExchange) -> Lane:
         """Begins a lane of these ranks, in the order of its rows."""

@@ -42,11 +42,12 @@ from disco_client.wire.reports import Inspection
 from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_another
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.collectives.pmi import MAX_LINE, PmiExchange
-from disco_server.collectives.startup import CommunicatorStartup, init_seconds
+from disco_server.collectives.startup import CommunicatorStartup
 from disco_server.embedded.rank_child import RankChild
 from disco_server.ipc.framing import frame, progress_in
 from disco_server.ipc.growing import FROM_RANKS, FilledArray, GrowingArray, Offers, array_with
 from disco_server.observe.processes import RankMemory, Subject, cut_ranks, inspect_ranks
+from disco_server.settings import INIT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -231,7 +232,7 @@ class Children:
         )
         self.opening = CommunicatorStartup(
             count,
-            init_seconds(),
+            INIT_TIMEOUT_S.value(),
             waiting=lambda: self._pmi.waiting,
             pid=lambda worker: self.ranks[worker].pid,
         )

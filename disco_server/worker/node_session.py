@@ -12,11 +12,12 @@ from disco_client.arrays.shared_memory import SharedPool
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.wire.codec import Kind, envelope
-from disco_server.collectives.startup import CommunicatorStartup, init_seconds
+from disco_server.collectives.startup import CommunicatorStartup
 from disco_server.ipc.framing import frame
 from disco_server.ipc.growing import Offers
 from disco_server.ipc.process import RankHandle
 from disco_server.observe.logs import BoundLogger, bind
+from disco_server.settings import INIT_TIMEOUT_S
 from disco_server.worker.array_store import LentArrays, Uploads
 from disco_server.worker.output import SessionOutput
 from disco_server.worker.pmi import PmiNode
@@ -244,7 +245,7 @@ class NodeSession:
         self.lent = LentArrays(self.offers, self.give_back, self.start.lease_s)
         self.opening = CommunicatorStartup(
             self.start.num_workers,
-            init_seconds(),
+            INIT_TIMEOUT_S.value(),
             waiting=lambda: self.pmi.waiting if self.pmi is not None else (),
             pid=lambda worker: self.ranks[worker].pid,
         )

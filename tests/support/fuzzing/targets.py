@@ -258,7 +258,7 @@ def load_settings(data):
     file = FOLDER / "settings.toml"
     file.write_bytes(data)
     text = data.decode("utf-8", "replace").replace("\0", "")
-    for name in WorkerConfig._READERS:
+    for name in WorkerConfig.table():
         try:
             WorkerConfig.load({}, {f"DISCO_{name.upper()}": text})
         except ConfigError:
