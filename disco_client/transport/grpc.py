@@ -8,7 +8,6 @@ they are.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ import grpc
 
 from disco_client import errors
 from disco_client.arrays.client import ArrayClient
+from disco_client.backoff import Backoff
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.transport.admin import ask_for_inspection
@@ -207,7 +207,6 @@ _ASK_AGAIN_S = 5.0
 _LOOK_S = 2.0
 """Whoever waits looks more often than this; what lies between two looks may be a standstill."""
 
-_PAUSES_S = (0.1, 1.0)
 _WORTH_SAYING_S = 1.0
 _RECEIVED_EVERY = 256
 _RECEIVED_BYTES = 1 << 20
@@ -497,7 +496,7 @@ class SessionStream:
 
     def _try_to_come_back(self, why: str) -> errors.SessionError | None:
         lease = self._ready.lease_s
-        began, said, pause = self._clock(), False, _PAUSES_S[0]
+        began, said, backoff = self._clock(), False, Backoff()
         refused: str | None = None
         while not self._leaving.is_set():
             away = self._clock() - began
@@ -520,8 +519,7 @@ class SessionStream:
                 return ended
             # Certificates and tokens may be replaced on one side before the other.
             refused = str(ended) if isinstance(ended, errors.AccessDenied) else None
-            self._leaving.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311  (no secret)
-            pause = min(pause * 2, _PAUSES_S[1])
+            self._leaving.wait(backoff.pause())
         return errors.SessionClosed(f"session {self._ready.name!r} was shut down")
 
     def _attach_again(self) -> errors.SessionError | errors.ConnectionFailed | None:
