@@ -29,6 +29,7 @@ from disco_client.errors import (
     SessionError,
     SessionLost,
     describe_exit,
+    describe_worker_end,
     worker_lost,
 )
 from disco_client.output import print_logs
@@ -447,15 +448,11 @@ class Children:
     def _report_end(self, child: RankChild, status: int) -> None:
         if self._goodbye is None and not self._failed:
             how = child.why_ended() or describe_exit(status)
-            if child.assigned:
-                text = f"worker {child.worker} on node {self._node!r} {how}; "
-                text += f"session {self._name!r} is over"
-            else:
-                text = f"worker {child.worker} could not be started on node {self._node!r}: "
-                text += f"it {how}"
             self._end_with(
                 worker_lost(
-                    text,
+                    describe_worker_end(
+                        child.worker, how, self._name, self._node, at_start=not child.assigned
+                    ),
                     worker=child.worker,
                     node=self._node,
                     exit_status=status,
