@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
 
 from disco_client.errors import ConfigError
+from disco_client.transport.address import DEFAULT_ADDRESS
 from disco_client.transport.credentials import Credentials
 from disco_server.security import CERTIFICATE_PREFIX, Guard, check_dial
 from disco_server.settings import (
@@ -56,7 +57,6 @@ from disco_server.settings import (
 
 __all__ = [
     "AUTO",
-    "DEFAULT_ADDRESS",
     "LEAST_MEMORY",
     "LOG_FORMATS",
     "LOG_LEVELS",
@@ -321,7 +321,6 @@ def _read_table(file: Path, table: str, known: Iterable[str]) -> Mapping[str, ob
     return settings
 
 
-DEFAULT_ADDRESS: Final = "127.0.0.1:7600"
 ON_OFF: Final = ("on", "off")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")

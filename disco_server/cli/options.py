@@ -21,8 +21,9 @@ from disco_client.errors import (
     DiscoError,
     NoSuchSession,
 )
+from disco_client.transport.address import DEFAULT_ADDRESS, controller_address
 from disco_client.wording import for_terminal
-from disco_server.config import DEFAULT_ADDRESS, Settings
+from disco_server.config import Settings
 from disco_server.settings import OneOf, Setting, read_path, read_switch
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _complete_session(context: click.Context, _: click.Parameter, incomplete: st
 
     given = context.params
     try:
-        address = given.get("address") or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS
+        address = controller_address(given.get("address"))
         credentials = Credentials.read(
             tls_ca=given.get("tls_ca"),
             tls_cert=given.get("tls_cert"),
