@@ -90,6 +90,10 @@ audit: $(VENV)/.stamp ## look for known vulnerabilities and licences of dependen
 functions: $(VENV)/.stamp ## add what the installed numpy documents to the list that workers offer
 	$(BIN)/python tests/support/numpy_names.py
 
+.PHONY: settings
+settings: $(VENV)/.stamp ## write docs/settings.md from the tables of settings
+	$(BIN)/python tests/support/settings_page.py
+
 .PHONY: format
 format: $(VENV)/.stamp ## put the sources into the house's format
 	$(BIN)/ruff check --select I --fix .

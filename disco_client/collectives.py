@@ -19,19 +19,7 @@ from disco_client.wire.values import Shape
 if TYPE_CHECKING:
     from disco_client.core import DRef, SessionCore
 
-__all__ = [
-    "REDUCE_OPS",
-    "all_to_all",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "broadcast_from_worker0",
-    "gather_to_worker0",
-    "init_ccl",
-    "reduce_scatter",
-    "scatter",
-    "scatter_from_worker0",
-]
+__all__ = ["REDUCE_OPS", "broadcast", "init_ccl", "move", "reduce", "scatter"]
 
 REDUCE_OPS = ("sum", "prod", "min", "max", "avg")
 """Reductions in the order of their codes."""
@@ -56,13 +44,7 @@ def broadcast(core: SessionCore, src: object, dst: DRef | None) -> DRef:
     array = np.asarray(src)
     if dst is None:
         dst = core.empty(array.shape, array.dtype)
-    return broadcast_from_worker0(core, core.copy_to_worker_0(array), dst, in_group=False)
-
-
-def broadcast_from_worker0(core: SessionCore, src: DRef, dst: DRef, in_group: bool) -> DRef:
-    """Copies worker 0's array to all; see ``Session.broadcast_from_worker0``."""
-    core.call_builtin("runtime.disco.broadcast_from_worker0", src, bool(in_group), dst)
-    return dst
+    return move(core, "broadcast_from_worker0", core.copy_to_worker_0(array), dst, in_group=False)
 
 
 def scatter(core: SessionCore, src: object, dst: DRef | None) -> DRef:
@@ -76,47 +58,33 @@ def scatter(core: SessionCore, src: object, dst: DRef | None) -> DRef:
         raise ConfigError(msg)
     if dst is None:
         dst = core.empty(array.shape[1:], array.dtype)
-    return scatter_from_worker0(core, core.copy_to_worker_0(array), dst, in_group=False)
+    return move(core, "scatter_from_worker0", core.copy_to_worker_0(array), dst, in_group=False)
 
 
-def scatter_from_worker0(core: SessionCore, src: DRef, dst: DRef, in_group: bool) -> DRef:
-    """Gives each worker one chunk of worker 0's array; see ``Session.scatter_from_worker0``."""
-    core.call_builtin("runtime.disco.scatter_from_worker0", src, bool(in_group), dst)
+def move(core: SessionCore, operation: str, src: DRef, dst: DRef, in_group: bool) -> DRef:
+    """Moves arrays between the workers; see the method of ``Session`` of that name.
+
+    Returns:
+        ``dst``.
+    """
+    core.call_builtin(f"runtime.disco.{operation}", src, bool(in_group), dst)
     return dst
 
 
-def gather_to_worker0(core: SessionCore, src: DRef, dst: DRef, in_group: bool) -> DRef:
-    """Collects every worker's array on worker 0; see ``Session.gather_to_worker0``."""
-    core.call_builtin("runtime.disco.gather_to_worker0", src, bool(in_group), dst)
-    return dst
+def reduce(
+    core: SessionCore, operation: str, src: DRef, dst: DRef, op: str, in_group: bool
+) -> DRef:
+    """Moves and reduces arrays; see the method of ``Session`` of that name.
 
+    Returns:
+        ``dst``.
 
-def allreduce(core: SessionCore, src: DRef, dst: DRef, op: str, in_group: bool) -> DRef:
-    """Reduces the workers' arrays; all get the result; see ``Session.allreduce``."""
-    core.call_builtin("runtime.disco.allreduce", src, _op_code(op), bool(in_group), dst)
-    return dst
-
-
-def allgather(core: SessionCore, src: DRef, dst: DRef, in_group: bool) -> DRef:
-    """Collects every worker's array on every worker; see ``Session.allgather``."""
-    core.call_builtin("runtime.disco.allgather", src, bool(in_group), dst)
-    return dst
-
-
-def reduce_scatter(core: SessionCore, src: DRef, dst: DRef, op: str, in_group: bool) -> DRef:
-    """Reduces the workers' arrays; each gets one chunk; see ``Session.reduce_scatter``."""
-    core.call_builtin("runtime.disco.reduce_scatter", src, _op_code(op), bool(in_group), dst)
-    return dst
-
-
-def all_to_all(core: SessionCore, src: DRef, dst: DRef, in_group: bool) -> DRef:
-    """Sends one chunk of each worker's array to each; see ``Session.all_to_all``."""
-    core.call_builtin("runtime.disco.all_to_all", src, bool(in_group), dst)
-    return dst
-
-
-def _op_code(op: str) -> Shape:
+    Raises:
+        ConfigError: No such reduction.
+    """
     if op not in REDUCE_OPS:
         msg = f"expected one of {', '.join(REDUCE_OPS)}, got {op!r}"
         raise ConfigError(msg)
-    return Shape((REDUCE_OPS.index(op),))
+    code = Shape((REDUCE_OPS.index(op),))
+    core.call_builtin(f"runtime.disco.{operation}", src, code, bool(in_group), dst)
+    return dst

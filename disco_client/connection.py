@@ -26,6 +26,7 @@ from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
+from disco_client.transport.address import controller_address
 from disco_client.transport.base import Transport, Waiting, Wish
 from disco_client.wording import many
 
@@ -33,10 +34,9 @@ if TYPE_CHECKING:
     from disco_client.transport.credentials import Credentials
     from disco_client.transport.grpc import GrpcTransport
 
-__all__ = ["DEFAULT_ADDRESS", "attach", "connect", "opening", "owner"]
+__all__ = ["attach", "connect", "opening", "owner"]
 
 
-DEFAULT_ADDRESS = "127.0.0.1:7600"
 _REACH_S = 30.0
 """How long a controller is waited for that does not answer; slots may take longer."""
 
@@ -124,7 +124,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
     credentials = Credentials.read(
         tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
     )
-    where = _address(address)
+    where = controller_address(address)
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
     known = {"disco.num_workers": num_workers, "disco.session.name": name or ""}
     span = spans.begin("disco.session", known)
@@ -203,7 +203,7 @@ def attach(  # noqa: PLR0913  (the same)
     credentials = Credentials.read(
         tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
     )
-    where, span = _address(address), spans.begin("disco.session")
+    where, span = controller_address(address), spans.begin("disco.session")
     with opening(span, "disco.attach", where):
         transport = GrpcTransport.attach(
             where, name, owner(), connect_timeout=timeout, credentials=credentials
@@ -284,10 +284,6 @@ class _Reopening:
         self._abandoned.set()
         if self._opening is not None:
             self._opening.abandon()
-
-
-def _address(given: str | None) -> str:
-    return given or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS
 
 
 def owner() -> str:

@@ -40,6 +40,9 @@ __all__ = [
     "WeightsMismatch",
     "WorkerLost",
     "describe_exit",
+    "describe_session_end",
+    "describe_worker_end",
+    "why_ended",
     "worker_lost",
 ]
 
@@ -307,6 +310,37 @@ def describe_exit(status: int) -> str:
     except ValueError:
         return f"died of signal {-status}"
     return f"died of {number.name} (signal {-status}, {signal.strsignal(number)})"
+
+
+def describe_worker_end(
+    worker: int, how: str, session: str, node: str | None = None, *, at_start: bool = False
+) -> str:
+    """Says that a worker's end has ended its session.
+
+    Args:
+        worker: Which.
+        how: How it ended, such as what `describe_exit` says.
+        session: The session's name.
+        node: Where it ran, if that is to be said.
+        at_start: Whether its session had not begun.
+    """
+    where = "" if node is None else f" on node {node!r}"
+    if at_start:
+        return f"worker {worker} could not be started{where}: it {how}"
+    return describe_session_end(f"worker {worker}{where} {how}", session)
+
+
+def describe_session_end(why: str, session: str) -> str:
+    """Says that something has ended a session."""
+    return f"{why}{_SESSION}{session!r} is over"
+
+
+def why_ended(error: SessionLost) -> str:
+    """Why a session ended, in a line without that it did."""
+    return str(error).partition("\n")[0].partition(_SESSION)[0]
+
+
+_SESSION = "; session "
 
 
 def _ranks(failures: Sequence[RemoteFailure]) -> str:

@@ -563,7 +563,7 @@ class Session:
         Returns:
             ``dst``.
         """
-        return collectives.broadcast_from_worker0(self._core, src, dst, in_group)
+        return collectives.move(self._core, "broadcast_from_worker0", src, dst, in_group)
 
     def scatter(
         self,
@@ -599,7 +599,7 @@ class Session:
         Returns:
             ``to_array``.
         """
-        return collectives.scatter_from_worker0(self._core, from_array, to_array, in_group)
+        return collectives.move(self._core, "scatter_from_worker0", from_array, to_array, in_group)
 
     def gather_to_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> DRef:
         """Collects every worker's array on worker 0, in rank order.
@@ -613,7 +613,7 @@ class Session:
         Returns:
             ``to_array``.
         """
-        return collectives.gather_to_worker0(self._core, from_array, to_array, in_group)
+        return collectives.move(self._core, "gather_to_worker0", from_array, to_array, in_group)
 
     def allreduce(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:
         """Reduces the workers' arrays element by element; all get the result.
@@ -631,7 +631,7 @@ class Session:
         Raises:
             ConfigError: No such reduction.
         """
-        return collectives.allreduce(self._core, src, dst, op, in_group)
+        return collectives.reduce(self._core, "allreduce", src, dst, op, in_group)
 
     def allgather(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
         """Collects every worker's array on every worker, in rank order.
@@ -644,7 +644,7 @@ class Session:
         Returns:
             ``dst``.
         """
-        return collectives.allgather(self._core, src, dst, in_group)
+        return collectives.move(self._core, "allgather", src, dst, in_group)
 
     def reduce_scatter(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:
         """Reduces the workers' arrays; each worker gets one equal chunk of the result.
@@ -661,7 +661,7 @@ class Session:
         Raises:
             ConfigError: No such reduction.
         """
-        return collectives.reduce_scatter(self._core, src, dst, op, in_group)
+        return collectives.reduce(self._core, "reduce_scatter", src, dst, op, in_group)
 
     def all_to_all(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
         """Sends one equal chunk of each worker's array to each worker.
@@ -674,7 +674,7 @@ class Session:
         Returns:
             ``dst``.
         """
-        return collectives.all_to_all(self._core, src, dst, in_group)
+        return collectives.move(self._core, "all_to_all", src, dst, in_group)
 
     def compare_shapes(self, enabled: bool = True) -> None:
         """Makes collectives stricter, to find a mistake: shapes must be equal, too.

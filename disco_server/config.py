@@ -15,26 +15,27 @@ import re
 import socket
 import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
 
 from disco_client.errors import ConfigError
+from disco_client.transport.address import DEFAULT_ADDRESS
 from disco_client.transport.credentials import Credentials
-from disco_server.security import CERTIFICATE_PREFIX, GUARD_READERS, Guard, check_dial, read_prefix
+from disco_server.security import CERTIFICATE_PREFIX, Guard, check_dial
 from disco_server.settings import (
     AUTO,
     OFF,
     UPLOADS,
     Address,
-    Reader,
+    OneOf,
+    Setting,
     cpu_cores,
     did_you_mean,
     file_allowed,
     module_allowed,
-    one_of,
     read_cache,
     read_devices,
     read_dial,
@@ -46,14 +47,16 @@ from disco_server.settings import (
     read_optional_listen,
     read_path,
     read_patterns,
+    read_prefix,
     read_seconds,
+    read_switch,
     refuse,
+    setting,
     whole,
 )
 
 __all__ = [
     "AUTO",
-    "DEFAULT_ADDRESS",
     "LEAST_MEMORY",
     "LOG_FORMATS",
     "LOG_LEVELS",
@@ -64,6 +67,7 @@ __all__ = [
     "Account",
     "Address",
     "ControllerConfig",
+    "DaemonConfig",
     "Settings",
     "WorkerConfig",
     "file_allowed",
@@ -71,6 +75,7 @@ __all__ = [
     "module_allowed",
     "passes",
     "read_environment",
+    "read_guard",
     "read_size",
     "read_user",
     "size_text",
@@ -196,37 +201,42 @@ class Account:
 
 # Where settings come from: command line, environment, file, and whose word counts.
 #
-# The classes of `disco_server.config` say what there is to set; this says how a value is
-# found, read by the same code wherever it came from, and refused at the place where a
-# person wrote it.
+# The fields of a configuration are the one table of what there is to set: options,
+# variables, names in files, help and the page `docs/settings.md` all come from it.
 
 
 _TABLES: Final = ("controller", "worker")
-_SINGULAR: Final = {"allow_modules": "allow_module", "allow_functions": "allow_function"}
+_RETIREMENT: Final = "{} is ignored, and will be refused by the next release: {}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What both configurations share: checking and loading.
-
-    `_READERS` has one reader a field; it turns what a person wrote into the
-    field's type, and takes its own results back unchanged.
-    """
-
-    __slots__ = ()
+    """What the configurations share: checking and loading; each field is made by `setting`."""
 
     _TABLE: ClassVar[str]
-    _READERS: ClassVar[Mapping[str, Reader]]
     _RETIRED: ClassVar[Mapping[str, str]] = {}
     """Settings that an earlier release had and this one ignores, each with the reason."""
 
     def __post_init__(self) -> None:
-        for name, read in self._READERS.items():
+        for name, row in self.table().items():
             # Frozen for everybody else; this is still the construction.
-            object.__setattr__(self, name, read(getattr(self, name), name))
+            object.__setattr__(self, name, row.read(getattr(self, name), name))
         self._complete()
 
     def _complete(self) -> None:
         """Chooses what was left to choose and checks settings against each other."""
+
+    @classmethod
+    def table(cls) -> dict[str, Setting]:
+        """The settings by name, its own before those that it shares."""
+        rows = [_row(each.name, **each.metadata) for each in fields(cls)]
+        own = [row for row in rows if row.name in cls.__dict__]
+        return {row.name: row for row in (*own, *rows)}
+
+    @classmethod
+    def retired(cls) -> list[Setting]:
+        """Settings that are still taken, and do nothing."""
+        return [_row(name, read=_anything, text=text) for name, text in cls._RETIRED.items()]
 
     @classmethod
     def load(
@@ -234,6 +244,7 @@ class Settings:
         flags: Mapping[str, object | None] | None = None,
         environ: Mapping[str, str] | None = None,
         file: Path | None = None,
+        on_retired: Callable[[str], None] = lambda _line: None,
     ) -> Self:
         """Gathers the settings: flags before environment before file before default.
 
@@ -243,6 +254,7 @@ class Settings:
             environ: The environment; by default this process's. An empty
                 variable counts as absent.
             file: A TOML file with tables ``[controller]`` and ``[worker]``.
+            on_retired: Told, a line each, which given settings are ignored, and why.
 
         Raises:
             ConfigError: A value is wrong, or the file cannot be read or names
@@ -250,67 +262,38 @@ class Settings:
         """
         flags = flags or {}
         environ = os.environ if environ is None else environ
-        table: Mapping[str, object] = {}
-        if file is not None:
-            table = _read_table(file, cls._TABLE, (*cls._READERS, *cls._RETIRED))
-        for name in flags:
-            if name not in cls._READERS and name not in cls._RETIRED:
-                raise ConfigError(
-                    f"{_flag(name)}: no such setting{did_you_mean(name, cls._READERS)}"
-                )
-        chosen: dict[str, Any] = {}
-        for name, read in cls._READERS.items():
-            variable = f"DISCO_{name.upper()}"
-            if flags.get(name) not in (None, ()):
-                value, where = flags[name], _flag(name)
-            elif environ.get(variable):
-                value, where = environ[variable], variable
-            elif name in table:
-                value, where = table[name], f"[{cls._TABLE}] {name} in {file}"
-            else:
-                continue
-            chosen[name] = read(value, where)
-        return cls(**chosen)
-
-    @classmethod
-    def retired(
-        cls,
-        flags: Mapping[str, object | None] | None = None,
-        environ: Mapping[str, str] | None = None,
-        file: Path | None = None,
-    ) -> list[str]:
-        """Says, a line each, which given settings :meth:`load` ignores, and why.
-
-        Args:
-            flags: As for :meth:`load`.
-            environ: As for :meth:`load`.
-            file: As for :meth:`load`.
-
-        Raises:
-            ConfigError: The file cannot be read.
-        """
-        flags = flags or {}
-        environ = os.environ if environ is None else environ
-        known = (*cls._READERS, *cls._RETIRED)
+        settings, retired = cls.table(), cls.retired()
+        known = [*settings, *(row.name for row in retired)]
         table: Mapping[str, object] = {}
         if file is not None:
             table = _read_table(file, cls._TABLE, known)
-        lines: list[str] = []
-        for name, why in cls._RETIRED.items():
-            variable = f"DISCO_{name.upper()}"
-            places = [_flag(name)] if flags.get(name) is not None else []
-            places += [variable] if environ.get(variable) else []
-            places += [f"[{cls._TABLE}] {name} in {file}"] if name in table else []
-            lines += [
-                f"{where} is ignored, and will be refused by the next release: {why}"
-                for where in places
-            ]
-        return lines
+        for name in flags:
+            if name not in known:
+                raise ConfigError(f"{name}: no such setting{did_you_mean(name, settings)}")
+
+        def in_file(name: str) -> str:
+            return f"[{cls._TABLE}] {name} in {file}"
+
+        where = flags, environ, table, in_file
+        chosen: dict[str, Any] = {}
+        for row in settings.values():
+            for value, place in row.places(*where):
+                chosen[row.name] = row.read(value, place)
+                break
+        for row in retired:
+            for _, place in row.places(*where):
+                on_retired(_RETIREMENT.format(place, row.text))
+        return cls(**chosen)
 
 
-def _flag(name: str) -> str:
-    """What a setting is called on the command line, where it is given once a value."""
-    return f"--{_SINGULAR.get(name, name).replace('_', '-')}"
+def _anything(value: object, _where: str) -> object:
+    return value
+
+
+def _row(name: str, *, option: str | None = "", **columns: Any) -> Setting:
+    if option == "":
+        option = f"--{name.replace('_', '-')}"
+    return Setting(name=name, option=option or "", **columns)
 
 
 def _read_table(file: Path, table: str, known: Iterable[str]) -> Mapping[str, object]:
@@ -338,7 +321,6 @@ def _read_table(file: Path, table: str, known: Iterable[str]) -> Mapping[str, ob
     return settings
 
 
-DEFAULT_ADDRESS: Final = "127.0.0.1:7600"
 ON_OFF: Final = ("on", "off")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
@@ -353,91 +335,161 @@ _MOST_REGISTERS: Final = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerConfig(Settings):
-    """The settings of a controller daemon.
+class DaemonConfig(Settings):
+    """The settings that both daemons have."""
 
-    Attributes:
-        listen: Where it takes connections: ``HOST:PORT`` (port 0: the system
-            chooses), ``[IPV6]:PORT`` or ``unix:/path``.
-        port_file: Where it writes its port once it is ready; None for nowhere.
-        log_level: ``debug``, ``info``, ``warning`` or ``error``.
-        log_format: ``text`` or ``json``.
-        session_lease_s: Seconds a session outlives its client's connection, and its
-            workers the controller; within them either may come back.
-        node_lease_s: Seconds after which a silent node counts as lost; at
-            least two heartbeats.
-        node_return_s: Seconds in which a node whose connection broke may come back
-            before its sessions end.
-        heartbeat_s: Seconds between a node's signs of life.
-        drain_s: Seconds running sessions are given when it is told to end.
-        tls_cert: The daemon's certificate, a PEM file; with its key, connections are encrypted.
-            The files are read again when they change.
-        tls_key: The key of that.
-        tls_ca: Who may sign the certificates of clients and worker daemons.
-        require_client_cert: Whether peers must show a certificate of that authority.
-        auth_token_file: The tokens that clients and worker daemons may show, one
-            ``ROLE NAME TOKEN`` a line; read again when it changes.
-        insecure: Whether other machines may be spoken with although connections are not
-            encrypted, or nobody is asked who he is.
-        audit_log: A file for the audit log, one JSON object a line; None for the log.
-        tls_id_prefix: What a URI in a peer's certificate begins with that says its role, as
-            in ``disco://client/alice``.
-        max_connections: How many connections of clients and nodes it takes at a time;
-            further ones are closed as soon as they are made.
-        max_sessions: How many sessions it takes, those that wait for slots included.
-        max_client_sessions: How many of them one client may have: one token or certificate,
-            or, where nobody is asked who he is, one process as it names itself.
-        expect_nodes: How many nodes there will ever be: once they are there, a session that
-            would not fit on all of them is refused, and not kept waiting. 0: nobody knows.
-        http: Where it serves its metrics and health over HTTP, as `listen` is written, or
-            ``off``. None: port 7601 of the loopback address, or a free one.
+    tls_cert: Path | None = setting(
+        None,
+        read_path,
+        "This daemon's certificate; with --tls-key, connections are encrypted.",
+        metavar="FILE",
+    )
+    tls_key: Path | None = setting(None, read_path, "The key of --tls-cert.", metavar="FILE")
+    tls_ca: Path | None = setting(
+        None, read_path, "The certificate of who signs those of its peers.", metavar="FILE"
+    )
+    require_client_cert: bool = setting(
+        False, read_switch, "Let in only who shows a certificate that --tls-ca signed."
+    )
+    auth_token_file: Path | None = setting(
+        None,
+        read_path,
+        "The tokens of those who are let in, ROLE NAME TOKEN a line; of a worker daemon, its own"
+        " token.",
+        metavar="FILE",
+    )
+    insecure: bool = setting(
+        False, read_switch, "Speak with other machines although anybody there could run code here."
+    )
+    audit_log: Path | None = setting(
+        None,
+        read_path,
+        "Where to write who did what, a JSON object a line.",
+        metavar="FILE",
+        shown="the log",
+    )
+    http: str | None = setting(
+        None,
+        read_http,
+        "Where /metrics, /healthz and /readyz are served, or off.",
+        metavar="HOST:PORT",
+        shown="127.0.0.1:7601, or a free port where that is taken",
+    )
+    log_level: str = setting("info", OneOf(LOG_LEVELS), "What is logged: this and what is graver.")
+    log_format: str = setting(
+        "text", OneOf(LOG_FORMATS), "Lines for people, or one JSON object a line."
+    )
+
+    @property
+    def http_address(self) -> Address | None:
+        """`http`, taken apart; None for the default or none."""
+        if self.http in (None, OFF):
+            return None
+        return Address.parse(self.http, where="http", any_port=True)
+
+    def _guarded(self, **more: Any) -> Guard:
+        """A guard by the settings that both daemons have, and more."""
+        return Guard(
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            tls_ca=self.tls_ca,
+            require_client_cert=self.require_client_cert,
+            insecure=self.insecure,
+            **more,
+        )
+
+
+def read_guard(given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Guard:
+    """Takes of a guard what was given, and the rest from the environment, as daemons do.
+
+    Args:
+        given: Settings of `DaemonConfig` by name; None for what was not given.
+        environ: The environment; by default this process's.
 
     Raises:
-        ConfigError: A setting is not as described.
+        ConfigError: A value is wrong, or they do not belong together.
+    """
+    environ = os.environ if environ is None else environ
+    table = DaemonConfig.table()
+    chosen: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is not None:
+            chosen[name] = table[name].read(value, name)
+        elif text := environ.get(table[name].variable):
+            chosen[name] = table[name].read(text, table[name].variable)
+    return Guard(**chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig(DaemonConfig):
+    """The settings of a controller daemon.
+
+    Raises:
+        ConfigError: A setting is not as its reader asks, or two do not belong together.
     """
 
-    listen: str = DEFAULT_ADDRESS
-    port_file: Path | None = None
-    log_level: str = "info"
-    log_format: str = "text"
-    session_lease_s: float = 60.0
-    node_lease_s: float = 10.0
-    node_return_s: float = 2.0
-    heartbeat_s: float = 2.0
-    drain_s: float = 30.0
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
-    require_client_cert: bool = False
-    auth_token_file: Path | None = None
-    insecure: bool = False
-    audit_log: Path | None = None
-    tls_id_prefix: str = CERTIFICATE_PREFIX
-    max_connections: int = MAX_CONNECTIONS
-    max_sessions: int = 1024
-    max_client_sessions: int = 256
-    expect_nodes: int = 0
-    http: str | None = None
+    listen: str = setting(
+        DEFAULT_ADDRESS,
+        read_listen,
+        "Where to listen; port 0 picks a free one.",
+        metavar="HOST:PORT",
+    )
+    port_file: Path | None = setting(
+        None, read_path, "Write the port here once ready.", metavar="PATH"
+    )
+    session_lease_s: float = setting(
+        60.0,
+        read_seconds,
+        "How long a session outlives a connection that may come back.",
+        metavar="SECONDS",
+        option="--session-lease",
+    )
+    node_lease_s: float = setting(
+        10.0,
+        read_seconds,
+        "After how long a silent node is lost.",
+        metavar="SECONDS",
+        option="--node-lease",
+    )
+    node_return_s: float = setting(
+        2.0,
+        read_seconds,
+        "How long a node whose connection broke is waited for.",
+        metavar="SECONDS",
+        option="--node-return",
+    )
+    heartbeat_s: float = setting(
+        2.0, read_seconds, "Seconds between a node's signs of life.", option=None
+    )
+    drain_s: float = setting(
+        30.0, read_seconds, "How long sessions may go on when it is told to end.", option=None
+    )
+    tls_id_prefix: str = setting(
+        CERTIFICATE_PREFIX,
+        read_prefix,
+        "What a URI in a certificate begins with that says its role.",
+        metavar="URI",
+    )
+    max_connections: int = setting(
+        MAX_CONNECTIONS,
+        whole(1, _MOST),
+        "How many connections it takes at a time.",
+        metavar="COUNT",
+    )
+    max_sessions: int = setting(
+        1024, whole(1, _MOST), "How many sessions it takes, waiting ones included.", metavar="COUNT"
+    )
+    max_client_sessions: int = setting(
+        256, whole(1, _MOST), "How many of them one client may have.", metavar="COUNT"
+    )
+    expect_nodes: int = setting(
+        0,
+        whole(0, _MOST),
+        "How many nodes there will ever be; 0 where nobody knows.",
+        metavar="COUNT",
+    )
 
     _TABLE: ClassVar[str] = "controller"
-    _READERS: ClassVar[Mapping[str, Reader]] = {
-        "listen": read_listen,
-        "port_file": read_path,
-        "log_level": one_of(LOG_LEVELS),
-        "log_format": one_of(LOG_FORMATS),
-        "session_lease_s": read_seconds,
-        "node_lease_s": read_seconds,
-        "node_return_s": read_seconds,
-        "heartbeat_s": read_seconds,
-        "drain_s": read_seconds,
-        **GUARD_READERS,
-        "tls_id_prefix": read_prefix,
-        "max_connections": whole(1, _MOST),
-        "max_sessions": whole(1, _MOST),
-        "max_client_sessions": whole(1, _MOST),
-        "expect_nodes": whole(0, _MOST),
-        "http": read_http,
-    }
 
     def _complete(self) -> None:
         if self.node_lease_s < 2 * self.heartbeat_s:
@@ -452,12 +504,7 @@ class ControllerConfig(Settings):
     @property
     def guard(self) -> Guard:
         """How its door is guarded."""
-        return _guard(self, auth_token_file=self.auth_token_file, tls_id_prefix=self.tls_id_prefix)
-
-    @property
-    def http_address(self) -> Address | None:
-        """`http`, taken apart; None for the default or none."""
-        return _http_address(self.http)
+        return self._guarded(auth_token_file=self.auth_token_file, tls_id_prefix=self.tls_id_prefix)
 
     @property
     def listen_address(self) -> Address:
@@ -466,134 +513,157 @@ class ControllerConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig(Settings):
+class WorkerConfig(DaemonConfig):
     """The settings of a worker daemon.
 
-    Attributes:
-        controller: Where the controller is: ``HOST:PORT``, ``[IPV6]:PORT`` or
-            ``unix:/path``.
-        slots: How many ranks this node takes at a time, 1 to 4096. AUTO: one
-            for each CPU core, or one for each device of a device list.
-        devices: The device of each slot, after construction exactly `slots`
-            names: ``cpu``, ``cuda:N`` or ``rocm:N``. Before it also a text:
-            ``cpu`` is every slot's device, ``cuda`` all visible GPUs, and
-            ``cuda:0,1`` these two.
-        device_check: Whether a daemon that offers GPUs tries them when it starts, ``on``
-            or ``off``.
-        name: What this node is called; by default its host name.
-        allow_modules: Patterns of modules that sessions may import and call as a whole
-            (see `module_allowed`), besides the functions of numpy and cupy that
-            every worker offers (see `disco_server.rank.numpy_functions`).
-        allow_functions: Patterns of other functions of numpy and cupy that sessions may
-            call, such as ``numpy.load`` (see `disco_server.rank.functions`).
-        allow_read: Folders and files that sessions may read weights from (see
-            `file_allowed`); ``*`` for everything.
-        allow_save: Folders in which sessions may save checkpoints (see
-            `file_allowed`); ``*`` for everything.
-        allow_load: Folders and files from which sessions may load modules, native
-            code and Python files among them (see `file_allowed`); UPLOADS for the
-            files that clients bring; ``*`` for everything.
-        module_cache: Where modules that clients bring are kept. None: ``disco/modules``
-            in the user's folder for caches.
-        module_cache_mib: How many MiB of them are kept; the longest unused go first.
-        rank_threads: Threads a rank's numerical libraries may use. AUTO: an
-            equal share of the cores.
-        env: What ranks get of this process's environment besides what computing needs:
-            names, patterns, or ``NAME=VALUE``.
-        max_memory: How many bytes a rank may allocate; 0 for no limit.
-        core_dumps: Whether ranks that crash may leave their memory in a file, ``on`` or
-            ``off``.
-        user: As whom ranks run, where this process is root; None for its own user.
-        work_dir: Where the working folders of ranks are made; None for the system's
-            folder of temporary files.
-        max_registers: How many registers a session may have.
-        max_array_mib: How many MiB a host array that a client brings may have. AUTO: as
-            many as this machine has of memory.
-        array_listen: Where clients may bring and fetch host arrays without the
-            detour through the controller, over gRPC: like `ControllerConfig.listen`.
-            None: in shared memory where the controller is on this machine, otherwise
-            a free port of the address from which the controller is reached; where
-            `tls_ca` is given without `tls_cert` there is no such port.
-        http: As for the controller.
-        tls_cert: The daemon's certificate, a PEM file; with its key, connections are encrypted.
-            The files are read again when they change.
-        tls_key: The key of that.
-        tls_ca: Who may sign the certificate of the controller; with it the connection to
-            the controller is encrypted.
-        require_client_cert: Whether peers must show a certificate of that authority.
-        auth_token_file: A file with the daemon's own token.
-        insecure: Whether other machines may be spoken with although connections are not
-            encrypted, or nobody is asked who he is.
-        audit_log: A file for the audit log, one JSON object a line; None for the log.
-        log_level: ``debug``, ``info``, ``warning`` or ``error``.
-        log_format: ``text`` or ``json``.
+    After construction `devices` has exactly `slots` names: ``cpu``, ``cuda:N`` or ``rocm:N``.
 
     Raises:
-        ConfigError: A setting is not as described.
+        ConfigError: A setting is not as its reader asks, or two do not belong together.
     """
 
-    controller: str = DEFAULT_ADDRESS
-    slots: int = AUTO
-    devices: tuple[str, ...] = ("cpu",)
-    device_check: str = "on"
-    name: str = field(default_factory=socket.gethostname)
-    allow_modules: tuple[str, ...] = ()
-    allow_functions: tuple[str, ...] = ()
-    allow_read: tuple[str, ...] = ()
-    allow_save: tuple[str, ...] = ()
-    allow_load: tuple[str, ...] = ()
-    module_cache: Path | None = None
-    module_cache_mib: int = 10240
-    rank_threads: int = AUTO
-    env: tuple[str, ...] = ()
-    max_memory: int = 0
-    core_dumps: str = "off"
-    user: str | None = None
-    work_dir: Path | None = None
-    max_registers: int = MAX_REGISTERS
-    max_array_mib: int = AUTO
-    array_listen: str | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
-    require_client_cert: bool = False
-    auth_token_file: Path | None = None
-    insecure: bool = False
-    audit_log: Path | None = None
-    http: str | None = None
-    log_level: str = "info"
-    log_format: str = "text"
+    controller: str = setting(
+        DEFAULT_ADDRESS, read_dial, "The controller to join.", metavar="HOST:PORT"
+    )
+    slots: int = setting(
+        AUTO,
+        whole(1, _MAX_SLOTS, auto=True),
+        "How many workers fit here.",
+        metavar="N",
+        shown="CPU cores, or one for each of --devices",
+    )
+    devices: tuple[str, ...] = setting(
+        ("cpu",),
+        read_devices,
+        "cpu; cuda or rocm for every visible GPU; or numbered GPUs such as cuda:0,1. A GPU is one"
+        " slot.",
+        metavar="LIST",
+        shown="cpu",
+    )
+    device_check: str = setting(
+        "on",
+        OneOf(ON_OFF),
+        "Whether GPUs are tried before they are offered; off starts a second earlier.",
+    )
+    name: str = setting(
+        socket.gethostname,
+        read_node_name,
+        "This node's name, unique in the cluster.",
+        metavar="NAME",
+        shown="host name",
+    )
+    allow_modules: tuple[str, ...] = setting(
+        (),
+        read_patterns,
+        "What sessions may import and call as a whole, besides the functions of numpy and cupy"
+        " that workers offer; repeatable.",
+        metavar="PATTERN",
+        option="--allow-module",
+    )
+    allow_functions: tuple[str, ...] = setting(
+        (),
+        read_patterns,
+        "Other functions of numpy and cupy that sessions may call, such as numpy.load; repeatable.",
+        metavar="PATTERN",
+        option="--allow-function",
+        shown="none",
+    )
+    allow_read: tuple[str, ...] = setting(
+        (),
+        read_folders,
+        "A folder or file that sessions may read weights from; repeatable.",
+        metavar="PATH",
+        shown="none",
+    )
+    allow_save: tuple[str, ...] = setting(
+        (),
+        read_folders,
+        "A folder in which sessions may save checkpoints; repeatable.",
+        metavar="DIR",
+        shown="none",
+    )
+    allow_load: tuple[str, ...] = setting(
+        (),
+        read_loads,
+        "A folder or file that sessions may load modules from, or 'uploads' for what clients"
+        " bring; repeatable.",
+        metavar="PATH",
+        shown="none",
+    )
+    module_cache: Path | None = setting(
+        None,
+        read_cache,
+        "Where uploaded modules are kept.",
+        metavar="DIR",
+        shown="~/.cache/disco/modules",
+    )
+    module_cache_mib: int = setting(
+        10240,
+        whole(1, _MAX_CACHE_MIB),
+        "How many MiB of them are kept.",
+        metavar="N",
+    )
+    rank_threads: int = setting(
+        AUTO,
+        whole(1, _MAX_SLOTS, auto=True),
+        "Threads of a worker's numerical libraries.",
+        metavar="N",
+        shown="an equal share of the cores",
+    )
+    env: tuple[str, ...] = setting(
+        (),
+        read_environment,
+        "A variable that workers get besides what computing needs; * and ? match; repeatable.",
+        metavar="NAME[=VALUE]",
+    )
+    max_memory: int = setting(
+        0,
+        read_size,
+        "How much memory a worker may allocate, such as 4GiB.",
+        metavar="SIZE",
+        shown="no limit",
+    )
+    core_dumps: str = setting(
+        "off", OneOf(ON_OFF), "Whether workers that crash may leave a core dump."
+    )
+    user: str | None = setting(
+        None,
+        read_user,
+        "The user as whom workers run, where the daemon is root.",
+        metavar="NAME",
+        shown="the daemon's",
+    )
+    work_dir: Path | None = setting(
+        None,
+        read_path,
+        "Where workers get folders of their own.",
+        metavar="DIR",
+        shown="the system's temporary folder",
+    )
+    max_registers: int = setting(
+        MAX_REGISTERS,
+        whole(_LEAST_REGISTERS, _MOST_REGISTERS),
+        "How many references a session may hold.",
+        metavar="N",
+    )
+    max_array_mib: int = setting(
+        AUTO,
+        whole(1, _MAX_CACHE_MIB, auto=True),
+        "How large a host array may be that a client brings.",
+        metavar="N",
+        shown="this machine's memory",
+    )
+    array_listen: str | None = setting(
+        None,
+        read_optional_listen,
+        "Where clients bring and fetch host arrays.",
+        metavar="HOST:PORT",
+        shown="in shared memory if the controller is on this machine, otherwise a free port",
+    )
 
     _TABLE: ClassVar[str] = "worker"
     _RETIRED: ClassVar[Mapping[str, str]] = {
         "warm": "workers are forked from one process that is always ready; leave it out"
-    }
-    _READERS: ClassVar[Mapping[str, Reader]] = {
-        "controller": read_dial,
-        "slots": whole(1, _MAX_SLOTS, auto=True),
-        "devices": read_devices,
-        "device_check": one_of(ON_OFF),
-        "name": read_node_name,
-        "allow_modules": read_patterns,
-        "allow_functions": read_patterns,
-        "allow_read": read_folders,
-        "allow_save": read_folders,
-        "allow_load": read_loads,
-        "module_cache": read_cache,
-        "module_cache_mib": whole(1, _MAX_CACHE_MIB),
-        "rank_threads": whole(1, _MAX_SLOTS, auto=True),
-        "env": read_environment,
-        "max_memory": read_size,
-        "core_dumps": one_of(ON_OFF),
-        "user": read_user,
-        "work_dir": read_path,
-        "max_registers": whole(_LEAST_REGISTERS, _MOST_REGISTERS),
-        "max_array_mib": whole(1, _MAX_CACHE_MIB, auto=True),
-        "array_listen": read_optional_listen,
-        **GUARD_READERS,
-        "http": read_http,
-        "log_level": one_of(LOG_LEVELS),
-        "log_format": one_of(LOG_FORMATS),
     }
 
     def _complete(self) -> None:
@@ -622,7 +692,7 @@ class WorkerConfig(Settings):
     @property
     def guard(self) -> Guard:
         """How its door for arrays is guarded."""
-        return _guard(self)
+        return self._guarded()
 
     @property
     def credentials(self) -> Credentials:
@@ -636,11 +706,6 @@ class WorkerConfig(Settings):
         )
 
     @property
-    def http_address(self) -> Address | None:
-        """`http`, taken apart; None for the default or none."""
-        return _http_address(self.http)
-
-    @property
     def controller_address(self) -> Address:
         """`controller`, taken apart."""
         return Address.parse(self.controller, where="controller")
@@ -651,21 +716,3 @@ class WorkerConfig(Settings):
         if self.array_listen is None:
             return None
         return Address.parse(self.array_listen, where="array_listen", any_port=True)
-
-
-def _guard(config: ControllerConfig | WorkerConfig, **more: Any) -> Guard:
-    """A guard by the settings that both daemons have, and more."""
-    return Guard(
-        tls_cert=config.tls_cert,
-        tls_key=config.tls_key,
-        tls_ca=config.tls_ca,
-        require_client_cert=config.require_client_cert,
-        insecure=config.insecure,
-        **more,
-    )
-
-
-def _http_address(text: str | None) -> Address | None:
-    if text in (None, OFF):
-        return None
-    return Address.parse(text, where="http", any_port=True)

@@ -7,63 +7,25 @@ he is, or a person says that this is not wanted.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from disco_client.errors import ConfigError
 from disco_client.transport.credentials import Credentials, is_local
-from disco_server.settings import Address, Reader, read_path, refuse
+from disco_server.settings import Address
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
     "CERTIFICATE_PREFIX",
-    "GUARD_READERS",
     "Guard",
     "check_dial",
     "check_pair_given",
-    "read_prefix",
-    "read_switch",
 ]
 
 CERTIFICATE_PREFIX: Final = "disco://"
 """What the URI of a certificate begins with that says who shows it."""
-
-
-def read_switch(value: object, where: str) -> bool:
-    """Reads whether something is so."""
-    words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in words:
-        return words[value.lower()]
-    raise refuse(where, "1 or 0", value)
-
-
-def read_prefix(value: object, where: str) -> str:
-    """Reads what the URIs of certificates begin with.
-
-    It ends with a slash, so that ``spiffe://example.org/`` is not the beginning of
-    ``spiffe://example.org.evil/``.
-    """
-    if isinstance(value, str) and "://" in value and value.endswith("/"):
-        return value
-    raise refuse(where, "the beginning of a URI that ends with a slash", value)
-
-
-GUARD_READERS: Final[Mapping[str, Reader]] = {
-    "tls_cert": read_path,
-    "tls_key": read_path,
-    "tls_ca": read_path,
-    "require_client_cert": read_switch,
-    "auth_token_file": read_path,
-    "insecure": read_switch,
-    "audit_log": read_path,
-}
-"""The readers of the settings that both daemons have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,26 +52,6 @@ class Guard:
     auth_token_file: Path | None = None
     tls_id_prefix: str = CERTIFICATE_PREFIX
     insecure: bool = False
-
-    @classmethod
-    def read(cls, given: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> Self:
-        """Takes what was given, and the rest from the environment, as daemons do.
-
-        Args:
-            given: Attributes by name; None for what was not given.
-            environ: The environment, with ``DISCO_`` and the name in capitals.
-
-        Raises:
-            ConfigError: As the class does, or a value is wrong.
-        """
-        chosen: dict[str, Any] = {}
-        for name, value in given.items():
-            variable = f"DISCO_{name.upper()}"
-            if value is not None:
-                chosen[name] = GUARD_READERS[name](value, name)
-            elif environ.get(variable):
-                chosen[name] = GUARD_READERS[name](environ[variable], variable)
-        return cls(**chosen)
 
     def __post_init__(self) -> None:
         check_pair_given(self.tls_cert, self.tls_key)

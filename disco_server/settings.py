@@ -1,4 +1,4 @@
-"""Reading one setting: what a person may write, and what it becomes.
+"""One setting: what it is called, what a person may write, and what that becomes.
 
 A reader takes a value and the name of the place where it was written. It
 returns the value in the type that the configurations keep, takes its own
@@ -13,28 +13,37 @@ import math
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from disco_client.errors import ConfigError
 from disco_client.transport.address import Address
 
 __all__ = [
     "AUTO",
+    "DEBUG",
     "GPU_LIBRARIES",
+    "INIT_TIMEOUT_S",
+    "MPI",
+    "NCCL_TIMEOUT_S",
     "OFF",
+    "RANK_VARIABLES",
+    "SLOW_S",
     "UPLOADS",
     "Address",
     "NoVisibleGpu",
+    "OneOf",
     "Reader",
+    "Setting",
+    "Variable",
     "cpu_cores",
     "did_you_mean",
     "file_allowed",
     "keeps_order",
     "module_allowed",
-    "one_of",
     "read_cache",
     "read_devices",
     "read_dial",
@@ -45,9 +54,11 @@ __all__ = [
     "read_node_name",
     "read_path",
     "read_patterns",
+    "read_prefix",
     "read_seconds",
+    "read_switch",
     "refuse",
-    "seconds_in",
+    "setting",
     "visible_gpus",
     "whole",
 ]
@@ -68,6 +79,85 @@ _GPU_KINDS: Final = ("cuda", "rocm")
 
 Reader = Callable[[object, str], object]
 """Takes what a person wrote and where; returns the field's value or refuses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One thing that a daemon can be told; a row of the table of its configuration.
+
+    Attributes:
+        name: Of the field, and in a file.
+        read: Reads what a person wrote.
+        text: What it is, in a sentence.
+        option: The option of the command line; "" where there is none.
+        default: What counts where nobody says anything, in words; "" where that says nothing.
+        metavar: What a value is called where the option is described.
+        repeats: Whether the option may be given several times.
+    """
+
+    name: str
+    read: Reader
+    text: str
+    option: str
+    default: str = ""
+    metavar: str = ""
+    repeats: bool = False
+
+    @property
+    def variable(self) -> str:
+        """The variable of the environment."""
+        return f"DISCO_{self.name.upper()}"
+
+    def places(
+        self,
+        flags: Mapping[str, object | None],
+        environ: Mapping[str, str],
+        table: Mapping[str, object],
+        in_file: Callable[[str], str],
+    ) -> Iterator[tuple[object, str]]:
+        """Where it was given, with the value and the name of each place; the first one counts.
+
+        Args:
+            flags: Options by field name; None and the empty tuple stand for none.
+            environ: The environment, in which an empty variable counts as absent.
+            table: What a file says.
+            in_file: Says where a setting of that name stands in the file.
+        """
+        if flags.get(self.name) not in (None, ()):
+            yield flags[self.name], self.option or self.name
+        if environ.get(self.variable):
+            yield environ[self.variable], self.variable
+        if self.name in table:
+            yield table[self.name], in_file(self.name)
+
+
+def setting(
+    default: object,
+    read: Reader,
+    text: str,
+    *,
+    metavar: str = "",
+    shown: str | None = None,
+    option: str | None = "",
+) -> Any:
+    """Makes the field of a configuration; see `Setting`.
+
+    Args:
+        default: What counts where nobody says anything, or what makes it. The option of
+            one whose default is the empty tuple may be given several times.
+        read: Reads a value.
+        text: What it is.
+        metavar: What a value is called.
+        shown: The default in words, where its own are none.
+        option: The option, where it is not the field's name; None where there is none.
+    """
+    if shown is None:
+        silent = default is None or default is False or default == ()
+        shown = "" if silent else f"{default:g}" if isinstance(default, float) else str(default)
+    row = {"read": read, "text": text, "metavar": metavar, "default": shown, "option": option}
+    if callable(default):
+        return field(default_factory=default, metadata={**row, "repeats": False})
+    return field(default=default, metadata={**row, "repeats": default == ()})
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -133,34 +223,6 @@ def keeps_order() -> bool:
     x86 promises it (Intel SDM 3A, 8.2.2; AMD APM 2, 7.2).
     """
     return platform.machine().lower() in {"x86_64", "amd64", "i686"}
-
-
-def seconds_in(environ: Mapping[str, str], name: str, default: float) -> float:
-    """Reads a time from the environment; empty means the default.
-
-    Raises:
-        ConfigError: It is no number of seconds from 0 up.
-    """
-    text = environ.get(name, "")
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise refuse(name, "a number of seconds", text)
-    return value
-
-
-def flag_in(environ: Mapping[str, str], name: str) -> bool:
-    """Reads a switch from the environment: 1 is on, 0 and empty are off.
-
-    Raises:
-        ConfigError: It is none of these.
-    """
-    text = environ.get(name, "")
-    if text not in ("", "0", "1"):
-        raise refuse(name, "0 or 1", text)
-    return text == "1"
 
 
 class NoVisibleGpu(ConfigError):
@@ -245,15 +307,38 @@ def read_seconds(value: object, where: str) -> float:
     return number
 
 
-def one_of(choices: tuple[str, ...]) -> Reader:
-    """Makes a reader of one word out of a few, in any case."""
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Reads one word out of a few, in any case."""
 
-    def read(value: object, where: str) -> str:
-        if isinstance(value, str) and value.lower() in choices:
+    choices: tuple[str, ...]
+
+    def __call__(self, value: object, where: str) -> str:
+        """As readers do."""
+        if isinstance(value, str) and value.lower() in self.choices:
             return value.lower()
-        raise refuse(where, f"one of {', '.join(choices)}", value)
+        raise refuse(where, f"one of {', '.join(self.choices)}", value)
 
-    return read
+
+def read_switch(value: object, where: str) -> bool:
+    """Reads whether something is so."""
+    words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    raise refuse(where, "1 or 0", value)
+
+
+def read_prefix(value: object, where: str) -> str:
+    """Reads what the URIs of certificates begin with.
+
+    It ends with a slash, so that ``spiffe://example.org/`` is not the beginning of
+    ``spiffe://example.org.evil/``.
+    """
+    if isinstance(value, str) and "://" in value and value.endswith("/"):
+        return value
+    raise refuse(where, "the beginning of a URI that ends with a slash", value)
 
 
 def read_path(value: object, where: str) -> Path | None:
@@ -383,3 +468,81 @@ def read_devices(value: object, where: str) -> tuple[str, ...]:
     if twice:
         raise refuse(where, f"each GPU once ({', '.join(sorted(twice))} is repeated)", value)
     return tuple(devices)
+
+
+# --- variables of ranks ------------------------------------------------------
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Generic[_T]):
+    """A variable of the environment of ranks, which a daemon passes on to its own.
+
+    Attributes:
+        name: Its name.
+        read: Reads its text.
+        default: What counts where it is absent or empty.
+        text: What it is, in a sentence.
+    """
+
+    name: str
+    read: Callable[[str, str], _T]
+    default: _T
+    text: str
+
+    def value(self, environ: Mapping[str, str] | None = None) -> _T:
+        """What it says, by default in the environment of this process.
+
+        Raises:
+            ConfigError: It says what it cannot.
+        """
+        text = (os.environ if environ is None else environ).get(self.name, "")
+        return self.read(text, self.name) if text else self.default
+
+
+def _limit(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise refuse(where, "a number of seconds", text)
+    return value
+
+
+def _flag(text: str, where: str) -> bool:
+    if text not in ("0", "1"):
+        raise refuse(where, "0 or 1", text)
+    return text == "1"
+
+
+DEBUG: Final = Variable(
+    "DISCO_DEBUG", _flag, default=False, text="Whether collectives compare the shapes of arrays."
+)
+SLOW_S: Final = Variable(
+    "DISCO_SLOW_S", _limit, 30.0, "After how long it is said that a collective waits; 0 for never."
+)
+INIT_TIMEOUT_S: Final = Variable(
+    "DISCO_INIT_TIMEOUT_S",
+    _limit,
+    120.0,
+    "How long opening a communicator may take once all ranks have begun; 0 for ever.",
+)
+NCCL_TIMEOUT_S: Final = Variable(
+    "DISCO_NCCL_TIMEOUT_S",
+    _limit,
+    0.0,
+    "After how long an operation of NCCL or RCCL has failed; 0 for never.",
+)
+MPI: Final = Variable(
+    "DISCO_MPI", lambda text, _: text, "", "Which MPI library is loaded: mpich or impi."
+)
+RANK_VARIABLES: Final[tuple[Variable[Any], ...]] = (
+    DEBUG,
+    SLOW_S,
+    INIT_TIMEOUT_S,
+    NCCL_TIMEOUT_S,
+    MPI,
+)

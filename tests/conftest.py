@@ -39,6 +39,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORKER_MODULES = Path(__file__).parent / "worker_modules"
+SUPPORT = Path(__file__).parent / "support"
 STANDIN = Path(__file__).parent / "standin"
 STANDIN_GPUS = 4
 FUNCTIONS = "disco_test_functions"
@@ -295,12 +296,17 @@ class Daemons:
         self.prefix: list[str] = []
         self.started: list[Daemon] = []
 
-    def _start(self, what: str, options: tuple[object, ...], env: dict[str, str]) -> Daemon:
+    def _start(
+        self, what: str, options: tuple[object, ...], env: dict[str, str], faults: str
+    ) -> Daemon:
         folder = self._folder / f"{what}-{len(self.started)}"
         folder.mkdir()
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("DISCO_")}
-        path = os.pathsep.join(filter(None, (str(WORKER_MODULES), os.environ.get("PYTHONPATH"))))
-        program = [*self.prefix, sys.executable, "-m", f"disco_server.cli.{what}"]
+        paths = [str(WORKER_MODULES), *([str(SUPPORT)] if faults else [])]
+        path = os.pathsep.join(filter(None, (*paths, os.environ.get("PYTHONPATH"))))
+        module = f"disco_server.cli.{what}"
+        injecting = ["fault_tools.streams", faults, module] if faults else [module]
+        program = [*self.prefix, sys.executable, "-m", *injecting]
         # What libraries and tools need that only tests use.
         passed = {"DISCO_ENV": "STANDIN_*,CLOCK_OFFSET,FAULT_TEST", "DISCO_HTTP": "off"}
         environ = {**inherited, **passed, "PYTHONPATH": path, **env}
@@ -308,20 +314,27 @@ class Daemons:
         self.started.append(daemon)
         return daemon
 
-    def controller(self, *options: object, ready: bool = True, **env: str) -> Daemon:
-        """Starts a controller, on a free port unless the options say otherwise."""
+    def controller(
+        self, *options: object, ready: bool = True, faults: str = "", **env: str
+    ) -> Daemon:
+        """Starts a controller, on a free port unless the options say otherwise.
+
+        Faults of its streams are those of ``fault_tools.streams``.
+        """
         if "--listen" not in options and "DISCO_LISTEN" not in env and "--config" not in options:
             options = ("--listen", "127.0.0.1:0", *options)
         env = {"DISCO_SESSION_LEASE_S": LEASE_S, **env}
-        daemon = self._start("controller", options, env)
+        daemon = self._start("controller", options, env, faults)
         if ready:
             daemon.await_ready()
         return daemon
 
-    def worker(self, address: str, *options: object, ready: bool = True, **env: str) -> Daemon:
+    def worker(
+        self, address: str, *options: object, ready: bool = True, faults: str = "", **env: str
+    ) -> Daemon:
         """Starts a worker daemon that lets sessions import the tests' functions."""
         common = ("--controller", address, "--allow-module", FUNCTIONS)
-        daemon = self._start("worker", (*common, *options), env)
+        daemon = self._start("worker", (*common, *options), env, faults)
         if ready:
             daemon.await_ready()
         return daemon

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import socket
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -23,6 +22,7 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from disco_client.arrays.shared_memory import MEMORY_SCHEME, MemoryEndpoint
+from disco_client.backoff import Backoff
 from disco_client.pb import controller_pb2
 from disco_client.transport.base import ArrayEndpoint, EndpointLost, TransferFailed, TransferRefused
 from disco_client.transport.channel import Line, details, open_channel, run_uninterrupted
@@ -33,7 +33,6 @@ __all__ = ["ArrayClient", "GrpcEndpoint"]
 
 _logger = logging.getLogger(__name__)
 _SERVICE = "/disco.v1.ArrayService/"
-_PAUSES_S = (0.1, 1.0)
 _REACH_S = 1.0
 """While a daemon has not answered after this time, it is reached through the controller."""
 
@@ -201,7 +200,7 @@ class ArrayClient:
 
     def _through(self, worker: int, carry: Callable[[ArrayEndpoint], _T]) -> _T:
         """Carries an array, again and again while it is cut, until the session is over."""
-        address, pause = self._addresses.get(worker, ""), _PAUSES_S[0]
+        address, backoff = self._addresses.get(worker, ""), Backoff()
         while True:
             endpoint = self._reach(address)
             try:
@@ -211,8 +210,7 @@ class ArrayClient:
                     self._give_up(address, endpoint)
                     continue
                 _logger.debug("a transfer was cut, and begins anew: %s", error)
-            self._over.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311  (no secret)
-            pause = min(pause * 2, _PAUSES_S[1])
+            self._over.wait(backoff.pause())
 
     def _reach(self, address: str) -> ArrayEndpoint:
         """The endpoint at an address, if there is a way to it, or else the controller's."""

@@ -24,6 +24,7 @@ from disco_client.errors import (
     SessionError,
     SessionLost,
     WorkerLost,
+    why_ended,
 )
 from disco_client.recovery.journal import (
     Journal,
@@ -727,7 +728,7 @@ class Replaying:
             _logger.warning(
                 "session %s: %s; replaying %s commands on other workers",
                 self.welcome.name,
-                str(error).partition("\n")[0].partition("; session ")[0],
+                why_ended(error),
                 f"{count:,}".replace(",", " "),
             )
             incarnation.transport.close(_CLOSE_S)

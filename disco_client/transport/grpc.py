@@ -8,7 +8,6 @@ they are.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ import grpc
 
 from disco_client import errors
 from disco_client.arrays.client import ArrayClient
+from disco_client.backoff import Backoff
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.transport.admin import ask_for_inspection
@@ -33,7 +33,6 @@ from disco_client.transport.base import (
 )
 from disco_client.transport.channel import Line, await_controller, denied, details, why_refused
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
-from disco_client.transport.fault_injection import InjectedCut, through
 from disco_client.transport.run_clock import RunClock
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EncodedReply, Kind, envelope
@@ -208,8 +207,6 @@ _ASK_AGAIN_S = 5.0
 _LOOK_S = 2.0
 """Whoever waits looks more often than this; what lies between two looks may be a standstill."""
 
-_BROKEN = (grpc.RpcError, InjectedCut)
-_PAUSES_S = (0.1, 1.0)
 _WORTH_SAYING_S = 1.0
 _RECEIVED_EVERY = 256
 _RECEIVED_BYTES = 1 << 20
@@ -232,7 +229,6 @@ class SessionStream:
         self._address = address
         self._out = Outgoing()
         self._call: Any = None
-        self._incoming: Iterable[bytes] = ()
         self._calls: list[threading.Event] = []
         self._threads: set[threading.Thread] = set()
         # In which somebody looked: what came while nobody ran is not read yet.
@@ -304,10 +300,8 @@ class SessionStream:
         over = threading.Event()
         self._calls = [*(call for call in self._calls if not call.is_set()), over]
         self._threads = {thread for thread in self._threads if thread.is_alive()}
-        outgoing = through("client.send", self._out.stream(first))
         trace = tuple(spans.active_carrier().items())
-        self._call = self._open_stream(self._noted(outgoing), metadata=trace)
-        self._incoming = through("client.receive", self._call)
+        self._call = self._open_stream(self._noted(self._out.stream(first)), metadata=trace)
         self._call.add_done_callback(self._note_thread_and(over))
 
     def _noted(self, outgoing: Iterable[bytes]) -> Iterable[bytes]:
@@ -326,7 +320,7 @@ class SessionStream:
     def _await_ready(self, name: str, on_queued: Callable[[Waiting], None]) -> None:
         """Reads until the session is ready."""
         try:
-            for raw in self._incoming:
+            for raw in self._call:
                 received = EncodedEnvelope.FromString(raw)
                 if received.kind == Kind.QUEUED:
                     queued = controller_pb2.Queued.FromString(received.payload)
@@ -340,7 +334,7 @@ class SessionStream:
                 elif received.kind == Kind.REFUSED:
                     refused = node_pb2.Refused.FromString(received.payload)
                     raise errors.ConnectionFailed(refused.message)
-        except _BROKEN as error:
+        except grpc.RpcError as error:
             raise denied(error) or errors.ConnectionFailed(self._broken(error)) from None
         msg = f"the controller at {self._address} ended the session before it was ready"
         raise errors.ConnectionFailed(msg)
@@ -351,7 +345,7 @@ class SessionStream:
         nodes = {rank.node for rank in self._ready.ranks}
         have: dict[str, controller_pb2.Have] = {}
         try:
-            for raw in self._incoming:
+            for raw in self._call:
                 received = EncodedEnvelope.FromString(raw)
                 if received.kind == Kind.HAVE:
                     told = controller_pb2.Have.FromString(received.payload)
@@ -361,14 +355,13 @@ class SessionStream:
                 elif received.kind == Kind.ENDED:
                     ended = controller_pb2.SessionEnded.FromString(received.payload)
                     raise error_before(ended, name)
-        except _BROKEN as error:
+        except grpc.RpcError as error:
             raise errors.ConnectionFailed(self._broken(error)) from None
         msg = f"the controller at {self._address} ended the stream"
         raise errors.ConnectionFailed(msg)
 
-    def _broken(self, error: Exception) -> str:
-        why = details(error) if isinstance(error, grpc.RpcError) else error
-        return f"the connection to the controller at {self._address} broke: {why}"
+    def _broken(self, error: grpc.RpcError) -> str:
+        return f"the connection to the controller at {self._address} broke: {details(error)}"
 
     # What comes ------------------------------------------------------------------------
 
@@ -382,7 +375,7 @@ class SessionStream:
             try:
                 ended = self._read(events)
                 why = f"the controller at {self._address} ended the stream"
-            except _BROKEN as broke:
+            except grpc.RpcError as broke:
                 ended, why = None, self._broken(broke)
             if ended is None and not self._leaving.is_set():
                 ended = self._come_back(why)
@@ -391,7 +384,7 @@ class SessionStream:
 
     def _read(self, events: Events) -> errors.SessionError | None:
         """Reads one stream to its end; returns the session's end if it came."""
-        for raw in self._incoming:
+        for raw in self._call:
             self._heard = self._clock()
             received = EncodedEnvelope.FromString(raw)
             kind = received.kind
@@ -503,7 +496,7 @@ class SessionStream:
 
     def _try_to_come_back(self, why: str) -> errors.SessionError | None:
         lease = self._ready.lease_s
-        began, said, pause = self._clock(), False, _PAUSES_S[0]
+        began, said, backoff = self._clock(), False, Backoff()
         refused: str | None = None
         while not self._leaving.is_set():
             away = self._clock() - began
@@ -526,8 +519,7 @@ class SessionStream:
                 return ended
             # Certificates and tokens may be replaced on one side before the other.
             refused = str(ended) if isinstance(ended, errors.AccessDenied) else None
-            self._leaving.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311  (no secret)
-            pause = min(pause * 2, _PAUSES_S[1])
+            self._leaving.wait(backoff.pause())
         return errors.SessionClosed(f"session {self._ready.name!r} was shut down")
 
     def _attach_again(self) -> errors.SessionError | errors.ConnectionFailed | None:

@@ -19,7 +19,8 @@ from typing import IO, Self
 import click
 
 from disco_client.errors import ConfigError, DiscoError
-from disco_server.cli.options import json_option, log_level_option, report_errors
+from disco_server.cli.options import json_option, report_errors, setting_option
+from disco_server.config import DaemonConfig
 from disco_server.devices.probe import explain
 from disco_server.observe.lifetime import PARENT_VARIABLE, die_with
 from disco_server.settings import OFF, NoVisibleGpu, cpu_cores, read_devices, refuse
@@ -318,7 +319,7 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     help="A folder or file that sessions may load modules from, or 'uploads'; repeatable.  "
     "[default: anything, or nothing beside --allow-module or --listen]",
 )
-@log_level_option
+@setting_option(DaemonConfig.table()["log_level"])
 @json_option("Without a command, one JSON object when the cluster is ready.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @report_errors

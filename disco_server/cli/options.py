@@ -21,8 +21,10 @@ from disco_client.errors import (
     DiscoError,
     NoSuchSession,
 )
+from disco_client.transport.address import DEFAULT_ADDRESS, controller_address
 from disco_client.wording import for_terminal
-from disco_server.config import DEFAULT_ADDRESS, LOG_FORMATS, LOG_LEVELS
+from disco_server.config import Settings
+from disco_server.settings import OneOf, Setting, read_path, read_switch
 
 if TYPE_CHECKING:
     from disco_client.session import Session
@@ -37,18 +39,15 @@ __all__ = [
     "EXIT_USAGE",
     "Controller",
     "config_option",
-    "daemon_options",
     "dial_options",
     "fail",
-    "guard_options",
-    "http_option",
     "json_option",
-    "log_format_option",
-    "log_level_option",
     "quieten_grpc",
     "report_errors",
     "say",
     "session_argument",
+    "setting_option",
+    "setting_options",
     "spare_grpc_forks",
     "wants_all",
 ]
@@ -91,86 +90,32 @@ def config_option(command: Callable[_P, _R]) -> Callable[_P, _R]:
     )(command)
 
 
-def log_level_option(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Adds ``--log-level``, which arrives as ``log_level: str | None``."""
-    return click.option(
-        "--log-level",
-        type=click.Choice(LOG_LEVELS, case_sensitive=False),
-        help="What is logged: this and what is graver.  [default: info]",
-    )(command)
+def setting_options(kind: type[Settings]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Adds an option for each setting of a daemon, under the setting's name, and ``--config``."""
+
+    def add(command: Callable[_P, _R]) -> Callable[_P, _R]:
+        for row in reversed(kind.retired()):
+            command = click.option(row.option, row.name, metavar="VALUE", hidden=True)(command)
+        command = config_option(command)
+        for row in reversed(kind.table().values()):
+            if row.option:
+                command = setting_option(row)(command)
+        return command
+
+    return add
 
 
-def log_format_option(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Adds ``--log-format``, which arrives as ``log_format: str | None``."""
-    return click.option(
-        "--log-format",
-        type=click.Choice(LOG_FORMATS, case_sensitive=False),
-        help="Lines for people, or one JSON object a line.  [default: text]",
-    )(command)
-
-
-def http_option(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Adds ``--http``, which arrives as ``http: str | None``."""
-    return click.option(
-        "--http",
-        metavar="HOST:PORT",
-        help="Where /metrics, /healthz and /readyz are served, or off.  [default: 127.0.0.1:7601, "
-        "or a free port where that is taken]",
-    )(command)
-
-
-def daemon_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Adds ``--config``, ``--http``, ``--log-level`` and ``--log-format``."""
-    return config_option(http_option(log_level_option(log_format_option(command))))
-
-
-def guard_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Adds how the doors of a daemon are guarded; they arrive under the names of its settings."""
-    file = click.Path(dir_okay=False, path_type=Path)
-    for option in reversed(
-        (
-            click.option(
-                "--tls-cert",
-                type=file,
-                metavar="FILE",
-                help="This daemon's certificate; with --tls-key, connections are encrypted.",
-            ),
-            click.option("--tls-key", type=file, metavar="FILE", help="The key of --tls-cert."),
-            click.option(
-                "--tls-ca",
-                type=file,
-                metavar="FILE",
-                help="The certificate of who signs those of its peers.",
-            ),
-            click.option(
-                "--require-client-cert",
-                is_flag=True,
-                default=None,
-                help="Let in only who shows a certificate that --tls-ca signed.",
-            ),
-            click.option(
-                "--auth-token-file",
-                type=file,
-                metavar="FILE",
-                help="The tokens of those who are let in, ROLE NAME TOKEN a line; of a worker "
-                "daemon, its own token.",
-            ),
-            click.option(
-                "--insecure",
-                is_flag=True,
-                default=None,
-                help="Speak with other machines although anybody there could run code here.",
-            ),
-            click.option(
-                "--audit-log",
-                type=file,
-                metavar="FILE",
-                help="Where to write who did what, a JSON object a line.  [default: the log]",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+def setting_option(row: Setting) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Makes the option of a setting; who leaves it out gives None, or no values."""
+    more: dict[str, Any] = {"multiple": row.repeats}
+    if isinstance(row.read, OneOf):
+        more["type"] = click.Choice(row.read.choices, case_sensitive=False)
+    elif row.read is read_switch:
+        more = {"is_flag": True, "default": None}
+    elif row.read is read_path:
+        more["type"] = click.Path(dir_okay=row.metavar == "DIR", path_type=Path)
+    text = f"{row.text}  [default: {row.default}]" if row.default else row.text
+    return click.option(row.option, row.name, metavar=row.metavar or None, help=text, **more)
 
 
 def dial_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -234,7 +179,7 @@ def _complete_session(context: click.Context, _: click.Parameter, incomplete: st
 
     given = context.params
     try:
-        address = given.get("address") or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS
+        address = controller_address(given.get("address"))
         credentials = Credentials.read(
             tls_ca=given.get("tls_ca"),
             tls_cert=given.get("tls_cert"),

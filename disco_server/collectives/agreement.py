@@ -15,11 +15,12 @@ import numpy as np
 
 from disco_client.tracing import ring as layout
 from disco_server.collectives import validation
-from disco_server.collectives.collective_watch import CollectiveWatch, WaitingRank, slow_seconds
+from disco_server.collectives.collective_watch import CollectiveWatch, WaitingRank
 from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange
 from disco_server.collectives.preflight import Channel, Outcome, Preflight
 from disco_server.collectives.types import AbortedError, Array, MismatchError, name_workers
 from disco_server.devices.base import on_device
+from disco_server.settings import SLOW_S
 
 if TYPE_CHECKING:
     from disco_server.collectives.header_exchange import HeaderExchange
@@ -133,7 +134,7 @@ class Agreement:
         self.with_shapes = False
         self._exchanges: list[HeaderExchange] = []
         self._waiting: WaitingRank | None = None
-        self._watch = CollectiveWatch(worker_id, lambda: self._waiting, slow_seconds())
+        self._watch = CollectiveWatch(worker_id, lambda: self._waiting, SLOW_S.value())
 
     def add_channel(self, members: Sequence[int], exchange: HeaderExchange) -> Channel:
         """Begins a channel of these ranks, in the order of its headers."""

@@ -7,38 +7,22 @@ slow may still come.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from disco_server.collectives.header_exchange import HeaderExchange
 from disco_server.collectives.types import name_workers
 from disco_server.collectives.validation import op_name
-from disco_server.settings import seconds_in
 
 if TYPE_CHECKING:
     from disco_server.collectives.header_exchange import HeaderExchange
 
-__all__ = ["CollectiveWatch", "WaitingRank", "say", "slow_seconds"]
+__all__ = ["CollectiveWatch", "WaitingRank", "say"]
 
 
 _LOOKS_A_WAIT = 8
-
-
-_SLOW_S = 30.0
-
-
-def slow_seconds(environ: Mapping[str, str] = os.environ) -> float:
-    """How long a wait is before something is said of it: DISCO_SLOW_S, or 30 seconds.
-
-    0 is for never.
-
-    Raises:
-        ConfigError: It is no number of seconds.
-    """
-    return seconds_in(environ, "DISCO_SLOW_S", _SLOW_S)
 
 
 def say(message: str) -> None:

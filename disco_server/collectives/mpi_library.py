@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from disco_client.errors import ConfigError
 from disco_server.collectives.types import UnavailableError
+from disco_server.settings import MPI
 
 __all__ = [
     "LIBRARIES",
@@ -104,7 +105,7 @@ def load_mpi(
         ConfigError: There is no library of that name.
         UnavailableError: mpi4py, an MPI library, or the wanted one is missing.
     """
-    wanted = _find_wanted(library or os.environ.get("DISCO_MPI", ""))
+    wanted = _find_wanted(library or MPI.value())
     if wanted is not None and "mpi4py.MPI" not in sys.modules:
         _point_at(wanted, os.environ)
     if oversubscribed:

@@ -18,8 +18,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from disco_server.collectives.collective_watch import slow_seconds
-from disco_server.settings import seconds_in
+from disco_server.settings import NCCL_TIMEOUT_S, SLOW_S
 
 if TYPE_CHECKING:
     from disco_server.collectives.loss import Loss
@@ -42,8 +41,8 @@ class TimeLimits(NamedTuple):
         stuck: After this one counts as failed; 0 for never.
     """
 
-    slow: float = 30.0
-    stuck: float = 0.0
+    slow: float = SLOW_S.default
+    stuck: float = NCCL_TIMEOUT_S.default
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> TimeLimits:
@@ -52,7 +51,7 @@ class TimeLimits(NamedTuple):
         Raises:
             ConfigError: One of them is no number of seconds.
         """
-        return cls(slow_seconds(environ), seconds_in(environ, "DISCO_NCCL_TIMEOUT_S", cls().stuck))
+        return cls(SLOW_S.value(environ), NCCL_TIMEOUT_S.value(environ))
 
 
 @dataclass

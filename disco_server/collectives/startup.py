@@ -7,32 +7,14 @@ is not done with it after the limit never will be. No I/O but a look at /proc.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from disco_server.collectives.types import name_workers
-from disco_server.settings import seconds_in
+from disco_server.settings import INIT_TIMEOUT_S
 
-__all__ = ["CommunicatorStartup", "init_seconds"]
-
-
-_INIT_S = 120.0
-
-
-_VARIABLE = "DISCO_INIT_TIMEOUT_S"
-
-
-def init_seconds(environ: Mapping[str, str] = os.environ) -> float:
-    """How long opening a communicator may take: DISCO_INIT_TIMEOUT_S, or two minutes.
-
-    0 is for ever.
-
-    Raises:
-        ConfigError: It is no number of seconds.
-    """
-    return seconds_in(environ, _VARIABLE, _INIT_S)
+__all__ = ["CommunicatorStartup"]
 
 
 class CommunicatorStartup:
@@ -92,7 +74,7 @@ class CommunicatorStartup:
         who = f"; {name_workers(stopped)} did not run at all (stopped)" if stopped else ""
         why = (
             f"was ended because the ranks did not meet within {self.limit_s:g} s "
-            f"({_VARIABLE}) to open their communicator: not there {_are(blamed)}{who}"
+            f"({INIT_TIMEOUT_S.name}) to open their communicator: not there {_are(blamed)}{who}"
         )
         return stopped or blamed, why
 

@@ -15,7 +15,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from disco_client.telemetry.spans import setup
-from disco_client.transport import fault_injection
 from disco_client.transport.channel import SERVER_OPTIONS, connection_limit
 from disco_client.wording import many
 from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
@@ -48,9 +47,8 @@ def run(config: ControllerConfig) -> int:
     """Runs a controller until it is told to stop; returns the exit code.
 
     Raises:
-        ConfigError: The address cannot be listened on, or ``DISCO_TEST_FAULTS`` is malformed.
+        ConfigError: The address cannot be listened on.
     """
-    fault_injection.check()
     setup_audit(config.audit_log)
     setup("disco-controller")
     warn_of_open_door(_logger, config.guard)

@@ -29,7 +29,7 @@ from disco_server.controller.edge import (
 from disco_server.controller.hub import Hub, NodeLink
 from disco_server.core.nodes import Node, NodeRefused, NodeShare
 from disco_server.core.session_state import SessionState, SessionTable
-from disco_server.ipc.grpc_server import Outbox, arriving, leaving
+from disco_server.ipc.grpc_server import Outbox
 from disco_server.observe import logs
 from disco_server.observe.logs import bind
 
@@ -55,7 +55,7 @@ class NodeStreams:
     async def register(self, stream: Stream, context: Context) -> None:
         """The life of one worker daemon's connection."""
         hub = self._hub
-        stream = arriving("controller.from_node", aiter(stream))
+        stream = aiter(stream)
         first = await first_message(stream)
         if first is None:
             return
@@ -85,8 +85,7 @@ class NodeStreams:
         log = bind(_logger, node=info.name)
         log.info("node %s joined with %d slots", info.name, len(info.devices))
         logs.record("node joined", who=str(caller()), peer=peer_of(context), what=info.name)
-        write = leaving("controller.to_node", context.write)
-        writing = asyncio.ensure_future(outbox.run(write))
+        writing = asyncio.ensure_future(outbox.run(context.write))
         reading = asyncio.ensure_future(self._read(stream, link))
         try:
             await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)

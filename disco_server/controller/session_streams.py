@@ -24,7 +24,7 @@ from disco_server.controller.edge import (
 )
 from disco_server.controller.hub import Hub, ended_message, signed
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
-from disco_server.ipc.grpc_server import Outbox, arriving, leaving
+from disco_server.ipc.grpc_server import Outbox
 from disco_server.observe import logs
 
 __all__ = ["MAX_WORKERS", "ClientStreams"]
@@ -50,7 +50,7 @@ class ClientStreams:
     @guarded
     async def open(self, stream: Stream, context: Context) -> None:
         """The life of one connection of a session, from CREATE or ATTACH on."""
-        stream = arriving("controller.from_client", aiter(stream))
+        stream = aiter(stream)
         first = await first_message(stream)
         if first is None:
             return
@@ -69,8 +69,7 @@ class ClientStreams:
         hub.clients[session.session] = outbox
         if former is not None:
             former.close()
-        write = leaving("controller.to_client", context.write)
-        writing = asyncio.ensure_future(outbox.run(write))
+        writing = asyncio.ensure_future(outbox.run(context.write))
         reading = asyncio.ensure_future(self._read(stream, session))
         lease: float | None = None
         try:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from disco_client.errors import describe_exit
+from disco_client.errors import describe_exit, describe_worker_end
 from disco_client.wording import many
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.nodes import (
@@ -499,12 +499,8 @@ class Cluster:
         if session is None or not session.alive:
             return []
         how = cause or describe_exit(status)
-        if at_start:
-            message = f"worker {worker} could not be started on node {node!r}: it {how}"
-            reason = EndReason.START_FAILED
-        else:
-            message = f"worker {worker} on node {node!r} {how}; session {session.name!r} is over"
-            reason = EndReason.RANK_LOST
+        message = describe_worker_end(worker, how, session.name, node, at_start=at_start)
+        reason = EndReason.START_FAILED if at_start else EndReason.RANK_LOST
         return self.end(session_id, End(reason, message, worker, node, status, output))
 
     def end(self, session_id: int, end: End) -> list[Effect]:

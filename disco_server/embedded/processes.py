@@ -29,6 +29,7 @@ from disco_client.errors import (
     SessionError,
     SessionLost,
     describe_exit,
+    describe_worker_end,
     worker_lost,
 )
 from disco_client.output import print_logs
@@ -42,11 +43,12 @@ from disco_client.wire.reports import Inspection
 from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_another
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.collectives.pmi import MAX_LINE, PmiExchange
-from disco_server.collectives.startup import CommunicatorStartup, init_seconds
+from disco_server.collectives.startup import CommunicatorStartup
 from disco_server.embedded.rank_child import RankChild
 from disco_server.ipc.arrays import FROM_RANKS, IncomingArray, Offers, OutgoingArray
 from disco_server.ipc.framing import frame, progress_in
 from disco_server.observe.processes import RankMemory, Subject, cut_ranks, inspect_ranks
+from disco_server.settings import INIT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -230,7 +232,7 @@ class Children:
         )
         self.opening = CommunicatorStartup(
             count,
-            init_seconds(),
+            INIT_TIMEOUT_S.value(),
             waiting=lambda: self._pmi.waiting,
             pid=lambda worker: self.ranks[worker].pid,
         )
@@ -437,15 +439,11 @@ class Children:
     def _report_end(self, child: RankChild, status: int) -> None:
         if self._goodbye is None and not self._failed:
             how = child.why_ended() or describe_exit(status)
-            if child.assigned:
-                text = f"worker {child.worker} on node {self._node!r} {how}; "
-                text += f"session {self._name!r} is over"
-            else:
-                text = f"worker {child.worker} could not be started on node {self._node!r}: "
-                text += f"it {how}"
             self._end_with(
                 worker_lost(
-                    text,
+                    describe_worker_end(
+                        child.worker, how, self._name, self._node, at_start=not child.assigned
+                    ),
                     worker=child.worker,
                     node=self._node,
                     exit_status=status,

@@ -29,7 +29,7 @@ from disco_client.transport.base import Bound, Wish
 from disco_client.transport.credentials import is_local
 from disco_client.transport.grpc import GrpcTransport
 from disco_client.wording import for_terminal, many
-from disco_server.config import Address, ControllerConfig, WorkerConfig
+from disco_server.config import Address, ControllerConfig, WorkerConfig, read_guard
 from disco_server.controller.daemon import Door, beat
 from disco_server.controller.hub import Hub
 from disco_server.controller.service import NODE_SERVICES
@@ -294,7 +294,7 @@ class SocketSession(Session):
         check_name(name or "")
         read_hang_report(hang_report)
         listen = _where(host, port)
-        guard = Guard.read(
+        guard = read_guard(
             {
                 "tls_cert": tls_cert,
                 "tls_key": tls_key,

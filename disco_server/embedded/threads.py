@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from disco_client.arguments import check_session
-from disco_client.errors import ConfigError, SessionClosed, SessionError, WorkerLost, worker_lost
+from disco_client.errors import (
+    ConfigError,
+    SessionClosed,
+    SessionError,
+    WorkerLost,
+    describe_session_end,
+    describe_worker_end,
+    worker_lost,
+)
 from disco_client.forks import ForkLock
 from disco_client.output import print_logs
 from disco_client.replies import AUTO, read_hang_report
@@ -414,7 +422,7 @@ class RankThread(ArrayPorter):
         status, how = describe_end(error, self._worker.flight)
         self._on_death(
             worker_lost(
-                f"worker {worker} {how}; session {name!r} is over",
+                describe_worker_end(worker, how, name),
                 worker=worker,
                 node=self._worker.node,
                 exit_status=status,
@@ -724,7 +732,7 @@ class ThreadTransport(Bound):
 
     def _library_lost(self, worker: int, why: str) -> None:
         """Ends the session: other threads may be in a call that never returns."""
-        text = f"{why}; session {self._welcome.name!r} is over"
+        text = describe_session_end(why, self._welcome.name)
         self._finish(worker_lost(text, worker=worker, node=NODE, exit_status=1, output=[]))
 
     def close(self, timeout: float) -> None:

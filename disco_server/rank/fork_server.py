@@ -37,6 +37,7 @@ from typing import Any, NoReturn
 # Loaded by numpy 2 only when it is used, and then by each rank.
 from numpy import random as numpy_random
 
+from disco_client.backoff import Backoff
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.observe.processes import (
     MEMORY_VARIABLE,
@@ -108,7 +109,7 @@ def _end_below(reap: Callable[[], None], limit_s: float, spared: Collection[int]
         limit_s: How long to try: who waits inside the kernel does not end at once.
         spared: Children that live on, with all that is below them.
     """
-    me, pause = os.getpid(), _SHORTEST_S
+    me, backoff = os.getpid(), Backoff(_SHORTEST_S, _LONGEST_S)
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         reap()
@@ -121,8 +122,7 @@ def _end_below(reap: Callable[[], None], limit_s: float, spared: Collection[int]
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_S)
+        time.sleep(backoff.pause())
 
 
 # What server and keepers share: one thread that waits for messages and for children.

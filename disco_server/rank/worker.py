@@ -22,7 +22,7 @@ from disco_server.modules.base import LoadRules
 from disco_server.observe.flight import FlightRecorder
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.registers import RegisterFile
-from disco_server.settings import GPU_LIBRARIES, flag_in
+from disco_server.settings import DEBUG, GPU_LIBRARIES
 
 if TYPE_CHECKING:
     from disco_server.collectives.communicator import Communicator
@@ -242,7 +242,7 @@ class Worker:
         self.failed_imports: dict[str, str] = {}
         self.audit: Callable[[str, str, str], object] = lambda _what, _name, _refused: None
         self._passed = 0
-        self._with_shapes = flag_in(os.environ, "DISCO_DEBUG")
+        self._with_shapes = DEBUG.value()
 
     @property
     def group_size(self) -> int:

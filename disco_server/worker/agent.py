@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import secrets
 import socket
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from disco_client.backoff import Backoff
 from disco_client.errors import ConfigError
 from disco_client.pb import node_pb2
 from disco_client.transport.channel import (
@@ -29,7 +29,7 @@ from disco_client.transport.channel import (
 )
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, Kind, envelope
-from disco_server.ipc.grpc_server import Outbox, leaving, reading
+from disco_server.ipc.grpc_server import Outbox
 from disco_server.settings import read_cache
 from disco_server.worker.array_streams import ArrayCarrier
 from disco_server.worker.environment import WorkFolders, host_id
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["Agent"]
 
 _logger = logging.getLogger("disco.worker")
-_BACKOFF_S = (0.1, 1.0)
 _SILENCE_S = 30.0
 
 
@@ -56,6 +55,7 @@ class Agent:
         fork_server: Where ranks come from; it outlives connections.
         folders: Where sessions get their folders.
         account: As whom ranks run, if not as this process's user.
+        backoff: The pauses between attempts to connect; by default 0.1 to 1 s.
 
     Attributes:
         array_address: Where clients can hand in arrays themselves; set before run().
@@ -68,6 +68,7 @@ class Agent:
         fork_server: ForkServer,
         folders: WorkFolders | None = None,
         account: Account | None = None,
+        backoff: Backoff | None = None,
     ) -> None:
         self.array_address = ""
         self._config = config
@@ -79,6 +80,7 @@ class Agent:
         self._heard = self._echoed = 0.0
         self.registered = asyncio.Event()
         self._cordoned = False
+        self._backoff = backoff or Backoff()
         self._carrier = ArrayCarrier()
         self._supervisor = Supervisor(
             node=config.name,
@@ -137,7 +139,6 @@ class Agent:
             await asyncio.shield(self._supervisor.end_all())
 
     async def _keep_connected(self) -> None:
-        pause, longest = _BACKOFF_S
         said = ""
         while True:
             try:
@@ -158,7 +159,8 @@ class Agent:
                 self._carrier.disconnect()
             _end_if_cancelled()
             if knew:
-                pause, said = _BACKOFF_S[0], ""
+                said = ""
+                self._backoff.reset()
                 self._supervisor.disconnected()
             if why != said:
                 _logger.warning(
@@ -167,8 +169,7 @@ class Agent:
                     why,
                 )
                 said = why
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  (no secret)
-            pause = min(longest, pause * 2)
+            await asyncio.sleep(self._backoff.pause())
 
     async def _connect_once(self) -> str:
         """One connection from its beginning to its end; says why it ended."""
@@ -198,14 +199,13 @@ class Agent:
     async def _talk(self, line: Line, outbox: Outbox) -> str:
         stream = line.stream_stream("/disco.v1.NodeService/Register")()
         await stream.write(self._introduction())
-        writing = asyncio.ensure_future(outbox.run(leaving("node.send", stream.write)))
+        writing = asyncio.ensure_future(outbox.run(stream.write))
         # Who cannot speak any more need not listen: the next connection can do both.
         writing.add_done_callback(lambda _: stream.cancel())
         beating = asyncio.ensure_future(self._beat(outbox, stream))
-        read = reading("node.receive", stream.read)
         try:
             while True:
-                raw = await read()
+                raw = await stream.read()
                 if raw is grpc.aio.EOF:
                     return "the controller closed the connection"
                 self._heard = asyncio.get_running_loop().time()

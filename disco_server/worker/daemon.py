@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, Mapping
@@ -13,8 +12,6 @@ from typing import Any, Self
 
 from disco_client.errors import ConfigError
 from disco_client.telemetry.spans import setup
-from disco_client.transport import fault_injection
-from disco_server.collectives.startup import init_seconds
 from disco_server.config import Account, WorkerConfig
 from disco_server.ipc.event_loop import RunLoop
 from disco_server.ipc.grpc_server import http_secrets, warn_of_open_door
@@ -22,7 +19,7 @@ from disco_server.observe.http import HttpDoor, exposition
 from disco_server.observe.logs import setup_audit
 from disco_server.observe.processes import be_subreaper
 from disco_server.rank.process import confinement_of
-from disco_server.settings import OFF, flag_in
+from disco_server.settings import OFF, RANK_VARIABLES
 from disco_server.worker.agent import Agent
 from disco_server.worker.array_server import make_array_server
 from disco_server.worker.environment import WorkFolders, identity, rank_environment
@@ -39,13 +36,12 @@ def run(config: WorkerConfig) -> int:
     Raises:
         ConfigError: It cannot listen where it was told to, or a variable is malformed.
     """
-    fault_injection.check()
     setup_audit(config.audit_log)
     setup("disco-worker", {"disco.node": config.name})
     warn_of_open_door(_logger, config.guard)
     config.credentials.check()
-    init_seconds()
-    flag_in(os.environ, "DISCO_DEBUG")
+    for variable in RANK_VARIABLES:
+        variable.value()
     with asyncio.Runner(loop_factory=RunLoop) as runner:
         return runner.run(_run(config))
 

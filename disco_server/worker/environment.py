@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from disco_server.config import Account, WorkerConfig, passes
+from disco_server.settings import RANK_VARIABLES
 
 __all__ = ["PASSED", "OwnFolder", "WorkFolders", "host_id", "identity", "rank_environment"]
 
@@ -27,8 +28,7 @@ PASSED = (
     *("CUDA_*", "CUPY_*", "NVIDIA_*", "NCCL_*"),
     *("HIP_*", "HSA_*", "ROCR_*", "ROCM_*", "GPU_*", "RCCL_*"),
     *("MPI4PY_*", "MPICH_*", "MPIR_*", "I_MPI_*", "FI_*", "UCX_*", "TVM_*", "CC", "CXX"),
-    *("DISCO_DEBUG", "DISCO_SLOW_S", "DISCO_INIT_TIMEOUT_S", "DISCO_NCCL_TIMEOUT_S"),
-    *("DISCO_MPI", "DISCO_TEST_FAULTS"),
+    *(variable.name for variable in RANK_VARIABLES),
 )
 """What ranks get of the daemon's environment unless ``--env`` says more."""
 

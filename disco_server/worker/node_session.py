@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.wire.codec import Kind, envelope
-from disco_server.collectives.startup import CommunicatorStartup, init_seconds
+from disco_server.collectives.startup import CommunicatorStartup
 from disco_server.ipc.framing import frame
 from disco_server.observe.logs import BoundLogger, bind
+from disco_server.settings import INIT_TIMEOUT_S
 from disco_server.worker.output import SessionOutput
 from disco_server.worker.pending_arrays import PendingArrays
 from disco_server.worker.pmi import PmiNode
@@ -239,7 +240,7 @@ class NodeSession:
         )
         self.opening = CommunicatorStartup(
             self.start.num_workers,
-            init_seconds(),
+            INIT_TIMEOUT_S.value(),
             waiting=lambda: self.pmi.waiting if self.pmi is not None else (),
             pid=lambda worker: self.ranks[worker].pid,
         )

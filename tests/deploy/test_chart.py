@@ -41,7 +41,7 @@ OWN = {
 def settings(manifests, role, config):
     """What a daemon makes of its ConfigMap."""
     text = of_kind(manifests, "ConfigMap", f"-{role}")["data"]["disco.toml"]
-    return config._READERS, tomllib.loads(text)[role]
+    return config.table(), tomllib.loads(text)[role]
 
 
 # Helm ---------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_the_schema_knows_the_settings_of_the_daemons():
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
     for role, config in (("controller", ControllerConfig), ("workers", WorkerConfig)):
         known = set(schema[role]["properties"]["settings"]["properties"])
-        assert known == set(config._READERS) - OWN[config.__name__]
+        assert known == set(config.table()) - OWN[config.__name__]
 
 
 def test_the_schema_knows_every_value():
@@ -279,10 +279,10 @@ def test_gpus_are_asked_for_and_offered(manifests, variant):
 def test_the_daemons_accept_their_settings(manifests, variant):
     """Both read what the chart wrote for them, and refuse none of it."""
     for role, config in (("controller", ControllerConfig), ("worker", WorkerConfig)):
-        readers, given = settings(manifests, role, config)
+        rows, given = settings(manifests, role, config)
         for name, value in given.items():
             if value != "cuda":  # which asks this machine for its GPUs
-                readers[name](value, name)
+                rows[name].read(value, name)
         assert given.get("insecure", False) == (variant == "insecure")
         assert given["http"].endswith(":7601")
     assert ControllerConfig(**settings(manifests, "controller", ControllerConfig)[1])
@@ -303,7 +303,7 @@ def test_the_commands_have_their_options(manifests):
 
 def test_variables_are_ones_that_somebody_reads(manifests):
     """Each DISCO_* is a setting or a credential, and others reach ranks or a library."""
-    read = {f"DISCO_{name.upper()}" for _, config in OURS.values() for name in config._READERS}
+    read = {f"DISCO_{name.upper()}" for _, config in OURS.values() for name in config.table()}
     read |= {f"DISCO_{name.upper()}" for name in Credentials.__dataclass_fields__}
     read |= {f"DISCO_TLS_{name.upper()}" for name in ("ca", "cert", "key")} | {"DISCO_ADDRESS"}
     for container in containers(manifests):

@@ -46,7 +46,7 @@ def test_daemons_are_told_what_they_know(role):
     settings = config.load(given, variables)
     assert not settings.insecure
     assert settings.auth_token_file
-    known = {f"DISCO_{name.upper()}" for name in config._READERS}
+    known = {f"DISCO_{name.upper()}" for name in config.table()}
     assert variables.keys() <= known
 
 

@@ -63,7 +63,7 @@ def test_the_daemons_take_what_the_units_give(role, tmp_path):
         variables |= dict(word.split("=", 1) for word in line.split())
     used = {value.removeprefix("%d/") for value in variables.values() if value.startswith("%d/")}
     assert used == credentials.keys()
-    known = {f"DISCO_{name.upper()}" for name in CONFIGS[role]._READERS}
+    known = {f"DISCO_{name.upper()}" for name in CONFIGS[role].table()}
     assert variables.keys() - {"HOME"} <= known
     settings = CONFIGS[role].load({}, variables, SYSTEMD / f"{role}.toml")
     assert settings.log_format == "json"

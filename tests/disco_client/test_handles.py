@@ -18,16 +18,10 @@ from disco_client import (
     NotAllowed,
     Opaque,
     RemoteException,
-    connect,
 )
+from fakes import pair
 
-
-@pytest.fixture(scope="module")
-def session(cluster):
-    """Two workers, shared by the tests of this file."""
-    with connect(cluster.address, num_workers=2, name="shared") as shared:
-        shared.import_python_module("disco_test_functions")
-        yield shared
+session = pair
 
 
 def test_the_id_of_a_dead_reference_is_used_again_last_first(session):

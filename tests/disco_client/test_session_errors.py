@@ -10,20 +10,9 @@ from disco_client import (
     connect,
 )
 from disco_client.command_log import MAX_COMMAND_BYTES
+from fakes import echo, pair
 
-
-@pytest.fixture(scope="module")
-def session(cluster):
-    """Two workers, shared by the tests of this file; two slots are left for others."""
-    with connect(cluster.address, num_workers=2, name="shared") as shared:
-        shared.import_python_module("disco_test_functions")
-        yield shared
-
-
-def echo(session, *args):
-    """What each worker makes of the arguments."""
-    result = session.get_global_func("tests.echo")(*args)
-    return [result.debug_get_from_remote(worker) for worker in range(session.num_workers)]
+session = pair
 
 
 def call(session, name, *args):

@@ -55,16 +55,17 @@ def test_more_slots_than_cores_have_one_thread_each():
 def test_a_retired_setting_is_ignored_and_named(toml):
     """Wherever it was given; each place has a line that says what to do."""
     file = toml("[worker]\nwarm = 3\n")
-    assert WorkerConfig.load({"warm": "2"}, {"DISCO_WARM": "1"}, file) == WorkerConfig.load({}, {})
-    lines = WorkerConfig.retired({"warm": "2"}, {"DISCO_WARM": "1"}, file)
+    lines = []
+    given = WorkerConfig.load({"warm": "2"}, {"DISCO_WARM": "1"}, file, lines.append)
+    assert given == WorkerConfig.load({}, {})
     assert [line.partition(" is ignored")[0] for line in lines] == [
         "--warm",
         "DISCO_WARM",
         f"[worker] warm in {file}",
     ]
     assert all("leave it out" in line for line in lines)
-    assert WorkerConfig.retired({"warm": None}, {}) == []
-    assert ControllerConfig.retired({}, {"DISCO_WARM": "1"}) == []
+    WorkerConfig.load({"warm": None}, {}, on_retired=pytest.fail)
+    ControllerConfig.load({}, {"DISCO_WARM": "1"}, on_retired=pytest.fail)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 
 from disco_client.errors import ConfigError
 from disco_client.transport.credentials import Credentials
-from disco_server.config import ControllerConfig, WorkerConfig
-from disco_server.security import Guard, check_dial, read_prefix, read_switch
-from disco_server.settings import Address
+from disco_server.config import ControllerConfig, WorkerConfig, read_guard
+from disco_server.security import Guard, check_dial
+from disco_server.settings import Address, read_prefix, read_switch
 
 CERT = {"tls_cert": Path("c.pem"), "tls_key": Path("c.key")}
 FAR = Address("10.0.0.1", 7600)
@@ -79,7 +79,7 @@ def test_a_guard_takes_what_is_not_given_from_the_environment():
     """As the daemons do, and with the same words."""
     environ = {"DISCO_TLS_CERT": "c.pem", "DISCO_TLS_KEY": "c.key", "DISCO_INSECURE": "1"}
     given = {"tls_cert": "mine.pem", "tls_key": None, "insecure": False}
-    guard = Guard.read(given, environ)
+    guard = read_guard(given, environ)
     assert (guard.tls_cert, guard.tls_key) == (Path("mine.pem"), Path("c.key"))
     assert not guard.insecure
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from disco_client.errors import ConfigError
 from disco_server.settings import (
+    DEBUG,
     Address,
     did_you_mean,
     file_allowed,
-    flag_in,
     keeps_order,
     module_allowed,
     read_cache,
@@ -179,12 +179,12 @@ def test_only_x86_is_trusted_with_the_order_of_stores(monkeypatch, machine, keep
 
 def test_a_switch_of_the_environment_is_on_off_or_refused():
     """1 and 0, and nothing else, so that nobody debugs in vain."""
-    assert flag_in({"DISCO_DEBUG": "1"}, "DISCO_DEBUG")
-    assert not flag_in({"DISCO_DEBUG": "0"}, "DISCO_DEBUG")
-    assert not flag_in({"DISCO_DEBUG": ""}, "DISCO_DEBUG")
-    assert not flag_in({}, "DISCO_DEBUG")
+    assert DEBUG.value({"DISCO_DEBUG": "1"})
+    assert not DEBUG.value({"DISCO_DEBUG": "0"})
+    assert not DEBUG.value({"DISCO_DEBUG": ""})
+    assert not DEBUG.value({})
     with pytest.raises(ConfigError, match="DISCO_DEBUG: expected 0 or 1, got 'yes'"):
-        flag_in({"DISCO_DEBUG": "yes"}, "DISCO_DEBUG")
+        DEBUG.value({"DISCO_DEBUG": "yes"})
 
 
 @pytest.mark.parametrize("read", [read_folders, read_loads, read_cache])

@@ -158,10 +158,9 @@ def test_a_slow_and_lossy_network_is_slow_and_nothing_else(daemons, path_to):
 )
 def test_a_reply_lost_after_its_command_ran_is_sent_again(daemons, daemon, faults):
     """Row 12: the command ran once, though its answer was lost with the connection."""
-    env = {"DISCO_TEST_FAULTS": faults}
-    controller = daemons.controller(*PATIENT, **(env if daemon == "controller" else {}))
-    options = ("--slots", "1")
-    worker = daemons.worker(controller.address, *options, **(env if daemon == "worker" else {}))
+    here, there = (faults, "") if daemon == "controller" else ("", faults)
+    controller = daemons.controller(*PATIENT, faults=here)
+    worker = daemons.worker(controller.address, "--slots", "1", faults=there)
     with connect(controller.address, num_workers=1, logs=False) as session:
         count = counter(session)
         # Each is asked for before the next one is sent, so the cut meets a waiting call.
@@ -181,7 +180,7 @@ def test_a_reply_lost_after_its_command_ran_is_sent_again(daemons, daemon, fault
 )
 def test_commands_that_come_twice_or_not_in_order_run_once_and_in_order(daemons, faults):
     """Row 13: what is doubled is dropped, what is missing is asked for again."""
-    controller = daemons.controller(*PATIENT, DISCO_TEST_FAULTS=faults)
+    controller = daemons.controller(*PATIENT, faults=faults)
     daemons.worker(controller.address, "--slots", "1")
     with connect(controller.address, num_workers=1, logs=False) as session:
         count = counter(session)

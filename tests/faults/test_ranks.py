@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from disco_client import connect, errors
+from fault_tools.processes import frozen
 
 QUICK_S = 5.0
 """The promise is 1 s on a machine that does nothing else."""
@@ -181,14 +183,12 @@ def test_a_session_that_recovers_shows_no_consequence_of_a_death(shared_node, tm
     np.testing.assert_array_equal(out.reshape(len(expected), -1)[:, 0], expected)
 
 
-def kill_unseen(daemon, rank):
-    """Kills a rank whose daemon stands still for a moment, so that its peers notice first."""
-    daemon.process.send_signal(signal.SIGSTOP)
-    try:
-        os.kill(rank.pid, signal.SIGKILL)
-        time.sleep(0.3)
-    finally:
-        daemon.process.send_signal(signal.SIGCONT)
+def kill_unseen(daemon, ranks, victim):
+    """Kills a rank whose daemon stands still until its peers have ended, or will not of that."""
+    peers = [psutil.Process(rank.pid) for rank in ranks if rank is not victim]
+    with frozen(daemon.process.pid):
+        os.kill(victim.pid, signal.SIGKILL)
+        psutil.wait_procs(peers, 0.3)
 
 
 KILLS = [
@@ -225,7 +225,7 @@ def test_kills_inside_collectives_are_never_errors_of_the_program(node):
             session.sync_all()
             for _ in range(10):
                 move(source, target)
-            kill_unseen(daemon, session.workers[victim])
+            kill_unseen(daemon, session.workers, session.workers[victim])
             found = target.debug_get_from_remote(0)
             session.sync_all()
             assert len(session.recoveries) == count + 1

@@ -45,14 +45,18 @@ OUTPUT = (
 )
 PRINTING = """
 import sys
-import time
+import threading
 from disco_client import connect
+
+came = threading.Event()
 
 class Noting:
     def __init__(self, stream):
         self.stream, self.text = stream, ""
     def write(self, text):
         self.text += text
+        if "\\tend" in self.text:
+            came.set()
         return self.stream.write(text)
     def __getattr__(self, name):
         return getattr(self.stream, name)
@@ -63,8 +67,7 @@ with connect(sys.argv[1], num_workers=1, name="prints", timeout=60) as session:
     say = session.get_global_func("disco_test_functions.say")
     for line in lines:
         say(line)
-    while "\\tend" not in sys.stderr.text:  # output is waited for by nobody else
-        time.sleep(0.01)
+    came.wait()  # output is waited for by nobody else
 """
 HOW = {"connect_timeout": 20.0, "credentials": Credentials()}
 FORBIDDEN = re.compile(

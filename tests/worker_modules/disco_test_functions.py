@@ -461,7 +461,8 @@ class _Fading:
 
         def run(*given):
             if self._fades:
-                threading.Thread(target=self._fade, daemon=True).start()
+                mine = threading.get_ident()
+                threading.Thread(target=self._fade, args=(mine,), daemon=True).start()
             else:
                 while not self._mark.exists():
                     time.sleep(0.005)
@@ -469,8 +470,11 @@ class _Fading:
 
         return run
 
-    def _fade(self):
-        time.sleep(0.3)  # the operation has offered its data by now
+    def _fade(self, moving):
+        place = None
+        while place is None or place != self._place(moving):  # it waits inside the library
+            place = self._place(moving)
+            time.sleep(0.05)
         program = (
             "import os, pathlib, signal, sys, time\n"
             "pathlib.Path(sys.argv[1]).touch()\n"
@@ -478,6 +482,12 @@ class _Fading:
             "os.kill(os.getpid(), signal.SIGKILL)\n"
         )
         os.execv(sys.executable, [sys.executable, "-c", program, str(self._mark)])
+
+    @staticmethod
+    def _place(thread):
+        """Where a thread is in the operation; None before that."""
+        frame = sys._current_frames()[thread]
+        return None if frame.f_code.co_filename == __file__ else (id(frame), frame.f_lasti)
 
 
 @disco_server.register_func("tests.fade_in_the_next_on")

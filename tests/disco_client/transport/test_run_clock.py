@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 
 import pytest
 
@@ -43,13 +43,14 @@ def test_of_a_turn_that_comes_late_no_more_counts_than_a_turn_takes(real):
     assert clock.turn() == 101.5
 
 
-def test_a_block_may_wait_in_one_call_for_long():
+def test_a_block_may_wait_in_one_call_for_long(real, eventually):
     """A thread turns meanwhile, and ends with the block; after it turns are missed again."""
-    clock = RunClock(0.1)
-    began = clock()
+    clock = RunClock(0.1, real)
     with clock.turning():
-        time.sleep(0.6)
-        inside = clock()
-    assert inside - began > 0.3
-    time.sleep(0.6)
-    assert clock() - inside < 0.3
+        for _ in range(6):
+            real.now += 0.1
+            eventually(lambda: clock._turned[0] == real.now, what="a turn")
+        assert clock() == pytest.approx(100.6)
+    eventually(lambda: "disco-clock" not in {each.name for each in threading.enumerate()})
+    real.now += 0.6
+    assert clock() == pytest.approx(100.7)

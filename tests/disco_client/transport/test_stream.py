@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from disco_client import connect, errors
+from fault_tools.streams import injected
 
 COUNT = "tests.count"
 FUNCTIONS = "disco_test_functions"
@@ -82,9 +83,11 @@ def test_a_wait_goes_on_over_the_next_stream(counting):
 )
 def test_messages_that_are_lost_doubled_or_late_change_nothing(cluster, monkeypatch, faults):
     """Each command runs once and in order, and each answer is heard."""
-    monkeypatch.setenv("DISCO_TEST_FAULTS", faults)
     monkeypatch.setattr("disco_client.transport.grpc._ASK_AGAIN_S", 0.5)
-    with connect(cluster.address, num_workers=2, logs=False) as session:
+    with (
+        injected(faults),
+        connect(cluster.address, num_workers=2, logs=False) as session,
+    ):
         session.import_python_module(FUNCTIONS)
         count = session.get_global_func(COUNT)
         for step in range(1, 25):

@@ -15,7 +15,8 @@ from disco_client.errors import (
     NoSlots,
     NoSuchSession,
 )
-from disco_server.cli.options import daemon_options, report_errors
+from disco_server.cli.options import report_errors, setting_options
+from disco_server.config import DaemonConfig
 
 
 @pytest.fixture
@@ -24,14 +25,13 @@ def run():
 
     def invoke(*args: str, error: Exception | None = None, env: dict[str, str] | None = None):
         @click.command("disco-thing")
-        @daemon_options
+        @setting_options(DaemonConfig)
         @report_errors
-        def command(
-            config: Path | None, http: str | None, log_level: str | None, log_format: str | None
-        ) -> None:
+        def command(config: Path | None, **given: object) -> None:
             if error is not None:
                 raise error
-            click.echo(f"{config} {http} {log_level} {log_format}")
+            names = ("http", "log_level", "log_format")
+            click.echo(" ".join(str(each) for each in (config, *map(given.get, names))))
 
         return CliRunner().invoke(command, args, env=env, prog_name="disco-thing")
 

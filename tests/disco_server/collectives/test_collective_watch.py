@@ -12,8 +12,9 @@ import pytest
 
 from disco_client import ProcessSession, ThreadedSession
 from disco_client.errors import ConfigError
-from disco_server.collectives.collective_watch import CollectiveWatch, WaitingRank, slow_seconds
+from disco_server.collectives.collective_watch import CollectiveWatch, WaitingRank
 from disco_server.collectives.validation import Op
+from disco_server.settings import SLOW_S
 
 
 class Rows:
@@ -80,12 +81,12 @@ def test_many_short_waits_are_none(eventually):
 def test_the_time_is_the_environments(monkeypatch):
     """30 seconds, or what it says, which must be a number."""
     monkeypatch.delenv("DISCO_SLOW_S", raising=False)
-    assert slow_seconds() == 30
+    assert SLOW_S.value() == 30
     monkeypatch.setenv("DISCO_SLOW_S", "2.5")
-    assert slow_seconds() == 2.5
+    assert SLOW_S.value() == 2.5
     monkeypatch.setenv("DISCO_SLOW_S", "soon")
     with pytest.raises(ConfigError, match=r"DISCO_SLOW_S.*'soon'"):
-        slow_seconds()
+        SLOW_S.value()
 
 
 @pytest.mark.parametrize("kind", [ThreadedSession, ProcessSession])

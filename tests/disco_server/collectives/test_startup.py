@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.collectives.startup import CommunicatorStartup, init_seconds
+from disco_server.collectives.startup import CommunicatorStartup
+from disco_server.settings import INIT_TIMEOUT_S
 
 
 def opening(num_workers, *, waiting=(), pids=None):
@@ -74,13 +75,13 @@ def test_a_stopped_process_is_blamed_before_those_that_run():
 
 def test_without_a_limit_nobody_is_watched():
     """0 is for ever."""
-    assert init_seconds({"DISCO_INIT_TIMEOUT_S": "0"}) == 0
+    assert INIT_TIMEOUT_S.value({"DISCO_INIT_TIMEOUT_S": "0"}) == 0
     endless = CommunicatorStartup(1, 0.0, waiting=lambda: (), pid=lambda _worker: 0)
     assert endless.begins(0) is None
 
 
 def test_a_malformed_limit_is_refused():
     """With its name and what was expected."""
-    assert init_seconds({}) == 120.0
+    assert INIT_TIMEOUT_S.value({}) == 120.0
     with pytest.raises(ConfigError, match="DISCO_INIT_TIMEOUT_S"):
-        init_seconds({"DISCO_INIT_TIMEOUT_S": "soon"})
+        INIT_TIMEOUT_S.value({"DISCO_INIT_TIMEOUT_S": "soon"})

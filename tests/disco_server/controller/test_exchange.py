@@ -9,6 +9,7 @@ import pytest
 
 from disco_client.pb import node_pb2
 from disco_server.controller.relay import Exchanges
+from fakes import begun
 
 ONE, OTHER = 7, 8
 LONG = 20.0
@@ -29,14 +30,6 @@ def play():
         asyncio.run(limited())
 
     return run
-
-
-async def begun(waiting):
-    """Starts a call and lets it come as far as it gets by itself."""
-    task = asyncio.ensure_future(waiting)
-    for _ in range(5):
-        await asyncio.sleep(0)
-    return task
 
 
 def arrival(participant, timeout=LONG, participants=2, session=ONE, **items):

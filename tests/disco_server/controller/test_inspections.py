@@ -10,9 +10,8 @@ import pytest
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.wire.codec import Kind
 from disco_server.controller.inspect import Inspections
-from disco_server.core.cluster import Cluster
-from disco_server.core.nodes import Node
 from disco_server.core.session_state import SessionTable
+from fakes import cluster_of_two
 
 SESSION = 0xABC
 
@@ -21,21 +20,8 @@ class Room:
     """A cluster of two nodes with a session on both, and what is posted to them."""
 
     def __init__(self):
-        self.cluster = Cluster(10.0, 10.0)
-        for name in ("a", "b"):
-            self.cluster.node_joined(
-                Node(
-                    name=name,
-                    devices=("cpu",),
-                    incarnation=1,
-                    version="1",
-                    host=name,
-                    heard=time.monotonic() - 9,
-                    array_address="",
-                    host_id=name,
-                )
-            )
-        self.cluster.requested(SessionTable(SESSION, "training", "me", 2, 1, "", b"k", 0.0, 1e9))
+        asked = SessionTable(SESSION, "training", "me", 2, 1, "", b"k", 0.0, 1e9)
+        self.cluster = cluster_of_two(asked, time.monotonic() - 9)
         self.inspections = Inspections(self.cluster, self.post)
         self.asked = []
         self.silent = set()

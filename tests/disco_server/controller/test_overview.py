@@ -12,9 +12,9 @@ from disco_client.wire.codec import Action, Kind
 from disco_server.controller import inspect
 from disco_server.controller.inspect import Inspections, Overviews
 from disco_server.core.access import EVERYBODY, Identity, Role
-from disco_server.core.cluster import Cluster
 from disco_server.core.nodes import Node
 from disco_server.core.session_state import End, EndReason, SessionTable
+from fakes import cluster_of_two
 
 SESSION = 0xABC
 ALICE, BOB = (Identity(Role.CLIENT, name, "token") for name in ("alice", "bob"))
@@ -25,11 +25,7 @@ class Room:
     """A cluster of two nodes with a session of Alice on both, which answer or are silent."""
 
     def __init__(self):
-        self.cluster = Cluster(10.0, 10.0)
-        for name in ("a", "b"):
-            node = Node(name, ("cpu",), 1, "1", name, 0.0, host_id=name)
-            self.cluster.node_joined(node)
-        self.cluster.requested(
+        self.cluster = cluster_of_two(
             SessionTable(SESSION, "s", "me", 2, 1, "", b"k", 0.0, 1e9, principal=ALICE.principal)
         )
         for worker, name in enumerate(("a", "b")):

@@ -11,6 +11,7 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.arrays import chunk_data, encode_chunk, encode_end, encode_stream
 from disco_client.wire.codec import Kind
 from disco_server.controller.relay import TransferRefused, Transfers
+from fakes import begun
 
 KEY = (7, "up", 0, 1)
 
@@ -49,14 +50,6 @@ class Source:
             return last
         self.asked += 1
         return chunk(self.asked)
-
-
-async def begun(waiting):
-    """Starts a call and lets it come as far as it gets by itself."""
-    task = asyncio.ensure_future(waiting)
-    for _ in range(5):
-        await asyncio.sleep(0)
-    return task
 
 
 class Sink:

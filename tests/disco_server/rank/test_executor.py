@@ -13,7 +13,6 @@ from disco_client.wire.codec import (
     Action,
     ArrayPorter,
     EncodedBatch,
-    EncodedReply,
     FailureKind,
     decode_failure,
     decode_value,
@@ -23,22 +22,7 @@ from disco_server.rank import executor as module
 from disco_server.rank import functions
 from disco_server.rank.executor import Executor
 from disco_server.rank.worker import DevicePorter, Worker
-
-
-class Replies:
-    """Collects what an executor sends."""
-
-    def __init__(self):
-        self.raw = []
-        self.porter = ArrayPorter()
-        self.live = None
-
-    def reply(self, raw):
-        self.raw.append(raw)
-
-    def take(self):
-        taken, self.raw = [EncodedReply.FromString(raw) for raw in self.raw], []
-        return taken
+from fakes import Replies
 
 
 class Rank:

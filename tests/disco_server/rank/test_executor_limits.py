@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from disco_client.wire.codec import Action, ArrayPorter, EncodedBatch, EncodedReply, FailureKind
+from disco_client.wire.codec import Action, EncodedBatch, FailureKind
 from disco_server.rank.executor import Executor
 from disco_server.rank.worker import Worker
+from fakes import Replies
 
 SYNC = int(Action.SYNC_WORKER)
 FAR = 1 << 30
-
-
-class Outlet:
-    """Collects what an executor sends."""
-
-    live = None
-    porter = ArrayPorter()
-
-    def __init__(self):
-        self.replies = []
-
-    def reply(self, raw):
-        self.replies.append(EncodedReply.FromString(raw))
 
 
 def batch(**command):
@@ -43,10 +31,10 @@ def batch(**command):
 )
 def test_a_register_beyond_the_limit_is_an_error_of_its_command(commands):
     """It names the setting, nothing grows, and the next command runs."""
-    outlet = Outlet()
+    outlet = Replies()
     executor = Executor(Worker(0, 1, 1, open_communicator=None, node="n"), outlet)
     executor.run_batch(1, commands.SerializeToString())
-    failure = outlet.replies[0].failure
+    failure = outlet.take()[0].failure
     assert (failure.seq, failure.kind) == (1, FailureKind.BAD_ARGUMENT)
     assert "--max-registers" in failure.message
     assert executor.seq == 2

@@ -7,26 +7,12 @@ import pytest
 from disco_client.errors import EncodingError
 from disco_client.wire.codec import (
     Action,
-    ArrayPorter,
     EncodedBatch,
     EncodedCommand,
-    EncodedReply,
 )
 from disco_server.rank.executor import Executor
 from disco_server.rank.worker import Worker
-
-
-class Replies:
-    """Collects what an executor sends."""
-
-    def __init__(self):
-        self.seqs = []
-        self.porter = ArrayPorter()
-        self.live = None
-
-    def reply(self, raw):
-        reply = EncodedReply.FromString(raw)
-        self.seqs.append((reply.seq, reply.ack))
+from fakes import Replies
 
 
 def test_numbers_of_commands_that_are_left_out_are_skipped():
@@ -37,9 +23,9 @@ def test_numbers_of_commands_that_are_left_out_are_skipped():
     batch = EncodedBatch(commands=[sync, sync], skipped=40)
     for _ in range(2):
         executor.run_batch(1, batch.SerializeToString())
-    assert out.seqs == [(41, 41), (42, 42)]
+    assert [(reply.seq, reply.ack) for reply in out.take()] == [(41, 41), (42, 42)]
     executor.run_batch(43, EncodedBatch(skipped=7).SerializeToString())
     executor.run_batch(50, EncodedBatch(commands=[sync]).SerializeToString())
-    assert out.seqs[2:] == [(50, 50)]
+    assert [(reply.seq, reply.ack) for reply in out.take()] == [(50, 50)]
     with pytest.raises(EncodingError, match="expected command #51 next"):
         executor.run_batch(52, batch.SerializeToString())

@@ -9,6 +9,7 @@ from itertools import pairwise
 import grpc
 import pytest
 
+from disco_client.backoff import Backoff
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
 from disco_server.config import WorkerConfig
@@ -56,7 +57,6 @@ def test_a_controller_that_misbehaves_is_dialled_again(handler, monkeypatch, cap
     """Each time from the beginning, for as long as the daemon lives; the log says why once."""
     monkeypatch.setattr(module, "_SILENCE_S", 0.3)
     monkeypatch.setattr(module, "_HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(module, "_BACKOFF_S", (0.01, 0.05))
     caplog.set_level(logging.WARNING, "disco.worker")
     introduced = asyncio.Queue()
 
@@ -73,7 +73,9 @@ def test_a_controller_that_misbehaves_is_dialled_again(handler, monkeypatch, cap
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         config = WorkerConfig(controller=f"127.0.0.1:{port}", slots=1)
-        running = asyncio.ensure_future(Agent(config, ForkServer({})).run())
+        running = asyncio.ensure_future(
+            Agent(config, ForkServer({}), backoff=Backoff(0.01, 0.05)).run()
+        )
         try:
             async with asyncio.timeout(20):
                 for _ in range(4):

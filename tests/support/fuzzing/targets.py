@@ -27,7 +27,6 @@ from disco_client.tracing.ring import (
 from disco_client.wire.arrays import chunk_data, encode_chunk, encode_end
 from disco_client.wire.codec import (
     Action,
-    ArrayPorter,
     EncodedBatch,
     EncodedReply,
     EncodedValue,
@@ -55,6 +54,7 @@ from disco_server.settings import Address
 from disco_server.storage.checkpoint_read import decode_index
 from disco_server.storage.files import FileError
 from disco_server.storage.model_files import open_checkpoint, open_npy, read_tensor_cache
+from fakes import Replies
 from fuzzing.services import SERVICE_ERRORS, client_stream, controller_seeds, node_stream
 from fuzzing.target import Target
 
@@ -86,23 +86,15 @@ def decode_one_value(data):
     return decode_value(EncodedValue.FromString(data))
 
 
-class Outlet:
-    """Takes the replies of an executor."""
-
-    live = None
-    porter = ArrayPorter()
-
-    def reply(self, raw):
-        EncodedReply.FromString(raw)
-
-
 def run_batch(data):
     """Runs a batch as a rank does that allows nothing."""
     worker = Worker(0, 1, 1, open_communicator=no_communicator, node="n", max_registers=4096)
     set_current_worker(worker)
     cores = os.sched_getaffinity(0)
     try:
-        Executor(worker, Outlet()).run_batch(1, data)
+        replies = Replies()
+        Executor(worker, replies).run_batch(1, data)
+        replies.take()
     finally:
         set_current_worker(None)
         os.sched_setaffinity(0, cores)  # a function that every worker has may change that
@@ -257,7 +249,7 @@ def load_settings(data):
     file = FOLDER / "settings.toml"
     file.write_bytes(data)
     text = data.decode("utf-8", "replace").replace("\0", "")
-    for name in WorkerConfig._READERS:
+    for name in WorkerConfig.table():
         try:
             WorkerConfig.load({}, {f"DISCO_{name.upper()}": text})
         except ConfigError:

@@ -1,4 +1,4 @@
-"""What the tests of the ways to a controller share."""
+"""What the tests of the client share."""
 
 from __future__ import annotations
 

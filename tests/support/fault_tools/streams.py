@@ -1,0 +1,270 @@
+"""Loses, delays, doubles or reorders messages of gRPC streams: :func:`injected` in this process.
+
+A daemon with faults is ``python -m fault_tools.streams FAULTS MODULE ARGUMENT...``. The
+product has no part in it: what opens and serves streams is replaced in the process.
+Faults are entries with semicolons between them::
+
+    POINT[KIND]:ACTION=WHICH
+    controller.to_client[REPLY]:cut=3;client.send:delay=2-5/0.5;node.send:drop=1%;seed=7
+
+POINT
+    One of ``POINTS``.
+``[KIND]``
+    Only envelopes of this kind are counted, such as ``[BATCH]``; without it all are,
+    heartbeats included.
+ACTION
+    ``drop`` loses the message. ``cut`` loses it and breaks the stream, as a failing
+    connection does. ``duplicate`` lets it pass twice. ``delay`` holds it and all
+    behind it for some seconds. ``swap`` holds it until the next one has passed; where
+    none comes, or the stream breaks before, it is lost.
+WHICH
+    The n-th message, ``3``, from there to there, ``3-5``, or each one with these odds,
+    ``2.5%``. A delay says behind it for how long, ``3/0.5``. Messages are counted over all
+    streams of the process at that point.
+
+``seed=NUMBER`` chooses which messages the odds meet. The first entry that meets a message
+decides what happens to it; all of them count it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import runpy
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import grpc
+import pytest
+
+from disco_client.pb import envelope_pb2
+from disco_client.transport.channel import LineCall
+from disco_client.wire.codec import Kind
+
+POINTS = (
+    "client.send",
+    "client.receive",
+    "controller.from_client",
+    "controller.to_client",
+    "controller.from_node",
+    "controller.to_node",
+    "node.receive",
+    "node.send",
+)
+_CLIENT = "/disco.v1.SessionService/Open"
+_NODE = "/disco.v1.NodeService/Register"
+_ENTRY = re.compile(
+    rf"(?P<point>{'|'.join(map(re.escape, POINTS))})"
+    rf"(?:\[(?P<kind>{'|'.join(Kind.__members__)})\])?:"
+    r"(?:(?P<action>drop|cut|duplicate|swap)|(?P<delay>delay))="
+    r"(?:(?P<odds>[0-9.]+)%|(?P<first>[0-9]+)(?:-(?P<last>[0-9]+))?)(?(delay)/(?P<seconds>[0-9.]+))"
+)
+
+
+class InjectedCut(grpc.RpcError, ConnectionError):
+    """A stream is broken on purpose; whoever reads or writes it sees it as broken."""
+
+
+@dataclass
+class _Rule:
+    """One entry, and how many messages it has counted."""
+
+    point: str
+    kind: Kind | None
+    action: str
+    meant: Callable[[int], bool]
+    seconds: float
+    seen: int = 0
+
+    def meets(self, kind: int) -> bool:
+        if self.kind not in (None, kind):
+            return False
+        self.seen += 1
+        return self.meant(self.seen)
+
+
+class Faults:
+    """What happens to the messages of this process.
+
+    Args:
+        text: The entries.
+
+    Raises:
+        ValueError: One of them is malformed.
+    """
+
+    def __init__(self, text: str) -> None:
+        entries = [entry.strip() for entry in text.split(";")]
+        seed = next((int(e.removeprefix("seed=")) for e in entries if e.startswith("seed=")), 0)
+        self._rules = [
+            _parse(entry, random.Random(seed * 1000 + number))
+            for number, entry in enumerate(entries)
+            if not entry.startswith("seed=")
+        ]
+        self._lock = threading.Lock()
+
+    def find(self, point: str, raw: bytes) -> str | tuple[str, float]:
+        """The action that meets a message, and its seconds; every entry counts it."""
+        kind = envelope_pb2.Envelope.FromString(raw).kind
+        with self._lock:
+            met = [rule for rule in self._rules if rule.point == point and rule.meets(kind)]
+            if not met:
+                return "pass", 0.0
+            say(f"{point}: {met[0].action} of message {met[0].seen}")
+            return met[0].action, met[0].seconds
+
+
+def say(what: str) -> None:
+    """Writes a line of its own to where a daemon's log goes."""
+    print(what, file=sys.stderr, flush=True)
+
+
+def _parse(entry: str, dice: random.Random) -> _Rule:
+    found = _ENTRY.fullmatch(entry)
+    if found is None:
+        msg = f"expected POINT[KIND]:ACTION=WHICH, got {entry!r}"
+        raise ValueError(msg)
+    odds, first = float(found["odds"] or 0) / 100, int(found["first"] or 0)
+    last = int(found["last"] or first)
+    return _Rule(
+        found["point"],
+        Kind[found["kind"]] if found["kind"] else None,
+        found["action"] or found["delay"],
+        (lambda _: dice.random() < odds) if odds else (lambda seen: first <= seen <= last),
+        float(found["seconds"] or 0),
+    )
+
+
+class Passage:
+    """One stream's way past a point; used by one thread or task at a time."""
+
+    def __init__(self, faults: Faults, point: str) -> None:
+        self._faults, self._point = faults, point
+        self._held: list[bytes] = []
+
+    def meet(self, raw: bytes) -> tuple[list[bytes], float]:
+        """Takes a message; returns what passes now, and after how many seconds."""
+        action, seconds = self._faults.find(self._point, raw)
+        held, self._held = self._held, [raw] if action == "swap" else []
+        if action == "cut":
+            msg = f"the tests break the stream at {self._point}"
+            raise InjectedCut(msg)
+        times = {"drop": 0, "swap": 0, "duplicate": 2}.get(action, 1)
+        return [raw] * times + held, seconds
+
+    def blocking(self, messages: Iterable[bytes]) -> Iterator[bytes]:
+        for raw in messages:
+            passed, pause = self.meet(raw)
+            time.sleep(pause)
+            yield from passed
+
+    async def read(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for raw in messages:
+            passed, pause = self.meet(raw)
+            await asyncio.sleep(pause)
+            for each in passed:
+                yield each
+
+    def write(
+        self, write: Callable[[bytes], Awaitable[None]]
+    ) -> Callable[[bytes], Awaitable[None]]:
+        async def write_passed(raw: bytes) -> None:
+            passed, pause = self.meet(raw)
+            await asyncio.sleep(pause)
+            for each in passed:
+                await write(each)
+
+        return write_passed
+
+
+class _Stand:
+    """Stands for an object of gRPC, of which it replaces some attributes."""
+
+    def __init__(self, real: Any, **replaced: Any) -> None:
+        self._real = real
+        vars(self).update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+class _Incoming(_Stand):
+    """A client's stream, read by iteration."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.messages
+
+
+@contextlib.contextmanager
+def injected(text: str) -> Iterator[None]:
+    """Lets streams that are opened or served in this process meanwhile have faults.
+
+    Raises:
+        ValueError: An entry is malformed.
+    """
+    faults = Faults(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LineCall, "__call__", _calling(LineCall.__call__, faults))
+        if "controller." in text:
+            from disco_server.controller.node_streams import NodeStreams
+            from disco_server.controller.session_streams import ClientStreams
+
+            open_, register = ClientStreams.open, NodeStreams.register
+            patch.setattr(ClientStreams, "open", _serving(open_, faults, "client"))
+            patch.setattr(NodeStreams, "register", _serving(register, faults, "node"))
+        yield
+
+
+def _calling(real: Any, faults: Faults) -> Any:
+    """Makes the calls of clients and nodes."""
+
+    @wraps(real)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        _, path, _ = self._what
+        if path == _CLIENT:
+            outgoing = Passage(faults, "client.send").blocking(args[0])
+            made = real(self, outgoing, *args[1:], **options)
+            return _Incoming(made, messages=Passage(faults, "client.receive").blocking(made))
+        made = real(self, *args, **options)
+        return _node_stream(made, faults) if path == _NODE else made
+
+    return call
+
+
+def _node_stream(made: Any, faults: Faults) -> Any:
+    async def until_end() -> AsyncIterator[bytes]:
+        while (raw := await made.read()) is not grpc.aio.EOF:
+            yield raw
+
+    incoming = Passage(faults, "node.receive").read(until_end())
+
+    async def read() -> Any:
+        return await anext(incoming, grpc.aio.EOF)
+
+    return _Stand(made, read=read, write=Passage(faults, "node.send").write(made.write))
+
+
+def _serving(real: Any, faults: Faults, peer: str) -> Any:
+    """Serves the streams of one kind of peer."""
+
+    @wraps(real)
+    async def serve(self: Any, stream: Any, context: Any) -> Any:
+        read = Passage(faults, f"controller.from_{peer}").read(aiter(stream))
+        write = Passage(faults, f"controller.to_{peer}").write(context.write)
+        return await real(self, read, _Stand(context, write=write))
+
+    return serve
+
+
+if __name__ == "__main__":
+    _, given, module, *rest = sys.argv
+    sys.argv = [module, *rest]
+    with injected(given):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
