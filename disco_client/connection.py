@@ -27,7 +27,7 @@ from disco_client.session import Session
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.address import controller_address
-from disco_client.transport.base import Transport, Waiting, Wish
+from disco_client.transport.base import QueuePosition, Transport, Wish
 from disco_client.wording import many
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ class _Progress:
     def __exit__(self, *_error: object) -> None:
         self._line.close()
 
-    def __call__(self, queued: Waiting) -> None:
+    def __call__(self, queued: QueuePosition) -> None:
         self._span.note({"disco.queue.ahead": queued.ahead, "disco.slots.free": queued.free_slots})
         text = (
             f"waiting for {self._num_workers} slots: {queued.free_slots} of "

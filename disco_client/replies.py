@@ -155,7 +155,7 @@ class Failures:
     last: tuple[RemoteError, ...] = ()
 
 
-class _Failed:
+class _FailedCommand:
     """A command that failed on one worker or more.
 
     Attributes:
@@ -241,13 +241,13 @@ class Inbox:
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._answers: dict[int, Answer] = {}
-        self._failed: OrderedDict[int, _Failed] = OrderedDict()
+        self._failed: OrderedDict[int, _FailedCommand] = OrderedDict()
         self._skipped: OrderedDict[int, int] = OrderedDict()
         # What their scopes have not seen, by scope, and what scopes that ended have left.
-        self._unseen: dict[Scope, dict[int, _Failed]] = {}
+        self._unseen: dict[Scope, dict[int, _FailedCommand]] = {}
         self._many_scopes = 64
-        self._orphans: dict[int, _Failed] = {}
-        self._left: deque[_Failed] = deque(maxlen=_KEPT)
+        self._orphans: dict[int, _FailedCommand] = {}
+        self._left: deque[_FailedCommand] = deque(maxlen=_KEPT)
         self._num_left = 0
         self._lost: SessionError | None = None
         self.pump: Pump | None = None
@@ -293,16 +293,16 @@ class Inbox:
                 return
         self._complete(reply.seq, worker, None, (failure, kind))
 
-    def _remember(self, seq: int, origin: tuple[IssuedAt, Scope] | None) -> _Failed:
+    def _remember(self, seq: int, origin: tuple[IssuedAt, Scope] | None) -> _FailedCommand:
         """What is known of a command that failed; the lock is held."""
         failed = self._failed.get(seq)
         if failed is None:
-            failed = self._failed[seq] = _Failed(seq, *(origin or (None, NO_SCOPE)))
+            failed = self._failed[seq] = _FailedCommand(seq, *(origin or (None, NO_SCOPE)))
             if len(self._failed) > _REMEMBERED:
                 self._failed.popitem(last=False)
         return failed
 
-    def _note(self, seq: int, failed: _Failed, report: _Report) -> None:
+    def _note(self, seq: int, failed: _FailedCommand, report: _Report) -> None:
         """Keeps a failure of which nobody waits to hear; the lock is held.
 
         Args:
@@ -322,13 +322,13 @@ class Inbox:
             return
         else:
             if failed.seen:  # a device failed later than its last command
-                failed = _Failed(failed.seq, failed.issued_at, failed.scope)
+                failed = _FailedCommand(failed.seq, failed.issued_at, failed.scope)
                 self._failed[failed.seq] = failed
             failed.reports.append(report)
             self._keep(failed)
         self._arrived.notify_all()
 
-    def _keep(self, failed: _Failed) -> None:
+    def _keep(self, failed: _FailedCommand) -> None:
         """Keeps a failure until its scope waits; that of no scope goes to the opener."""
         if failed.scope is NO_SCOPE:
             self._leave(failed, to_opener=True)
@@ -542,7 +542,7 @@ class Inbox:
                     del self._unseen[scope]
             return _error_of(reports)
 
-    def _oldest(self, scope: Scope, *, sync: bool) -> _Failed | None:
+    def _oldest(self, scope: Scope, *, sync: bool) -> _FailedCommand | None:
         """The oldest failure that a scope is to be told of; the lock is held."""
         mine = self._unseen.get(scope, {})
         if sync and scope is self._opener:
@@ -550,7 +550,7 @@ class Inbox:
             mine = {**self._orphans, **mine}
         return mine[min(mine)] if mine else None
 
-    def _see(self, scope: Scope, failed: _Failed, *, sync: bool = False) -> int:
+    def _see(self, scope: Scope, failed: _FailedCommand, *, sync: bool = False) -> int:
         """Notes that a scope is told of a failure; returns how many others it is told of."""
         mine = self._unseen.pop(scope, {})
         later = [each for each in mine.values() if each is not failed]
@@ -563,7 +563,7 @@ class Inbox:
             each.seen = True
         return len(mine.keys() - {failed.seq})
 
-    def _leave(self, failed: _Failed, *, to_opener: bool = False) -> None:
+    def _leave(self, failed: _FailedCommand, *, to_opener: bool = False) -> None:
         """Writes down what a scope leaves; the lock is held."""
         if to_opener and len(self._orphans) < _KEPT:
             self._orphans[failed.seq] = failed
@@ -577,7 +577,7 @@ class Inbox:
             for failed in self._unseen.pop(scope).values():
                 self._leave(failed, to_opener=scope.is_thread)
 
-    def _await_cause(self, failed: _Failed) -> None:
+    def _await_cause(self, failed: _FailedCommand) -> None:
         """An aborted collective names other ranks; their own report is the cause.
 
         A rank reports before it acknowledges, so once every rank has passed the
@@ -589,7 +589,7 @@ class Inbox:
                 return
             self._arrived.wait(_CAUSE_POLL_S)
 
-    def _build(self, failed: _Failed) -> RemoteError:
+    def _build(self, failed: _FailedCommand) -> RemoteError:
         """The error of a command; where it was aborted, of what kept a rank from coming."""
         cause = failed
         while cause.is_aborted:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from disco_bench.table import Report, Spec, Status, Verdict, describe_figure
+from disco_bench.table import LimitOutcome, Report, Spec, Status, describe_figure
 from disco_server.cli import output
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["print_report"]
 
 _STYLES = {
-    Verdict.AIM: "bold green",
-    Verdict.MUST: "green",
-    Verdict.MISSED: "bold red",
-    Verdict.NONE: "dim",
-    Verdict.UNKNOWN: "yellow",
+    LimitOutcome.AIM: "bold green",
+    LimitOutcome.MUST: "green",
+    LimitOutcome.MISSED: "bold red",
+    LimitOutcome.NONE: "dim",
+    LimitOutcome.UNKNOWN: "yellow",
 }
 
 

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 __all__ = [
     "Limit",
+    "LimitOutcome",
     "Measured",
     "Report",
     "Spec",
     "Status",
     "Unavailable",
-    "Verdict",
     "describe_figure",
     "judge",
 ]
@@ -44,7 +44,7 @@ class Status(Enum):
     FAILED = "failed"
 
 
-class Verdict(Enum):
+class LimitOutcome(Enum):
     """How a figure stands to its limit."""
 
     AIM = "aim reached"
@@ -144,16 +144,16 @@ class Measured:
         return None if self.yardstick is None else self.figure - self.yardstick
 
 
-def judge(limit: Limit | None, measured: Measured | None) -> Verdict:
+def judge(limit: Limit | None, measured: Measured | None) -> LimitOutcome:
     """Holds what was measured against a limit."""
     if limit is None:
-        return Verdict.NONE if measured is not None else Verdict.UNKNOWN
+        return LimitOutcome.NONE if measured is not None else LimitOutcome.UNKNOWN
     value = None if measured is None else measured.value(limit.of)
     if value is None:
-        return Verdict.UNKNOWN
+        return LimitOutcome.UNKNOWN
     if limit.aim is not None and limit.holds(value, limit.aim):
-        return Verdict.AIM
-    return Verdict.MUST if limit.holds(value, limit.must) else Verdict.MISSED
+        return LimitOutcome.AIM
+    return LimitOutcome.MUST if limit.holds(value, limit.must) else LimitOutcome.MISSED
 
 
 def describe_figure(value: float, unit: Unit) -> str:
@@ -213,7 +213,7 @@ class Report:
             return Status.MEASURED
         return self._reasons.get(key, (Status.FAILED, ""))[0]
 
-    def verdict(self, key: str) -> Verdict:
+    def verdict(self, key: str) -> LimitOutcome:
         """How a row stands to its limit."""
         return judge(self._specs[key].limit, self._measured.get(key))
 
@@ -236,7 +236,7 @@ class Report:
 
     def missed(self) -> list[str]:
         """The rows whose figure misses what it must reach."""
-        return [key for key in self._specs if self.verdict(key) is Verdict.MISSED]
+        return [key for key in self._specs if self.verdict(key) is LimitOutcome.MISSED]
 
     def to_json(self) -> list[dict[str, Any]]:
         """All rows as plain data; figures in the unit that each row names."""

@@ -25,7 +25,12 @@ from disco_client.arrays.shared_memory import MEMORY_SCHEME, MemoryEndpoint
 from disco_client.backoff import Backoff
 from disco_client.pb import controller_pb2
 from disco_client.transport.base import ArrayEndpoint, EndpointLost, TransferFailed, TransferRefused
-from disco_client.transport.channel import Line, details, open_channel, run_uninterrupted
+from disco_client.transport.channel import (
+    ReloadingChannel,
+    details,
+    open_channel,
+    run_uninterrupted,
+)
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.wire.arrays import chunk_data, encode_head, encode_stream
 
@@ -49,7 +54,7 @@ class GrpcEndpoint:
         channel: Leads to it, and is closed with the endpoint.
     """
 
-    def __init__(self, channel: grpc.Channel | Line) -> None:
+    def __init__(self, channel: grpc.Channel | ReloadingChannel) -> None:
         self.spoiled = False
         self._channel = channel
         # Bytes cross it as they are, which the types of its methods do not foresee.
@@ -161,7 +166,7 @@ class ArrayClient:
 
     def __init__(
         self,
-        open_relay: Callable[[], grpc.Channel | Line],
+        open_relay: Callable[[], grpc.Channel | ReloadingChannel],
         session: int,
         key: bytes,
         addresses: Mapping[int, str],

@@ -22,7 +22,7 @@ from disco_client.distributed.placement import (
 )
 from disco_client.distributed.redistribute import (
     Move,
-    Mover,
+    RedistributionExecutor,
     RedistributionPlan,
     all_bounds,
     first_places,
@@ -94,7 +94,7 @@ class Engine(Computing):
 
     def __init__(self, core: SessionCore) -> None:
         self._core = core
-        self.mover = Mover(core)
+        self.mover = RedistributionExecutor(core)
         self._found = functools.lru_cache(maxsize=_KEPT)(self._find)
         self._ways = functools.lru_cache(maxsize=_KEPT)(self._find_way)
         self._spreads = functools.lru_cache(maxsize=_KEPT)(self._find_spread)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Move",
-    "Mover",
+    "RedistributionExecutor",
     "RedistributionPlan",
     "RedistributionStep",
     "all_bounds",
@@ -354,7 +354,7 @@ class Move(NamedTuple):
     func: DRef
 
 
-class Mover:
+class RedistributionExecutor:
     """The moves of one session.
 
     What stays the same from one move to the next, such as where parts begin, is told
@@ -425,7 +425,7 @@ class Mover:
         return self.table(info.device_mesh, line_extents(info, mesh_axis, axis))
 
 
-def _slice(mover: Mover, step: RedistributionStep) -> DRef:
+def _slice(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
     mesh = step.before.device_mesh
     spec = step.after.placement.dim_specs[step.mesh_axis]
     if step.after.is_explicit:
@@ -435,14 +435,14 @@ def _slice(mover: Mover, step: RedistributionStep) -> DRef:
     return mover.bind("slice", mover.table(mesh, flat_bounds(step.before, step.after)))
 
 
-def _keep(mover: Mover, step: RedistributionStep) -> DRef:
+def _keep(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
     mesh = step.before.device_mesh
     keeps = [not coordinate_of(mesh.shape, p)[step.mesh_axis] for p in range(mesh.size)]
     op = step.after.placement.dim_specs[step.mesh_axis].op
     return mover.bind("keep", op, mover.table(mesh, keeps))
 
 
-def _allgather(mover: Mover, step: RedistributionStep) -> DRef:
+def _allgather(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
     spec = step.before.placement.dim_specs[step.mesh_axis]
     extents = mover._extents(step.before, step.mesh_axis, spec.axis)  # noqa: SLF001
     order = [_order_of(cast("tuple[Intervals, ...]", spec.parts))] if spec.parts else []
@@ -471,19 +471,19 @@ def _order_of(parts: tuple[Intervals, ...]) -> Shape:
     return Shape(found)
 
 
-def _allreduce(mover: Mover, step: RedistributionStep) -> DRef:
+def _allreduce(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
     op = step.before.placement.dim_specs[step.mesh_axis].op
     return mover.bind("allreduce", _team(mover, step), op)
 
 
-def _reduce_scatter(mover: Mover, step: RedistributionStep) -> DRef:
+def _reduce_scatter(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
     op = step.before.placement.dim_specs[step.mesh_axis].op
     axis = step.after.placement.dim_specs[step.mesh_axis].axis
     extents = mover._extents(step.after, step.mesh_axis, axis)  # noqa: SLF001
     return mover.bind("reduce_scatter", _team(mover, step), op, axis, extents)
 
 
-def _all_to_all(mover: Mover, step: RedistributionStep) -> DRef:
+def _all_to_all(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
     source = step.before.placement.dim_specs[step.mesh_axis]
     target = step.after.placement.dim_specs[step.mesh_axis]
     have = mover._extents(step.before, step.mesh_axis, source.axis)  # noqa: SLF001
@@ -492,15 +492,15 @@ def _all_to_all(mover: Mover, step: RedistributionStep) -> DRef:
     return mover.bind("all_to_all", team, source.axis, target.axis, have, want)
 
 
-def _broadcast(mover: Mover, step: RedistributionStep) -> DRef:
+def _broadcast(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
     return mover.bind("broadcast", _team(mover, step))
 
 
-def _team(mover: Mover, step: RedistributionStep) -> DRef:
+def _team(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
     return mover.team(step.before.device_mesh, step.mesh_axis)
 
 
-_BINDERS: dict[str, Callable[[Mover, RedistributionStep], DRef]] = {
+_BINDERS: dict[str, Callable[[RedistributionExecutor, RedistributionStep], DRef]] = {
     "broadcast": _broadcast,
     "slice": _slice,
     "keep": _keep,

@@ -60,7 +60,7 @@ __all__ = [
     "CollectiveRecord",
     "CommandRecord",
     "Flag",
-    "FlightCut",
+    "FlightDelta",
     "FlightNow",
     "FlightRecord",
     "Header",
@@ -633,7 +633,7 @@ def _ring(
 
 
 @dataclass(frozen=True, slots=True)
-class FlightCut:
+class FlightDelta:
     """A cut, as it came.
 
     Attributes:
@@ -665,7 +665,7 @@ class FlightCut:
     names: bytes
 
     @classmethod
-    def of(cls, raw: bytes) -> FlightCut:
+    def of(cls, raw: bytes) -> FlightDelta:
         """Reads what :func:`cut_memory` has made.
 
         Raises:

@@ -16,7 +16,7 @@ from disco_client.tracing.ring import (
     Clock,
     CollectiveRecord,
     CommandRecord,
-    FlightCut,
+    FlightDelta,
     FlightRecord,
     read_flight,
 )
@@ -251,7 +251,7 @@ def read_report(report: RankReport, first: int = 1) -> FlightRecord:
     if not report.flight:
         return FlightRecord()
     if report.flight.startswith(CUT_MAGIC):
-        return FlightCut.of(report.flight).record()
+        return FlightDelta.of(report.flight).record()
     try:
         raw = zlib.decompressobj().decompress(report.flight, RING_BYTES)
     except zlib.error as error:

@@ -24,7 +24,7 @@ from disco_client.tracing.ring import (
     ClockSample,
     CollectiveRecord,
     CommandRecord,
-    FlightCut,
+    FlightDelta,
     FlightRecord,
     Since,
 )
@@ -141,7 +141,7 @@ class Track:
         if not report.flight.startswith(CUT_MAGIC):
             self._latest = report  # all that is left of a session that has ended
             return 0.0, len(report.flight)
-        cut, before = FlightCut.of(report.flight), self.since
+        cut, before = FlightDelta.of(report.flight), self.since
         if cut.oldest > before.seq + 1 and cut.kinds.size:
             self._torn.add(len(self._kept))
         lost = cut.first_collective - before.collectives

@@ -11,7 +11,7 @@ import grpc
 
 from disco_client.errors import ConfigError, ConnectionFailed, NoSuchSession, SessionError
 from disco_client.pb import controller_pb2
-from disco_client.transport.channel import Line, ask, denied, details, run_uninterrupted
+from disco_client.transport.channel import ReloadingChannel, ask, denied, details, run_uninterrupted
 from disco_client.wire.reports import (
     Inspection,
     Overview,
@@ -57,7 +57,9 @@ class LoggedLines:
     lost: int = 0
 
 
-def ask_for_overview(line: Line, timeout: float = _ANSWER_S, *, ended: bool = False) -> Overview:
+def ask_for_overview(
+    line: ReloadingChannel, timeout: float = _ANSWER_S, *, ended: bool = False
+) -> Overview:
     """Asks a controller what its cluster does at this moment.
 
     Args:
@@ -74,7 +76,7 @@ def ask_for_overview(line: Line, timeout: float = _ANSWER_S, *, ended: bool = Fa
     return decode_overview(raw)
 
 
-def ask_for_sessions(line: Line, timeout: float = _ANSWER_S) -> list[tuple[int, str]]:
+def ask_for_sessions(line: ReloadingChannel, timeout: float = _ANSWER_S) -> list[tuple[int, str]]:
     """Asks a controller for the ids and names of its sessions, and no node for anything.
 
     Args:
@@ -89,7 +91,7 @@ def ask_for_sessions(line: Line, timeout: float = _ANSWER_S) -> list[tuple[int, 
     return [(session.session, session.name) for session in found.sessions]
 
 
-def close_session(line: Line, name: str) -> tuple[int, str]:
+def close_session(line: ReloadingChannel, name: str) -> tuple[int, str]:
     """Ends a session.
 
     Args:
@@ -110,7 +112,7 @@ def close_session(line: Line, name: str) -> tuple[int, str]:
 
 
 def read_logs(
-    line: Line, name: str, *, worker: int | None, last: int | None, follow: bool
+    line: ReloadingChannel, name: str, *, worker: int | None, last: int | None, follow: bool
 ) -> Iterator[LoggedLines]:
     """Reads what the ranks of a session printed.
 
@@ -154,7 +156,7 @@ def read_logs(
         call.cancel()
 
 
-def _ask(line: Line, method: str, request: bytes, result: Any, timeout: float) -> Any:
+def _ask(line: ReloadingChannel, method: str, request: bytes, result: Any, timeout: float) -> Any:
     call = line.unary_unary(_SERVICE + method, response_deserializer=result.FromString)
     try:
         return ask(call, request, timeout=timeout)
@@ -162,7 +164,7 @@ def _ask(line: Line, method: str, request: bytes, result: Any, timeout: float) -
         _refuse(line, error)
 
 
-def _refuse(line: Line, error: grpc.RpcError) -> NoReturn:
+def _refuse(line: ReloadingChannel, error: grpc.RpcError) -> NoReturn:
     """Raises what the failure of a call means."""
     if (refused := denied(error)) is not None:
         raise refused from None
@@ -190,7 +192,7 @@ _CONTROLLER_S = 8.0
 
 
 def ask_for_inspection(
-    line: Line,
+    line: ReloadingChannel,
     session: str,
     *,
     stacks: bool,

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from disco_client.errors import ConfigError, SessionError
-from disco_client.wire.codec import EncodedBatch, EncodedCommand, EncodedReply, Kind, envelope
+from disco_client.wire.codec import (
+    EncodedBatch,
+    EncodedCommand,
+    EncodedReply,
+    EnvelopeKind,
+    envelope,
+)
 
 if TYPE_CHECKING:
     import threading
@@ -26,11 +32,11 @@ __all__ = [
     "Live",
     "OutgoingBatch",
     "Pump",
+    "QueuePosition",
     "RankPlace",
     "TransferFailed",
     "TransferRefused",
     "Transport",
-    "Waiting",
     "Welcome",
     "Wish",
 ]
@@ -57,7 +63,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuePosition:
     """What a session that waits for slots is told.
 
     Attributes:
@@ -137,7 +143,7 @@ class OutgoingBatch:
     def envelope(self) -> bytes:
         """Encodes them as they travel."""
         return envelope(
-            Kind.BATCH,
+            EnvelopeKind.BATCH,
             self.payload(),
             session=self.session,
             first_seq=self.first_seq,

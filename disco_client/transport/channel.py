@@ -26,8 +26,8 @@ __all__ = [
     "CHANNEL_OPTIONS",
     "NODE_STREAM_OPTIONS",
     "SERVER_OPTIONS",
-    "Line",
     "LineCall",
+    "ReloadingChannel",
     "ask",
     "await_controller",
     "connection_limit",
@@ -143,7 +143,7 @@ def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grp
     return keep_in_children(grpc.secure_channel(target(address), secrets, options=CHANNEL_OPTIONS))
 
 
-class Line:
+class ReloadingChannel:
     """Stands for a channel: its methods make the callables that a channel's do.
 
     Args:
@@ -234,7 +234,9 @@ class LineCall:
         codecs: How messages are written and read.
     """
 
-    def __init__(self, line: Line, kind: str, path: str, codecs: dict[str, Any]) -> None:
+    def __init__(
+        self, line: ReloadingChannel, kind: str, path: str, codecs: dict[str, Any]
+    ) -> None:
         self._line = line
         self._what = kind, path, codecs
 
@@ -493,7 +495,7 @@ def denied(error: Exception) -> AccessDenied | None:
     return None
 
 
-def await_controller(line: Line, timeout: float) -> None:
+def await_controller(line: ReloadingChannel, timeout: float) -> None:
     """Waits until somebody answers.
 
     Args:
@@ -509,7 +511,7 @@ def await_controller(line: Line, timeout: float) -> None:
         _probe(line, timeout, clock)
 
 
-def _probe(line: Line, timeout: float, clock: RunClock) -> None:
+def _probe(line: ReloadingChannel, timeout: float, clock: RunClock) -> None:
     # Any call tells whether somebody answers; a channel's own ready future would keep
     # a polling thread for a while.
     probe = line.unary_unary(_METHOD)

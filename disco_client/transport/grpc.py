@@ -24,18 +24,24 @@ from disco_client.telemetry import spans
 from disco_client.transport.admin import ask_for_inspection
 from disco_client.transport.base import (
     Events,
+    QueuePosition,
     RankPlace,
     TransferFailed,
     TransferRefused,
-    Waiting,
     Welcome,
     Wish,
 )
-from disco_client.transport.channel import Line, await_controller, denied, details, why_refused
+from disco_client.transport.channel import (
+    ReloadingChannel,
+    await_controller,
+    denied,
+    details,
+    why_refused,
+)
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.transport.run_clock import RunClock
 from disco_client.version import __version__
-from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EncodedReply, Kind, envelope
+from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
 from disco_client.wire.printed import LineCounter
 
 if TYPE_CHECKING:
@@ -223,7 +229,7 @@ class SessionStream:
         address: Where that is, for messages.
     """
 
-    def __init__(self, line: Line, address: str) -> None:
+    def __init__(self, line: ReloadingChannel, address: str) -> None:
         self._line = line
         self._open_stream: Any = line.stream_stream(_SERVICE + "Open")
         self._address = address
@@ -250,7 +256,7 @@ class SessionStream:
     # How it begins ------------------------------------------------------------------
 
     def create(
-        self, wish: Wish, on_queued: Callable[[Waiting], None]
+        self, wish: Wish, on_queued: Callable[[QueuePosition], None]
     ) -> controller_pb2.SessionReady:
         """Asks for a session and waits until its ranks run.
 
@@ -260,7 +266,7 @@ class SessionStream:
             ConfigError: The controller refused the request as wrong.
             SessionLost: A worker process could not be started.
         """
-        self._open(envelope(Kind.CREATE, _encode_wish(wish)))
+        self._open(envelope(EnvelopeKind.CREATE, _encode_wish(wish)))
         self._await_ready(wish.name, on_queued)
         self._numbers = [0] * len(self._ready.ranks)
         return self._ready
@@ -279,7 +285,7 @@ class SessionStream:
         attach = controller_pb2.AttachSession(
             protocol=PROTOCOL, version=__version__, name=name, owner=owner
         )
-        self._open(envelope(Kind.ATTACH, attach.SerializeToString()))
+        self._open(envelope(EnvelopeKind.ATTACH, attach.SerializeToString()))
         self._await_ready(name, lambda _waiting: None)
         self._numbers = [0] * len(self._ready.ranks)
         self._lines = LineCounter(from_first=False)
@@ -317,21 +323,21 @@ class SessionStream:
 
         return note
 
-    def _await_ready(self, name: str, on_queued: Callable[[Waiting], None]) -> None:
+    def _await_ready(self, name: str, on_queued: Callable[[QueuePosition], None]) -> None:
         """Reads until the session is ready."""
         try:
             for raw in self._call:
                 received = EncodedEnvelope.FromString(raw)
-                if received.kind == Kind.QUEUED:
+                if received.kind == EnvelopeKind.QUEUED:
                     queued = controller_pb2.Queued.FromString(received.payload)
-                    on_queued(Waiting(queued.ahead, queued.total_slots, queued.free_slots))
-                elif received.kind == Kind.READY:
+                    on_queued(QueuePosition(queued.ahead, queued.total_slots, queued.free_slots))
+                elif received.kind == EnvelopeKind.READY:
                     self._ready = controller_pb2.SessionReady.FromString(received.payload)
                     return
-                elif received.kind == Kind.ENDED:
+                elif received.kind == EnvelopeKind.ENDED:
                     ended = controller_pb2.SessionEnded.FromString(received.payload)
                     raise error_before(ended, name)
-                elif received.kind == Kind.REFUSED:
+                elif received.kind == EnvelopeKind.REFUSED:
                     refused = node_pb2.Refused.FromString(received.payload)
                     raise errors.ConnectionFailed(refused.message)
         except grpc.RpcError as error:
@@ -341,18 +347,18 @@ class SessionStream:
 
     def _ask_nodes(self, name: str) -> list[controller_pb2.Have]:
         """Asks what the nodes have of a session that is new to this program."""
-        self._out.say(envelope(Kind.RESUME, session=self._ready.session))
+        self._out.say(envelope(EnvelopeKind.RESUME, session=self._ready.session))
         nodes = {rank.node for rank in self._ready.ranks}
         have: dict[str, controller_pb2.Have] = {}
         try:
             for raw in self._call:
                 received = EncodedEnvelope.FromString(raw)
-                if received.kind == Kind.HAVE:
+                if received.kind == EnvelopeKind.HAVE:
                     told = controller_pb2.Have.FromString(received.payload)
                     have[told.node] = told
                     if set(have) >= nodes:
                         return list(have.values())
-                elif received.kind == Kind.ENDED:
+                elif received.kind == EnvelopeKind.ENDED:
                     ended = controller_pb2.SessionEnded.FromString(received.payload)
                     raise error_before(ended, name)
         except grpc.RpcError as error:
@@ -369,7 +375,7 @@ class SessionStream:
         """Sends and delivers until the session is over; says how it ended."""
         session = self._ready.session
         self._issued, self._acked = events.issued, events.acked
-        self._out.start(events, envelope(Kind.CLOSE, session=session))
+        self._out.start(events, envelope(EnvelopeKind.CLOSE, session=session))
         while True:
             self._heard = self._clock()
             try:
@@ -388,16 +394,16 @@ class SessionStream:
             self._heard = self._clock()
             received = EncodedEnvelope.FromString(raw)
             kind = received.kind
-            if kind == Kind.REPLY:
+            if kind == EnvelopeKind.REPLY:
                 if self._is_next(received):
                     reply = EncodedReply.FromString(received.payload)
                     events.reply(received.worker_plus_one - 1, reply)
                     self._confirm(len(received.payload))
-            elif kind == Kind.LOG:
+            elif kind == EnvelopeKind.LOG:
                 self._printed(controller_pb2.LogLines.FromString(received.payload), events)
-            elif kind == Kind.HAVE:
+            elif kind == EnvelopeKind.HAVE:
                 self._have(controller_pb2.Have.FromString(received.payload))
-            elif kind == Kind.ENDED:
+            elif kind == EnvelopeKind.ENDED:
                 ended = controller_pb2.SessionEnded.FromString(received.payload)
                 return error_of_end(ended, self._ready.name)
         return None
@@ -427,9 +433,11 @@ class SessionStream:
         unconfirmed[1] += nbytes
         if unconfirmed[0] >= _RECEIVED_EVERY or unconfirmed[1] >= _RECEIVED_BYTES:
             unconfirmed[:] = 0, 0
-            self._out.say(self._received(Kind.RECEIVED))
+            self._out.say(self._received(EnvelopeKind.RECEIVED))
 
-    def _received(self, kind: Kind, unwanted: Sequence[controller_pb2.Transfer] = ()) -> bytes:
+    def _received(
+        self, kind: EnvelopeKind, unwanted: Sequence[controller_pb2.Transfer] = ()
+    ) -> bytes:
         received = controller_pb2.Received(
             replies=self._numbers, given_up=self._still_given_up(), unwanted=unwanted
         )
@@ -454,12 +462,12 @@ class SessionStream:
                 (issued, controller_pb2.Transfer(ticket=t, worker=w, error=error[:_MAX_WHY]))
                 for t, w in uploads
             ]
-        self._out.say(self._received(Kind.RECEIVED))
+        self._out.say(self._received(EnvelopeKind.RECEIVED))
 
     def decline(self, downloads: Sequence[tuple[int, int]]) -> None:
         """Says of arrays, by ticket and worker, that nobody will ask for them any more."""
         unwanted = [controller_pb2.Transfer(ticket=t, worker=w) for t, w in downloads]
-        self._out.say(self._received(Kind.RECEIVED, unwanted))
+        self._out.say(self._received(EnvelopeKind.RECEIVED, unwanted))
 
     def _still_given_up(self) -> list[controller_pb2.Transfer]:
         """Those of which a worker may not have heard; the others have got past them."""
@@ -478,7 +486,7 @@ class SessionStream:
         if have.node not in self._awaited:
             self._out.rewind(have.last_seq)
             if self._given_up:
-                self._out.say(self._received(Kind.RECEIVED))
+                self._out.say(self._received(EnvelopeKind.RECEIVED))
             return
         self._awaited.discard(have.node)
         self._low = min(self._low, have.last_seq)
@@ -532,7 +540,7 @@ class SessionStream:
             transfer_key=ready.transfer_key,
         )
         try:
-            self._open(envelope(Kind.ATTACH, attach.SerializeToString()))
+            self._open(envelope(EnvelopeKind.ATTACH, attach.SerializeToString()))
             self._await_ready(ready.name, lambda _waiting: None)
         except (errors.ConnectionFailed, errors.SessionError) as error:
             return error
@@ -546,7 +554,7 @@ class SessionStream:
     def _ask(self) -> None:
         """Asks the nodes for what is missing."""
         self._asked = self._clock()
-        self._out.say(self._received(Kind.RESUME))
+        self._out.say(self._received(EnvelopeKind.RESUME))
 
     def check(self) -> None:
         """To be called while somebody waits, each second or so; repairs what it can.
@@ -569,7 +577,7 @@ class SessionStream:
     def detach(self, lease: float) -> None:
         """Leaves the session as it is when the commands have left."""
         wish = controller_pb2.DetachSession(lease_s=lease).SerializeToString()
-        self._out.part_with(envelope(Kind.DETACH, wish, session=self._ready.session))
+        self._out.part_with(envelope(EnvelopeKind.DETACH, wish, session=self._ready.session))
 
     def cancel(self) -> None:
         """Breaks the present stream off; idempotent."""
@@ -621,7 +629,7 @@ class GrpcTransport:
     def __init__(
         self, address: str, connect_timeout: float, credentials: Credentials = NO_CREDENTIALS
     ) -> None:
-        self._line = Line(address, credentials)
+        self._line = ReloadingChannel(address, credentials)
         self._stream = SessionStream(self._line, address)
         self._ended = threading.Event()
         self._error: errors.SessionError | None = None
@@ -639,7 +647,7 @@ class GrpcTransport:
         wish: Wish,
         *,
         connect_timeout: float,
-        on_queued: Callable[[Waiting], None],
+        on_queued: Callable[[QueuePosition], None],
         on_made: Callable[[GrpcTransport], object] = lambda _made: None,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> Self:
@@ -706,7 +714,7 @@ class GrpcTransport:
         # A channel of its own, because what goes through it is broken off with the session;
         # what the ranks did may be asked for afterwards. gRPC shares the connection.
         self._arrays = ArrayClient(
-            lambda: Line(self._line.address, credentials),
+            lambda: ReloadingChannel(self._line.address, credentials),
             ready.session,
             ready.transfer_key,
             addresses,

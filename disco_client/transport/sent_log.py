@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from disco_client.transport.base import OutgoingBatch
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 
 __all__ = ["SentBatch", "SentLog"]
 
@@ -77,7 +77,7 @@ class SentLog:
         if batch is None:
             return None
         return envelope(
-            Kind.BATCH,
+            EnvelopeKind.BATCH,
             batch.payload,
             session=self._session,
             first_seq=batch.first_seq,

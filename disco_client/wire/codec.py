@@ -35,8 +35,8 @@ __all__ = [
     "EncodedProgram",
     "EncodedReply",
     "EncodedValue",
+    "EnvelopeKind",
     "FailureKind",
-    "Kind",
     "decode_args",
     "decode_failure",
     "decode_value",
@@ -75,7 +75,7 @@ class Action(enum.IntEnum):
     RUN_PROGRAM = 10
 
 
-class Kind(enum.IntEnum):
+class EnvelopeKind(enum.IntEnum):
     """What an envelope's payload holds."""
 
     BATCH = 1

@@ -30,13 +30,13 @@ from disco_client.wording import many
 from disco_server.cli.output import duration, rate, size
 from disco_server.collectives.mpi_probe import probe_mpi
 from disco_server.devices.probe import probe_gpus
-from disco_server.observe.checks import Finding, State, ask, first_line, tell
+from disco_server.observe.checks import CheckResult, State, ask, first_line, tell
 from disco_server.settings import cpu_cores, visible_gpus
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-    from disco_client.transport.channel import Line
+    from disco_client.transport.channel import ReloadingChannel
     from disco_client.transport.credentials import Credentials
     from disco_client.wire.reports import NodeView, Overview
     from disco_server.cli.options import Controller
@@ -71,12 +71,12 @@ _MAX_ERROR_AT: Final = 24
 _STATUS_AT: Final = 40
 
 
-def look_at_ports() -> list[Finding]:
+def look_at_ports() -> list[CheckResult]:
     """Whether the ports of the daemons are free on the loopback address, or who has them."""
     return [_look_at_port(port, flag) for port, flag in PORTS.items()]
 
 
-def _look_at_port(port: int, flag: str) -> Finding:
+def _look_at_port(port: int, flag: str) -> CheckResult:
     name = f"port {port}"
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -85,24 +85,24 @@ def _look_at_port(port: int, flag: str) -> Finding:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 hint = "let the process bind sockets of the loopback interface"
-                return Finding(name, State.BROKEN, f"cannot be bound: {error.strerror}", hint)
+                return CheckResult(name, State.BROKEN, f"cannot be bound: {error.strerror}", hint)
         else:
-            return Finding(name, State.OK, "free", facts={"free": True})
+            return CheckResult(name, State.OK, "free", facts={"free": True})
     facts = {"free": False, "controller": _serves_disco(port)}
     if facts["controller"]:
-        return Finding(name, State.OK, "a controller answers there", facts=facts)
+        return CheckResult(name, State.OK, "a controller answers there", facts=facts)
     hint = f"nothing, if that is a daemon of yours; else choose another port with {flag}"
-    return Finding(name, State.OK, "in use by another program", hint, facts)
+    return CheckResult(name, State.OK, "in use by another program", hint, facts)
 
 
 def _serves_disco(port: int) -> bool:
     """Whether a controller answers at a port, if only that it lets nobody in."""
     try:
         from disco_client.transport.admin import ask_for_sessions
-        from disco_client.transport.channel import Line
+        from disco_client.transport.channel import ReloadingChannel
     except ImportError:  # that is for the section of the libraries
         return False
-    with contextlib.closing(Line(f"127.0.0.1:{port}")) as line:
+    with contextlib.closing(ReloadingChannel(f"127.0.0.1:{port}")) as line:
         try:
             ask_for_sessions(line, _ANSWER_S)
         except AccessDenied:
@@ -112,7 +112,7 @@ def _serves_disco(port: int) -> bool:
         return True
 
 
-def look_at_host_name() -> Finding:
+def look_at_host_name() -> CheckResult:
     """Whether this machine knows itself by its name, as MPI asks it to."""
     name, own = "host name", socket.gethostname()
     try:
@@ -120,28 +120,30 @@ def look_at_host_name() -> Finding:
     except OSError as error:
         hint = f"name it in /etc/hosts: 127.0.1.1 {own}"
         detail = f"{own} has no address ({error.strerror})"
-        return Finding(name, State.MISSING, detail, hint, {"name": own, "addresses": []})
+        return CheckResult(name, State.MISSING, detail, hint, {"name": own, "addresses": []})
     facts = {"name": own, "addresses": found}
-    return Finding(name, State.OK, f"{own} is {', '.join(found)}", facts=facts)
+    return CheckResult(name, State.OK, f"{own} is {', '.join(found)}", facts=facts)
 
 
-def look_at_clock() -> Finding:
+def look_at_clock() -> CheckResult:
     """Whether the clock is kept right, without which certificates are refused."""
     name = "clock"
     installed = Path(disco_server.__file__).stat().st_mtime
     now = datetime.now(UTC).isoformat(" ", "seconds")
     if time.time() < installed - _SOON.total_seconds():
         hint = "set it, and have it kept right: timedatectl set-ntp true"
-        return Finding(name, State.BROKEN, f"{now} is before Disco was installed", hint)
+        return CheckResult(name, State.BROKEN, f"{now} is before Disco was installed", hint)
     found = _ask_kernel()
     if found is None:
-        return Finding(name, State.OK, f"{now}; the kernel does not say whether it is kept right")
+        return CheckResult(
+            name, State.OK, f"{now}; the kernel does not say whether it is kept right"
+        )
     synchronised, error_s = found
     facts = {"synchronised": synchronised, "max_error_s": error_s}
     if synchronised:
-        return Finding(name, State.OK, f"kept right within {error_s * 1e3:.0f} ms", facts=facts)
+        return CheckResult(name, State.OK, f"kept right within {error_s * 1e3:.0f} ms", facts=facts)
     hint = "unless somebody else keeps it right for this machine: timedatectl set-ntp true"
-    return Finding(name, State.OK, f"{now}; not synchronised by this kernel", hint, facts)
+    return CheckResult(name, State.OK, f"{now}; not synchronised by this kernel", hint, facts)
 
 
 def _ask_kernel() -> tuple[bool, float] | None:
@@ -157,7 +159,7 @@ def _ask_kernel() -> tuple[bool, float] | None:
     return state != _TIME_ERROR and not status & _UNSYNCHRONISED, error_us / 1e6
 
 
-def look_at_certificates(credentials: Credentials) -> list[Finding]:
+def look_at_certificates(credentials: Credentials) -> list[CheckResult]:
     """Whether what commands show a controller is of use today.
 
     Args:
@@ -165,15 +167,15 @@ def look_at_certificates(credentials: Credentials) -> list[Finding]:
     """
     if credentials.ca is None:
         detail = "none given (--tls-ca, DISCO_TLS_CA)"
-        return [Finding("certificates", State.NOT_APPLICABLE, detail)]
+        return [CheckResult("certificates", State.NOT_APPLICABLE, detail)]
     try:
         return _look_at_files(credentials.ca, credentials.cert)
     except (OSError, ValueError, ImportError) as error:
         hint = "disco certs init makes certificates"
-        return [Finding("certificates", State.BROKEN, first_line(error), hint)]
+        return [CheckResult("certificates", State.BROKEN, first_line(error), hint)]
 
 
-def _look_at_files(ca: Path, cert: Path | None) -> list[Finding]:
+def _look_at_files(ca: Path, cert: Path | None) -> list[CheckResult]:
     authorities = _load(ca)
     found = [_look_at_dates("authority", ca, each) for each in authorities]
     if cert is None:
@@ -183,7 +185,7 @@ def _look_at_files(ca: Path, cert: Path | None) -> list[Finding]:
     if finding.state is State.OK and not any(_signs(each, own) for each in authorities):
         detail = f"{cert} is not signed by {ca}"
         hint = "a controller with that authority refuses it; disco certs issue makes another"
-        finding = Finding(finding.name, State.BROKEN, detail, hint)
+        finding = CheckResult(finding.name, State.BROKEN, detail, hint)
     return [*found, finding]
 
 
@@ -206,18 +208,20 @@ def _signs(authority: Certificate, cert: Certificate) -> bool:
     return True
 
 
-def _look_at_dates(name: str, path: Path, cert: Certificate) -> Finding:
+def _look_at_dates(name: str, path: Path, cert: Certificate) -> CheckResult:
     now, begins, ends = datetime.now(UTC), cert.not_valid_before_utc, cert.not_valid_after_utc
     facts = {"file": str(path), "valid_from": begins.isoformat(), "valid_until": ends.isoformat()}
     again = "make another: disco certs issue, or whoever made this one"
     if now > ends:
-        return Finding(name, State.BROKEN, f"{path} was valid until {ends:%Y-%m-%d}", again, facts)
+        return CheckResult(
+            name, State.BROKEN, f"{path} was valid until {ends:%Y-%m-%d}", again, facts
+        )
     if now < begins:
         hint = "see whether the clock of this machine is right"
         detail = f"{path} is valid from {begins:%Y-%m-%d %H:%M} on"
-        return Finding(name, State.BROKEN, detail, hint, facts)
+        return CheckResult(name, State.BROKEN, detail, hint, facts)
     hint = again if ends - now < _SOON else ""
-    return Finding(name, State.OK, f"{path} is valid until {ends:%Y-%m-%d}", hint, facts)
+    return CheckResult(name, State.OK, f"{path} is valid until {ends:%Y-%m-%d}", hint, facts)
 
 
 _INSTALL: Final = "pip install 'disco-runtime[server]'"
@@ -246,7 +250,7 @@ class CheckGroup:
 
     name: str
     required: bool
-    look: Callable[[], list[Finding]]
+    look: Callable[[], list[CheckResult]]
 
 
 def sections(kind: str, credentials: Credentials) -> tuple[CheckGroup, ...]:
@@ -288,29 +292,29 @@ def gpu_kind() -> str:
     return "rocm" if visible_gpus("rocm") and not visible_gpus("cuda") else "cuda"
 
 
-def look_at_python() -> Finding:
+def look_at_python() -> CheckResult:
     """Which Python runs this, and on how many cores."""
     version = platform.python_version()
     facts = {"version": version, "executable": sys.executable, "cores": cpu_cores()}
     detail = f"{version} at {sys.executable}, {cpu_cores()} cores"
-    return Finding("python", State.OK, detail, facts=facts)
+    return CheckResult("python", State.OK, detail, facts=facts)
 
 
-def look_at_memory(folder: Path = _SHARED) -> Finding:
+def look_at_memory(folder: Path = _SHARED) -> CheckResult:
     """Whether processes can share memory: without a name, and in the folder for it."""
     name = "shared memory"
     if not hasattr(os, "memfd_create"):
-        return Finding(name, State.OK, "in temporary files")
+        return CheckResult(name, State.OK, "in temporary files")
     try:
         os.close(os.memfd_create("disco-doctor"))
     except OSError as error:
         hint = "let the process call memfd_create: see the container's seccomp profile"
-        return Finding(name, State.BROKEN, f"memfd_create fails ({error.strerror})", hint)
+        return CheckResult(name, State.BROKEN, f"memfd_create fails ({error.strerror})", hint)
     hint = f"mount a tmpfs at {folder}, to which this user may write"
     if not folder.is_dir():
-        return Finding(name, State.MISSING, f"there is no {folder}, which MPI uses", hint)
+        return CheckResult(name, State.MISSING, f"there is no {folder}, which MPI uses", hint)
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Finding(name, State.BROKEN, f"this user may not write to {folder}", hint)
+        return CheckResult(name, State.BROKEN, f"this user may not write to {folder}", hint)
     room = os.statvfs(folder)
     total, free = room.f_frsize * room.f_blocks, room.f_frsize * room.f_bavail
     facts = {"total_bytes": total, "free_bytes": free}
@@ -318,44 +322,46 @@ def look_at_memory(folder: Path = _SHARED) -> Finding:
     few = (
         "" if free >= _AMPLE else f"give {folder} 1 GiB (docker run --shm-size=1g) for large arrays"
     )
-    return Finding(name, State.OK, detail, few, facts)
+    return CheckResult(name, State.OK, detail, few, facts)
 
 
-def probe_libraries() -> list[Finding]:
+def probe_libraries() -> list[CheckResult]:
     """Imports, in a child process, what the commands and the workers import."""
     hint = f"install them anew: {_INSTALL}"
     checks = dict.fromkeys(("disco-runtime", *_LIBRARIES), hint)
     return ask("disco_server.cli.checkup", checks=checks, timeout=_LIBRARIES_S)
 
 
-def look_at_library(name: str, module: str) -> Finding:
+def look_at_library(name: str, module: str) -> CheckResult:
     """Imports one library in this process."""
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Finding(name, State.MISSING, f"{name} is not installed", _INSTALL)
+        return CheckResult(name, State.MISSING, f"{name} is not installed", _INSTALL)
     facts = {"version": version}
     try:
         importlib.import_module(module)
     except Exception as error:  # noqa: BLE001  (what a damaged or too old one raises)
         detail = f"{name} {version} cannot be imported: {first_line(error)}"
-        return Finding(name, State.BROKEN, detail, f"install it anew: {_INSTALL}", facts)
-    return Finding(name, State.OK, version, facts=facts)
+        return CheckResult(name, State.BROKEN, detail, f"install it anew: {_INSTALL}", facts)
+    return CheckResult(name, State.OK, version, facts=facts)
 
 
-def look_at_tvm() -> Finding:
+def look_at_tvm() -> CheckResult:
     """Whether modules that TVM compiled can be loaded."""
     name = "apache-tvm"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         hint = "for modules that TVM compiled, pip install 'disco-runtime[server,tvm]'"
-        return Finding(name, State.MISSING, "not installed, and only modules of TVM need it", hint)
-    return Finding(name, State.OK, version, facts={"version": version})
+        return CheckResult(
+            name, State.MISSING, "not installed, and only modules of TVM need it", hint
+        )
+    return CheckResult(name, State.OK, version, facts={"version": version})
 
 
-def _look_at_disco() -> Finding:
-    return Finding("disco-runtime", State.OK, __version__, facts={"version": __version__})
+def _look_at_disco() -> CheckResult:
+    return CheckResult("disco-runtime", State.OK, __version__, facts={"version": __version__})
 
 
 if __name__ == "__main__":
@@ -372,7 +378,7 @@ _WAIT_S: Final = 30.0
 _UPDATE: Final = "install the same release on all machines"
 
 
-def look_at_controller(line: Line, view: Overview) -> Finding:
+def look_at_controller(line: ReloadingChannel, view: Overview) -> CheckResult:
     """Its release, and how long a call takes from here.
 
     Args:
@@ -389,35 +395,35 @@ def look_at_controller(line: Line, view: Overview) -> Finding:
     facts = {"version": view.version, "latency_s": min(took)}
     hint = "" if view.version == __version__ else f"{_UPDATE}; this one has {__version__}"
     detail = f"{view.version}, a call from here takes {duration(min(took))}"
-    return Finding("controller", State.OK, detail, hint, facts)
+    return CheckResult("controller", State.OK, detail, hint, facts)
 
 
-def look_at_nodes(view: Overview) -> list[Finding]:
+def look_at_nodes(view: Overview) -> list[CheckResult]:
     """Each node's release, and how long it and the controller take to hear each other."""
     if not view.nodes:
         hint = "start worker daemons: disco-worker --controller HOST:PORT"
-        return [Finding("nodes", State.MISSING, "no worker daemon is there", hint)]
+        return [CheckResult("nodes", State.MISSING, "no worker daemon is there", hint)]
     return [_look_at_node(node, view.version) for node in view.nodes]
 
 
-def _look_at_node(node: NodeView, version: str) -> Finding:
+def _look_at_node(node: NodeView, version: str) -> CheckResult:
     name = f"node {node.name}"
     facts = {"version": node.version, "state": node.state, "latency_s": node.latency_s}
     hint = "see the log of its disco-worker"
     if node.state == "away":
-        return Finding(name, State.BROKEN, "its connection is broken", hint, facts)
+        return CheckResult(name, State.BROKEN, "its connection is broken", hint, facts)
     if node.latency_s is None:
-        return Finding(name, State.BROKEN, "it did not answer within a second", hint, facts)
+        return CheckResult(name, State.BROKEN, "it did not answer within a second", hint, facts)
     hint = "" if node.version == version else f"{_UPDATE}; the controller has {version}"
     state = "" if node.state == "ready" else f", {node.state}"
     detail = (
         f"{node.version}, {duration(node.latency_s)} from the controller and back, "
         f"{node.used} of {node.slots} slots used{state}"
     )
-    return Finding(name, State.OK, detail, hint, facts)
+    return CheckResult(name, State.OK, detail, hint, facts)
 
 
-def look_at_allreduce(controller: Controller, view: Overview) -> Finding:
+def look_at_allreduce(controller: Controller, view: Overview) -> CheckResult:
     """Whether the workers of all free slots come together, and how fast their sums are."""
     from disco_server.cli.measuring import free_workers, measure_allreduce
 
@@ -425,7 +431,7 @@ def look_at_allreduce(controller: Controller, view: Overview) -> Finding:
     try:
         workers = free_workers(view)
     except NoSlots:
-        return Finding(name, State.NOT_APPLICABLE, "not measured, because no slot is free")
+        return CheckResult(name, State.NOT_APPLICABLE, "not measured, because no slot is free")
     try:
         with controller.open_session(
             num_workers=workers, name="disco-doctor", logs=False, timeout=_WAIT_S
@@ -434,9 +440,9 @@ def look_at_allreduce(controller: Controller, view: Overview) -> Finding:
             nodes = len({rank.node for rank in session.workers})
     except DiscoError as error:
         hint = "MPI needs the machines with workers to reach each other; see disco bench"
-        return Finding(name, State.BROKEN, first_line(error), hint)
+        return CheckResult(name, State.BROKEN, first_line(error), hint)
     rates = [each for each in found if each.unit == "B/s"]
     text = ", ".join(f"{size(each.nbytes)} at {rate(each.best, 'B')}" for each in rates)
     facts = {"workers": workers, "nodes": nodes, "figures": [each.as_dict() for each in found]}
     detail = f"{many(workers, 'worker')} on {many(nodes, 'node')}: {text}"
-    return Finding(name, State.OK, detail, facts=facts)
+    return CheckResult(name, State.OK, detail, facts=facts)

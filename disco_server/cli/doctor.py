@@ -23,7 +23,7 @@ from disco_server.cli.checkup import (
 )
 from disco_server.cli.options import EXIT_FAILED, Controller, dial_options, report_errors, say
 from disco_server.cli.output import console
-from disco_server.observe.checks import Finding, State
+from disco_server.observe.checks import CheckResult, State
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +45,7 @@ class _Checked:
 
     section: str
     required: bool
-    finding: Finding
+    finding: CheckResult
 
     @property
     def is_problem(self) -> bool:

@@ -28,7 +28,7 @@ from disco_server.settings import OneOf, Setting, read_path, read_switch
 
 if TYPE_CHECKING:
     from disco_client.session import Session
-    from disco_client.transport.channel import Line
+    from disco_client.transport.channel import ReloadingChannel
     from disco_client.transport.credentials import Credentials
 
 __all__ = [
@@ -174,7 +174,7 @@ def _complete_session(context: click.Context, _: click.Parameter, incomplete: st
     """The names of sessions, where the controller answers at once."""
     quieten_grpc()
     from disco_client.transport.admin import ask_for_sessions
-    from disco_client.transport.channel import Line
+    from disco_client.transport.channel import ReloadingChannel
     from disco_client.transport.credentials import Credentials
 
     given = context.params
@@ -186,7 +186,7 @@ def _complete_session(context: click.Context, _: click.Parameter, incomplete: st
             tls_key=given.get("tls_key"),
             token_file=given.get("token_file"),
         )
-        with contextlib.closing(Line(address, credentials)) as line:
+        with contextlib.closing(ReloadingChannel(address, credentials)) as line:
             found = ask_for_sessions(line, _COMPLETE_S)
     except DiscoError:
         return []
@@ -206,7 +206,7 @@ class Controller:
     credentials: Credentials
 
     @contextlib.contextmanager
-    def dialled(self) -> Generator[Line]:
+    def dialled(self) -> Generator[ReloadingChannel]:
         """A line to it, once it answers.
 
         gRPC keeps its own lines to itself, unless they are asked for by GRPC_VERBOSITY.
@@ -217,9 +217,9 @@ class Controller:
         """
         # `disco doctor` must also run where gRPC is broken, and help need not load it.
         quieten_grpc()
-        from disco_client.transport.channel import Line, await_controller
+        from disco_client.transport.channel import ReloadingChannel, await_controller
 
-        line = Line(self.address, self.credentials)
+        line = ReloadingChannel(self.address, self.credentials)
         try:
             try:
                 await_controller(line, _REACH_S)

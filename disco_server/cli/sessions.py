@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from disco_client.pb import controller_pb2
-    from disco_client.transport.channel import Line
+    from disco_client.transport.channel import ReloadingChannel
     from disco_client.wire.reports import Overview, RankView, SessionView
 
 __all__ = ["choose", "doing", "ranks_table", "sessions", "status", "stop"]
@@ -240,7 +240,7 @@ def status(controller: Controller, watch: bool, as_json: bool) -> None:
             show_live(lambda: _draw(_ask(line), line.address), _INTERVAL_S, once=not watch)
 
 
-def _ask(line: Line) -> controller_pb2.ListResult:
+def _ask(line: ReloadingChannel) -> controller_pb2.ListResult:
     # Help loads none of what this needs.
     import grpc
 

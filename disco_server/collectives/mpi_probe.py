@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from disco_client.errors import ConfigError
-from disco_server.observe.checks import Finding, State, ask, first_line, tell
+from disco_server.observe.checks import CheckResult, State, ask, first_line, tell
 
 __all__ = ["probe_mpi"]
 
@@ -23,7 +23,7 @@ _HINT: Final = (
 _LAUNCHERS: Final = ("PMI_", "PMIX_", "HYDI_", "OMPI_")
 
 
-def probe_mpi(environ: Mapping[str, str] | None = None) -> Finding:
+def probe_mpi(environ: Mapping[str, str] | None = None) -> CheckResult:
     """Starts MPI alone in a child process, with the library that a rank would load.
 
     Args:
@@ -37,10 +37,10 @@ def probe_mpi(environ: Mapping[str, str] | None = None) -> Finding:
     return found
 
 
-def look() -> Finding:
+def look() -> CheckResult:
     """Starts MPI in this process and ends it."""
     if find_spec("mpi4py") is None:
-        return Finding("mpi", State.MISSING, "mpi4py is not installed", _INSTALL)
+        return CheckResult("mpi", State.MISSING, "mpi4py is not installed", _INSTALL)
     # They load numpy, which may be what is broken in the process that asks.
     from disco_server.collectives.mpi_library import load_mpi, version_text
     from disco_server.collectives.types import UnavailableError
@@ -52,12 +52,14 @@ def look() -> Finding:
     except (UnavailableError, ConfigError) as error:
         cause = error.__cause__ or error
         hint = _HINT if error.__cause__ else "see the variable DISCO_MPI"
-        return Finding("mpi", State.BROKEN, f"mpi4py {version}: {first_line(cause)}", hint, facts)
+        return CheckResult(
+            "mpi", State.BROKEN, f"mpi4py {version}: {first_line(cause)}", hint, facts
+        )
     shown = version_text(mpi)
     if started:
         mpi.Finalize()
     facts |= {"library": known.name, "library_version": shown}
-    return Finding("mpi", State.OK, f"mpi4py {version}, {shown}", facts=facts)
+    return CheckResult("mpi", State.OK, f"mpi4py {version}, {shown}", facts=facts)
 
 
 if __name__ == "__main__":

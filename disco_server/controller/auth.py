@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from disco_server.security import Guard
 
-__all__ = ["Gate", "TokenBook", "caller", "peer_of"]
+__all__ = ["AuthInterceptor", "TokenBook", "caller", "peer_of"]
 
 
 _logger = logging.getLogger("disco.controller")
@@ -103,7 +103,7 @@ class TokenBook:
         return self._tokens.find(token)
 
 
-class Gate(grpc.aio.ServerInterceptor):
+class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Finds out who calls, and lets through what the table of methods allows him.
 
     Args:

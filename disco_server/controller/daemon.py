@@ -18,7 +18,7 @@ from disco_client.telemetry.spans import setup
 from disco_client.transport.channel import SERVER_OPTIONS, connection_limit
 from disco_client.wording import many
 from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
-from disco_server.controller.auth import Gate
+from disco_server.controller.auth import AuthInterceptor
 from disco_server.controller.hub import Hub
 from disco_server.controller.service import SERVICE_NAMES, Edge
 from disco_server.core.cluster import SessionLimits
@@ -30,12 +30,12 @@ from disco_server.ipc.grpc_server import (
     stop_server,
     warn_of_open_door,
 )
-from disco_server.observe.http import HttpDoor, exposition
+from disco_server.observe.http import HttpListener, exposition
 from disco_server.observe.logs import setup_audit
 from disco_server.security import Guard
 from disco_server.settings import OFF
 
-__all__ = ["Door", "beat", "run"]
+__all__ = ["ControllerListener", "beat", "run"]
 
 _logger = logging.getLogger("disco.controller")
 _STOP_GRACE_S = 1.0
@@ -66,7 +66,7 @@ async def _run(config: ControllerConfig) -> int:
         expect_nodes=config.expect_nodes,
         clock=asyncio.get_running_loop().time,
     )
-    door = Door(
+    door = ControllerListener(
         hub,
         config.listen_address,
         guard=config.guard,
@@ -92,13 +92,15 @@ async def _run(config: ControllerConfig) -> int:
     return 0
 
 
-async def _open_http(hub: Hub, config: ControllerConfig, gate: Gate) -> HttpDoor | None:
+async def _open_http(
+    hub: Hub, config: ControllerConfig, gate: AuthInterceptor
+) -> HttpListener | None:
     if config.http == OFF:
         return None
     from disco_server.controller.dashboard import Page
     from disco_server.controller.metrics import collect
 
-    http = HttpDoor(
+    http = HttpListener(
         config.http_address,
         exposition(lambda: collect(hub)),
         lambda: "draining" if hub.cluster.draining else "",
@@ -109,7 +111,7 @@ async def _open_http(hub: Hub, config: ControllerConfig, gate: Gate) -> HttpDoor
     return http
 
 
-class Door:
+class ControllerListener:
     """An address at which a hub takes calls; belongs to the running event loop.
 
     Args:
@@ -140,7 +142,7 @@ class Door:
     ) -> None:
         self._services = services
         options = [*SERVER_OPTIONS, connection_limit(max_connections)]
-        self.gate = Gate(guard)
+        self.gate = AuthInterceptor(guard)
         self._server = server = grpc.aio.server(interceptors=(self.gate,), options=options)
         Edge(hub).add_to(server, services)
         self._checks = cast("Any", health).aio.HealthServicer()

@@ -37,7 +37,7 @@ from disco_server.observe.logs import refusals
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from disco_server.controller.auth import Gate
+    from disco_server.controller.auth import AuthInterceptor
     from disco_server.controller.hub import Hub
     from disco_server.controller.logs import LogPart
 
@@ -269,7 +269,7 @@ class Page:
         gate: Knows who is let in.
     """
 
-    def __init__(self, hub: Hub, gate: Gate) -> None:
+    def __init__(self, hub: Hub, gate: AuthInterceptor) -> None:
         self._hub = hub
         self._gate = gate
         self._watchers = 0

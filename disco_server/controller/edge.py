@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from disco_client.pb import node_pb2
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.controller.auth import caller, peer_of
 from disco_server.ipc.grpc_server import quiet_if_peer_left
 from disco_server.observe import logs
@@ -98,7 +98,7 @@ async def refuse_call(context: Context, event: str, name: str, why: str) -> None
 async def refuse(context: Context, message: str) -> None:
     """Tells a peer why its stream will not go on."""
     refused = node_pb2.Refused(message=message).SerializeToString()
-    await context.write(envelope(Kind.REFUSED, refused))
+    await context.write(envelope(EnvelopeKind.REFUSED, refused))
 
 
 FIRST_MESSAGE_S = 10.0

@@ -20,7 +20,7 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Attributes, Span
 from disco_client.version import __version__
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.controller.inspect import Inspections, Overviews
 from disco_server.controller.logs import Logs
 from disco_server.controller.relay import Exchanges, Transfers
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OF_A_RANK",
+    "ControllerCounters",
     "Hub",
     "NodeLink",
     "SessionSpans",
-    "Tally",
     "ended_message",
     "rank_infos",
     "signed",
@@ -64,7 +64,7 @@ __all__ = [
 
 
 @dataclass(slots=True)
-class Tally:
+class ControllerCounters:
     """Counts since the start; plain numbers, because they stand in the way of each batch.
 
     Attributes:
@@ -248,7 +248,7 @@ class Hub:
         )
         self.settled_at = clock() + node_lease
         self.heartbeat = heartbeat
-        self.tally = Tally()
+        self.tally = ControllerCounters()
         self.transfers = Transfers()
         self.exchanges = Exchanges()
         self.inspections = Inspections(self.cluster, self._post, clock)
@@ -275,10 +275,12 @@ class Hub:
                     self._start_on(node, session)
                 case EndOnNode(node, session_id):
                     self._post(
-                        node, envelope(Kind.END_SESSION, session=session_id), session=session_id
+                        node,
+                        envelope(EnvelopeKind.END_SESSION, session=session_id),
+                        session=session_id,
                     )
                 case TellQueued(session, ahead):
-                    self._tell(session.session, Kind.QUEUED, self.queued(ahead, session))
+                    self._tell(session.session, EnvelopeKind.QUEUED, self.queued(ahead, session))
                 case TellReady(session):
                     self.tell_ready(session)
                     self._log_ready(session)
@@ -313,7 +315,7 @@ class Hub:
         if link is not None:
             link.outbox.post(raw, session=session)
 
-    def _tell(self, session: int, kind: Kind, message: controller_pb2.Queued) -> None:
+    def _tell(self, session: int, kind: EnvelopeKind, message: controller_pb2.Queued) -> None:
         outbox = self.clients.get(session)
         if outbox is not None:
             outbox.post(envelope(kind, message.SerializeToString(), session=session))
@@ -344,7 +346,7 @@ class Hub:
         )
         if session.session not in self.routes:
             self._find_routes(session)
-        raw = envelope(Kind.START_RANKS, start.SerializeToString(), session=session.session)
+        raw = envelope(EnvelopeKind.START_RANKS, start.SerializeToString(), session=session.session)
         self._post(node, raw, session=session.session)
 
     def _find_routes(self, session: SessionTable) -> None:
@@ -368,7 +370,7 @@ class Hub:
         )
         outbox = self.clients.get(session.session)
         if outbox is not None:
-            raw = envelope(Kind.READY, ready.SerializeToString(), session=session.session)
+            raw = envelope(EnvelopeKind.READY, ready.SerializeToString(), session=session.session)
             outbox.post(raw)
 
     def _log_ready(self, session: SessionTable) -> None:
@@ -400,7 +402,7 @@ class Hub:
             return
         ended = ended_message(end)
         ended.slots.CopyFrom(self.queued(0, session))
-        outbox.post(envelope(Kind.ENDED, ended.SerializeToString(), session=session_id))
+        outbox.post(envelope(EnvelopeKind.ENDED, ended.SerializeToString(), session=session_id))
         outbox.close()
 
     def _drop(self, node: str, message: str) -> None:
@@ -504,7 +506,7 @@ class Hub:
         self._beats += 1
         self._beat_at = self.clock()
         payload = controller_pb2.Heartbeat(count=self._beats).SerializeToString()
-        raw = envelope(Kind.HEARTBEAT, payload)
+        raw = envelope(EnvelopeKind.HEARTBEAT, payload)
         for outbox in (*self.clients.values(), *(link.outbox for link in self.links.values())):
             outbox.post(raw, droppable=True)
 
@@ -522,7 +524,7 @@ class Hub:
         client = self.clients.get(session)
         whole = self.logs.add(session, said.worker, node, said.stderr, said.lines, first=said.first)
         if whole and client is not None:
-            raw = raw or envelope(Kind.LOG, said.SerializeToString(), session=session)
+            raw = raw or envelope(EnvelopeKind.LOG, said.SerializeToString(), session=session)
             self.tally.to_clients += len(raw)
             whole = client.post(raw, droppable=True)
         if whole:
@@ -549,7 +551,7 @@ class Hub:
         """Ends every session and waits until nothing is left of them."""
         self.apply(self.cluster.drain())
         for link in self.links.values():
-            link.outbox.post(envelope(Kind.DRAIN))
+            link.outbox.post(envelope(EnvelopeKind.DRAIN))
         await self._empty.wait()
 
     def dismiss(self, message: str) -> None:
@@ -560,7 +562,7 @@ class Hub:
 
 def _dismiss(link: NodeLink, message: str) -> None:
     refused = node_pb2.Refused(message=message)
-    link.outbox.close(envelope(Kind.REFUSED, refused.SerializeToString()))
+    link.outbox.close(envelope(EnvelopeKind.REFUSED, refused.SerializeToString()))
 
 
 def ended_message(end: End) -> controller_pb2.SessionEnded:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.tracing.ring import ClockSample, clock_offset
 from disco_client.version import __version__
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.reports import (
     NodeSilence,
     NodeView,
@@ -235,7 +235,7 @@ class Inspections:
         answer = asyncio.get_running_loop().create_future()
         self._questions[number] = _Question(node, answer)
         try:
-            self._post(node, envelope(Kind.INSPECT, question.SerializeToString()))
+            self._post(node, envelope(EnvelopeKind.INSPECT, question.SerializeToString()))
             return await answer
         finally:
             del self._questions[number]

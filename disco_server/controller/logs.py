@@ -92,7 +92,7 @@ class LogPart:
 
 
 @dataclass(slots=True)
-class _Place:
+class _LogPosition:
     """Where a reader is: in the lines of the session, and in those of his rank."""
 
     number: int
@@ -186,18 +186,18 @@ class SessionLog:
             else:
                 await changed.wait()
 
-    def _begin(self, worker: int | None, last: int | None) -> _Place:
+    def _begin(self, worker: int | None, last: int | None) -> _LogPosition:
         mine = [p for p in self._kept[self._first :] if worker in (None, p.worker)]
         of_rank = 0 if worker is None else self._counts[worker]
         if not mine:
-            return _Place(self._count, of_rank)
+            return _LogPosition(self._count, of_rank)
         if last is None:
-            return _Place(mine[0].number, mine[0].nth)
+            return _LogPosition(mine[0].number, mine[0].nth)
         if worker is None:
-            return _Place(max(mine[0].number, self._count - last))
-        return _Place(mine[0].number, max(mine[0].nth, of_rank - last))
+            return _LogPosition(max(mine[0].number, self._count - last))
+        return _LogPosition(mine[0].number, max(mine[0].nth, of_rank - last))
 
-    def _take(self, place: _Place, worker: int | None) -> LogPart:
+    def _take(self, place: _LogPosition, worker: int | None) -> LogPart:
         """Takes some lines, and moves the place behind them."""
         at = max(bisect_right(self._kept, place.number, key=_end), self._first)
         found: list[Printed] = []

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry.spans import carrier_of
 from disco_client.version import __version__
-from disco_client.wire.codec import PROTOCOL, Kind, envelope, mismatch
+from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, mismatch
 from disco_client.wording import hidden_in
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
@@ -79,7 +79,7 @@ class NodeStreams:
         welcome = node_pb2.NodeRegistered(
             version=__version__, heartbeat_s=hub.heartbeat, node_key=link.key
         )
-        outbox.post(envelope(Kind.REGISTERED, welcome.SerializeToString()))
+        outbox.post(envelope(EnvelopeKind.REGISTERED, welcome.SerializeToString()))
         hub.tally.joined += 1
         hub.apply(effects)
         log = bind(_logger, node=info.name)
@@ -100,7 +100,7 @@ class NodeStreams:
             await end_stream(outbox, writing, reading)
 
     def _join(self, kind: int, info: node_pb2.RegisterNode, link: NodeLink) -> Any:
-        if kind != Kind.REGISTER or not info.name or len(info.name) > MAX_NAME:
+        if kind != EnvelopeKind.REGISTER or not info.name or len(info.name) > MAX_NAME:
             msg = "expected a registration with the node's name first"
             raise NodeRefused(msg)
         if len(info.devices) > _MAX_SLOTS or max(map(len, _texts(info))) > _MAX_TEXT:
@@ -150,17 +150,17 @@ class NodeStreams:
             received = envelope_pb2.Envelope.FromString(raw)
             kind = received.kind
             cluster.node_heard(name, hub.clock())
-            if kind in (Kind.REPLY, Kind.HAVE):
+            if kind in (EnvelopeKind.REPLY, EnvelopeKind.HAVE):
                 outbox = clients.get(received.session)
                 if outbox is not None and hub.on_node(received.session, name):
                     outbox.post(raw)
                     tally.to_clients += len(raw)
-            elif kind == Kind.LOG:
+            elif kind == EnvelopeKind.LOG:
                 self._printed(raw, received, name)
-            elif kind == Kind.OPEN_CCL and hub.on_node(received.session, name):
+            elif kind == EnvelopeKind.OPEN_CCL and hub.on_node(received.session, name):
                 for route in hub.routes.get(received.session, ()):
                     route.post(raw, session=received.session)
-            elif kind == Kind.RANKS_READY:
+            elif kind == EnvelopeKind.RANKS_READY:
                 ready = node_pb2.RanksReady.FromString(received.payload)
                 ranks = [(r.worker, name, r.pid, r.device) for r in ready.ranks]
                 hub.apply(cluster.ready_on_node(received.session, name, ranks))
@@ -170,13 +170,13 @@ class NodeStreams:
     def _notice(self, kind: int, received: envelope_pb2.Envelope, name: str) -> None:
         """Acts on what is rarer than replies and output."""
         hub = self._hub
-        if kind == Kind.RANK_EXITED:
+        if kind == EnvelopeKind.RANK_EXITED:
             self._rank_exited(received.session, name, received.payload)
-        elif kind == Kind.SESSION_GONE:
+        elif kind == EnvelopeKind.SESSION_GONE:
             hub.apply(hub.cluster.gone_on_node(received.session, name))
-        elif kind == Kind.DRAIN:
+        elif kind == EnvelopeKind.DRAIN:
             hub.apply(hub.cluster.node_leaving(name))
-        elif kind == Kind.CORDON:
+        elif kind == EnvelopeKind.CORDON:
             hub.cluster.node_cordoned(name)
             _logger.info("node %s takes no new sessions", name)
         else:
@@ -185,11 +185,11 @@ class NodeStreams:
     def _answered(self, kind: int, received: envelope_pb2.Envelope, name: str) -> None:
         """Acts on what a node answers to a question of this controller."""
         hub = self._hub
-        if kind == Kind.INSPECTED:
+        if kind == EnvelopeKind.INSPECTED:
             hub.inspections.receive(name, received.payload)
-        elif kind == Kind.HEARTBEAT and received.payload:
+        elif kind == EnvelopeKind.HEARTBEAT and received.payload:
             hub.answered(name, received.payload)
-        elif kind == Kind.FETCH and hub.on_node(received.session, name):
+        elif kind == EnvelopeKind.FETCH and hub.on_node(received.session, name):
             told = controller_pb2.Transfer.FromString(received.payload)
             key = (received.session, "up", told.worker, told.ticket)
             hub.transfers.answer(key, told.error)

@@ -23,18 +23,18 @@ from disco_server.core.rendezvous import Rendezvous, RendezvousError, Wake
 if TYPE_CHECKING:
     from disco_client.pb import node_pb2
 
-__all__ = ["Exchanges", "Meeting", "TransferKey", "TransferRefused", "Transfers"]
+__all__ = ["Exchanges", "NodeRefusedTransfer", "TransferKey", "TransferRelay", "Transfers"]
 
 
 TransferKey: TypeAlias = tuple[int, str, int, int]
 """Session, direction ("up" or "down"), worker, ticket."""
 
 
-class TransferRefused(Exception):
+class NodeRefusedTransfer(Exception):
     """The node cannot take an array; the text says why."""
 
 
-class Meeting:
+class TransferRelay:
     """Where two streams of one transfer meet.
 
     Args:
@@ -69,7 +69,7 @@ class Meeting:
     def answer(self, error: str) -> None:
         """Notes what the node says of an upload: it has all of it, or why it cannot."""
         if error:
-            _fail(self.done, TransferRefused(error))
+            _fail(self.done, NodeRefusedTransfer(error))
         elif not self.done.done():
             self.done.set_result(None)
 
@@ -120,13 +120,13 @@ class Transfers:
     """The transfers under way; used from the event loop only."""
 
     def __init__(self) -> None:
-        self._meetings: dict[TransferKey, Meeting] = {}
+        self._meetings: dict[TransferKey, TransferRelay] = {}
 
     @contextlib.contextmanager
-    def opened(self, key: TransferKey, node: str, nbytes: int = 0) -> Generator[Meeting]:
+    def opened(self, key: TransferKey, node: str, nbytes: int = 0) -> Generator[TransferRelay]:
         """Opens the meeting of a transfer for its client, in place of an earlier one."""
         former = self._meetings.get(key)
-        meeting = self._meetings[key] = Meeting(node, nbytes)
+        meeting = self._meetings[key] = TransferRelay(node, nbytes)
         if former is not None:
             former.fail("the client has begun this transfer anew")
         try:
@@ -136,7 +136,7 @@ class Transfers:
                 del self._meetings[key]
             meeting.fail("the client went away")
 
-    def join(self, key: TransferKey) -> Meeting:
+    def join(self, key: TransferKey) -> TransferRelay:
         """Returns the meeting of a transfer for its node.
 
         Raises:

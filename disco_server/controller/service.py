@@ -14,7 +14,7 @@ import grpc
 
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.version import __version__
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.reports import encode_overview
 from disco_client.wording import natural
 from disco_server.controller.auth import caller, peer_of
@@ -29,7 +29,7 @@ from disco_server.controller.edge import (
     refuse_call,
 )
 from disco_server.controller.node_streams import NodeStreams
-from disco_server.controller.relay import TransferRefused
+from disco_server.controller.relay import NodeRefusedTransfer
 from disco_server.controller.session_streams import ClientStreams
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
 from disco_server.ipc.grpc_server import parsed
@@ -201,10 +201,10 @@ class Edge:
         key = (session.session, "up", head.worker, head.ticket)
         with self._hub.transfers.opened(key, link.name, head.nbytes) as meeting:
             meeting.source.set_result(aiter(stream))
-            _ask(link, Kind.FETCH, session, head)
+            _ask(link, EnvelopeKind.FETCH, session, head)
             try:
                 await meeting.done
-            except TransferRefused as error:
+            except NodeRefusedTransfer as error:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)[:1000])
         return controller_pb2.UploadResult(nbytes=head.nbytes)
 
@@ -214,11 +214,11 @@ class Edge:
         session = await self._of_client(head, context)
         link = await self._link(session, head, context)
         if head.there:
-            _ask(link, Kind.PUSH, session, head)
+            _ask(link, EnvelopeKind.PUSH, session, head)
             return
         key = (session.session, "down", head.worker, head.ticket)
         with self._hub.transfers.opened(key, link.name) as meeting:
-            _ask(link, Kind.PUSH, session, head)
+            _ask(link, EnvelopeKind.PUSH, session, head)
             await meeting.carry(context.write)
             meeting.done.set_result(None)
 
@@ -381,7 +381,9 @@ class Edge:
             )
 
 
-def _ask(link: NodeLink, kind: Kind, session: SessionTable, head: controller_pb2.Transfer) -> None:
+def _ask(
+    link: NodeLink, kind: EnvelopeKind, session: SessionTable, head: controller_pb2.Transfer
+) -> None:
     """Tells the node of a worker to do its part of a transfer."""
     raw = envelope(kind, head.SerializeToString(), session=session.session)
     link.outbox.post(raw, session=session.session)

@@ -8,7 +8,7 @@ import hmac
 from disco_client.pb import controller_pb2, envelope_pb2
 from disco_client.telemetry.spans import carrier_of
 from disco_client.version import __version__
-from disco_client.wire.codec import PROTOCOL, Kind, envelope, mismatch
+from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, mismatch
 from disco_client.wording import hidden_in
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
@@ -34,7 +34,7 @@ MAX_WORKERS = 4096
 MAX_DETACHED_S = 7 * 86_400.0
 """The longest that a session waits for somebody to attach."""
 
-_RELAYED = (Kind.BATCH, Kind.RESUME, Kind.RECEIVED)
+_RELAYED = (EnvelopeKind.BATCH, EnvelopeKind.RESUME, EnvelopeKind.RECEIVED)
 
 
 class ClientStreams:
@@ -55,7 +55,7 @@ class ClientStreams:
         if first is None:
             return
         received = envelope_pb2.Envelope.FromString(first)
-        if received.kind == Kind.ATTACH:
+        if received.kind == EnvelopeKind.ATTACH:
             session = await self._attach(received.payload, context)
         else:
             session = await self._create(received, context)
@@ -100,7 +100,7 @@ class ClientStreams:
         self, received: envelope_pb2.Envelope, context: Context
     ) -> SessionTable | None:
         create = controller_pb2.CreateSession.FromString(received.payload)
-        if received.kind == Kind.CREATE and not await _same_protocol(create, context):
+        if received.kind == EnvelopeKind.CREATE and not await _same_protocol(create, context):
             return None
         problem = _check_create(received.kind, create)
         if problem is not None:
@@ -127,7 +127,7 @@ class ClientStreams:
             await refuse_call(context, "attach refused", session.name, not_yours(session.name))
         if session.end is not None:
             ended = ended_message(session.end).SerializeToString()
-            await context.write(envelope(Kind.ENDED, ended, session=session.session))
+            await context.write(envelope(EnvelopeKind.ENDED, ended, session=session.session))
             return None
         owner = signed(attach.owner, caller()) if attach.owner else ""
         self._hub.cluster.client_back(session.session, owner)
@@ -166,13 +166,13 @@ class ClientStreams:
                     raise ConnectionError(msg)
                 for outbox in routes.get(session.session, ()):
                     outbox.post(raw, session=session.session)
-                if kind == Kind.BATCH:
+                if kind == EnvelopeKind.BATCH:
                     tally.batches += 1
                     tally.commands += received.last_seq - received.first_seq + 1
                     tally.to_workers += len(raw)
-            elif kind == Kind.CLOSE:
+            elif kind == EnvelopeKind.CLOSE:
                 return _CLOSE
-            elif kind == Kind.DETACH:
+            elif kind == EnvelopeKind.DETACH:
                 asked = controller_pb2.DetachSession.FromString(received.payload).lease_s
                 return min(asked, MAX_DETACHED_S) if asked > 0 else None
         return None
@@ -229,7 +229,7 @@ def _knows_key(attach: controller_pb2.AttachSession, session: SessionTable) -> b
 
 def _check_create(kind: int, create: controller_pb2.CreateSession) -> str | None:
     """Says what is wrong with a request for a session."""
-    if kind != Kind.CREATE:
+    if kind != EnvelopeKind.CREATE:
         return "expected a request to create a session first"
     if not 1 <= create.num_workers <= MAX_WORKERS:
         return f"expected num_workers from 1 to {MAX_WORKERS}, got {create.num_workers}"
@@ -256,4 +256,4 @@ def _check_create(kind: int, create: controller_pb2.CreateSession) -> str | None
 
 def _refused_session(problem: str) -> bytes:
     ended = controller_pb2.SessionEnded(reason=controller_pb2.END_REASON_REFUSED, message=problem)
-    return envelope(Kind.ENDED, ended.SerializeToString())
+    return envelope(EnvelopeKind.ENDED, ended.SerializeToString())

@@ -30,9 +30,9 @@ from disco_server.core.nodes import (
 from disco_server.core.session_state import (
     End,
     EndReason,
+    SessionEvent,
     SessionState,
     SessionTable,
-    Step,
 )
 
 __all__ = [
@@ -343,7 +343,7 @@ class Cluster:
         if session.state is SessionState.RETURNING:
             session.waiting_for.discard(name)
             if not session.waiting_for:
-                session.step(Step.READY)
+                session.step(SessionEvent.READY)
                 session.deadline, session.patience = now + session.lease, session.lease
         return [Rejoined(session)]
 
@@ -433,7 +433,7 @@ class Cluster:
             if shares is None:
                 break
             self._queue.pop(0)
-            session.step(Step.PLACE)
+            session.step(SessionEvent.PLACE)
             session.shares = shares
             session.waiting_for = {share.node for share in shares}
             for share in shares:
@@ -480,7 +480,7 @@ class Cluster:
         session.ranks.update((rank[0], rank) for rank in ranks)
         if session.waiting_for:
             return []
-        session.step(Step.READY)
+        session.step(SessionEvent.READY)
         return [TellReady(session)]
 
     def rank_exited(
@@ -509,7 +509,7 @@ class Cluster:
         if session is None or not session.alive:
             return []
         session.end = end
-        session.step(Step.END)
+        session.step(SessionEvent.END)
         effects: list[Effect] = [TellEnded(session, end)]
         if session.state is SessionState.GONE:  # it never had slots
             self._queue = [waiting for waiting in self._queue if waiting != session_id]
@@ -532,7 +532,7 @@ class Cluster:
         session.waiting_for.discard(node)
         effects: list[Effect] = []
         if not session.waiting_for:
-            session.step(Step.GONE)
+            session.step(SessionEvent.GONE)
             effects += self._forget(session)
         return effects + self._place_waiting()
 
@@ -549,7 +549,7 @@ class Cluster:
             return []
         if session.state is not SessionState.RUNNING or session.lease <= 0:
             return self.end(session_id, End(EndReason.CLOSED, "its client went away"))
-        session.step(Step.DETACH)
+        session.step(SessionEvent.DETACH)
         session.patience = session.lease if lease is None else lease
         session.deadline = now + session.patience
         return []
@@ -558,7 +558,7 @@ class Cluster:
         """A client has attached to a session, which runs or waits for one."""
         session = self.sessions[session_id]
         if session.state is SessionState.DETACHED:
-            session.step(Step.ATTACH)
+            session.step(SessionEvent.ATTACH)
         session.owner = owner or session.owner
 
     def find(

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-__all__ = ["Limits", "Rendezvous", "RendezvousError", "Wake"]
+__all__ = ["Rendezvous", "RendezvousError", "StoreLimits", "Wake"]
 
 
 class RendezvousError(Exception):
@@ -23,7 +23,7 @@ class RendezvousError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StoreLimits:
     """How much one session may store.
 
     Attributes:
@@ -71,8 +71,8 @@ class Rendezvous:
         limits: How much it may store.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: StoreLimits | None = None) -> None:
+        self._limits = limits or StoreLimits()
         self._store: dict[str, bytes] = {}
         self._getters: dict[str, list[Hashable]] = {}
         self._fences: dict[str, _Fence] = {}

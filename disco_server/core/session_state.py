@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from disco_server.core.nodes import NodeShare
 
-__all__ = ["End", "EndReason", "SessionState", "SessionTable", "Step", "WrongStep"]
+__all__ = ["End", "EndReason", "SessionEvent", "SessionState", "SessionTable", "WrongStep"]
 
 
 class SessionState(enum.Enum):
@@ -39,7 +39,7 @@ class SessionState(enum.Enum):
     GONE = "gone"
 
 
-class Step(enum.Enum):
+class SessionEvent(enum.Enum):
     """What can happen to a session."""
 
     PLACE = "place"
@@ -63,13 +63,28 @@ class EndReason(enum.IntEnum):
     STOPPED = 8
 
 
-_MOVES: dict[SessionState, dict[Step, SessionState]] = {
-    SessionState.QUEUED: {Step.PLACE: SessionState.STARTING, Step.END: SessionState.GONE},
-    SessionState.STARTING: {Step.READY: SessionState.RUNNING, Step.END: SessionState.ENDING},
-    SessionState.RUNNING: {Step.DETACH: SessionState.DETACHED, Step.END: SessionState.ENDING},
-    SessionState.RETURNING: {Step.READY: SessionState.DETACHED, Step.END: SessionState.ENDING},
-    SessionState.DETACHED: {Step.ATTACH: SessionState.RUNNING, Step.END: SessionState.ENDING},
-    SessionState.ENDING: {Step.GONE: SessionState.GONE},
+_MOVES: dict[SessionState, dict[SessionEvent, SessionState]] = {
+    SessionState.QUEUED: {
+        SessionEvent.PLACE: SessionState.STARTING,
+        SessionEvent.END: SessionState.GONE,
+    },
+    SessionState.STARTING: {
+        SessionEvent.READY: SessionState.RUNNING,
+        SessionEvent.END: SessionState.ENDING,
+    },
+    SessionState.RUNNING: {
+        SessionEvent.DETACH: SessionState.DETACHED,
+        SessionEvent.END: SessionState.ENDING,
+    },
+    SessionState.RETURNING: {
+        SessionEvent.READY: SessionState.DETACHED,
+        SessionEvent.END: SessionState.ENDING,
+    },
+    SessionState.DETACHED: {
+        SessionEvent.ATTACH: SessionState.RUNNING,
+        SessionEvent.END: SessionState.ENDING,
+    },
+    SessionState.ENDING: {SessionEvent.GONE: SessionState.GONE},
     SessionState.GONE: {},
 }
 
@@ -149,7 +164,7 @@ class SessionTable:
     ended: float = 0.0
     trace: dict[str, str] = field(default_factory=dict[str, str])
 
-    def step(self, step: Step) -> None:
+    def step(self, step: SessionEvent) -> None:
         """Takes a step.
 
         Raises:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from disco_client.errors import ConfigError
 from disco_server.devices.driver import KINDS, Driver, DriverError, GpuKind
-from disco_server.observe.checks import Finding, State, ask, first_line, tell
+from disco_server.observe.checks import CheckResult, State, ask, first_line, tell
 
 if TYPE_CHECKING:
     from disco_server.settings import NoVisibleGpu
@@ -184,7 +184,7 @@ def probe_gpus(
     *,
     timeout: float = PROBE_S,
     environ: Mapping[str, str] | None = None,
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Finds out, in a child process, what there is for one kind of GPU.
 
     Args:
@@ -239,7 +239,7 @@ class Probe:
         self._seen: list[int] = []
         self._cupy: Any = None
 
-    def checks(self) -> list[tuple[str, Callable[[], Finding]]]:
+    def checks(self) -> list[tuple[str, Callable[[], CheckResult]]]:
         """The checks by their names."""
         return [
             ("driver", self.driver),
@@ -249,7 +249,7 @@ class Probe:
             (self._kind.ccl, self.ccl),
         ]
 
-    def driver(self) -> Finding:
+    def driver(self) -> CheckResult:
         """Whether the driver's library is there, and what it speaks."""
         kind = self._kind
         try:
@@ -257,21 +257,21 @@ class Probe:
         except OSError as error:
             detail = f"there is no {kind.vendor} driver ({_missing(error)})"
             hint = no_driver(kind, self._environ, self._root)
-            return Finding("driver", State.MISSING, detail, hint)
+            return CheckResult("driver", State.MISSING, detail, hint)
         try:
             self._version = self._driver.version()
         except DriverError as error:
             hint = no_gpu(kind, error.code, self._environ, self._root)
-            return Finding("driver", State.BROKEN, f"the driver does not answer: {error}", hint)
+            return CheckResult("driver", State.BROKEN, f"the driver does not answer: {error}", hint)
         major, minor = self._version
         facts: dict[str, Any] = {"platform": kind.platform, "version": f"{major}.{minor}"}
         detail = f"speaks {kind.platform} up to {major}.{minor}"
         if release := _release(self._root):
             facts["release"] = release
             detail = f"release {release}, {detail}"
-        return Finding("driver", State.OK, detail, facts=facts)
+        return CheckResult("driver", State.OK, detail, facts=facts)
 
-    def gpus(self) -> Finding:
+    def gpus(self) -> CheckResult:
         """Which GPUs this process sees."""
         if self._driver is None or self._version == (0, 0):
             return _skipped("gpus", "there is no driver to ask")
@@ -284,16 +284,16 @@ class Probe:
             none = error.code == _NO_DEVICE
             state = State.MISSING if none else State.BROKEN
             detail = "the driver sees no GPU" if none else "the driver does not start"
-            return Finding("gpus", state, f"{detail}: {error}", hint, {"gpus": []})
+            return CheckResult("gpus", state, f"{detail}: {error}", hint, {"gpus": []})
         facts = {"gpus": [asdict(gpu) for gpu in found]}
         if not found:
             hint = no_gpu(kind, _NO_DEVICE, self._environ, self._root)
-            return Finding("gpus", State.MISSING, "the driver sees no GPU", hint, facts)
+            return CheckResult("gpus", State.MISSING, "the driver sees no GPU", hint, facts)
         self._seen = [gpu.index for gpu in found]
         texts = [f"{kind.name}:{g.index} {g.name}, {g.memory_bytes / _GIB:.0f} GiB" for g in found]
-        return Finding("gpus", State.OK, "; ".join(texts), facts=facts)
+        return CheckResult("gpus", State.OK, "; ".join(texts), facts=facts)
 
-    def cupy(self) -> Finding:
+    def cupy(self) -> CheckResult:
         """Whether cupy can be imported, and is built for this kind and this driver."""
         kind = self._kind
         packages = _cupy_packages()
@@ -302,10 +302,12 @@ class Probe:
             cupy: Any = importlib.import_module("cupy")
         except ModuleNotFoundError as error:
             if error.name != "cupy":
-                return Finding("cupy", State.BROKEN, _why(error), hint)
-            return Finding("cupy", State.MISSING, "cupy is not installed", hint)
+                return CheckResult("cupy", State.BROKEN, _why(error), hint)
+            return CheckResult("cupy", State.MISSING, "cupy is not installed", hint)
         except Exception as error:  # noqa: BLE001  (whatever a broken installation raises)
-            return Finding("cupy", State.BROKEN, f"cupy cannot be imported: {_why(error)}", hint)
+            return CheckResult(
+                "cupy", State.BROKEN, f"cupy cannot be imported: {_why(error)}", hint
+            )
         runtime = cupy.cuda.runtime
         built = "rocm" if runtime.is_hip else "cuda"
         number = int(runtime.runtimeGetVersion())
@@ -318,10 +320,10 @@ class Probe:
             "packages": packages,
         }
         if problem := self._unfit(version, built, of, packages):
-            return Finding("cupy", State.BROKEN, problem[0], problem[1], facts)
+            return CheckResult("cupy", State.BROKEN, problem[0], problem[1], facts)
         self._cupy = cupy
         detail = f"{version}, built for {kind.platform} {of[0]}.{of[1]}"
-        return Finding("cupy", State.OK, detail, facts=facts)
+        return CheckResult("cupy", State.OK, detail, facts=facts)
 
     def _unfit(
         self, version: str, built: str, of: tuple[int, int], packages: list[str]
@@ -344,7 +346,7 @@ class Probe:
             return why, f"update the driver, or {afresh}"
         return None
 
-    def kernels(self) -> Finding:
+    def kernels(self) -> CheckResult:
         """Whether a kernel can be compiled and runs on each GPU, with a product of matrices."""
         if self._cupy is None:
             return _skipped("kernels", "there is no cupy to compile one")
@@ -358,26 +360,26 @@ class Probe:
             names = ", ".join(f"{self._kind.name}:{index}" for index in absent)
             detail = f"there is no {names} among the {len(self._seen)} GPUs that are seen"
             hint = f"choose from {self._kind.name}:0 to {self._kind.name}:{self._seen[-1]}"
-            return Finding("kernels", State.MISSING, detail, hint, facts)
+            return CheckResult("kernels", State.MISSING, detail, hint, facts)
         if failed:
             index, error = failed[0]
             more = f" (and {len(failed) - 1} more GPUs)" if len(failed) > 1 else ""
             detail = f"no kernel runs on {self._kind.name}:{index}{more}: {_missing(error)}"
             hint = no_kernel(self._kind, str(error), self._version[0])
-            return Finding("kernels", State.BROKEN, detail, hint, facts)
+            return CheckResult("kernels", State.BROKEN, detail, hint, facts)
         many = "the GPU" if len(wanted) == 1 else f"each of {len(wanted)} GPUs"
-        return Finding("kernels", State.OK, f"compiled here, run on {many}", facts=facts)
+        return CheckResult("kernels", State.OK, f"compiled here, run on {many}", facts=facts)
 
-    def _compiler(self) -> Finding:
+    def _compiler(self) -> CheckResult:
         """Without a GPU, whether at least the compiler can be loaded."""
         try:
             major, minor = self._cupy.cuda.nvrtc.getVersion()
         except Exception as error:  # noqa: BLE001  (what is not found raises errors of its own)
             detail = f"cupy's compiler cannot be loaded ({_missing(error)})"
             hint = no_kernel(self._kind, str(error), self._version[0])
-            return Finding("kernels", State.MISSING, detail, hint)
+            return CheckResult("kernels", State.MISSING, detail, hint)
         detail = f"the compiler {major}.{minor} is there; there is no GPU to try it on"
-        return Finding("kernels", State.NOT_APPLICABLE, detail)
+        return CheckResult("kernels", State.NOT_APPLICABLE, detail)
 
     def _try(self, index: int) -> Exception | None:
         """Runs a kernel on one GPU; returns what went wrong."""
@@ -396,7 +398,7 @@ class Probe:
             return error
         return None if right else ValueError("the result is wrong")
 
-    def ccl(self) -> Finding:
+    def ccl(self) -> CheckResult:
         """Whether the collective library can be loaded, in which version."""
         name = self._kind.ccl
         if self._cupy is None:
@@ -411,18 +413,18 @@ class Probe:
             reasons = [_reason(str(warning.message)) for warning in caught]
             why = next(filter(None, reasons), "cupy does not find it")
             detail = f"{name.upper()} cannot be loaded ({why})"
-            return Finding(name, State.MISSING, detail, hint)
+            return CheckResult(name, State.MISSING, detail, hint)
         version = _ccl_version(int(binding.get_version()))
         built = _ccl_version(int(binding.get_build_version()))
         facts = {"version": version, "built_with": built}
-        return Finding(name, State.OK, f"{version}, cupy was built with {built}", facts=facts)
+        return CheckResult(name, State.OK, f"{version}, cupy was built with {built}", facts=facts)
 
 
 _NO_DEVICE: Final = 100  # CUDA_ERROR_NO_DEVICE and hipErrorNoDevice
 
 
-def _skipped(name: str, why: str) -> Finding:
-    return Finding(name, State.NOT_APPLICABLE, f"not looked at: {why}")
+def _skipped(name: str, why: str) -> CheckResult:
+    return CheckResult(name, State.NOT_APPLICABLE, f"not looked at: {why}")
 
 
 def _release(root: Path) -> str:
@@ -537,7 +539,7 @@ def explain(error: NoVisibleGpu) -> ConfigError:
     return ConfigError(_message(error.where, expected, problems))
 
 
-def _message(where: str, what: str, problems: Iterable[Finding]) -> str:
+def _message(where: str, what: str, problems: Iterable[CheckResult]) -> str:
     """One line: every cause, what to do about the first, and who tells the rest."""
     causes = [each for each in problems if each.state is not State.NOT_APPLICABLE]
     said = "; ".join(each.detail for each in causes)

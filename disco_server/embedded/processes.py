@@ -38,7 +38,7 @@ from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.arrays import in_pieces
-from disco_client.wire.codec import EncodedEnvelope, EncodedReply, Kind, envelope
+from disco_client.wire.codec import EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
 from disco_client.wire.reports import Inspection
 from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_another
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
@@ -674,7 +674,7 @@ class SharedArrays:
         """Tells a rank, which may wait for it, that an array will not come."""
         error = f"the upload was broken off: {why}" if why else "the upload was broken off"
         self._settle(child.worker, ticket)
-        self._tell(child, Kind.ARRAY_MORE, ticket=ticket, error=error[:_MAX_WHY])
+        self._tell(child, EnvelopeKind.ARRAY_MORE, ticket=ticket, error=error[:_MAX_WHY])
 
     def decline(self, ticket: int, child: RankChild) -> None:
         """Lets go of an array that a rank offered, unless it was fetched."""
@@ -684,15 +684,17 @@ class SharedArrays:
     def _let_go(self, child: RankChild, array: IncomingArray) -> None:
         """Gives the memory of an array back to its rank."""
         if array.fd >= 0:
-            self._tell(child, Kind.ARRAY_BACK, array.fd)
+            self._tell(child, EnvelopeKind.ARRAY_BACK, array.fd)
 
     def _hand_in(
         self, ticket: int, child: RankChild, nbytes: int, there: int, fd: int | None
     ) -> None:
-        kind = Kind.ARRAY_MORE if fd is None else Kind.ARRAY_IN
+        kind = EnvelopeKind.ARRAY_MORE if fd is None else EnvelopeKind.ARRAY_IN
         self._tell(child, kind, fd, ticket=ticket, nbytes=nbytes, there=there)
 
-    def _tell(self, child: RankChild, kind: Kind, fd: int | None = None, **told: Any) -> None:
+    def _tell(
+        self, child: RankChild, kind: EnvelopeKind, fd: int | None = None, **told: Any
+    ) -> None:
         def framed(error: str) -> bytes:
             payload = controller_pb2.Transfer(session=self._session, worker=child.worker, **told)
             payload.error = payload.error or error
@@ -736,9 +738,9 @@ class SharedArrays:
     def receive(self, child: RankChild, received: EncodedEnvelope) -> None:
         """Acts on what a rank says about an array."""
         told = controller_pb2.Transfer.FromString(received.payload)
-        if received.kind == Kind.ARRAY_BACK:
+        if received.kind == EnvelopeKind.ARRAY_BACK:
             self._given_back(child, told)
-        elif received.kind == Kind.ARRAY_OUT:
+        elif received.kind == EnvelopeKind.ARRAY_OUT:
             array = IncomingArray.received(child.reader, told.nbytes, told.there, told.error)
             self._offers.add(child.worker, told.ticket, array)
         else:
@@ -1004,7 +1006,9 @@ class ProcessTransport(Bound):
             local_workers=self._num_workers,
             local_rank=worker,
         )
-        return frame(envelope(Kind.ASSIGN, assign.SerializeToString(), session=self._session))
+        return frame(
+            envelope(EnvelopeKind.ASSIGN, assign.SerializeToString(), session=self._session)
+        )
 
     @property
     def welcome(self) -> Welcome:
@@ -1107,18 +1111,18 @@ class ProcessTransport(Bound):
 
     def _receive(self, child: RankChild, raw: bytes, received: EncodedEnvelope) -> None:
         kind, events = received.kind, self._events
-        if kind == Kind.REPLY and events is not None:
+        if kind == EnvelopeKind.REPLY and events is not None:
             events.reply(child.worker, EncodedReply.FromString(received.payload))
         elif kind in FROM_RANKS:
             self._arrays.receive(child, received)
-        elif kind == Kind.CCL_OPENED:
+        elif kind == EnvelopeKind.CCL_OPENED:
             self._children.opening.ends(child.worker)
-        elif kind == Kind.OPEN_CCL:
+        elif kind == EnvelopeKind.OPEN_CCL:
             self._children.opens(child.worker)
             for other in self._children.ranks:
                 if other is not child:
                     other.send(frame(raw))
-        elif kind == Kind.ASSIGNED and not child.assigned:
+        elif kind == EnvelopeKind.ASSIGNED and not child.assigned:
             child.assigned = True
             self._unready -= 1
             if not self._unready:
@@ -1197,7 +1201,9 @@ class ProcessTransport(Bound):
         """Waits until what was sent has left, then ends the workers; idempotent."""
         if self._sender is not None:
             self._sender.join(timeout)
-        self._children.end(frame(envelope(Kind.END_SESSION, session=self._session)), timeout)
+        self._children.end(
+            frame(envelope(EnvelopeKind.END_SESSION, session=self._session)), timeout
+        )
         self.ended(SessionClosed(f"session {self._name!r} was shut down"))
         self._arrays.close()
 

@@ -30,7 +30,7 @@ from disco_client.transport.credentials import is_local
 from disco_client.transport.grpc import GrpcTransport
 from disco_client.wording import for_terminal, many
 from disco_server.config import Address, ControllerConfig, WorkerConfig, read_guard
-from disco_server.controller.daemon import Door, beat
+from disco_server.controller.daemon import ControllerListener, beat
 from disco_server.controller.hub import Hub
 from disco_server.controller.service import NODE_SERVICES
 from disco_server.core.nodes import EvenLayout
@@ -130,11 +130,11 @@ class EmbeddedNode:
             min_slots=self._layout.per_node,
             clock=self._loop.time,
         )
-        doors: list[Door] = []
+        doors: list[ControllerListener] = []
         beating = asyncio.ensure_future(beat(hub))
         try:
-            doors.append(Door(hub, self._listen, NODE_SERVICES, guard=self._guard))
-            doors.append(Door(hub, Address(path=str(folder / "controller"))))
+            doors.append(ControllerListener(hub, self._listen, NODE_SERVICES, guard=self._guard))
+            doors.append(ControllerListener(hub, Address(path=str(folder / "controller"))))
             await self._serve_nodes(hub, *doors)
         finally:
             beating.cancel()
@@ -143,7 +143,9 @@ class EmbeddedNode:
                 await door.close(_GOODBYE_S)
             shutil.rmtree(folder, ignore_errors=True)
 
-    async def _serve_nodes(self, hub: Hub, public: Door, private: Door) -> None:
+    async def _serve_nodes(
+        self, hub: Hub, public: ControllerListener, private: ControllerListener
+    ) -> None:
         await private.open()
         config = WorkerConfig(
             controller=str(private.address),

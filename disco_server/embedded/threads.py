@@ -32,7 +32,7 @@ from disco_client.output import print_logs
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
-from disco_client.wire.codec import EncodedReply, Kind
+from disco_client.wire.codec import EncodedReply, EnvelopeKind
 from disco_client.wire.reports import Inspection, RankReport, RankState
 from disco_client.wire.values import ArrayPorter, Device
 from disco_server.collectives.local import LocalWorld
@@ -332,11 +332,11 @@ class BorrowedArrays:
 
 _POLL_S = 0.001
 
-_Given: TypeAlias = "OutgoingBatch | threading.Lock | Kind | None"
+_Given: TypeAlias = "OutgoingBatch | threading.Lock | EnvelopeKind | None"
 OnDeath = Callable[[WorkerLost], None]
 
 
-class _Ended(BaseException):
+class _SessionEnded(BaseException):
     """Raised inside a worker thread whose session is over."""
 
 
@@ -369,7 +369,7 @@ class RankThread(ArrayPorter):
         """Adds commands to execute, or what to do after those before.
 
         Args:
-            given: Commands; a lock to free; Kind.OPEN_CCL, to open the communicator
+            given: Commands; a lock to free; EnvelopeKind.OPEN_CCL, to open the communicator
                 because a peer did; or None, which lets the rank leave.
         """
         self._inbox.put(given)
@@ -381,7 +381,7 @@ class RankThread(ArrayPorter):
         self._output.attach()
         try:
             self._serve()
-        except _Ended:
+        except _SessionEnded:
             pass
         except BaseException as error:  # noqa: BLE001  (whatever a called function raised)
             self._die(error)
@@ -399,10 +399,10 @@ class RankThread(ArrayPorter):
                 return
             if isinstance(given, OutgoingBatch):
                 executor.run_decoded(given)
-            elif given is Kind.OPEN_CCL:
+            elif given is EnvelopeKind.OPEN_CCL:
                 with contextlib.suppress(Exception):  # whoever needs it reports the error
                     self._worker.meet()
-            elif not isinstance(given, Kind):
+            elif not isinstance(given, EnvelopeKind):
                 executor.settle()
                 self._events.acknowledge(self._worker.worker_id, executor.seq)
                 given.release()
@@ -465,7 +465,7 @@ class RankThread(ArrayPorter):
         with contextlib.suppress(Empty):
             while True:
                 given = self._inbox.get_nowait()
-                if given is not None and not isinstance(given, (OutgoingBatch, Kind)):
+                if given is not None and not isinstance(given, (OutgoingBatch, EnvelopeKind)):
                     given.release()
 
     # What the executor asks of its outlet ---------------------------------------------
@@ -525,7 +525,7 @@ class RankThread(ArrayPorter):
         ident = self._thread.ident
         if ident is not None and self._thread.is_alive() and ident != threading.get_ident():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(ident), ctypes.py_object(_Ended)
+                ctypes.c_ulong(ident), ctypes.py_object(_SessionEnded)
             )
 
 
@@ -645,7 +645,7 @@ class ThreadTransport(Bound):
         # A rank that failed before its first collective would not come by itself.
         for worker_id, rank in enumerate(self._ranks):
             if worker_id != worker.worker_id:
-                rank.give(Kind.OPEN_CCL)
+                rank.give(EnvelopeKind.OPEN_CCL)
         return open_communicator(
             ccl,
             worker_id=worker.worker_id,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from disco_client.wire.arrays import PIECE_BYTES
-from disco_client.wire.codec import Kind
+from disco_client.wire.codec import EnvelopeKind
 
 if TYPE_CHECKING:
     from disco_server.ipc.framing import FrameReader
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FROM_RANKS", "IncomingArray", "Offers", "OutgoingArray"]
 
 
-FROM_RANKS = (Kind.ARRAY_OUT, Kind.ARRAY_MORE, Kind.ARRAY_BACK)
+FROM_RANKS = (EnvelopeKind.ARRAY_OUT, EnvelopeKind.ARRAY_MORE, EnvelopeKind.ARRAY_BACK)
 """What ranks say about arrays."""
 
 

@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 
 from disco_server.observe.lifetime import PARENT_VARIABLE, die_with_parent_in
 
-__all__ = ["Check", "Finding", "State", "ask", "first_line", "tell"]
+__all__ = ["Check", "CheckResult", "State", "ask", "first_line", "tell"]
 
 
 _ANSWERS_VARIABLE = "DISCO_ANSWERS_FD"
@@ -40,7 +40,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """How one check came out.
 
     Attributes:
@@ -62,7 +62,7 @@ class Finding:
         return {**asdict(self), "state": self.state.value}
 
 
-Check = tuple[str, Callable[[], Finding]]
+Check = tuple[str, Callable[[], CheckResult]]
 """The name of a check, and what finds it out."""
 
 
@@ -87,7 +87,7 @@ def tell(checks: Iterable[Check]) -> None:
             try:
                 found = check()
             except (Exception, SystemExit) as error:  # noqa: BLE001  (libraries even exit)
-                found = Finding(name, State.BROKEN, first_line(error))
+                found = CheckResult(name, State.BROKEN, first_line(error))
             print(json.dumps(found.as_json()), file=answers)
 
 
@@ -101,7 +101,7 @@ def ask(
     checks: Mapping[str, str],
     timeout: float,
     environ: Mapping[str, str] | None = None,
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Runs a module in a child process and returns a finding for each check.
 
     Args:
@@ -177,7 +177,7 @@ def _answers(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 def _findings(
     answers: list[dict[str, Any]], checks: Mapping[str, str], ended: str
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     found = {each["name"]: each for each in answers if "name" in each}
     begun = {each["looking"] for each in answers if "looking" in each}
     guilty = ""
@@ -185,11 +185,11 @@ def _findings(
         if name in found:
             fields = found[name]
             state = State(fields["state"])
-            yield Finding(name, state, fields["detail"], fields["hint"], fields["facts"])
+            yield CheckResult(name, state, fields["detail"], fields["hint"], fields["facts"])
         elif guilty:
             detail = f"not looked at, because of {guilty}"
-            yield Finding(name, State.NOT_APPLICABLE, detail)
+            yield CheckResult(name, State.NOT_APPLICABLE, detail)
         else:
             guilty = name
             what = f"looking at {name}" if name in begun else f"getting ready to look at {name}"
-            yield Finding(name, State.BROKEN, f"{what} {ended}", hint)
+            yield CheckResult(name, State.BROKEN, f"{what} {ended}", hint)

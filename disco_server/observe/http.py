@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-__all__ = ["DEFAULT_HTTP", "SECONDS", "Buckets", "HttpDoor", "exposition"]
+__all__ = ["DEFAULT_HTTP", "SECONDS", "Buckets", "HttpListener", "exposition"]
 
 
 DEFAULT_HTTP = "127.0.0.1:7601"
@@ -38,7 +38,7 @@ _CLOSE_S = 1.0
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class HttpDoor:
+class HttpListener:
     """Serves ``/metrics``, ``/healthz`` and ``/readyz``; belongs to the running event loop.
 
     ``/healthz`` answers 200 as long as the daemon's loop turns, and ``/readyz`` 200 while it

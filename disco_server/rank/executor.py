@@ -1,7 +1,7 @@
 """One command at a time, in order; errors become replies and poisoned registers.
 
 The executor does no I/O of its own: whoever runs it hands it batches, and gives
-it an :class:`Outlet` for what goes back.
+it an :class:`ReplySink` for what goes back.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from disco_server.rank.worker import DevicePorter, Worker
 if TYPE_CHECKING:
     from disco_client.transport.base import OutgoingBatch
 
-__all__ = ["Executor", "FunctionNames", "Outlet"]
+__all__ = ["Executor", "FunctionNames", "ReplySink"]
 
 
 # Whether what a register holds can be called, or copied into or out of.
@@ -64,7 +64,7 @@ __all__ = ["Executor", "FunctionNames", "Outlet"]
 # What an executor asks of whoever runs it.
 
 
-class Outlet(Protocol):
+class ReplySink(Protocol):
     """Where an executor's answers go, and where arrays outside the log come from."""
 
     def reply(self, raw: bytes) -> None:
@@ -153,7 +153,7 @@ _MAX_REPLY_BYTES = 32 << 20
 class Executor:
     """Runs one rank's commands; exactly one thread uses it."""
 
-    def __init__(self, worker: Worker, outlet: Outlet) -> None:
+    def __init__(self, worker: Worker, outlet: ReplySink) -> None:
         self._worker = worker
         self._outlet = outlet
         self._porter = DevicePorter(worker, outlet.porter)

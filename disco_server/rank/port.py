@@ -17,7 +17,7 @@ import numpy as np
 from disco_client.arrays.shared_memory import MappedMemory, SharedPool
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.arrays import CHUNK_BYTES, PIECE_BYTES, byte_view, empty_array, in_pieces
-from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
+from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind, envelope
 from disco_client.wire.values import ArrayPorter
 from disco_server.ipc.arrays import IncomingArray
 from disco_server.ipc.framing import (
@@ -147,9 +147,9 @@ class RankPort(ArrayPorter):
                 self._frames.append(None)
                 continue
             received = EncodedEnvelope.FromString(raw)
-            if received.kind in (Kind.ARRAY_IN, Kind.ARRAY_MORE):
+            if received.kind in (EnvelopeKind.ARRAY_IN, EnvelopeKind.ARRAY_MORE):
                 self._told(received)
-            elif received.kind == Kind.ARRAY_BACK:
+            elif received.kind == EnvelopeKind.ARRAY_BACK:
                 if not controller_pb2.Transfer.FromString(received.payload).error:
                     self._memory.give(self._reader.fds.popleft())
             else:
@@ -164,7 +164,7 @@ class RankPort(ArrayPorter):
         array = self._arrays.get(told.ticket)
         if array is not None:
             array.grow(told.there, told.error)
-        elif received.kind == Kind.ARRAY_IN or told.error:
+        elif received.kind == EnvelopeKind.ARRAY_IN or told.error:
             # One that failed before it had memory is heard of for the first time.
             array = self._arrays[told.ticket] = IncomingArray.received(
                 self._reader, told.nbytes, told.there, told.error
@@ -190,7 +190,7 @@ class RankPort(ArrayPorter):
             except BlockingIOError:  # the kernel is short of memory
                 time.sleep(_PAUSE_S)
 
-    def send(self, kind: Kind, payload: bytes = b"", number: int = 0) -> None:
+    def send(self, kind: EnvelopeKind, payload: bytes = b"", number: int = 0) -> None:
         """Sends one envelope to the daemon; replies are numbered."""
         raw = envelope(kind, payload, session=self._session, worker=self._worker, first_seq=number)
         self._sent += 1
@@ -204,9 +204,9 @@ class RankPort(ArrayPorter):
                 name=sendable(name[:_MAX_ERROR]),
                 refused=sendable(refused[:_MAX_ERROR]),
             )
-            self.send(Kind.AUDIT, said.SerializeToString())
+            self.send(EnvelopeKind.AUDIT, said.SerializeToString())
 
-    def _send_with(self, fd: int, kind: Kind, told: controller_pb2.Transfer) -> None:
+    def _send_with(self, fd: int, kind: EnvelopeKind, told: controller_pb2.Transfer) -> None:
         """Sends what is told of an array with its memory; without it there is an error in it."""
 
         def framed(error: str) -> bytes:
@@ -239,14 +239,14 @@ class RankPort(ArrayPorter):
         offers, self._offers = self._offers, []
         for offer in offers:
             told = self._tell(offer)
-            self._send_with(offer.fd, Kind.ARRAY_OUT, told)
+            self._send_with(offer.fd, EnvelopeKind.ARRAY_OUT, told)
             offer.error = told.error
         self._replies += 1
-        self.send(Kind.REPLY, raw, self._replies)
+        self.send(EnvelopeKind.REPLY, raw, self._replies)
         for offer in offers:
             if offer.large and not offer.error:
                 for _ in offer.fill():
-                    self.send(Kind.ARRAY_MORE, self._tell(offer).SerializeToString())
+                    self.send(EnvelopeKind.ARRAY_MORE, self._tell(offer).SerializeToString())
             os.close(offer.fd)
 
     # Arrays -------------------------------------------------------------------------
@@ -379,6 +379,6 @@ class RankPort(ArrayPorter):
         del self._arrays[ticket]
         # Of one that was broken off somebody else may have the memory still.
         told = controller_pb2.Transfer(ticket=ticket, worker=self._worker, error=array.error)
-        self._send_with(array.fd, Kind.ARRAY_BACK, told)
+        self._send_with(array.fd, EnvelopeKind.ARRAY_BACK, told)
         if array.fd >= 0:
             os.close(array.fd)

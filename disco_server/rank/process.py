@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from disco_client.pb import node_pb2
-from disco_client.wire.codec import Kind
+from disco_client.wire.codec import EnvelopeKind
 from disco_client.wire.values import Device
 from disco_server.collectives.loss import LOST
 from disco_server.collectives.mpich_memory import kvsname, nameless_memory
@@ -160,12 +160,12 @@ def _assigned(
 
     def open_communicator(worker: Worker, ccl: str) -> Communicator:
         # A rank that failed before its first collective would not come by itself.
-        port.send(Kind.OPEN_CCL)
+        port.send(EnvelopeKind.OPEN_CCL)
         try:
             with nameless_memory(kvsname(session), first=worker.worker_id == 0):
                 return _open_communicator(worker, ccl, assign.local_workers)
         finally:
-            port.send(Kind.CCL_OPENED)
+            port.send(EnvelopeKind.CCL_OPENED)
 
     def end_process() -> None:
         flight.lose_communicator()
@@ -209,14 +209,14 @@ def _assigned(
 
 def _serve(port: RankPort, flight: FlightRecorder) -> None:
     received = port.next()
-    while received is None or received.kind != Kind.ASSIGN:
+    while received is None or received.kind != EnvelopeKind.ASSIGN:
         received = port.next()
     assign = node_pb2.AssignRank.FromString(received.payload)
     worker = _assigned(port, received.session, assign, flight)
     worker.audit = port.audit
     set_current_worker(worker)
     executor = Executor(worker, port)
-    port.send(Kind.ASSIGNED)
+    port.send(EnvelopeKind.ASSIGNED)
     while not executor.stopped:
         # Peers may wait for this rank's refusal; that needs turns of its own.
         while worker.poll() and not port.wait(_POLL_S):
@@ -225,14 +225,14 @@ def _serve(port: RankPort, flight: FlightRecorder) -> None:
         if received is None:
             executor.settle()
             port.say_progress(executor.seq)
-        elif received.kind == Kind.BATCH:
+        elif received.kind == EnvelopeKind.BATCH:
             executor.run_batch(received.first_seq, received.payload)
             if worker.arrays.on_host:  # otherwise it is only known to be on its way
                 port.show_progress(executor.seq)
-        elif received.kind == Kind.OPEN_CCL:
+        elif received.kind == EnvelopeKind.OPEN_CCL:
             with contextlib.suppress(Exception):  # whoever needs it reports the error
                 worker.meet()
-        elif received.kind == Kind.END_SESSION:
+        elif received.kind == EnvelopeKind.END_SESSION:
             return
 
 

@@ -23,12 +23,12 @@ from disco_client.pb import node_pb2
 from disco_client.transport.channel import (
     CHANNEL_OPTIONS,
     NODE_STREAM_OPTIONS,
-    Line,
+    ReloadingChannel,
     target,
     why_refused,
 )
 from disco_client.version import __version__
-from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, Kind, envelope
+from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, envelope
 from disco_server.ipc.grpc_server import Outbox
 from disco_server.settings import read_cache
 from disco_server.worker.array_streams import ArrayCarrier
@@ -180,13 +180,13 @@ class Agent:
             _open_channel(*where, NODE_STREAM_OPTIONS) as channel,
             _open_channel(*where, CHANNEL_OPTIONS) as for_arrays,
         ):
-            line = Line(*where, _always(channel))
+            line = ReloadingChannel(*where, _always(channel))
             self._fences = line.unary_unary(
                 "/disco.v1.RendezvousService/Fence",
                 request_serializer=node_pb2.FenceRequest.SerializeToString,
                 response_deserializer=node_pb2.FenceResult.FromString,
             )
-            self._carrier.connect(Line(*where, _always(for_arrays)))
+            self._carrier.connect(ReloadingChannel(*where, _always(for_arrays)))
             return await self._talk(line, outbox)
 
     async def _why(self, error: grpc.RpcError) -> str:
@@ -196,7 +196,7 @@ class Agent:
             return await looked or _reason(error)
         return _reason(error)
 
-    async def _talk(self, line: Line, outbox: Outbox) -> str:
+    async def _talk(self, line: ReloadingChannel, outbox: Outbox) -> str:
         stream = line.stream_stream("/disco.v1.NodeService/Register")()
         await stream.write(self._introduction())
         writing = asyncio.ensure_future(outbox.run(stream.write))
@@ -210,15 +210,15 @@ class Agent:
                     return "the controller closed the connection"
                 self._heard = asyncio.get_running_loop().time()
                 received = EncodedEnvelope.FromString(raw)
-                if received.kind == Kind.REGISTERED:
+                if received.kind == EnvelopeKind.REGISTERED:
                     self._node_key = node_pb2.NodeRegistered.FromString(received.payload).node_key
                     self.registered.set()
                     self._supervisor.tally.connections += 1
                     self._supervisor.connected()
-                elif received.kind == Kind.HEARTBEAT:
+                elif received.kind == EnvelopeKind.HEARTBEAT:
                     self._echoed = self._heard
                     outbox.post(raw, droppable=True)  # the controller times the way and back
-                elif received.kind == Kind.REFUSED:
+                elif received.kind == EnvelopeKind.REFUSED:
                     return node_pb2.Refused.FromString(received.payload).message
                 else:
                     self._supervisor.receive(raw, received)
@@ -243,7 +243,7 @@ class Agent:
         """
         loop = asyncio.get_running_loop()
         self._heard = self._echoed = loop.time()
-        raw = envelope(Kind.HEARTBEAT)
+        raw = envelope(EnvelopeKind.HEARTBEAT)
         while loop.time() - self._heard < _SILENCE_S:
             outbox.post(raw, droppable=True)
             halfway = loop.time() - self._echoed + _HEARTBEAT_S / 2
@@ -265,18 +265,18 @@ class Agent:
             sessions=self._supervisor.running(),
             cordoned=self._cordoned,
         )
-        return envelope(Kind.REGISTER, info.SerializeToString())
+        return envelope(EnvelopeKind.REGISTER, info.SerializeToString())
 
     def cordon(self) -> None:
         """Takes no new sessions from now on; those that run here go on."""
         if not self._cordoned:
             self._cordoned = True
-            self._post(envelope(Kind.CORDON))
+            self._post(envelope(EnvelopeKind.CORDON))
             _logger.info("this node takes no new sessions")
 
     async def leave(self) -> None:
         """Tells the controller that this daemon leaves, and ends what runs here."""
-        self._post(envelope(Kind.DRAIN))
+        self._post(envelope(EnvelopeKind.DRAIN))
         # Clients learn from the controller why their session ended.
         await asyncio.sleep(_LEAVE_S)
         await self._supervisor.end_all()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from disco_client.pb import controller_pb2
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.ipc.arrays import IncomingArray
 from disco_server.worker.array_streams import ArrayCarrier, receive_array, send_array
 
@@ -87,7 +87,9 @@ class ArrayStore:
         answer = controller_pb2.Transfer(
             ticket=transfer.ticket, worker=transfer.worker, nbytes=transfer.nbytes, error=error
         )
-        self._post(envelope(Kind.FETCH, answer.SerializeToString(), session=session.session))
+        self._post(
+            envelope(EnvelopeKind.FETCH, answer.SerializeToString(), session=session.session)
+        )
 
     async def push(self, session: NodeSession, transfer: controller_pb2.Transfer) -> None:
         """Sends an array that a rank offers to the controller, for a client that has not got it."""

@@ -24,7 +24,7 @@ from disco_client.wire.arrays import (
 )
 
 if TYPE_CHECKING:
-    from disco_client.transport.channel import Line
+    from disco_client.transport.channel import ReloadingChannel
     from disco_server.ipc.arrays import IncomingArray, OutgoingArray
 
 __all__ = ["ArrayCarrier", "BrokenOff", "receive_array", "send_array", "wait_for"]
@@ -106,7 +106,7 @@ class ArrayCarrier:
         self._fetch: Any = None
         self._push: Any = None
 
-    def connect(self, line: Line) -> None:
+    def connect(self, line: ReloadingChannel) -> None:
         """Uses a connection from now on."""
         self._fetch = line.unary_stream(
             _SERVICE + "Fetch",

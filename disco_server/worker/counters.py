@@ -13,7 +13,7 @@ from disco_server.observe.http import Buckets
 if TYPE_CHECKING:
     from disco_server.observe.processes import RankMemory
 
-__all__ = ["SIZES", "CollectiveTally", "Tally", "size_of"]
+__all__ = ["SIZES", "CollectiveCounters", "NodeCounters", "size_of"]
 
 
 SIZES = {
@@ -33,7 +33,7 @@ def size_of(nbytes: int) -> str:
     return next(name for limit, name in SIZES.items() if nbytes <= limit)
 
 
-class CollectiveTally:
+class CollectiveCounters:
     """Counts the collectives of ranks, as they have written them down.
 
     A rank is counted from when it is first looked at; what was overwritten since the last
@@ -81,7 +81,7 @@ class CollectiveTally:
 
 
 @dataclass(slots=True)
-class Tally:
+class NodeCounters:
     """Counts since the start.
 
     Attributes:
@@ -95,4 +95,4 @@ class Tally:
     batches: int = 0
     exits: Counter[str] = field(default_factory=Counter[str])
     connections: int = 0
-    collectives: CollectiveTally = field(default_factory=CollectiveTally)
+    collectives: CollectiveCounters = field(default_factory=CollectiveCounters)

@@ -15,7 +15,7 @@ from disco_client.telemetry.spans import setup
 from disco_server.config import Account, WorkerConfig
 from disco_server.ipc.event_loop import RunLoop
 from disco_server.ipc.grpc_server import http_secrets, warn_of_open_door
-from disco_server.observe.http import HttpDoor, exposition
+from disco_server.observe.http import HttpListener, exposition
 from disco_server.observe.logs import setup_audit
 from disco_server.observe.processes import be_subreaper
 from disco_server.rank.process import confinement_of
@@ -102,7 +102,7 @@ async def _watched(node: WorkerNode, config: WorkerConfig) -> AsyncGenerator[Non
     from disco_server.worker.metrics import collect
 
     agent = node.agent
-    door = HttpDoor(
+    door = HttpListener(
         config.http_address,
         exposition(lambda: collect(agent.supervisor)),
         lambda: "" if agent.registered.is_set() else "not registered with the controller",

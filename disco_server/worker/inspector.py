@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from disco_client.pb import node_pb2
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.reports import EncodedRankReport, decode_followed, encode_report
 from disco_server.observe.processes import Subject, cut_ranks, inspect_ranks
 
@@ -26,7 +26,7 @@ KEPT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _EndedSession:
     """What is kept of a session that is over."""
 
     until: float
@@ -59,7 +59,7 @@ class NodeInspector:
         self._sessions = sessions
         self._post = post
         self._leaving: dict[int, NodeSession] = {}
-        self._ended: deque[_Ended] = deque()
+        self._ended: deque[_EndedSession] = deque()
 
     async def answer(self, payload: bytes) -> None:
         """Answers the controller's question."""
@@ -86,7 +86,7 @@ class NodeInspector:
             found.num_workers = ended.num_workers
             found.ranks.extend(ended.reports)
         found.sent_ns = time.monotonic_ns()
-        self._post(envelope(Kind.INSPECTED, found.SerializeToString()))
+        self._post(envelope(EnvelopeKind.INSPECTED, found.SerializeToString()))
 
     async def _look(
         self, session: NodeSession, *, stacks: bool, flights: bool
@@ -122,7 +122,7 @@ class NodeInspector:
             for worker, h in session.ranks.items()
         ]
 
-    def _find_ended(self, name: str) -> _Ended | None:
+    def _find_ended(self, name: str) -> _EndedSession | None:
         self._forget()
         return next(
             (e for e in reversed(self._ended) if name in (e.name, f"{e.session:016x}")), None
@@ -148,7 +148,7 @@ class NodeInspector:
             del self._leaving[session.session]
         start, until = session.start, time.monotonic() + KEPT_S
         self._ended.append(
-            _Ended(until, session.session, start.session_name, start.num_workers, reports)
+            _EndedSession(until, session.session, start.session_name, start.num_workers, reports)
         )
         self._forget()
 

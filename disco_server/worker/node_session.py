@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.collectives.startup import CommunicatorStartup
 from disco_server.ipc.framing import frame
 from disco_server.observe.logs import BoundLogger, bind
@@ -254,7 +254,9 @@ class NodeSession:
         handle = self.ranks.get(worker)
         return handle.current_seq() if handle is not None else None
 
-    def _send_array(self, kind: Kind, told: controller_pb2.Transfer, fd: int | None) -> None:
+    def _send_array(
+        self, kind: EnvelopeKind, told: controller_pb2.Transfer, fd: int | None
+    ) -> None:
         def framed(error: str) -> bytes:
             told.error = told.error or error
             return frame(envelope(kind, told.SerializeToString(), session=self.session))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from disco_client.pb import controller_pb2
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.printed import LineCounter
 from disco_server.core.token_bucket import TokenBucket
 from disco_server.observe.logs import BoundLogger, takes_more
@@ -99,7 +99,9 @@ class SessionOutput:
         message = controller_pb2.LogLines(
             worker=worker, node=self._node, stderr=is_error, lines=lines, first=first
         )
-        if self._post(envelope(Kind.LOG, message.SerializeToString(), session=self._session)):
+        if self._post(
+            envelope(EnvelopeKind.LOG, message.SerializeToString(), session=self._session)
+        ):
             self._told[worker] = first + len(lines)
 
     def _log(self, worker: int, first: int, lines: list[str]) -> None:

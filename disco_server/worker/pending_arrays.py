@@ -22,7 +22,7 @@ import grpc
 
 from disco_client.arrays.shared_memory import SharedPool
 from disco_client.pb import controller_pb2
-from disco_client.wire.codec import EncodedEnvelope, Kind
+from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind
 from disco_server.ipc.arrays import IncomingArray, Offers, OutgoingArray
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _Array = TypeVar("_Array", IncomingArray, OutgoingArray)
 _Key: TypeAlias = tuple[int, int]
 """Worker and ticket."""
 
-SendArray: TypeAlias = Callable[[Kind, controller_pb2.Transfer, "int | None"], None]
+SendArray: TypeAlias = Callable[[EnvelopeKind, controller_pb2.Transfer, "int | None"], None]
 """Tells the worker of a transfer about an array; a descriptor is closed once it is sent."""
 
 
@@ -122,10 +122,10 @@ class PendingArrays:
             reader: Holds the descriptors that came.
         """
         told = controller_pb2.Transfer.FromString(received.payload)
-        if received.kind == Kind.ARRAY_BACK:
+        if received.kind == EnvelopeKind.ARRAY_BACK:
             if not told.error:
                 self._memory.give(reader.fds.popleft())
-        elif received.kind == Kind.ARRAY_OUT:
+        elif received.kind == EnvelopeKind.ARRAY_OUT:
             array = IncomingArray.received(reader, told.nbytes, told.there, told.error)
             self._offers.add(worker, told.ticket, array)
         else:
@@ -234,7 +234,7 @@ class PendingArrays:
             error=error,
             and_before=transfer.and_before,
         )  # the session's secret is not the rank's business
-        self._send(Kind.ARRAY_MORE if fd is None else Kind.ARRAY_IN, told, fd)
+        self._send(EnvelopeKind.ARRAY_MORE if fd is None else EnvelopeKind.ARRAY_IN, told, fd)
 
     # Downloads ------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class PendingArrays:
             except KeyError:
                 return
         if array.fd >= 0:
-            self._send(Kind.ARRAY_BACK, controller_pb2.Transfer(worker=key[0]), array.fd)
+            self._send(EnvelopeKind.ARRAY_BACK, controller_pb2.Transfer(worker=key[0]), array.fd)
 
     # What the client gives up, and the end ----------------------------------------------
 

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from disco_client.errors import describe_exit
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.arrays import TICKETS_SHIFT
-from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
+from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind, envelope
 from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_another
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.ipc.arrays import FROM_RANKS
@@ -21,7 +21,7 @@ from disco_server.ipc.framing import FrameReader, frame
 from disco_server.observe import logs
 from disco_server.observe.logs import bind
 from disco_server.worker.array_store import ArrayStore
-from disco_server.worker.counters import Tally
+from disco_server.worker.counters import NodeCounters
 from disco_server.worker.environment import WorkFolders
 from disco_server.worker.fork_server import CannotStart, ForkServer
 from disco_server.worker.inspector import NodeInspector
@@ -132,7 +132,7 @@ class Supervisor:
         self._sessions: dict[int, NodeSession] = {}
         self.arrays = ArrayStore(self._sessions, carrier, post)
         self._max_array_bytes = max_array_bytes
-        self.tally = Tally()
+        self.tally = NodeCounters()
         self._tasks: set[asyncio.Task[None]] = set()
         self._inspector = NodeInspector(node, self._sessions, post)
 
@@ -167,28 +167,28 @@ class Supervisor:
         """Acts on one envelope from the controller."""
         kind = received.kind
         session = self._sessions.get(received.session)
-        if kind == Kind.START_RANKS:
+        if kind == EnvelopeKind.START_RANKS:
             self._start(received)
-        elif kind == Kind.INSPECT:
+        elif kind == EnvelopeKind.INSPECT:
             self._spawn(self._inspector.answer(received.payload))
         elif session is None:
-            if kind == Kind.END_SESSION:
-                self._post(envelope(Kind.SESSION_GONE, session=received.session))
-        elif kind == Kind.BATCH:
+            if kind == EnvelopeKind.END_SESSION:
+                self._post(envelope(EnvelopeKind.SESSION_GONE, session=received.session))
+        elif kind == EnvelopeKind.BATCH:
             if self._is_next(session, received):
                 _hand_on(session, raw)
-        elif kind == Kind.OPEN_CCL:
+        elif kind == EnvelopeKind.OPEN_CCL:
             _hand_on(session, raw)
             self._watch_opening(session, received.worker_plus_one - 1)
-        elif kind in (Kind.RESUME, Kind.RECEIVED):
+        elif kind in (EnvelopeKind.RESUME, EnvelopeKind.RECEIVED):
             self._received(session, kind, received.payload)
-        elif kind == Kind.FETCH:
+        elif kind == EnvelopeKind.FETCH:
             transfer = controller_pb2.Transfer.FromString(received.payload)
             self._spawn(self.arrays.fetch(session, transfer), session)
-        elif kind == Kind.PUSH:
+        elif kind == EnvelopeKind.PUSH:
             transfer = controller_pb2.Transfer.FromString(received.payload)
             self._spawn(self.arrays.push(session, transfer), session)
-        elif kind == Kind.END_SESSION and not session.ending:
+        elif kind == EnvelopeKind.END_SESSION and not session.ending:
             self._spawn(self._end(session))
 
     def _is_next(self, session: NodeSession, batch: EncodedEnvelope) -> bool:
@@ -214,12 +214,12 @@ class Supervisor:
         if received.given_up or received.unwanted:
             settling = session.arrays.settle(received.given_up, received.unwanted)
             self._spawn(settling, session)
-        if kind == Kind.RESUME and not known:  # another program than before
+        if kind == EnvelopeKind.RESUME and not known:  # another program than before
             self._spawn(session.arrays.abandon(session.received << TICKETS_SHIFT), session)
         if not replies.full:
             for handle in session.ranks.values():
                 handle.go_on_reading()
-        if kind == Kind.RESUME:
+        if kind == EnvelopeKind.RESUME:
             self._tell_again(session)
 
     # Connections to the controller that come and go -----------------------------------
@@ -242,7 +242,7 @@ class Supervisor:
                 session.orphan = None
             if session.ready and not session.ending:
                 for exit_ in session.exits:
-                    self._tell(session, Kind.RANK_EXITED, exit_)
+                    self._tell(session, EnvelopeKind.RANK_EXITED, exit_)
                 self._tell_again(session)
 
     def disconnected(self) -> None:
@@ -279,7 +279,7 @@ class Supervisor:
             replies=session.replies.sent(workers),
             workers=workers,
         )
-        self._tell(session, Kind.HAVE, have.SerializeToString())
+        self._tell(session, EnvelopeKind.HAVE, have.SerializeToString())
 
     # Starting -------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class Supervisor:
             return  # a rank ended; its exit is reported
         session.ready = True
         ready = node_pb2.RanksReady(ranks=self._rank_infos(session))
-        self._tell(session, Kind.RANKS_READY, ready.SerializeToString())
+        self._tell(session, EnvelopeKind.RANKS_READY, ready.SerializeToString())
         session.log.info("ranks %s run on %s", list(session.ranks), self._node)
 
     def _rank_infos(self, session: NodeSession) -> list[controller_pb2.RankInfo]:
@@ -375,7 +375,9 @@ class Supervisor:
         )
         assign.MergeFrom(self._rules)
         handle.send(
-            frame(envelope(Kind.ASSIGN, assign.SerializeToString(), session=session.session))
+            frame(
+                envelope(EnvelopeKind.ASSIGN, assign.SerializeToString(), session=session.session)
+            )
         )
         self._spawn(self._watch(session, worker, handle), session)
 
@@ -409,27 +411,27 @@ class Supervisor:
         kind = received.kind
         if kind in FROM_RANKS:
             session.arrays.receive(worker, received, reader)
-        elif kind == Kind.CCL_OPENED:
+        elif kind == EnvelopeKind.CCL_OPENED:
             session.opening.ends(worker)
             session.spans.opened(worker)
-        elif kind == Kind.ASSIGNED:
+        elif kind == EnvelopeKind.ASSIGNED:
             session.assigned[worker].set_result(None)
             session.spans.started(worker, session.ranks[worker].pid)
         elif received.session != session.session:
             return
-        elif kind == Kind.AUDIT:
+        elif kind == EnvelopeKind.AUDIT:
             audit_rank(session, worker, self._node, received.payload)
-        elif kind == Kind.REPLY:
+        elif kind == EnvelopeKind.REPLY:
             session.replies.add(worker, received.first_seq, raw)
             self._post(raw, session=session.session)
             if session.replies.full:
                 session.ranks[worker].stop_reading()
-        elif kind == Kind.OPEN_CCL:
+        elif kind == EnvelopeKind.OPEN_CCL:
             session.asked_ccl = raw
             session.spans.opens(worker)
             self._post(raw, session=session.session)
 
-    def _tell(self, session: NodeSession, kind: Kind, payload: bytes = b"") -> None:
+    def _tell(self, session: NodeSession, kind: EnvelopeKind, payload: bytes = b"") -> None:
         raw = envelope(kind, payload, session=session.session)
         self._post(raw, session=session.session)
 
@@ -493,7 +495,7 @@ class Supervisor:
         session.log_of(worker, seq).warning("rank %d on %s %s", worker, self._node, how)
         session.spans.died(worker, cause or describe_exit(status), seq, output)
         session.exits.append(exited.SerializeToString())
-        self._tell(session, Kind.RANK_EXITED, session.exits[-1])
+        self._tell(session, EnvelopeKind.RANK_EXITED, session.exits[-1])
 
     async def _end(self, session: NodeSession) -> None:
         """Ends every process of a session, then says that nothing is left of it."""
@@ -502,7 +504,7 @@ class Supervisor:
             session.orphan.cancel()
         # Ranks wait for each other inside MPI; where one is gone there is no grace.
         whole = all(not handle.exited.done() for handle in session.ranks.values())
-        goodbye = envelope(Kind.END_SESSION, session=session.session)
+        goodbye = envelope(EnvelopeKind.END_SESSION, session=session.session)
         grace = _END_GRACE_S if whole else 0.0
         ends = asyncio.gather(*(h.end(goodbye, grace) for h in session.ranks.values()))
         await asyncio.wait((ends,), timeout=_END_S)
@@ -525,7 +527,7 @@ class Supervisor:
             session.log.warning("what its MPI left in /dev/shm stays there: %s", error)
         await self._remove_folders(session.session)
         self._sessions.pop(session.session, None)
-        self._tell(session, Kind.SESSION_GONE)
+        self._tell(session, EnvelopeKind.SESSION_GONE)
         session.spans.end()
         session.log.info("session ended on %s", self._node)
         await self._inspector.keep(session)

@@ -24,7 +24,7 @@ from disco_client.wire.codec import (
     Action,
     EncodedBatch,
     EncodedEnvelope,
-    Kind,
+    EnvelopeKind,
     encode_value,
     envelope,
 )
@@ -252,7 +252,9 @@ def asking(session):
     for _ in range(QUESTIONS):
         batch.commands.add(action=Action.DEBUG_GET_FROM_REMOTE, reg=1, worker_plus_one=1)
     payload = batch.SerializeToString()
-    return envelope(Kind.BATCH, payload, session=session, first_seq=1, last_seq=len(batch.commands))
+    return envelope(
+        EnvelopeKind.BATCH, payload, session=session, first_seq=1, last_seq=len(batch.commands)
+    )
 
 
 def test_a_client_that_never_reads_fills_nobody_s_memory(node, eventually, long_seconds):
@@ -264,7 +266,7 @@ def test_a_client_that_never_reads_fills_nobody_s_memory(node, eventually, long_
     session, over = queue.SimpleQueue(), threading.Event()
 
     def say():
-        yield envelope(Kind.CREATE, create.SerializeToString())
+        yield envelope(EnvelopeKind.CREATE, create.SerializeToString())
         yield asking(session.get())
         over.wait(60)
 
@@ -277,7 +279,9 @@ def test_a_client_that_never_reads_fills_nobody_s_memory(node, eventually, long_
         before = all_memory(*pids)
         call = channel.stream_stream("/disco.v1.SessionService/Open")(say())
         received = next(
-            each for each in map(EncodedEnvelope.FromString, call) if each.kind == Kind.READY
+            each
+            for each in map(EncodedEnvelope.FromString, call)
+            if each.kind == EnvelopeKind.READY
         )
         (rank,) = controller_pb2.SessionReady.FromString(received.payload).ranks
         session.put(received.session)

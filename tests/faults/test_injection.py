@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from disco_client import connect
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from fault_tools.streams import Faults, InjectedCut, Passage, injected
 
-BATCHES = [envelope(Kind.BATCH, b"", first_seq=number) for number in range(1, 6)]
+BATCHES = [envelope(EnvelopeKind.BATCH, b"", first_seq=number) for number in range(1, 6)]
 
 
 def passed(faults, messages):
@@ -46,7 +46,7 @@ def test_a_cut_breaks_the_stream_and_the_next_one_is_whole():
 
 def test_only_envelopes_of_the_named_kind_are_counted():
     """A heartbeat between them is not one of three batches."""
-    beat = envelope(Kind.HEARTBEAT)
+    beat = envelope(EnvelopeKind.HEARTBEAT)
     messages = [BATCHES[0], beat, BATCHES[1], beat, BATCHES[2]]
     way = Passage(Faults("node.send[BATCH]:drop=2"), "node.send").blocking(messages)
     assert list(way) == [BATCHES[0], beat, beat, BATCHES[2]]

@@ -20,7 +20,14 @@ from hypothesis import strategies as st
 from disco_client import connect, errors
 from disco_client.pb import commands_pb2, controller_pb2, envelope_pb2, node_pb2
 from disco_client.transport.channel import SERVER_OPTIONS, target
-from disco_client.wire.codec import PROTOCOL, Action, EncodedValue, Kind, decode_value, envelope
+from disco_client.wire.codec import (
+    PROTOCOL,
+    Action,
+    EncodedValue,
+    EnvelopeKind,
+    decode_value,
+    envelope,
+)
 
 OPEN = "/disco.v1.SessionService/Open"
 LIST = "/disco.v1.SessionService/List"
@@ -73,7 +80,7 @@ def create(protocol=PROTOCOL, **fields):
     """An encoded request for a session."""
     wish = {"num_workers": 1, "num_groups": 1, "timeout_s": 10, "version": "0", **fields}
     message = controller_pb2.CreateSession(protocol=protocol, **wish)
-    return envelope(Kind.CREATE, message.SerializeToString())
+    return envelope(EnvelopeKind.CREATE, message.SerializeToString())
 
 
 # Row 15: too large -----------------------------------------------------------------------
@@ -218,13 +225,17 @@ def test_what_is_no_message_is_refused_without_a_traceback(channel, others):
 @pytest.mark.parametrize(
     ("first", "kind", "words"),
     [
-        (create(protocol=99), Kind.REFUSED, ["speaks protocol", "protocol 99"]),
-        (create(num_workers=0), Kind.ENDED, ["num_workers from 1"]),
-        (create(num_groups=7), Kind.ENDED, ["num_groups to divide"]),
-        (create(timeout_s=-1.0), Kind.ENDED, ["a timeout from 0"]),
-        (envelope(Kind.BATCH), Kind.ENDED, ["expected a request to create a session first"]),
-        (envelope(0), Kind.ENDED, ["expected a request to create a session first"]),
-        (envelope(Kind.ATTACH), Kind.REFUSED, ["speaks protocol"]),
+        (create(protocol=99), EnvelopeKind.REFUSED, ["speaks protocol", "protocol 99"]),
+        (create(num_workers=0), EnvelopeKind.ENDED, ["num_workers from 1"]),
+        (create(num_groups=7), EnvelopeKind.ENDED, ["num_groups to divide"]),
+        (create(timeout_s=-1.0), EnvelopeKind.ENDED, ["a timeout from 0"]),
+        (
+            envelope(EnvelopeKind.BATCH),
+            EnvelopeKind.ENDED,
+            ["expected a request to create a session first"],
+        ),
+        (envelope(0), EnvelopeKind.ENDED, ["expected a request to create a session first"]),
+        (envelope(EnvelopeKind.ATTACH), EnvelopeKind.REFUSED, ["speaks protocol"]),
     ],
     ids=["newer", "no-workers", "groups", "timeout", "batch-first", "empty", "empty-attach"],
 )
@@ -233,7 +244,7 @@ def test_a_wrong_first_message_is_refused_with_its_reason(channel, others, first
     call = channel.stream_stream(OPEN)(iter([first]))
     (received,) = [envelope_pb2.Envelope.FromString(raw) for raw in call]
     assert received.kind == kind
-    message = node_pb2.Refused if kind is Kind.REFUSED else controller_pb2.SessionEnded
+    message = node_pb2.Refused if kind is EnvelopeKind.REFUSED else controller_pb2.SessionEnded
     text = message.FromString(received.payload).message
     assert all(word in text for word in words), text
     assert others is not None
@@ -253,7 +264,7 @@ def talk(channel, make):
 
     for raw in channel.stream_stream(OPEN)(say()):
         received = envelope_pb2.Envelope.FromString(raw)
-        if received.kind == Kind.READY:
+        if received.kind == EnvelopeKind.READY:
             session.append(received.session)
             ready.set()
         yield received
@@ -265,7 +276,7 @@ def test_commands_for_another_session_are_refused(channel, others):
     theirs = int(others.session_id, 16)
 
     def steal(_mine):
-        return envelope(Kind.BATCH, session=theirs, first_seq=1, last_seq=1)
+        return envelope(EnvelopeKind.BATCH, session=theirs, first_seq=1, last_seq=1)
 
     with pytest.raises(grpc.RpcError) as raised:
         list(talk(channel, steal))
@@ -281,10 +292,10 @@ def test_a_batch_that_cannot_be_read_ends_its_own_session(channel, others, paylo
     """Row 17: the worker says what it could not read; the node and its others live on."""
 
     def nonsense(session):
-        return envelope(Kind.BATCH, payload, session=session, first_seq=1, last_seq=1)
+        return envelope(EnvelopeKind.BATCH, payload, session=session, first_seq=1, last_seq=1)
 
     *_, last = talk(channel, nonsense)
-    assert last.kind == Kind.ENDED
+    assert last.kind == EnvelopeKind.ENDED
     ended = controller_pb2.SessionEnded.FromString(last.payload)
     assert ended.reason == controller_pb2.END_REASON_RANK_LOST
     assert re.search("EncodingError|DecodeError", "\n".join(ended.output))

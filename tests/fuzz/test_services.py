@@ -19,7 +19,7 @@ from disco_client import ProcessSession, connect, errors
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.transport.channel import target
 from disco_client.wire.arrays import encode_chunk
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.ipc.framing import frame
 
 INPUTS = 12
@@ -166,7 +166,7 @@ def test_the_door_of_memory_refuses_in_words(cluster_of_two):
         frame(b"\xff\xff\xff"),
         *(
             frame(envelope(kind, b"\xff\xff"))
-            for kind in (Kind.ARRAY_OUT, Kind.ARRAY_BACK, Kind.ASSIGNED)
+            for kind in (EnvelopeKind.ARRAY_OUT, EnvelopeKind.ARRAY_BACK, EnvelopeKind.ASSIGNED)
         ),
     ],
     ids=["length", "bytes", "array-out", "array-back", "assigned"],
@@ -185,11 +185,15 @@ def test_a_rank_that_sends_nonsense_ends_alone(cluster_of_two, data):
 def test_a_worker_daemon_survives_its_controller(daemons):
     """One that answers with anything: the daemon notes it and registers again."""
     seeds = [raw for seed in controller_seeds() for raw in split(seed)]
-    seeds.append(envelope(Kind.START_RANKS, node_pb2.StartRanks().SerializeToString(), session=1))
+    seeds.append(
+        envelope(EnvelopeKind.START_RANKS, node_pb2.StartRanks().SerializeToString(), session=1)
+    )
     waiting, came = garbage("controller", seeds), threading.Event()
 
     def register(_stream, _context):
-        yield envelope(Kind.REGISTERED, node_pb2.NodeRegistered(node_key=b"k").SerializeToString())
+        yield envelope(
+            EnvelopeKind.REGISTERED, node_pb2.NodeRegistered(node_key=b"k").SerializeToString()
+        )
         if waiting:
             yield waiting.pop()
         else:
@@ -211,7 +215,7 @@ def test_a_worker_daemon_survives_its_controller(daemons):
 
 @pytest.mark.parametrize(
     "data",
-    [b"\xff\xff\xff\xff", frame(b"\xff\xff\xff"), frame(envelope(Kind.ARRAY_OUT, b"\xff"))],
+    [b"\xff\xff\xff\xff", frame(b"\xff\xff\xff"), frame(envelope(EnvelopeKind.ARRAY_OUT, b"\xff"))],
     ids=["length", "bytes", "array-out"],
 )
 def test_a_child_that_sends_nonsense_ends_its_session_in_words(data, eventually):

@@ -15,11 +15,11 @@ from disco_client import errors
 from disco_client.pb import controller_pb2
 from disco_client.transport.channel import target
 from disco_client.transport.credentials import Credentials
-from disco_client.wire.codec import PROTOCOL, Kind, envelope
+from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope
 
 OPEN = "/disco.v1.SessionService/Open"
 WISH = controller_pb2.CreateSession(protocol=PROTOCOL, num_workers=1, num_groups=1, timeout_s=10)
-CREATE = envelope(Kind.CREATE, WISH.SerializeToString())
+CREATE = envelope(EnvelopeKind.CREATE, WISH.SerializeToString())
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_a_client_does_not_flood_the_controller_with_sessions(controller, pki, c
 
 def test_a_flood_of_messages_ends_its_own_stream_alone(channel):
     """Ten thousand that belong to no session: the first is answered, and that is the end."""
-    flood = iter([envelope(Kind.BATCH)] * 10_000)
+    flood = iter([envelope(EnvelopeKind.BATCH)] * 10_000)
     (answer,) = channel.stream_stream(OPEN)(flood, timeout=30)
     assert b"expected a request to create a session first" in answer
 

@@ -19,7 +19,7 @@ from disco_client.pb import envelope_pb2, node_pb2
 from disco_client.transport.base import Wish
 from disco_client.transport.credentials import Credentials
 from disco_client.transport.grpc import GrpcTransport
-from disco_client.wire.codec import PROTOCOL, Kind
+from disco_client.wire.codec import PROTOCOL, EnvelopeKind
 
 HIDDEN = {
     "ESC": "\x1b]0;mine\x07",
@@ -159,7 +159,7 @@ def test_a_node_has_a_name_that_can_be_seen(address, field):
     told = {"name": "n", "host": "h", "version": "0", "host_id": "i", "devices": ["cpu"]}
     told[field] = ["cpu\x1b[2J"] if field == "devices" else "a\x1b[2J"
     info = node_pb2.RegisterNode(protocol=PROTOCOL, incarnation=1, **told)
-    first = envelope_pb2.Envelope(kind=Kind.REGISTER, payload=info.SerializeToString())
+    first = envelope_pb2.Envelope(kind=EnvelopeKind.REGISTER, payload=info.SerializeToString())
     with grpc.insecure_channel(address) as channel:
         register = channel.stream_stream(
             "/disco.v1.NodeService/Register",
@@ -167,7 +167,7 @@ def test_a_node_has_a_name_that_can_be_seen(address, field):
             response_deserializer=envelope_pb2.Envelope.FromString,
         )
         answer = next(iter(register(iter([first]), timeout=20)))
-    assert answer.kind == Kind.REFUSED
+    assert answer.kind == EnvelopeKind.REFUSED
     assert "got U+001B" in node_pb2.Refused.FromString(answer.payload).message
 
 

@@ -13,7 +13,7 @@ import disco_client
 from disco_client import errors
 from disco_client.pb import controller_pb2
 from disco_client.transport.admin import ask_for_overview
-from disco_client.transport.channel import Line
+from disco_client.transport.channel import ReloadingChannel
 from disco_client.transport.credentials import Credentials
 from disco_server.cli.main import main
 
@@ -49,7 +49,7 @@ def dial(controller, shown):
     opened = []
 
     def one(name):
-        opened.append(Line(controller.address, Credentials.read(**shown(name))))
+        opened.append(ReloadingChannel(controller.address, Credentials.read(**shown(name))))
         return opened[-1]
 
     yield one
@@ -219,7 +219,7 @@ def test_tokens_may_be_replaced_while_it_runs(controller, pki, tokens):
 
 def test_health_is_for_everybody(controller, pki):
     """Whoever watches over a daemon has no token; all else wants one."""
-    line = Line(controller.address, Credentials.read(tls_ca=pki.ca))
+    line = ReloadingChannel(controller.address, Credentials.read(tls_ca=pki.ca))
     try:
         assert line.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20) == b"\x08\x01"
         reflection = line.stream_stream(

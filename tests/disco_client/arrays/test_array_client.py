@@ -14,7 +14,7 @@ from disco_client import connect, errors
 from disco_client.arrays.client import ArrayClient, GrpcEndpoint
 from disco_client.arrays.shared_memory import MemoryEndpoint
 from disco_client.transport.base import TransferFailed
-from disco_client.transport.channel import CHANNEL_OPTIONS, Line, target
+from disco_client.transport.channel import CHANNEL_OPTIONS, ReloadingChannel, target
 
 ARRAY = np.arange(300_000, dtype="float64")
 
@@ -43,7 +43,9 @@ def arrays(session, cluster):
     opened = []
 
     def make(addresses):
-        made = ArrayClient(lambda: Line(cluster.address), inner._session, inner._key, addresses)
+        made = ArrayClient(
+            lambda: ReloadingChannel(cluster.address), inner._session, inner._key, addresses
+        )
         opened.append(made)
         return made
 
@@ -129,7 +131,7 @@ def test_a_wrong_key_opens_nothing(session, cluster):
     """Neither the daemon's nor the controller's, to put or to take."""
     inner = session._core.transport._arrays
     for addresses in (dict(inner._addresses), {}):
-        relay = functools.partial(Line, cluster.address)
+        relay = functools.partial(ReloadingChannel, cluster.address)
         thief = ArrayClient(relay, inner._session, b"wrong" * 3, addresses)
         for attempt in (
             lambda thief=thief: thief.upload(1, 0, memoryview(b"12345678")),

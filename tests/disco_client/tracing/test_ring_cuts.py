@@ -10,7 +10,7 @@ from disco_client.tracing.ring import (
     COLLECTIVES,
     SLOTS,
     STEP,
-    FlightCut,
+    FlightDelta,
     Since,
     cut_memory,
     read_flight,
@@ -39,7 +39,7 @@ def run(recorder, first, last, *, finish=True):
 
 def look(recorder, since):
     """Cuts and reads once: the cut, and how far the rank was followed with it."""
-    cut = FlightCut.of(cut_memory(recorder.read, since.seq, since.collectives))
+    cut = FlightDelta.of(cut_memory(recorder.read, since.seq, since.collectives))
     return cut, cut.follow(since)
 
 
@@ -111,7 +111,7 @@ def test_what_is_no_whole_cut_is_refused():
     raw = cut_memory(recorder.read, 0, 0)
     for damaged in (b"", raw[:40], raw[:-1], raw + b"x", raw.replace(b"DISCOFC1", b"DISCOFC0")):
         with pytest.raises(ValueError, match="cut of a flight recorder's memory"):
-            FlightCut.of(damaged)
+            FlightDelta.of(damaged)
 
 
 @settings(max_examples=60)
@@ -124,7 +124,7 @@ def test_a_cut_with_any_numbers_is_read_or_refused(data):
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(8, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
-        cut = FlightCut.of(bytes(raw))
+        cut = FlightDelta.of(bytes(raw))
         cut.record()
         cut.follow(Since(0, 1))
     except ValueError:

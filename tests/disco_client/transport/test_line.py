@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_client.transport.channel import Line
+from disco_client.transport.channel import ReloadingChannel
 from disco_client.transport.credentials import Credentials
 from fault_tools.certificates import Pki
 
@@ -41,7 +41,7 @@ def make(made):
 def test_each_call_goes_through_the_channel_of_its_moment(tmp_path, made, make):
     """New certificates make a new channel; the one before lives for the calls that it has."""
     pki = Pki.make(tmp_path)
-    line = Line("10.0.0.1:7600", Credentials(ca=pki.ca), make)
+    line = ReloadingChannel("10.0.0.1:7600", Credentials(ca=pki.ca), make)
     call = line.unary_unary("/a/B")
     call(b"1")
     call(b"2")
@@ -60,7 +60,7 @@ def test_a_token_goes_with_each_call_as_it_is_then(tmp_path, made, make):
     """A file that is gone for a moment does not make a call fail."""
     file = tmp_path / "token"
     file.write_text("the-first-token-of-it")
-    line = Line("127.0.0.1:7600", Credentials(token_file=file), make)
+    line = ReloadingChannel("127.0.0.1:7600", Credentials(token_file=file), make)
     call = line.unary_unary("/a/B")
     call(b"")
     file.write_text("the-next-token-of-it")
@@ -73,12 +73,12 @@ def test_a_token_goes_with_each_call_as_it_is_then(tmp_path, made, make):
 
 def test_without_credentials_nothing_is_added(made, make):
     """As through a plain channel."""
-    Line("10.0.0.1:7600", make=make).unary_unary("/a/B")(b"x", timeout=2)
+    ReloadingChannel("10.0.0.1:7600", make=make).unary_unary("/a/B")(b"x", timeout=2)
     assert made[0].calls == [("/a/B", (b"x",), {"timeout": 2})]
 
 
 def test_a_token_in_clear_is_refused_before_there_is_a_channel(made, make):
     """On the way to another machine."""
     with pytest.raises(ConfigError, match="over TLS"):
-        Line("10.0.0.1:7600", Credentials(token="x" * 20), make)
+        ReloadingChannel("10.0.0.1:7600", Credentials(token="x" * 20), make)
     assert made == []

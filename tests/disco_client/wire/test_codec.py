@@ -20,8 +20,8 @@ from disco_client.wire.codec import (
     EncodedEnvelope,
     EncodedReply,
     EncodedValue,
+    EnvelopeKind,
     FailureKind,
-    Kind,
     decode_args,
     decode_failure,
     decode_value,
@@ -283,11 +283,13 @@ def test_a_failure_of_an_unknown_kind_counts_as_an_exception():
 def test_an_envelope_names_what_relays_need():
     """Session, kind, rank and the range of commands; rank 0 is not "no rank"."""
     read = EncodedEnvelope.FromString(
-        envelope(Kind.BATCH, b"payload", session=2**64 - 1, worker=0, first_seq=5, last_seq=9)
+        envelope(
+            EnvelopeKind.BATCH, b"payload", session=2**64 - 1, worker=0, first_seq=5, last_seq=9
+        )
     )
-    assert (read.session, read.kind, read.worker_plus_one) == (2**64 - 1, Kind.BATCH, 1)
+    assert (read.session, read.kind, read.worker_plus_one) == (2**64 - 1, EnvelopeKind.BATCH, 1)
     assert (read.first_seq, read.last_seq, read.payload) == (5, 9, b"payload")
-    assert EncodedEnvelope.FromString(envelope(Kind.CLOSE)).worker_plus_one == 0
+    assert EncodedEnvelope.FromString(envelope(EnvelopeKind.CLOSE)).worker_plus_one == 0
 
 
 def test_the_numbers_are_those_of_the_messages():
@@ -297,7 +299,7 @@ def test_the_numbers_are_those_of_the_messages():
     for ours, theirs, prefix in (
         (Action, commands_pb2.Action, "ACTION_"),
         (FailureKind, commands_pb2.FailureKind, "FAILURE_KIND_"),
-        (Kind, envelope_pb2.Kind, "KIND_"),
+        (EnvelopeKind, envelope_pb2.Kind, "KIND_"),
     ):
         names = {prefix + each.name: each.value for each in ours}
         assert names == {k: v for k, v in theirs.items() if not k.endswith("UNSPECIFIED")}

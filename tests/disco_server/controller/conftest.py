@@ -11,7 +11,7 @@ import pytest
 
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.transport.channel import CHANNEL_OPTIONS, SERVER_OPTIONS, target
-from disco_client.wire.codec import PROTOCOL, Kind, envelope
+from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope
 from disco_server.controller.hub import Hub
 from disco_server.controller.service import Edge
 from disco_server.ipc.grpc_server import stop_server
@@ -32,50 +32,50 @@ class Peer:
         self.name = ""
         self.key = b""
 
-    async def send(self, kind: Kind, message: Any = None, **fields: Any) -> None:
+    async def send(self, kind: EnvelopeKind, message: Any = None, **fields: Any) -> None:
         payload = b"" if message is None else message.SerializeToString()
         await self.call.write(envelope(kind, payload, **fields))
 
     async def raw(self) -> bytes | None:
         """The next envelope as it came; None at the stream's end."""
         while (raw := await self.call.read()) is not grpc.aio.EOF:
-            if envelope_pb2.Envelope.FromString(raw).kind != Kind.HEARTBEAT:
+            if envelope_pb2.Envelope.FromString(raw).kind != EnvelopeKind.HEARTBEAT:
                 return raw
         return None
 
-    async def next(self, kind: Kind, message: Any = node_pb2.PutResult) -> tuple[int, Any]:
+    async def next(self, kind: EnvelopeKind, message: Any = node_pb2.PutResult) -> tuple[int, Any]:
         """The session and the content of the next envelope, which must be of this kind."""
         raw = await self.raw()
         assert raw is not None, f"the stream ended instead of {kind!r}"
         received = envelope_pb2.Envelope.FromString(raw)
-        assert Kind(received.kind) is kind
+        assert EnvelopeKind(received.kind) is kind
         return received.session, message.FromString(received.payload)
 
     async def ended(self) -> controller_pb2.SessionEnded:
         """Why the session is over; the stream must end with it."""
-        _, ended = await self.next(Kind.ENDED, controller_pb2.SessionEnded)
+        _, ended = await self.next(EnvelopeKind.ENDED, controller_pb2.SessionEnded)
         assert await self.raw() is None
         return ended
 
     async def refused(self) -> str:
         """Why the controller will have nothing to do with this peer."""
-        _, refused = await self.next(Kind.REFUSED, node_pb2.Refused)
+        _, refused = await self.next(EnvelopeKind.REFUSED, node_pb2.Refused)
         assert await self.raw() is None
         return refused.message
 
     async def start_ranks(self) -> tuple[int, node_pb2.StartRanks]:
         """As a node: says that the ranks it is asked for run; returns what it was asked."""
-        session, start = await self.next(Kind.START_RANKS, node_pb2.StartRanks)
+        session, start = await self.next(EnvelopeKind.START_RANKS, node_pb2.StartRanks)
         mine = start.nodes[start.node_index]
         assert mine.node == self.name
         ranks = [controller_pb2.RankInfo(worker=w, pid=100 + w, device="cpu") for w in mine.workers]
-        await self.send(Kind.RANKS_READY, node_pb2.RanksReady(ranks=ranks), session=session)
+        await self.send(EnvelopeKind.RANKS_READY, node_pb2.RanksReady(ranks=ranks), session=session)
         return session, start
 
     async def end_session(self, session: int) -> None:
         """As a node: is told to end a session, and says that nothing of it is left."""
-        assert (await self.next(Kind.END_SESSION))[0] == session
-        await self.send(Kind.SESSION_GONE, session=session)
+        assert (await self.next(EnvelopeKind.END_SESSION))[0] == session
+        await self.send(EnvelopeKind.SESSION_GONE, session=session)
 
 
 class Rig:
@@ -97,7 +97,7 @@ class Rig:
     async def node(self, name: str, slots: int = 2, **fields: Any) -> Peer:
         """A worker daemon that has registered."""
         peer = await self.newcomer(name=name, devices=["cpu"] * slots, **fields)
-        _, welcome = await peer.next(Kind.REGISTERED, node_pb2.NodeRegistered)
+        _, welcome = await peer.next(EnvelopeKind.REGISTERED, node_pb2.NodeRegistered)
         peer.name, peer.key = name, welcome.node_key
         return peer
 
@@ -105,7 +105,7 @@ class Rig:
         """A worker daemon that has asked to register."""
         peer = self.stream("NodeService/Register")
         usual = {"protocol": PROTOCOL, "version": "1", "host": "attic", "devices": ["cpu"]}
-        await peer.send(Kind.REGISTER, node_pb2.RegisterNode(**{**usual, **fields}))
+        await peer.send(EnvelopeKind.REGISTER, node_pb2.RegisterNode(**{**usual, **fields}))
         return peer
 
     async def client(self, **fields: Any) -> Peer:
@@ -119,14 +119,14 @@ class Rig:
             "timeout_s": 60.0,
             "owner": "me@here:1",
         }
-        await peer.send(Kind.CREATE, controller_pb2.CreateSession(**{**usual, **fields}))
+        await peer.send(EnvelopeKind.CREATE, controller_pb2.CreateSession(**{**usual, **fields}))
         return peer
 
     async def attacher(self, **fields: Any) -> Peer:
         """A client that has asked to go on with a session."""
         peer = self.stream("SessionService/Open")
         usual = {"protocol": PROTOCOL, "version": "1", "owner": "you@there:2"}
-        await peer.send(Kind.ATTACH, controller_pb2.AttachSession(**{**usual, **fields}))
+        await peer.send(EnvelopeKind.ATTACH, controller_pb2.AttachSession(**{**usual, **fields}))
         return peer
 
     async def session(
@@ -136,7 +136,7 @@ class Rig:
         client = await self.client(**fields)
         for node in nodes:
             await node.start_ranks()
-        session, ready = await client.next(Kind.READY, controller_pb2.SessionReady)
+        session, ready = await client.next(EnvelopeKind.READY, controller_pb2.SessionReady)
         return client, session, ready
 
     def ask(self, method: str, request: Any, result: Any) -> Any:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from disco_client.pb import controller_pb2, envelope_pb2
-from disco_client.wire.codec import PROTOCOL, Kind, envelope
+from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope
 from disco_server.core.session_state import SessionState
 
 Reason = controller_pb2.EndReason
@@ -30,15 +30,15 @@ def test_a_client_comes_back_to_its_session(serve, broken):
             client.call.cancel()
             await rig.until(lambda: session not in rig.hub.clients)
         again = await rig.attacher(**secret_of(session, ready))
-        number, told = await again.next(Kind.READY, Ready)
+        number, told = await again.next(EnvelopeKind.READY, Ready)
         assert (number, told) == (session, ready)
         assert told.lease_s == 10.0
         if not broken:
             assert await client.raw() is None
-        batch = envelope(Kind.BATCH, b"x", session=session, first_seq=1, last_seq=1)
+        batch = envelope(EnvelopeKind.BATCH, b"x", session=session, first_seq=1, last_seq=1)
         await again.call.write(batch)
         assert await node.raw() == batch
-        reply = envelope(Kind.REPLY, b"y", session=session, worker=0)
+        reply = envelope(EnvelopeKind.REPLY, b"y", session=session, worker=0)
         await node.call.write(reply)
         assert await again.raw() == reply
         (table,) = rig.hub.cluster.sessions.values()
@@ -53,11 +53,11 @@ def test_what_was_lost_is_asked_for_and_told_through_the_controller(serve):
     async def scenario(rig):
         one, two = await rig.node("one", 1), await rig.node("two", 1)
         client, session, _ = await rig.session(one, two)
-        for kind in (Kind.RESUME, Kind.RECEIVED):
+        for kind in (EnvelopeKind.RESUME, EnvelopeKind.RECEIVED):
             raw = envelope(kind, b"\xff not read", session=session)
             await client.call.write(raw)
             assert [await node.raw() for node in (one, two)] == [raw, raw]
-        have = envelope(Kind.HAVE, b"\xff nor this", session=session)
+        have = envelope(EnvelopeKind.HAVE, b"\xff nor this", session=session)
         await two.call.write(have)
         assert await client.raw() == have
 
@@ -84,10 +84,10 @@ def test_nobody_attaches_without_the_secret_or_to_a_session_in_use(serve):
             assert text in ended.message
         refused = await (await rig.attacher(name="mine", protocol=PROTOCOL + 1)).refused()
         assert f"protocol {PROTOCOL + 1}" in refused
-        await client.call.write(envelope(Kind.BATCH, session=session))
-        await node.next(Kind.BATCH)
+        await client.call.write(envelope(EnvelopeKind.BATCH, session=session))
+        await node.next(EnvelopeKind.BATCH)
         waiting = await rig.client(name="queued")
-        await waiting.next(Kind.QUEUED)
+        await waiting.next(EnvelopeKind.QUEUED)
         ended = await (await rig.attacher(name="queued")).ended()
         assert "is queued; attach to it once it runs" in ended.message
 
@@ -101,18 +101,18 @@ def test_a_session_that_is_left_can_be_attached_to_by_name(serve):
         node = await rig.node("one")
         client, session, ready = await rig.session(node, name="mine", ccl="mpi")
         wish = controller_pb2.DetachSession(lease_s=1000.0)
-        await client.send(Kind.DETACH, wish, session=session)
+        await client.send(EnvelopeKind.DETACH, wish, session=session)
         assert await client.raw() is None
         (table,) = rig.hub.cluster.sessions.values()
         assert table.state is SessionState.DETACHED
         assert 900 < table.deadline - time.monotonic() <= 1000
         another = await rig.attacher(name="mine")
-        _, told = await another.next(Kind.READY, Ready)
+        _, told = await another.next(EnvelopeKind.READY, Ready)
         assert (told.transfer_key, told.ccl, told.num_groups) == (ready.transfer_key, "mpi", 1)
         another.call.cancel()
         await rig.until(lambda: table.state is SessionState.DETACHED)
         assert table.deadline - time.monotonic() <= 10.0  # without a wish, the usual lease
-        await (await rig.attacher(name=f"{session:016x}")).next(Kind.READY, Ready)
+        await (await rig.attacher(name=f"{session:016x}")).next(EnvelopeKind.READY, Ready)
 
     serve(scenario)
 
@@ -149,11 +149,14 @@ def test_a_lone_command_does_not_wait_behind_what_another_session_has_sent(serve
         count, size = 192, 128 << 10
         for seq in range(1, count + 1):
             await tenant.send(
-                Kind.BATCH, controller_pb2.ArrayChunk(data=bytes(size)), session=bulk, first_seq=seq
+                EnvelopeKind.BATCH,
+                controller_pb2.ArrayChunk(data=bytes(size)),
+                session=bulk,
+                first_seq=seq,
             )
         while rig.hub.tally.to_workers < count * size:  # noqa: ASYNC110  (the edge has no event)
             await asyncio.sleep(0.01)
-        await client.send(Kind.BATCH, session=lone, first_seq=1, last_seq=1)
+        await client.send(EnvelopeKind.BATCH, session=lone, first_seq=1, last_seq=1)
         came = []
         while len(came) <= count:
             came.append(envelope_pb2.Envelope.FromString(await node.raw()))

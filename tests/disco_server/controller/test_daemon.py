@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2
-from disco_client.wire.codec import Kind
+from disco_client.wire.codec import EnvelopeKind
 from disco_server.config import ControllerConfig
 from disco_server.controller.daemon import run
 from disco_server.controller.service import SERVICE_NAMES
@@ -42,8 +42,8 @@ async def busy(rig):
 async def drained(node, client, session):
     """Lets a client and its node hear that the controller leaves."""
     assert (await client.ended()).reason == Reason.END_REASON_DRAINED
-    assert (await node.next(Kind.END_SESSION))[0] == session
-    await node.next(Kind.DRAIN)
+    assert (await node.next(EnvelopeKind.END_SESSION))[0] == session
+    await node.next(EnvelopeKind.DRAIN)
 
 
 def test_an_address_in_use_is_refused_with_advice():
@@ -101,7 +101,7 @@ def test_its_clock_runs(daemons, dial):
         while (raw := await client.call.read()) is not grpc.aio.EOF:
             kinds.append(raw)
         received = [rig.envelope(raw) for raw in kinds]
-        assert Kind.HEARTBEAT in {each.kind for each in received}
+        assert EnvelopeKind.HEARTBEAT in {each.kind for each in received}
         ended = controller_pb2.SessionEnded.FromString(received[-1].payload)
         assert ended.reason == Reason.END_REASON_NO_SLOTS
         assert "no room for 7 workers in time" in ended.message
@@ -123,7 +123,7 @@ def test_told_to_leave_it_waits_until_nothing_of_its_sessions_is_left(daemons, d
         await drained(node, client, session)
         assert (await check(rig)).status == Health.NOT_SERVING
         assert controller.process.poll() is None
-        await node.send(Kind.SESSION_GONE, session=session)
+        await node.send(EnvelopeKind.SESSION_GONE, session=session)
         assert (await rig.status(node.raw()))[0] is grpc.StatusCode.UNAVAILABLE
         assert await asyncio.to_thread(controller.wait) == 0
 

@@ -12,8 +12,8 @@ from google.protobuf.descriptor_pool import Default
 
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2, node_pb2
-from disco_server.controller.auth import Gate, TokenBook, peer_of
-from disco_server.controller.daemon import Door
+from disco_server.controller.auth import AuthInterceptor, TokenBook, peer_of
+from disco_server.controller.daemon import ControllerListener
 from disco_server.controller.hub import Hub
 from disco_server.core.access import METHODS
 from disco_server.ipc.grpc_server import add_port
@@ -48,12 +48,12 @@ def test_every_door_of_a_controller_has_a_gate(monkeypatch):
     monkeypatch.setattr(grpc.aio, "server", server)
 
     async def opened():
-        door = Door(Hub(10.0, 5.0, 2.0), Address("127.0.0.1", 0))
+        door = ControllerListener(Hub(10.0, 5.0, 2.0), Address("127.0.0.1", 0))
         await door.close(None)
 
     asyncio.run(opened())
     ((gate,),) = made
-    assert isinstance(gate, Gate)
+    assert isinstance(gate, AuthInterceptor)
 
 
 def test_a_method_that_is_not_in_the_table_is_refused_even_where_nobody_is_asked():
@@ -63,7 +63,7 @@ def test_a_method_that_is_not_in_the_table_is_refused_even_where_nobody_is_asked
         return b"reached"
 
     async def scenario():
-        server = grpc.aio.server(interceptors=(Gate(Guard()),))
+        server = grpc.aio.server(interceptors=(AuthInterceptor(Guard()),))
         handlers = {"Hidden": grpc.unary_unary_rpc_method_handler(answer)}
         service = grpc.method_handlers_generic_handler("disco.v1.Other", handlers)
         server.add_generic_rpc_handlers((service,))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from disco_client.pb import controller_pb2, envelope_pb2
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.controller.hub import Hub, NodeLink
 from disco_server.core.nodes import Node
 from disco_server.ipc.grpc_server import Outbox
@@ -46,7 +46,7 @@ def waiting(outbox):
 
 def posted(outbox):
     """The kinds of what waits to be written."""
-    return [Kind(envelope_pb2.Envelope.FromString(raw).kind) for raw in waiting(outbox)]
+    return [EnvelopeKind(envelope_pb2.Envelope.FromString(raw).kind) for raw in waiting(outbox)]
 
 
 def test_sessions_have_ids_and_keys_that_nobody_guesses(hub):
@@ -66,12 +66,12 @@ def test_a_session_s_streams_and_meeting_places_live_as_long_as_it_does(hub):
     session, outbox = asked(hub)
     number = session.session
     assert hub.routes == {number: (link.outbox,)}
-    assert posted(link.outbox) == [Kind.START_RANKS]
+    assert posted(link.outbox) == [EnvelopeKind.START_RANKS]
     hub.exchanges.put(number, {"id": b"x"})
     hub.apply(hub.cluster.ready_on_node(number, "one", [(0, "one", 5, ""), (1, "one", 6, "")]))
-    assert posted(outbox) == [Kind.READY]
+    assert posted(outbox) == [EnvelopeKind.READY]
     hub.apply(hub.cluster.node_left("one", "it went"))
-    assert posted(outbox) == [Kind.READY, Kind.ENDED]
+    assert posted(outbox) == [EnvelopeKind.READY, EnvelopeKind.ENDED]
     assert not outbox.post(b"more"), "the stream ends with the session"
     assert (hub.routes, hub.clients) == ({}, {})
     with pytest.raises(ConnectionError, match="the session is over"):
@@ -101,16 +101,19 @@ def test_a_beat_reaches_everyone_whose_stream_is_not_stuck(hub):
     _, outbox = asked(hub)
     hub.beat()
     hub.beat()
-    assert posted(link.outbox) == [Kind.HEARTBEAT] * 2
-    assert posted(outbox) == [Kind.QUEUED, *[Kind.QUEUED, Kind.HEARTBEAT] * 2]
+    assert posted(link.outbox) == [EnvelopeKind.HEARTBEAT] * 2
+    assert posted(outbox) == [
+        EnvelopeKind.QUEUED,
+        *[EnvelopeKind.QUEUED, EnvelopeKind.HEARTBEAT] * 2,
+    ]
     counts = [
         controller_pb2.Heartbeat.FromString(envelope_pb2.Envelope.FromString(raw).payload).count
         for raw in waiting(link.outbox)
     ]
     assert counts == [1, 2]
-    link.outbox.post(envelope(Kind.BATCH, bytes(8 << 20)))
+    link.outbox.post(envelope(EnvelopeKind.BATCH, bytes(8 << 20)))
     hub.beat()
-    assert posted(link.outbox)[-1] is Kind.BATCH
+    assert posted(link.outbox)[-1] is EnvelopeKind.BATCH
 
 
 def test_a_drain_with_nothing_to_end_is_over_at_once(hub):
@@ -120,7 +123,7 @@ def test_a_drain_with_nothing_to_end_is_over_at_once(hub):
         link = joined(hub, "one")
         async with asyncio.timeout(20):
             await hub.drain()
-        assert posted(link.outbox) == [Kind.DRAIN]
+        assert posted(link.outbox) == [EnvelopeKind.DRAIN]
 
     asyncio.run(scenario())
 
@@ -134,11 +137,11 @@ def test_a_drain_ends_every_session_and_begins_none(serve):
         waiting = await rig.client(num_workers=5)
         small = await rig.client(num_workers=1)
         for peer in (waiting, small):
-            await peer.next(Kind.QUEUED)
+            await peer.next(EnvelopeKind.QUEUED)
         draining = asyncio.ensure_future(rig.hub.drain())
         for peer in (running, waiting, small, await rig.client()):
             raw = await peer.raw()
-            while envelope_pb2.Envelope.FromString(raw).kind == Kind.QUEUED:
+            while envelope_pb2.Envelope.FromString(raw).kind == EnvelopeKind.QUEUED:
                 raw = await peer.raw()  # those ahead of it went first
             ended = controller_pb2.SessionEnded.FromString(
                 envelope_pb2.Envelope.FromString(raw).payload
@@ -146,10 +149,10 @@ def test_a_drain_ends_every_session_and_begins_none(serve):
             assert ended.reason == Reason.END_REASON_DRAINED
             assert "shutting down" in ended.message
         assert "shutting down" in await (await rig.newcomer(name="two")).refused()
-        assert (await node.next(Kind.END_SESSION))[0] == session
-        await node.next(Kind.DRAIN)
+        assert (await node.next(EnvelopeKind.END_SESSION))[0] == session
+        await node.next(EnvelopeKind.DRAIN)
         assert not draining.done()
-        await node.send(Kind.SESSION_GONE, session=session)
+        await node.send(EnvelopeKind.SESSION_GONE, session=session)
         await draining
         assert not rig.hub.cluster.sessions
 
@@ -176,7 +179,7 @@ def test_nodes_are_told_goodbye(hub):
     """With the reason, as the last thing that is written to them."""
     link = joined(hub, "one")
     hub.dismiss("it is over")
-    assert posted(link.outbox) == [Kind.REFUSED]
+    assert posted(link.outbox) == [EnvelopeKind.REFUSED]
     assert b"it is over" in waiting(link.outbox)[-1]
     assert not link.outbox.post(b"more")
 
@@ -184,14 +187,16 @@ def test_nodes_are_told_goodbye(hub):
 def printed(hub, session, *lines, first=0, worker=0):
     """A rank prints; its message as it came."""
     said = controller_pb2.LogLines(worker=worker, node="one", lines=lines, first=first)
-    raw = envelope(Kind.LOG, said.SerializeToString(), session=session.session)
+    raw = envelope(EnvelopeKind.LOG, said.SerializeToString(), session=session.session)
     hub.printed(session.session, "one", said, raw)
 
 
 def lines_posted(outbox):
     """The messages of lines that wait for a client: how many came before, and which they are."""
     found = [envelope_pb2.Envelope.FromString(raw) for raw in waiting(outbox)]
-    said = [controller_pb2.LogLines.FromString(e.payload) for e in found if e.kind == Kind.LOG]
+    said = [
+        controller_pb2.LogLines.FromString(e.payload) for e in found if e.kind == EnvelopeKind.LOG
+    ]
     return [(each.first, list(each.lines)) for each in said]
 
 

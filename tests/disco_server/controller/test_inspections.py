@@ -8,7 +8,7 @@ import time
 import pytest
 
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
-from disco_client.wire.codec import Kind
+from disco_client.wire.codec import EnvelopeKind
 from disco_server.controller.inspect import Inspections
 from disco_server.core.session_state import SessionTable
 from fakes import cluster_of_two
@@ -28,7 +28,7 @@ class Room:
 
     def post(self, node, raw):
         received = envelope_pb2.Envelope.FromString(raw)
-        assert received.kind == Kind.INSPECT
+        assert received.kind == EnvelopeKind.INSPECT
         question = node_pb2.InspectNode.FromString(received.payload)
         self.asked.append((node, question.name))
         self.followed = [(m.worker, m.pid, m.seq, m.collectives) for m in question.since]

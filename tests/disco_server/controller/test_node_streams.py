@@ -8,7 +8,7 @@ import time
 import pytest
 
 from disco_client.pb import controller_pb2, node_pb2
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.core.session_state import SessionState
 
 Reason = controller_pb2.EndReason
@@ -26,7 +26,7 @@ async def started(rig, *nodes, **fields):
     """A client whose session runs on these nodes, its id, READY, and what nodes were told."""
     client = await rig.client(**fields)
     starts = [(await node.start_ranks())[1] for node in nodes]
-    session, ready = await client.next(Kind.READY, Ready)
+    session, ready = await client.next(EnvelopeKind.READY, Ready)
     return client, session, ready, starts
 
 
@@ -40,10 +40,10 @@ def test_a_node_comes_back_and_its_session_goes_on(serve):
         await rig.until(lambda: "one" not in rig.hub.links)
         again = await rig.node("one", incarnation=5, sessions=[running(session, start, "one")])
         assert again.key != node.key
-        raw = envelope(Kind.BATCH, b"x", session=session, first_seq=1, last_seq=1)
+        raw = envelope(EnvelopeKind.BATCH, b"x", session=session, first_seq=1, last_seq=1)
         await client.call.write(raw)
         assert await again.raw() == raw
-        reply = envelope(Kind.REPLY, b"y", session=session)
+        reply = envelope(EnvelopeKind.REPLY, b"y", session=session)
         await again.call.write(reply)
         assert await client.raw() == reply
         rig.hub.tick()
@@ -63,8 +63,8 @@ def test_a_node_may_notice_first_that_its_connection_broke(serve):
         assert "connected already" in await other.refused()
         again = await rig.node("one", incarnation=5, sessions=[run])
         assert await node.raw() is None
-        await client.call.write(envelope(Kind.BATCH, session=session))
-        await again.next(Kind.BATCH)
+        await client.call.write(envelope(EnvelopeKind.BATCH, session=session))
+        await again.next(EnvelopeKind.BATCH)
         assert rig.hub.links["one"].key == again.key
 
     serve(scenario)
@@ -85,7 +85,7 @@ def test_a_node_that_stays_away_ends_its_session(serve):
         ended = await client.ended()
         assert (ended.reason, ended.node) == (Reason.END_REASON_NODE_LOST, "one")
         again = await rig.node("one", incarnation=5, sessions=[running(session, start, "one")])
-        assert (await again.next(Kind.END_SESSION))[0] == session
+        assert (await again.next(EnvelopeKind.END_SESSION))[0] == session
 
     serve(scenario)
 
@@ -105,7 +105,7 @@ def test_a_new_controller_learns_what_runs_and_clients_wait_for_it(serve):
         await second.node("one", 1, incarnation=1, sessions=runs[:1])
         client = await second.attacher(session=session, transfer_key=ready.transfer_key)
         by_name = await second.attacher(name="mine")
-        reading = asyncio.ensure_future(client.next(Kind.READY, Ready))
+        reading = asyncio.ensure_future(client.next(EnvelopeKind.READY, Ready))
         await asyncio.sleep(0.1)
         assert not reading.done()
         (table,) = second.hub.cluster.sessions.values()
@@ -118,10 +118,13 @@ def test_a_new_controller_learns_what_runs_and_clients_wait_for_it(serve):
             (1, "two", 101),
         ]
         # The one who knows the secret may have come second: then it takes over.
-        assert Kind((second.envelope(await by_name.raw())).kind) in (Kind.ENDED, Kind.READY)
+        assert EnvelopeKind((second.envelope(await by_name.raw())).kind) in (
+            EnvelopeKind.ENDED,
+            EnvelopeKind.READY,
+        )
         assert table.state is SessionState.RUNNING
-        await client.call.write(envelope(Kind.BATCH, session=session))
-        await two.next(Kind.BATCH)
+        await client.call.write(envelope(EnvelopeKind.BATCH, session=session))
+        await two.next(EnvelopeKind.BATCH)
         await second.ask(
             "RendezvousService/Put",
             node_pb2.PutRequest(session=session, node_key=two.key, items={"k": b"v"}),

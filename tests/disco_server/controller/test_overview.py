@@ -8,7 +8,7 @@ import time
 import pytest
 
 from disco_client.pb import envelope_pb2, node_pb2
-from disco_client.wire.codec import Action, Kind
+from disco_client.wire.codec import Action, EnvelopeKind
 from disco_server.controller import inspect
 from disco_server.controller.inspect import Inspections, Overviews
 from disco_server.core.access import EVERYBODY, Identity, Role
@@ -40,7 +40,7 @@ class Room:
 
     def post(self, node, raw):
         received = envelope_pb2.Envelope.FromString(raw)
-        assert received.kind == Kind.INSPECT
+        assert received.kind == EnvelopeKind.INSPECT
         question = node_pb2.InspectNode.FromString(received.payload)
         assert question.all
         self.asked.append(node)

@@ -10,7 +10,7 @@ import pytest
 
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.version import __version__
-from disco_client.wire.codec import PROTOCOL, Kind, envelope
+from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope
 from disco_server.controller.edge import MAX_NAME
 from disco_server.controller.session_streams import MAX_WORKERS
 from disco_server.observe.logs import is_farewell
@@ -27,11 +27,11 @@ def test_a_session_is_created_waited_for_and_closed(serve):
 
     async def scenario(rig):
         client = await rig.client(num_workers=3, name="mine")
-        session, queued = await client.next(Kind.QUEUED, controller_pb2.Queued)
+        session, queued = await client.next(EnvelopeKind.QUEUED, controller_pb2.Queued)
         assert (queued.ahead, queued.total_slots, queued.free_slots) == (0, 0, 0)
         one = await rig.node("one", array_address="10.0.0.1:5", host_id="h1")
         rig.hub.beat()
-        _, queued = await client.next(Kind.QUEUED, controller_pb2.Queued)
+        _, queued = await client.next(EnvelopeKind.QUEUED, controller_pb2.Queued)
         assert (queued.ahead, queued.total_slots, queued.free_slots) == (0, 2, 2)
         two = await rig.node("two")
         number, start = await one.start_ranks()
@@ -40,7 +40,7 @@ def test_a_session_is_created_waited_for_and_closed(serve):
         assert [each.host_id for each in start.nodes] == ["h1", "two"]
         assert (start.session_name, start.num_workers, start.num_groups) == ("mine", 3, 1)
         assert (await two.start_ranks())[1].node_index == 1
-        _, ready = await client.next(Kind.READY, controller_pb2.SessionReady)
+        _, ready = await client.next(EnvelopeKind.READY, controller_pb2.SessionReady)
         assert [(r.worker, r.node, r.pid, r.array_address) for r in ready.ranks] == [
             (0, "one", 100, "10.0.0.1:5"),
             (1, "one", 101, "10.0.0.1:5"),
@@ -48,7 +48,7 @@ def test_a_session_is_created_waited_for_and_closed(serve):
         ]
         assert ready.transfer_key == start.transfer_key
         assert len(ready.transfer_key) == 16
-        await client.send(Kind.CLOSE)
+        await client.send(EnvelopeKind.CLOSE)
         assert (await client.ended()).reason == Reason.END_REASON_CLOSED
         for node in (one, two):
             await node.end_session(session)
@@ -67,15 +67,15 @@ def test_a_session_that_waits_is_told_who_holds_the_slots(serve):
         node = await rig.node("one")
         holder, session, _ = await rig.session(node, name="holder", owner="someone@else:5")
         waiting = await rig.client()
-        _, queued = await waiting.next(Kind.QUEUED, controller_pb2.Queued)
+        _, queued = await waiting.next(EnvelopeKind.QUEUED, controller_pb2.Queued)
         (held,) = queued.holders
         assert (held.name, held.owner, held.num_workers) == ("holder", "someone@else:5", 2)
         assert not any(rank.array_address for rank in held.ranks)
-        await holder.send(Kind.CLOSE)
+        await holder.send(EnvelopeKind.CLOSE)
         assert (await holder.ended()).reason == Reason.END_REASON_CLOSED
         await node.end_session(session)
         assert (await node.start_ranks())[0] != session
-        await waiting.next(Kind.READY, controller_pb2.SessionReady)
+        await waiting.next(EnvelopeKind.READY, controller_pb2.SessionReady)
 
     serve(scenario)
 
@@ -132,25 +132,25 @@ def test_batches_and_replies_pass_byte_for_byte_to_their_session_alone(serve):
         client, session, _ = await rig.session(one, two)
         stranger, foreign, _ = await rig.session(other, num_workers=1)
         # An unknown field, as a newer peer may send, shows that nothing is encoded anew.
-        batch = envelope(Kind.BATCH, b"\xff\x00no protobuf", session=session, first_seq=1)
+        batch = envelope(EnvelopeKind.BATCH, b"\xff\x00no protobuf", session=session, first_seq=1)
         batch += b"\xa0\x06\x05"
         await client.call.write(batch)
-        theirs = envelope(Kind.BATCH, b"theirs", session=foreign, first_seq=1, last_seq=1)
+        theirs = envelope(EnvelopeKind.BATCH, b"theirs", session=foreign, first_seq=1, last_seq=1)
         await stranger.call.write(theirs)
         assert [await node.raw() for node in (one, two, other)] == [batch, batch, theirs]
-        await other.send(Kind.REPLY, session=session, worker=0)
-        await other.send(Kind.OPEN_CCL, session=session, worker=0)
-        await other.send(Kind.RANK_EXITED, node_pb2.RankExited(worker=0), session=session)
+        await other.send(EnvelopeKind.REPLY, session=session, worker=0)
+        await other.send(EnvelopeKind.OPEN_CCL, session=session, worker=0)
+        await other.send(EnvelopeKind.RANK_EXITED, node_pb2.RankExited(worker=0), session=session)
         lines = controller_pb2.LogLines(worker=1, lines=["said"]).SerializeToString()
-        for kind, said in ((Kind.REPLY, b"\xff said"), (Kind.LOG, lines)):
+        for kind, said in ((EnvelopeKind.REPLY, b"\xff said"), (EnvelopeKind.LOG, lines)):
             raw = envelope(kind, said, session=session, worker=1) + b"\xa0\x06\x05"
             await two.call.write(raw)
             assert await client.raw() == raw
-        await two.send(Kind.LOG, node_pb2.Refused(message="\xff no lines"), session=session)
-        opening = envelope(Kind.OPEN_CCL, session=session, worker=1)
+        await two.send(EnvelopeKind.LOG, node_pb2.Refused(message="\xff no lines"), session=session)
+        opening = envelope(EnvelopeKind.OPEN_CCL, session=session, worker=1)
         await two.call.write(opening)
         assert [await node.raw() for node in (one, two)] == [opening, opening]
-        answer = envelope(Kind.REPLY, b"mine", session=foreign, worker=0)
+        answer = envelope(EnvelopeKind.REPLY, b"mine", session=foreign, worker=0)
         await other.call.write(answer)
         assert await stranger.raw() == answer
 
@@ -164,12 +164,12 @@ def test_a_batch_for_another_session_breaks_its_own_stream(serve):
         one, two = await rig.node("one"), await rig.node("two")
         victim, session, _ = await rig.session(one)
         culprit, own, _ = await rig.session(two)
-        await culprit.send(Kind.BATCH, session=session, first_seq=1, last_seq=1)
+        await culprit.send(EnvelopeKind.BATCH, session=session, first_seq=1, last_seq=1)
         code, text = await rig.status(culprit.raw())
         assert (code, text) == (Code.ABORTED, "expected commands of this stream's session")
         await two.end_session(own)
-        await victim.send(Kind.BATCH, session=session, first_seq=7, last_seq=7)
-        _, batch = await one.next(Kind.BATCH)
+        await victim.send(EnvelopeKind.BATCH, session=session, first_seq=7, last_seq=7)
+        _, batch = await one.next(EnvelopeKind.BATCH)
         assert batch is not None
 
     serve(scenario, lease=0.0)
@@ -186,7 +186,7 @@ def test_a_running_session_outlives_its_client_by_the_lease(serve, how):
         node = await rig.node("one")
         client, session, _ = await rig.session(node)
         waiting = await rig.client()
-        await waiting.next(Kind.QUEUED)
+        await waiting.next(EnvelopeKind.QUEUED)
         for peer in (waiting, client):
             if how == "breaks off":
                 peer.call.cancel()
@@ -257,7 +257,7 @@ def test_a_node_that_cannot_join_is_told_why(serve, fields, text):
         client, session, _ = await rig.session(known)
         assert text in await (await rig.newcomer(**fields)).refused()
         assert list(rig.hub.cluster.members.nodes) == ["known"]
-        raw = envelope(Kind.REPLY, b"still here", session=session, worker=0)
+        raw = envelope(EnvelopeKind.REPLY, b"still here", session=session, worker=0)
         await known.call.write(raw)
         assert await client.raw() == raw
 
@@ -273,7 +273,7 @@ def test_a_silent_node_is_lost_after_the_lease(serve):
         nodes = rig.hub.cluster.members.nodes
         long_ago = nodes["beating"].heard - 100.0
         nodes["silent"].heard = nodes["beating"].heard = long_ago
-        await beating.send(Kind.HEARTBEAT)
+        await beating.send(EnvelopeKind.HEARTBEAT)
         await rig.until(lambda: nodes["beating"].heard != long_ago)
         rig.hub.tick()
         assert "silent for more than 5 s" in await silent.refused()
@@ -297,7 +297,7 @@ def test_a_node_that_leaves_ends_its_sessions_everywhere(serve, caplog, how):
         elif how == "says goodbye":
             await going.call.done_writing()
         else:
-            await going.send(Kind.DRAIN)
+            await going.send(EnvelopeKind.DRAIN)
             await going.end_session(session)
         if how != "drains":
             members = rig.hub.cluster.members
@@ -323,7 +323,7 @@ def test_a_lost_rank_is_told_with_all_that_is_known_of_it(serve, at_start):
         node = await rig.node("one")
         client, session, _ = await rig.session(node)
         lost = node_pb2.RankExited(worker=1, exit_status=-9, output=["last"], at_start=at_start)
-        await node.send(Kind.RANK_EXITED, lost, session=session)
+        await node.send(EnvelopeKind.RANK_EXITED, lost, session=session)
         ended = await client.ended()
         family = "START_FAILED" if at_start else "RANK_LOST"
         assert ended.reason == Reason.Value(f"END_REASON_{family}")

@@ -11,7 +11,7 @@ from grpc._cython import cygrpc
 
 from disco_client.pb import controller_pb2
 from disco_server.controller import edge
-from disco_server.controller.relay import Meeting
+from disco_server.controller.relay import TransferRelay
 from disco_server.ipc.grpc_server import Outbox
 
 
@@ -54,7 +54,7 @@ def test_a_write_to_a_client_that_has_left_ends_the_call_without_a_traceback(
         begun.append(meeting)
         raise cygrpc.ExecuteBatchError("send", (), None)
 
-    monkeypatch.setattr(Meeting, "carry", carry)
+    monkeypatch.setattr(TransferRelay, "carry", carry)
 
     async def scenario(rig):
         node = await rig.node("one")

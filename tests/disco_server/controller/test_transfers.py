@@ -9,8 +9,8 @@ import pytest
 
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.arrays import chunk_data, encode_chunk, encode_end, encode_stream
-from disco_client.wire.codec import Kind
-from disco_server.controller.relay import TransferRefused, Transfers
+from disco_client.wire.codec import EnvelopeKind
+from disco_server.controller.relay import NodeRefusedTransfer, Transfers
 from fakes import begun
 
 KEY = (7, "up", 0, 1)
@@ -168,7 +168,7 @@ def test_an_upload_is_done_when_the_node_says_so(play):
                 transfers.answer(KEY, error)
                 transfers.answer((7, "up", 0, 9), "")  # nobody waits for that
                 if error:
-                    with pytest.raises(TransferRefused, match=error):
+                    with pytest.raises(NodeRefusedTransfer, match=error):
                         await meeting.done
                 else:
                     await meeting.done
@@ -266,15 +266,15 @@ def test_arrays_pass_between_client_and_node_by_their_ticket(serve):
         data = bytes(range(256)) * 12_000
         wanted = head(ready, nbytes=len(data))
         upload = asyncio.ensure_future(rig.bring("ArrayService/Upload", array(wanted, data)))
-        assert await two.next(Kind.FETCH, controller_pb2.Transfer) == (session, wanted)
+        assert await two.next(EnvelopeKind.FETCH, controller_pb2.Transfer) == (session, wanted)
         came = await chunks(rig.collect("NodeService/Fetch", wanted))
         assert b"".join(came) == data
         assert len(came) > 1
         assert not upload.done()  # before the node has it
-        await two.send(Kind.FETCH, head(ready, transfer_key=b""), session=session)
+        await two.send(EnvelopeKind.FETCH, head(ready, transfer_key=b""), session=session)
         assert (await upload).nbytes == len(data)
         download = asyncio.ensure_future(chunks(rig.collect("ArrayService/Download", wanted)))
-        assert await two.next(Kind.PUSH, controller_pb2.Transfer) == (session, wanted)
+        assert await two.next(EnvelopeKind.PUSH, controller_pb2.Transfer) == (session, wanted)
         result = await rig.bring("NodeService/Push", array(wanted, data[::-1]))
         assert result.nbytes == len(data)
         assert b"".join(await download) == data[::-1]
@@ -338,7 +338,7 @@ def test_the_end_of_a_session_ends_its_arrays_and_its_exchange(serve):
         ]
         await rig.until(lambda: len(rig.hub.transfers._meetings) == 2)
         await rig.until(lambda: rig.hub.exchanges._open[session]._waiting)
-        await client.send(Kind.CLOSE)
+        await client.send(EnvelopeKind.CLOSE)
         for call in waiting:
             assert (await rig.status(call))[0] is grpc.StatusCode.ABORTED
 
@@ -352,10 +352,10 @@ def test_an_array_waits_for_a_node_that_is_away_for_a_moment(serve):
         node = await rig.node("one", 1, incarnation=5)
         client = await rig.client(num_workers=1)
         _, start = await node.start_ranks()
-        session, ready = await client.next(Kind.READY, controller_pb2.SessionReady)
+        session, ready = await client.next(EnvelopeKind.READY, controller_pb2.SessionReady)
         wanted = head(ready, worker=0)
         under_way = asyncio.ensure_future(rig.bring("ArrayService/Upload", array(wanted)))
-        await node.next(Kind.FETCH)
+        await node.next(EnvelopeKind.FETCH)
         node.call.cancel()
         code, text = await rig.status(under_way)
         assert code is grpc.StatusCode.ABORTED
@@ -365,8 +365,8 @@ def test_an_array_waits_for_a_node_that_is_away_for_a_moment(serve):
         ranks = [controller_pb2.RankInfo(worker=0, pid=100, device="cpu")]
         runs = node_pb2.RunningSession(session=session, start=start, ranks=ranks)
         back = await rig.node("one", 1, incarnation=5, sessions=[runs])
-        await back.next(Kind.FETCH)
-        await back.send(Kind.FETCH, head(ready, worker=0), session=session)
+        await back.next(EnvelopeKind.FETCH)
+        await back.send(EnvelopeKind.FETCH, head(ready, worker=0), session=session)
         assert (await again).nbytes == 8
 
     serve(scenario)
@@ -379,8 +379,8 @@ def test_a_node_that_cannot_take_an_array_says_why(serve):
         node = await rig.node("one")
         _, session, ready = await rig.session(node)
         upload = asyncio.ensure_future(rig.bring("ArrayService/Upload", array(head(ready))))
-        await node.next(Kind.FETCH)
-        await node.send(Kind.FETCH, head(ready, error="no room here"), session=session)
+        await node.next(EnvelopeKind.FETCH)
+        await node.send(EnvelopeKind.FETCH, head(ready, error="no room here"), session=session)
         assert await rig.status(upload) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "no room here")
 
     serve(scenario)

@@ -8,13 +8,13 @@ import pytest
 
 from disco_client import connect, errors
 from disco_client.transport.admin import ask_for_overview, close_session, read_logs
-from disco_client.transport.channel import Line
+from disco_client.transport.channel import ReloadingChannel
 
 
 @pytest.fixture
 def line(cluster):
     """To the cluster's controller."""
-    dialled = Line(cluster.address)
+    dialled = ReloadingChannel(cluster.address)
     yield dialled
     dialled.close()
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_server.core.rendezvous import Limits, Rendezvous, RendezvousError, Wake
+from disco_server.core.rendezvous import Rendezvous, RendezvousError, StoreLimits, Wake
 
 
 def test_what_was_put_is_there():
@@ -115,7 +115,7 @@ def test_failure_wakes_everyone():
 
 def test_who_went_away_is_not_woken():
     """A withdrawn getter is forgotten; others of the key stay."""
-    rendezvous = Rendezvous(Limits(waiting=2))
+    rendezvous = Rendezvous(StoreLimits(waiting=2))
     rendezvous.get("key", "a")
     rendezvous.get("key", "b")
     rendezvous.withdraw("a")
@@ -126,7 +126,7 @@ def test_who_went_away_is_not_woken():
 
 def test_limits_are_kept():
     """Long keys, large values, many keys and many waiters are refused with the limit."""
-    rendezvous = Rendezvous(Limits(key_bytes=4, value_bytes=3, entries=2, waiting=1))
+    rendezvous = Rendezvous(StoreLimits(key_bytes=4, value_bytes=3, entries=2, waiting=1))
     with pytest.raises(RendezvousError, match="6 bytes; 1 to 4 are allowed"):
         rendezvous.put("ééé", b"")
     with pytest.raises(RendezvousError, match="has 4 bytes; up to 3 are allowed"):

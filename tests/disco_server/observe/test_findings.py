@@ -6,16 +6,16 @@ import os
 
 import pytest
 
-from disco_server.observe.checks import Finding, State, ask, first_line
+from disco_server.observe.checks import CheckResult, State, ask, first_line
 
 PROGRAM = """
 import os, signal, sys, time
-from disco_server.observe.checks import Finding, State, tell
+from disco_server.observe.checks import CheckResult, State, tell
 
 def fine():
     os.write(1, b'{"name": "third", "state": "ok"}')
     print("chatter")
-    return Finding("first", State.OK, "all is well", facts={"n": 1})
+    return CheckResult("first", State.OK, "all is well", facts={"n": 1})
 
 def second():
     %s
@@ -39,9 +39,9 @@ def asked(tmp_path, monkeypatch):
 
 def test_findings_come_back_as_they_were_made(asked):
     """What a library prints meanwhile is not taken for an answer."""
-    first, second, _ = asked("return Finding('second', State.MISSING, 'not there', 'get it')")
-    assert first == Finding("first", State.OK, "all is well", facts={"n": 1})
-    assert second == Finding("second", State.MISSING, "not there", "get it")
+    first, second, _ = asked("return CheckResult('second', State.MISSING, 'not there', 'get it')")
+    assert first == CheckResult("first", State.OK, "all is well", facts={"n": 1})
+    assert second == CheckResult("second", State.MISSING, "not there", "get it")
 
 
 def test_an_exception_of_a_check_is_its_finding(asked):
@@ -52,7 +52,7 @@ def test_an_exception_of_a_check_is_its_finding(asked):
         ("raise ValueError", "ValueError"),
     ):
         _, second, _ = asked(statement)
-        assert second == Finding("second", State.BROKEN, said)
+        assert second == CheckResult("second", State.BROKEN, said)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_check_that_ends_its_process_is_named(asked, statement, said):
     assert first.state is State.OK
     assert (second.state, second.hint) == (State.BROKEN, "mend the second")
     assert second.detail.startswith(f"looking at second {said}")
-    assert third == Finding("third", State.NOT_APPLICABLE, "not looked at, because of second")
+    assert third == CheckResult("third", State.NOT_APPLICABLE, "not looked at, because of second")
 
 
 def test_a_check_that_hangs_is_ended_with_what_it_started(asked, tmp_path, all_end):
@@ -111,8 +111,8 @@ def test_a_program_that_does_not_start_is_the_first_check_s_fault():
 
 def test_the_environment_of_the_child_can_be_another(tmp_path):
     """It is given whole, and this process's own stays as it is."""
-    text = "import os\nfrom disco_server.observe.checks import Finding, State, tell\n"
-    text += "tell([('first', lambda: Finding('first', State.OK, os.environ['OF_A_TEST']))])\n"
+    text = "import os\nfrom disco_server.observe.checks import CheckResult, State, tell\n"
+    text += "tell([('first', lambda: CheckResult('first', State.OK, os.environ['OF_A_TEST']))])\n"
     (tmp_path / "environment_of_a_test.py").write_text(text)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path), "OF_A_TEST": "seen"}
     (found,) = ask("environment_of_a_test", checks={"first": ""}, timeout=50.0, environ=environ)

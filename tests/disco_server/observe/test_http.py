@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.observe.http import HttpDoor
+from disco_server.observe.http import HttpListener
 from disco_server.settings import Address
 
 
@@ -35,7 +35,7 @@ async def visit(door, *paths):
 def test_metrics_and_health_are_served():
     """Readiness says why it is not there; other pages are not there at all."""
     why = ""
-    door = HttpDoor(Address("127.0.0.1", 0), lambda: b"disco_x 1\n", lambda: why)
+    door = HttpListener(Address("127.0.0.1", 0), lambda: b"disco_x 1\n", lambda: why)
     paths = ("/metrics", "/healthz", "/readyz", "/", "/../etc/passwd")
     _, (metrics, health, ready, *others) = asyncio.run(visit(door, *paths))
     assert metrics[0] == 200
@@ -56,14 +56,14 @@ def test_an_address_that_is_taken_is_refused_if_it_was_asked_for():
         taken.listen()
         address = Address(*taken.getsockname())
         with pytest.raises(ConfigError, match=r"cannot serve HTTP at .*choose another.*--http"):
-            asyncio.run(HttpDoor(address, bytes).open())
+            asyncio.run(HttpListener(address, bytes).open())
 
 
 def test_without_an_address_two_daemons_find_room_on_one_machine():
     """Both on the loopback address only."""
 
     async def both():
-        doors = [HttpDoor(None, bytes), HttpDoor(None, bytes)]
+        doors = [HttpListener(None, bytes), HttpListener(None, bytes)]
         urls = [await door.open() for door in doors]
         for door in doors:
             await door.close()

@@ -13,7 +13,7 @@ import pytest
 from disco_client.arrays.shared_memory import allocate, map_shared, read_shared, write_shared
 from disco_client.pb import controller_pb2
 from disco_client.wire.arrays import PIECE_BYTES
-from disco_client.wire.codec import EncodedEnvelope, EncodedReply, Kind, envelope
+from disco_client.wire.codec import EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
 from disco_server.ipc.framing import FrameReader, frame, receive, send_with_fd
 from disco_server.rank.port import DaemonGone, RankPort
 
@@ -39,13 +39,13 @@ class Daemon:
         told = controller_pb2.Transfer(ticket=ticket, nbytes=len(data), there=there)
         fd = allocate(len(data))
         write_shared(fd, memoryview(data)[:there])
-        framed = frame(envelope(Kind.ARRAY_IN, told.SerializeToString()))
+        framed = frame(envelope(EnvelopeKind.ARRAY_IN, told.SerializeToString()))
         send_with_fd(self.sock, framed, fd, str.encode)
         return fd
 
     def send_more(self, ticket, there=0, error=""):
         told = controller_pb2.Transfer(ticket=ticket, there=there, error=error)
-        self.send(Kind.ARRAY_MORE, told.SerializeToString())
+        self.send(EnvelopeKind.ARRAY_MORE, told.SerializeToString())
 
     def receive(self):
         return [EncodedEnvelope.FromString(raw) for raw in receive(self.sock, self.reader)]
@@ -76,12 +76,12 @@ def test_envelopes_come_in_order(pair):
     """Each is returned once, in the order in which the daemon sent them."""
     port, daemon = pair
     for payload in (b"a", b"b", b"c"):
-        daemon.send(Kind.BATCH, payload)
+        daemon.send(EnvelopeKind.BATCH, payload)
     assert [port.next().payload for _ in range(3)] == [b"a", b"b", b"c"]
     assert not port.wait(0.0)
-    daemon.send(Kind.END_SESSION)
+    daemon.send(EnvelopeKind.END_SESSION)
     assert port.wait(5.0)
-    assert port.next().kind == Kind.END_SESSION
+    assert port.next().kind == EnvelopeKind.END_SESSION
 
 
 def test_what_it_says_carries_its_name(pair):
@@ -89,11 +89,11 @@ def test_what_it_says_carries_its_name(pair):
     port, daemon = pair
     port.become(77, 3)
     port.reply(EncodedReply(ack=9).SerializeToString())
-    port.send(Kind.ASSIGNED)
+    port.send(EnvelopeKind.ASSIGNED)
     reply, assigned = daemon.receive()
-    assert (reply.kind, reply.session, reply.worker_plus_one) == (Kind.REPLY, 77, 4)
+    assert (reply.kind, reply.session, reply.worker_plus_one) == (EnvelopeKind.REPLY, 77, 4)
     assert EncodedReply.FromString(reply.payload).ack == 9
-    assert assigned.kind == Kind.ASSIGNED
+    assert assigned.kind == EnvelopeKind.ASSIGNED
 
 
 def test_a_closed_socket_means_that_the_daemon_is_gone(pair):
@@ -110,7 +110,7 @@ def test_an_array_waits_for_the_command_that_names_it(pair):
     port, daemon = pair
     first, second = np.arange(6, dtype="int32"), np.arange(4.0)
     daemon.send_array(2, second.tobytes())
-    daemon.send(Kind.BATCH, b"names 1, then 2")
+    daemon.send(EnvelopeKind.BATCH, b"names 1, then 2")
     daemon.send_array(1, first.tobytes())
     assert port.next().payload == b"names 1, then 2"
     got = port.collect(1, first.dtype, (2, 3))
@@ -142,7 +142,7 @@ def test_commands_that_come_while_it_waits_are_kept(pair):
     port, daemon = pair
 
     def later():
-        daemon.send(Kind.BATCH, b"behind")
+        daemon.send(EnvelopeKind.BATCH, b"behind")
         daemon.send_array(8, bytes(8))
 
     sender = threading.Thread(target=later)
@@ -179,7 +179,7 @@ def test_an_offer_reaches_the_daemon_with_its_memory(pair):
     found = []
     while len(found) < 3:  # descriptors part what one read returns
         found += daemon.receive()
-    assert found.pop().kind == Kind.REPLY
+    assert found.pop().kind == EnvelopeKind.REPLY
     told = [controller_pb2.Transfer.FromString(each.payload) for each in found]
     assert [(t.session, t.worker, t.ticket, t.nbytes) for t in told] == [
         (77, 2, tickets[0], 8000),
@@ -214,8 +214,8 @@ def test_a_large_array_is_announced_and_filled_after_the_reply(descriptors, pair
     port.offer(array)
     port.reply(b"")
     ends = [*range(PIECE_BYTES, size, PIECE_BYTES), size]
-    expected = [(Kind.ARRAY_OUT, 0, ""), (Kind.REPLY, 0, "")]
-    expected += ((Kind.ARRAY_MORE, end, "") for end in ends)
+    expected = [(EnvelopeKind.ARRAY_OUT, 0, ""), (EnvelopeKind.REPLY, 0, "")]
+    expected += ((EnvelopeKind.ARRAY_MORE, end, "") for end in ends)
     assert daemon.hear(len(expected)) == expected
     found = np.empty_like(array)
     read_shared(daemon.reader.fds[0], memoryview(found))
@@ -227,7 +227,10 @@ def test_up_to_one_piece_is_one_frame(descriptors, pair):
     port, daemon = pair
     port.offer(bytes_of(PIECE_BYTES))
     port.reply(b"")
-    assert daemon.hear(2) == [(Kind.ARRAY_OUT, PIECE_BYTES, ""), (Kind.REPLY, 0, "")]
+    assert daemon.hear(2) == [
+        (EnvelopeKind.ARRAY_OUT, PIECE_BYTES, ""),
+        (EnvelopeKind.REPLY, 0, ""),
+    ]
 
 
 def broken(first, error):
@@ -247,8 +250,8 @@ def test_a_copy_that_fails_is_told_with_its_reason(descriptors, pair, size):
     kind, there, error = next(each for each in told if each[2])
     assert error == "worker 3 could not copy it: RuntimeError: device \\udcff lost"
     assert there == size // 2
-    assert kind == (Kind.ARRAY_OUT if size == 8 else Kind.ARRAY_MORE)
-    assert (Kind.ARRAY_OUT, 24, "") in told
+    assert kind == (EnvelopeKind.ARRAY_OUT if size == 8 else EnvelopeKind.ARRAY_MORE)
+    assert (EnvelopeKind.ARRAY_OUT, 24, "") in told
 
 
 def in_one(port, out):
@@ -280,7 +283,7 @@ def test_an_upload_is_copied_as_it_comes(descriptors, pair, eventually, collect)
     daemon.send_more(1, array.nbytes)
     copying.join(20)
     np.testing.assert_array_equal(out, array)
-    assert daemon.hear(1) == [(Kind.ARRAY_BACK, 0, "")]
+    assert daemon.hear(1) == [(EnvelopeKind.ARRAY_BACK, 0, "")]
     assert os.fstat(daemon.reader.fds[0]).st_size == array.nbytes
 
 
@@ -296,8 +299,8 @@ def test_an_upload_that_is_broken_off_half_way_is_an_error(descriptors, pair):
         port.collect_into(1, out)
     assert port.collect(2, np.dtype("S8"), ())[()] == b"12345678"
     assert daemon.hear(2) == [
-        (Kind.ARRAY_BACK, 0, "the upload was broken off"),
-        (Kind.ARRAY_BACK, 0, ""),
+        (EnvelopeKind.ARRAY_BACK, 0, "the upload was broken off"),
+        (EnvelopeKind.ARRAY_BACK, 0, ""),
     ]
     assert len(daemon.reader.fds) == 1
 
@@ -309,7 +312,7 @@ def test_what_is_offered_for_a_reply_that_does_not_leave_is_kept(descriptors, pa
     port.offer(bytes_of(PIECE_BYTES + 1))
     port.withdraw()
     port.reply(b"")
-    assert daemon.hear(1) == [(Kind.REPLY, 0, "")]
+    assert daemon.hear(1) == [(EnvelopeKind.REPLY, 0, "")]
     assert len(port._memory._kept) == 2
     port._memory.close()
 
@@ -319,7 +322,7 @@ def test_an_array_whose_descriptor_was_lost_is_an_error(descriptors, pair):
     port, daemon = pair
     told = controller_pb2.Transfer(ticket=1, nbytes=8)
     port._reader.fds.append(-1)  # as `receive` says it
-    daemon.send(Kind.ARRAY_IN, told.SerializeToString())
+    daemon.send(EnvelopeKind.ARRAY_IN, told.SerializeToString())
     daemon.send_more(1, 8)
     daemon.send_array(2, b"12345678")
     with pytest.raises(OSError, match="no descriptor was free"):
@@ -338,7 +341,7 @@ def test_memory_is_not_given_back_while_somebody_writes_there(descriptors, pair)
     with pytest.raises(ValueError, match="expected 8 bytes"):
         port.collect(1, np.dtype("int64"), ())
     later.join()
-    assert daemon.hear(1) == [(Kind.ARRAY_BACK, 0, "")]
+    assert daemon.hear(1) == [(EnvelopeKind.ARRAY_BACK, 0, "")]
 
 
 @pytest.mark.parametrize("when", ["before", "half", "after"])
@@ -351,15 +354,15 @@ def test_an_upload_that_nobody_will_collect_is_given_back(descriptors, pair, whe
     fd = daemon.send_beginning(1, array.data, PIECE_BYTES)
     os.close(fd)
     if when == "half":
-        daemon.send(Kind.BATCH, b"looked at")
+        daemon.send(EnvelopeKind.BATCH, b"looked at")
         port.next()
         port.discard(1)
     daemon.send_more(1, array.nbytes)
-    daemon.send(Kind.BATCH, b"behind")
+    daemon.send(EnvelopeKind.BATCH, b"behind")
     assert port.next().payload == b"behind"
     if when == "after":
         port.discard(1)
-    assert daemon.hear(1) == [(Kind.ARRAY_BACK, 0, "")]
+    assert daemon.hear(1) == [(EnvelopeKind.ARRAY_BACK, 0, "")]
     assert not port._arrays
 
 
@@ -368,7 +371,7 @@ def test_uploads_of_a_program_that_is_gone_are_not_waited_for(pair):
     port, daemon = pair
     daemon.send_array(3, b"12345678")
     told = controller_pb2.Transfer(ticket=5, and_before=True, error="the program is gone")
-    daemon.send(Kind.ARRAY_MORE, told.SerializeToString())
+    daemon.send(EnvelopeKind.ARRAY_MORE, told.SerializeToString())
     with pytest.raises(OSError, match="the program is gone"):
         port.collect(4, np.dtype("S8"), ())
     assert port.collect(3, np.dtype("S8"), ())[()] == b"12345678"

@@ -18,7 +18,7 @@ from disco_client.wire.codec import (
     EncodedBatch,
     EncodedEnvelope,
     EncodedReply,
-    Kind,
+    EnvelopeKind,
     decode_failure,
     decode_value,
     encode_value,
@@ -69,9 +69,9 @@ class Rank:
             allow_modules=allow,
             local_workers=workers,
         )
-        self.send(Kind.ASSIGN, assign.SerializeToString())
+        self.send(EnvelopeKind.ASSIGN, assign.SerializeToString())
         told = self.next()
-        assert (told.kind, told.session) == (Kind.ASSIGNED, SESSION)
+        assert (told.kind, told.session) == (EnvelopeKind.ASSIGNED, SESSION)
         assert told.worker_plus_one == worker + 1
 
     def run(self, *commands):
@@ -84,19 +84,19 @@ class Rank:
                 encode_value(command.args.add(), arg)
             self._seq += 1
         payload = batch.SerializeToString()
-        self.send(Kind.BATCH, payload, first_seq=first, last_seq=self._seq)
+        self.send(EnvelopeKind.BATCH, payload, first_seq=first, last_seq=self._seq)
 
     def next(self):
         while not self._came:
             frames = receive(self.sock, self._reader)
             assert frames is not None, self.process.communicate()
             came = map(EncodedEnvelope.FromString, frames)
-            self._came.extend(each for each in came if each.kind != Kind.AUDIT)
+            self._came.extend(each for each in came if each.kind != EnvelopeKind.AUDIT)
         return self._came.popleft()
 
     def reply(self):
         came = self.next()
-        assert came.kind == Kind.REPLY
+        assert came.kind == EnvelopeKind.REPLY
         return EncodedReply.FromString(came.payload)
 
     def wait(self):
@@ -150,7 +150,7 @@ def test_it_leaves_when_its_daemon_is_gone(rank, assigned):
 def test_it_leaves_when_the_session_ends(rank):
     """END_SESSION is its goodbye; a SHUT_DOWN command is another."""
     rank.assign()
-    rank.send(Kind.END_SESSION)
+    rank.send(EnvelopeKind.END_SESSION)
     assert rank.wait() == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from disco_client.backoff import Backoff
 from disco_client.pb import node_pb2
-from disco_client.wire.codec import EncodedEnvelope, Kind, envelope
+from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind, envelope
 from disco_server.config import WorkerConfig
 from disco_server.worker import agent as module
 from disco_server.worker.agent import Agent
@@ -31,7 +31,7 @@ async def nonsense(_stream, context):
 
 async def wrong_kinds(_stream, context):
     """Speaks the protocol, and asks for what makes no sense."""
-    await context.write(envelope(Kind.START_RANKS, b"\xff\xff", session=5))
+    await context.write(envelope(EnvelopeKind.START_RANKS, b"\xff\xff", session=5))
     await asyncio.Event().wait()
 
 
@@ -42,7 +42,7 @@ async def short(_stream, context):
 async def refusing(_stream, context):
     """Will have nothing to do with this node."""
     refused = node_pb2.Refused(message="not you").SerializeToString()
-    await context.write(envelope(Kind.REFUSED, refused))
+    await context.write(envelope(EnvelopeKind.REFUSED, refused))
 
 
 async def failing(_stream, context):
@@ -82,7 +82,7 @@ def test_a_controller_that_misbehaves_is_dialled_again(handler, monkeypatch, cap
                     getting = asyncio.ensure_future(introduced.get())
                     await asyncio.wait((getting, running), return_when=asyncio.FIRST_COMPLETED)
                     assert not running.done(), f"the agent gave up: {running}"
-                    assert await getting == Kind.REGISTER
+                    assert await getting == EnvelopeKind.REGISTER
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

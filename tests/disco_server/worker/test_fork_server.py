@@ -12,7 +12,7 @@ import pytest
 
 from disco_client import connect, errors
 from disco_client.pb import node_pb2
-from disco_client.wire.codec import Kind, envelope
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.ipc.framing import frame
 from disco_server.worker.fork_server import CannotStart, ForkServer
 
@@ -124,7 +124,7 @@ def test_a_rank_looks_the_same_whether_it_was_forked_or_started_afresh():
             assigned = asyncio.Event()
             handle.on_envelope = lambda *_, assigned=assigned: assigned.set()
             told = node_pb2.AssignRank(num_workers=1, num_groups=1, device="cpu:0", local_workers=1)
-            handle.send(frame(envelope(Kind.ASSIGN, told.SerializeToString(), session=1)))
+            handle.send(frame(envelope(EnvelopeKind.ASSIGN, told.SerializeToString(), session=1)))
             await assigned.wait()
             seen.append(look(handle.pid))
             begins.append(begin(handle.pid))

@@ -30,7 +30,7 @@ from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2, memory_pb2
 from disco_client.transport.base import EndpointLost, TransferFailed, TransferRefused
 from disco_client.wire.arrays import encode_head
-from disco_client.wire.codec import EncodedEnvelope, Kind
+from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind
 from disco_server.ipc.framing import FrameReader
 from disco_server.worker import array_server
 from disco_server.worker.array_server import MemoryService
@@ -76,7 +76,7 @@ class Store:
     def send(self, kind, told, fd):
         if told.error:
             self.refused.append((told.ticket, told.error))
-        elif kind == Kind.ARRAY_BACK:
+        elif kind == EnvelopeKind.ARRAY_BACK:
             self.given_back.append(fd)
         else:
             into = bytearray(told.nbytes)
@@ -91,7 +91,7 @@ class Store:
         reader = FrameReader()
         reader.fds.append(fd)
         told = controller_pb2.Transfer(ticket=ticket, nbytes=len(data), there=len(data))
-        offered = EncodedEnvelope(kind=Kind.ARRAY_OUT, payload=told.SerializeToString())
+        offered = EncodedEnvelope(kind=EnvelopeKind.ARRAY_OUT, payload=told.SerializeToString())
         self.arrays.receive(0, offered, reader)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from disco_client.arrays.shared_memory import allocate
 from disco_client.pb import controller_pb2
-from disco_client.wire.codec import EncodedEnvelope, Kind
+from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind
 from disco_server.ipc.framing import FrameReader
 from disco_server.worker import pending_arrays
 from disco_server.worker.pending_arrays import PendingArrays, end_task
@@ -30,7 +30,7 @@ class Rank:
     def send(self, kind, told, fd):
         if fd is not None:
             os.close(fd)
-        if kind == Kind.ARRAY_BACK:
+        if kind == EnvelopeKind.ARRAY_BACK:
             self.got_back += 1
         else:
             self.told.append((told.ticket, told.error or told.there))
@@ -45,7 +45,7 @@ class Rank:
         table.receive(WORKER, envelope, reader)
 
     def offer(self, table, ticket, *, there=8):
-        self.say(table, Kind.ARRAY_OUT, ticket, there=there, fd=allocate(8))
+        self.say(table, EnvelopeKind.ARRAY_OUT, ticket, there=there, fd=allocate(8))
 
 
 def play(scenario, lease=60.0, max_bytes=100):
@@ -250,7 +250,7 @@ def test_what_is_not_asked_for_again_is_given_back(resumable):
         async with table.download(head(), resumable=resumable) as array:
             assert not array.settled
             if resumable:
-                rank.say(table, Kind.ARRAY_MORE, 1, there=4, error="the device is lost")
+                rank.say(table, EnvelopeKind.ARRAY_MORE, 1, there=4, error="the device is lost")
         assert rank.got_back == 1
 
     play(scenario)
@@ -312,7 +312,7 @@ def test_the_end_lets_go_of_everything():
             rank.offer(table, ticket)
         await cut(lambda: table.download(head(1)))
         await cut(lambda: table.upload(head(3)))
-        rank.say(table, Kind.ARRAY_BACK, 4, fd=allocate(8))
+        rank.say(table, EnvelopeKind.ARRAY_BACK, 4, fd=allocate(8))
 
     assert play(scenario).got_back == 1
 

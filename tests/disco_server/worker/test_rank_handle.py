@@ -11,7 +11,14 @@ import psutil
 import pytest
 
 from disco_client.pb import node_pb2
-from disco_client.wire.codec import Action, EncodedBatch, EncodedReply, Kind, encode_value, envelope
+from disco_client.wire.codec import (
+    Action,
+    EncodedBatch,
+    EncodedReply,
+    EnvelopeKind,
+    encode_value,
+    envelope,
+)
 from disco_server.ipc.framing import frame
 from disco_server.observe.processes import KEPT_LINES, decode_lines
 from disco_server.worker.fork_server import ForkServer
@@ -36,7 +43,7 @@ def assign(*allow):
     told = node_pb2.AssignRank(
         num_workers=1, num_groups=1, device="cpu:0", allow_modules=allow, local_workers=1
     )
-    return frame(envelope(Kind.ASSIGN, told.SerializeToString(), session=1))
+    return frame(envelope(EnvelopeKind.ASSIGN, told.SerializeToString(), session=1))
 
 
 def call(name, *args, first_seq=1):
@@ -50,7 +57,9 @@ def call(name, *args, first_seq=1):
     batch.commands.add(action=int(Action.SYNC_WORKER))
     payload = batch.SerializeToString()
     last = first_seq + 2
-    return frame(envelope(Kind.BATCH, payload, session=1, first_seq=first_seq, last_seq=last))
+    return frame(
+        envelope(EnvelopeKind.BATCH, payload, session=1, first_seq=first_seq, last_seq=last)
+    )
 
 
 class Heard:
@@ -64,7 +73,7 @@ class Heard:
         handle.on_output = self._hear
 
     def _receive(self, _raw, received, _reader):
-        if received.kind != Kind.AUDIT:
+        if received.kind != EnvelopeKind.AUDIT:
             self.envelopes.put_nowait(received)
 
     def _hear(self, is_error, block):
@@ -91,7 +100,7 @@ def on_a_rank(use, *allow):
             heard.keeper = kept
             try:
                 handle.send(assign(*allow))
-                await heard.next(Kind.ASSIGNED)
+                await heard.next(EnvelopeKind.ASSIGNED)
                 return await use(handle, heard)
             finally:
                 await handle.end(b"", 0)
@@ -104,7 +113,7 @@ def test_frames_go_both_ways():
 
     async def use(handle, heard):
         handle.send(call("numpy.add", 1, 2))
-        received = await heard.next(Kind.REPLY)
+        received = await heard.next(EnvelopeKind.REPLY)
         assert EncodedReply.FromString(received.payload).seq == 3
 
     on_a_rank(use, "numpy")
@@ -119,7 +128,7 @@ def test_more_than_the_socket_takes_follows_by_itself():
             handle.send(call("numpy.size", "x" * 50_000, first_seq=1 + 3 * number))
         seqs = []
         while len(seqs) < 200:
-            reply = EncodedReply.FromString((await heard.next(Kind.REPLY)).payload)
+            reply = EncodedReply.FromString((await heard.next(EnvelopeKind.REPLY)).payload)
             if reply.seq:
                 seqs.append(reply.seq)
         assert seqs == [3 * number + 3 for number in range(200)]
@@ -132,10 +141,10 @@ def test_output_is_cut_into_lines_and_the_last_ones_are_kept():
 
     async def use(handle, heard):
         handle.send(call("builtins.print", "\n".join(f"line {n}" for n in range(30))))
-        await heard.next(Kind.REPLY)
+        await heard.next(EnvelopeKind.REPLY)
         handle.send(call("os.write", 2, b"no end", first_seq=4))
-        await heard.next(Kind.REPLY)
-        handle.send(frame(envelope(Kind.END_SESSION, session=1)))
+        await heard.next(EnvelopeKind.REPLY)
+        handle.send(frame(envelope(EnvelopeKind.END_SESSION, session=1)))
         assert await asyncio.wait_for(handle.exited, 20) == 0
         assert heard.lines[:30] == [(False, f"line {n}") for n in range(30)]
         assert heard.lines[30:] == [(True, "no end")]
@@ -175,13 +184,13 @@ def test_a_rank_that_does_not_leave_is_killed_after_the_grace():
     """A busy rank has no turn for the goodbye; a free one leaves by itself."""
 
     async def use(handle, heard):
-        goodbye = envelope(Kind.END_SESSION, session=1)
+        goodbye = envelope(EnvelopeKind.END_SESSION, session=1)
         handle.send(call("time.sleep", 600))
         assert await handle.end(goodbye, 0.2) == -signal.SIGKILL
         other = await heard.keeper.start_rank(fresh=False)
         heard = Heard(other)
         other.send(assign())
-        await heard.next(Kind.ASSIGNED)
+        await heard.next(EnvelopeKind.ASSIGNED)
         assert await other.end(goodbye, 20.0) == 0
         other.close()  # once more is no error
 
@@ -193,9 +202,9 @@ def test_what_the_rank_started_ends_with_it():
 
     async def use(handle, heard):
         handle.send(call("builtins.eval", START_CHILD))
-        await heard.next(Kind.REPLY)
+        await heard.next(EnvelopeKind.REPLY)
         child = psutil.Process(int(await heard.line()))
-        await handle.end(envelope(Kind.END_SESSION, session=1), 20.0)
+        await handle.end(envelope(EnvelopeKind.END_SESSION, session=1), 20.0)
         gone, _ = psutil.wait_procs([child], timeout=10)
         assert gone
 
@@ -253,12 +262,12 @@ def test_closing_one_rank_leaves_the_output_of_the_next_alone():
             assert rank.outputs[0] in pipes
             heard = Heard(rank)
             rank.send(assign("builtins"))
-            await heard.next(Kind.ASSIGNED)
+            await heard.next(EnvelopeKind.ASSIGNED)
             for handle in ended:
                 handle.close()
                 handle.memory.close()
             rank.send(call("builtins.print", "still heard"))
-            await heard.next(Kind.REPLY)
+            await heard.next(EnvelopeKind.REPLY)
             assert await heard.line() == "still heard"
             await rank.end(b"", 0)
             rank.memory.close()

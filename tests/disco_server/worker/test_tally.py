@@ -7,7 +7,7 @@ import pytest
 from disco_client.tracing.ring import COLLECTIVES
 from disco_server.observe.flight import FlightRecorder
 from disco_server.observe.processes import RankMemory
-from disco_server.worker.counters import CollectiveTally, size_of
+from disco_server.worker.counters import CollectiveCounters, size_of
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_each_collective_is_counted_once_and_when_it_is_over(rank):
     memory, recorder = rank
     small = recorder.describe("allreduce(sum)", "float32", 4, (0, 1), (100,))
     large = recorder.describe("broadcast", "float32", 4, (0, 1), (1 << 20,))
-    tally = CollectiveTally()
+    tally = CollectiveCounters()
     tally.look([memory])
     for number in range(1, 4):
         enter(recorder, small, number)
@@ -53,7 +53,7 @@ def test_what_was_overwritten_is_counted_as_missed(rank):
     """So that a rate is never silently too low."""
     memory, recorder = rank
     form = recorder.describe("barrier", "", 0, (0, 1), ())
-    tally = CollectiveTally()
+    tally = CollectiveCounters()
     for number in range(COLLECTIVES + 100):
         enter(recorder, form, number)
         recorder.leave()
@@ -68,7 +68,7 @@ def test_a_rank_that_is_gone_is_forgotten_and_its_counts_stay(rank):
     form = recorder.describe("barrier", "", 0, (0, 1), ())
     enter(recorder, form, 1)
     recorder.leave()
-    tally = CollectiveTally()
+    tally = CollectiveCounters()
     tally.look([memory])
     tally.look([])
     assert counts(tally) == {("barrier", "0"): 1}

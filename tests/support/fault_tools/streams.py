@@ -46,7 +46,7 @@ import pytest
 
 from disco_client.pb import envelope_pb2
 from disco_client.transport.channel import LineCall
-from disco_client.wire.codec import Kind
+from disco_client.wire.codec import EnvelopeKind
 
 POINTS = (
     "client.send",
@@ -62,7 +62,7 @@ _CLIENT = "/disco.v1.SessionService/Open"
 _NODE = "/disco.v1.NodeService/Register"
 _ENTRY = re.compile(
     rf"(?P<point>{'|'.join(map(re.escape, POINTS))})"
-    rf"(?:\[(?P<kind>{'|'.join(Kind.__members__)})\])?:"
+    rf"(?:\[(?P<kind>{'|'.join(EnvelopeKind.__members__)})\])?:"
     r"(?:(?P<action>drop|cut|duplicate|swap)|(?P<delay>delay))="
     r"(?:(?P<odds>[0-9.]+)%|(?P<first>[0-9]+)(?:-(?P<last>[0-9]+))?)(?(delay)/(?P<seconds>[0-9.]+))"
 )
@@ -77,7 +77,7 @@ class _Rule:
     """One entry, and how many messages it has counted."""
 
     point: str
-    kind: Kind | None
+    kind: EnvelopeKind | None
     action: str
     meant: Callable[[int], bool]
     seconds: float
@@ -135,7 +135,7 @@ def _parse(entry: str, dice: random.Random) -> _Rule:
     last = int(found["last"] or first)
     return _Rule(
         found["point"],
-        Kind[found["kind"]] if found["kind"] else None,
+        EnvelopeKind[found["kind"]] if found["kind"] else None,
         found["action"] or found["delay"],
         (lambda _: dice.random() < odds) if odds else (lambda seen: first <= seen <= last),
         float(found["seconds"] or 0),

@@ -9,7 +9,7 @@ import time
 import grpc
 
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
-from disco_client.wire.codec import PROTOCOL, Kind, envelope
+from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope
 from disco_server.controller.hub import Hub
 from disco_server.controller.node_streams import NodeStreams
 from disco_server.controller.session_streams import ClientStreams
@@ -113,21 +113,23 @@ def controller_seeds():
     ready = node_pb2.RanksReady()
     ready.ranks.add(worker=0, node="n", pid=1, device="cpu")
     firsts = [
-        envelope(Kind.CREATE, create.SerializeToString()),
-        envelope(Kind.ATTACH, attach.SerializeToString()),
-        envelope(Kind.REGISTER, register.SerializeToString()),
+        envelope(EnvelopeKind.CREATE, create.SerializeToString()),
+        envelope(EnvelopeKind.ATTACH, attach.SerializeToString()),
+        envelope(EnvelopeKind.REGISTER, register.SerializeToString()),
     ]
     later = [
-        envelope(Kind.BATCH, b"x", session=9, first_seq=1, last_seq=1),
-        envelope(Kind.DETACH, controller_pb2.DetachSession(lease_s=1).SerializeToString()),
-        envelope(Kind.RANKS_READY, ready.SerializeToString(), session=9),
-        envelope(Kind.RANK_EXITED, node_pb2.RankExited(worker=0).SerializeToString(), session=9),
-        envelope(Kind.INSPECTED, node_pb2.NodeInspected(request=1).SerializeToString()),
-        envelope(Kind.SESSION_GONE, session=9),
-        envelope(Kind.OPEN_CCL, session=9, worker=0),
-        envelope(Kind.DRAIN),
-        envelope(Kind.CORDON),
-        envelope(Kind.CLOSE),
+        envelope(EnvelopeKind.BATCH, b"x", session=9, first_seq=1, last_seq=1),
+        envelope(EnvelopeKind.DETACH, controller_pb2.DetachSession(lease_s=1).SerializeToString()),
+        envelope(EnvelopeKind.RANKS_READY, ready.SerializeToString(), session=9),
+        envelope(
+            EnvelopeKind.RANK_EXITED, node_pb2.RankExited(worker=0).SerializeToString(), session=9
+        ),
+        envelope(EnvelopeKind.INSPECTED, node_pb2.NodeInspected(request=1).SerializeToString()),
+        envelope(EnvelopeKind.SESSION_GONE, session=9),
+        envelope(EnvelopeKind.OPEN_CCL, session=9, worker=0),
+        envelope(EnvelopeKind.DRAIN),
+        envelope(EnvelopeKind.CORDON),
+        envelope(EnvelopeKind.CLOSE),
     ]
     pairs = itertools.product(firsts, later)
     return [*(join([first, then]) for first, then in pairs), *(join([f, *later]) for f in firsts)]

@@ -20,7 +20,7 @@ from disco_client.tracing.ring import (
     MAGIC,
     NAMES_AT,
     RING_BYTES,
-    FlightCut,
+    FlightDelta,
     cut_memory,
     read_flight,
 )
@@ -327,7 +327,7 @@ TARGETS = {
             lambda: list(inspections()),
         ),
         Target("flight", read_flight, (ValueError,), flights),
-        Target("flight_cut", lambda data: FlightCut.of(data).record(), (ValueError,), cuts),
+        Target("flight_cut", lambda data: FlightDelta.of(data).record(), (ValueError,), cuts),
         Target(
             "overview",
             lambda data: decode_overview(controller_pb2.OverviewResult.FromString(data)),
