@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
 from disco_client.errors import ConfigError
-from disco_client.wording import hidden_in
+from disco_client.text import hidden_in
 
 __all__ = [
     "CCL_NAMES",

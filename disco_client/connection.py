@@ -26,9 +26,9 @@ from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
+from disco_client.text import many
 from disco_client.transport.address import controller_address
 from disco_client.transport.base import QueuePosition, Transport, Wish
-from disco_client.wording import many
 
 if TYPE_CHECKING:
     from disco_client.transport.credentials import Credentials

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from disco_client.wording import for_terminal
+from disco_client.text import for_terminal
 
 if TYPE_CHECKING:
     from tqdm import tqdm

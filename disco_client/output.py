@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeAlias
 
-from disco_client.wording import harmless
+from disco_client.text import harmless
 
 __all__ = ["LogSink", "drop_logs", "print_logs"]
 
@@ -21,7 +21,7 @@ def drop_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
 def print_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
     """Writes workers' output to this process's standard error, each line with its rank.
 
-    On a terminal a line cannot do more than be coloured (see `disco_client.wording.harmless`).
+    On a terminal a line cannot do more than be coloured (see `disco_client.text.harmless`).
     """
     del stderr
     if sys.stderr.isatty():

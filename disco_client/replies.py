@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 from disco_client import errors
 from disco_client.errors import ConfigError, IssuedAt, RemoteError, RemoteFailure, SessionError
 from disco_client.scopes import NO_SCOPE, Scope
+from disco_client.text import for_terminal
 from disco_client.transport.base import Live, Pump
 from disco_client.wire.codec import EncodedReply, FailureKind, decode_failure
-from disco_client.wording import for_terminal
 
 __all__ = ["AUTO", "Answer", "Failures", "Inbox", "LongWaits", "Wait", "read_hang_report"]
 
@@ -183,25 +183,25 @@ class _FailedCommand:
 class Answer:
     """The replies to one command; complete when every asked worker replied."""
 
-    __slots__ = ("asked", "error", "failures", "gate", "missing", "values")
+    __slots__ = ("asked", "error", "failures", "missing", "values", "waiter")
 
     def __init__(self, answers: int) -> None:
         self.asked = self.missing = answers
         self.values: dict[int, Any] = {}
         self.failures: list[_Report] = []
         self.error: SessionError | None = None
-        self.gate = threading.Lock()
-        self.gate.acquire()
+        self.waiter = threading.Lock()
+        self.waiter.acquire()
 
     def wait(self, timeout: float, pump: Pump | None = None) -> bool:
         """Waits up to ``timeout`` seconds; whether the answer is complete."""
         if pump is not None:
-            return pump.wait(self.gate, timeout)
-        return self.gate.acquire(timeout=timeout)
+            return pump.wait(self.waiter, timeout)
+        return self.waiter.acquire(timeout=timeout)
 
     def open(self) -> None:
         """Lets the waiting thread go."""
-        self.gate.release()
+        self.waiter.release()
 
 
 class Inbox:
@@ -453,15 +453,15 @@ class Inbox:
         Raises:
             SessionError: The session was lost meanwhile.
         """
-        gates = [threading.Lock() for _ in workers]
-        for gate in gates:
-            gate.acquire()
-        for worker, gate in zip(workers[1:], gates[1:], strict=True):
-            pump.ask(worker, gate)
+        waiters = [threading.Lock() for _ in workers]
+        for waiter in waiters:
+            waiter.acquire()
+        for worker, waiter in zip(workers[1:], waiters[1:], strict=True):
+            pump.ask(worker, waiter)
         ask: int | None = workers[0]
         since = None
-        for gate in gates:
-            while not pump.wait(gate, 1.0, ask):
+        for waiter in waiters:
+            while not pump.wait(waiter, 1.0, ask):
                 ask = None
                 alive()
                 since = self.long_waits.look(since)

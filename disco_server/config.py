@@ -499,7 +499,7 @@ class ControllerConfig(DaemonConfig):
             )
         self.guard.check_listen(self.listen_address, "listen")
         if self.http_address is not None:
-            self.guard.check_door(self.http_address, "http")
+            self.guard.check_listener(self.http_address, "http")
 
     @property
     def guard(self) -> Guard:
@@ -683,9 +683,9 @@ class WorkerConfig(DaemonConfig):
             object.__setattr__(self, "rank_threads", max(1, cores // slots))
         check_dial(self.credentials, self.controller_address, insecure=self.insecure)
         if self.array_address is not None:
-            self.guard.check_door(self.array_address, "array_listen")
+            self.guard.check_listener(self.array_address, "array_listen")
         if self.http_address is not None:
-            self.guard.check_door(self.http_address, "http")
+            self.guard.check_listener(self.http_address, "http")
         if self.max_array_mib == AUTO:
             object.__setattr__(self, "max_array_mib", machine_memory() >> 20)
 

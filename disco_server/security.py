@@ -73,7 +73,7 @@ class Guard:
         """Whether peers are asked who they are."""
         return self.require_client_cert or self.auth_token_file is not None
 
-    def check_door(self, address: Address, where: str) -> None:
+    def check_listener(self, address: Address, where: str) -> None:
         """Refuses a door that other machines could listen in at; not for commands.
 
         Whoever brings arrays is asked for the secret of a session, and whoever looks at a

@@ -13,7 +13,7 @@ import numpy as np
 from disco_client.distributed.dtensor import Computing, DTensor, Origin
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.numpy_api import COMPOSITES, FUNCTIONS, unsaid
-from disco_client.distributed.ops import Rule, choose, exact, fitting, rule_for
+from disco_client.distributed.ops import Rule, call_checked, choose, exact, rule_for
 from disco_client.distributed.placement import (
     DTensorStructInfo,
     Placement,
@@ -89,12 +89,12 @@ class Engine(Computing):
         core: Of the session.
 
     Attributes:
-        mover: Carries out plans.
+        executor: Carries out plans.
     """
 
     def __init__(self, core: SessionCore) -> None:
         self._core = core
-        self.mover = RedistributionExecutor(core)
+        self.executor = RedistributionExecutor(core)
         self._found = functools.lru_cache(maxsize=_KEPT)(self._find)
         self._ways = functools.lru_cache(maxsize=_KEPT)(self._find_way)
         self._spreads = functools.lru_cache(maxsize=_KEPT)(self._find_spread)
@@ -129,20 +129,20 @@ class Engine(Computing):
             # Without a name, which would keep one part while the next one is copied.
             self._core.fill(ref, mesh.device_ids[place], np.ascontiguousarray(host[part]))
         plan, moves = self._spreads(info)
-        ref = self.mover.run(moves, ref)
+        ref = self.executor.run(moves, ref)
         return DTensor(self, info, ref, Origin("distribute", (("host array", plan),)))
 
     def _find_spread(self, info: DTensorStructInfo) -> tuple[RedistributionPlan, tuple[Move, ...]]:
         plan = spread_plan(info)
-        return plan, self.mover.prepare(plan)
+        return plan, self.executor.prepare(plan)
 
     def _make_taker(self, info: DTensorStructInfo) -> DRef:
         """What makes parts of a host array: of one that travels along, or room for them."""
         mesh, dtype = info.device_mesh, info.tensor_sinfo.dtype
         if math.prod(info.tensor_sinfo.shape) * dtype.itemsize <= INLINE_ARRAY_BYTES:
-            return self.mover.bind("from_host", self.mover.table(mesh, all_bounds(info)))
-        shapes = self.mover.table(mesh, local_shapes(info))
-        return self.mover.bind("empty", shapes, dtype_name(dtype))
+            return self.executor.bind("from_host", self.executor.table(mesh, all_bounds(info)))
+        shapes = self.executor.table(mesh, local_shapes(info))
+        return self.executor.bind("empty", shapes, dtype_name(dtype))
 
     def fetch(self, tensor: DTensor) -> np.ndarray[Any, Any]:
         """Returns the whole as a host array; see ``DTensor.numpy``."""
@@ -168,14 +168,14 @@ class Engine(Computing):
         if not isinstance(placement, (str, Placement)):
             make_plan(tensor.info, placement)  # says what was expected
         plan, moves = self._ways(tensor.info, placement)
-        ref = self.mover.run(moves, tensor.ref)
+        ref = self.executor.run(moves, tensor.ref)
         return DTensor(self, plan.after, ref, Origin("redistribute", (("moved", plan),)))
 
     def _find_way(
         self, info: DTensorStructInfo, placement: Placement | str
     ) -> tuple[RedistributionPlan, tuple[Move, ...]]:
         plan = make_plan(info, placement)
-        return plan, self.mover.prepare(plan)
+        return plan, self.executor.prepare(plan)
 
     # Functions ------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class Engine(Computing):
         """
         composite = COMPOSITES.get(name)
         if composite is not None:
-            return fitting(name, composite, self, *operands, **options)
+            return call_checked(name, composite, self, *operands, **options)
         mesh = next((each.mesh for each in operands if isinstance(each, DTensor)), None)
         ready = [self._ready(operand, operands, mesh) for operand in operands]
         seen = tuple(
@@ -209,7 +209,7 @@ class Engine(Computing):
         at = 0  # among those that are no numbers
         for number, each in enumerate(ready):
             if isinstance(each, DTensor):
-                refs.append(self.mover.run(found.moves[at], each.ref))
+                refs.append(self.executor.run(found.moves[at], each.ref))
             elif isinstance(each, _Host):
                 placed = self._place(each.array, found.plans[at].after)
                 refs.append(placed.ref)
@@ -241,17 +241,17 @@ class Engine(Computing):
         mesh = _one_mesh(name, infos)
         _refuse_overlaps(name, infos)
         operands = [each.value if isinstance(each, _Number) else each.tensor_sinfo for each in seen]
-        local = fitting(name, rule, *operands, **dict(options))
+        local = call_checked(name, rule, *operands, **dict(options))
         choice = choose(exact(local.pattern, infos, local.result.dtype), infos)
         result = DTensorStructInfo(local.result, mesh, choice.output)
         tables: Mapping[str, Sequence[Any]] = {}
         if local.tables is not None:
             tables = local.tables([plan.after for plan in choice.plans], result)
-        by_worker = {key: self.mover.table(mesh, value) for key, value in tables.items()}
+        by_worker = {key: self.executor.table(mesh, value) for key, value in tables.items()}
         func = self._core.call_now(
             "runtime.disco._dt_bind", local.name, dict(local.options), by_worker
         )
-        moves = tuple(self.mover.prepare(plan) for plan in choice.plans)
+        moves = tuple(self.executor.prepare(plan) for plan in choice.plans)
         places = [at for at, each in enumerate(seen) if isinstance(each, DTensorStructInfo)]
         which = (f"operand {at}" for at in places)
         origin = Origin(local.name, tuple(zip(which, choice.plans, strict=True)))
@@ -307,7 +307,7 @@ class Engine(Computing):
         if adapter is None:
             rule_for(name)
         given = {key: v for key, v in kwargs.items() if not unsaid(key, v)}
-        return fitting(name, cast("Any", adapter), self, *args, **given)
+        return call_checked(name, cast("Any", adapter), self, *args, **given)
 
 
 def make_mesh(

@@ -35,9 +35,9 @@ __all__ = [
     "Pattern",
     "Rule",
     "Tables",
+    "call_checked",
     "choose",
     "exact",
-    "fitting",
     "letters_of",
     "normal_axes",
     "normal_axis",
@@ -282,7 +282,9 @@ def rule_for(name: str) -> Rule:
     return rule
 
 
-def fitting(name: str, function: Callable[..., _Result], /, *args: Any, **options: Any) -> _Result:
+def call_checked(
+    name: str, function: Callable[..., _Result], /, *args: Any, **options: Any
+) -> _Result:
     """Calls a rule or the like; arguments that it does not have are an error of ours.
 
     Args:

@@ -210,11 +210,11 @@ def _steps_from(
 ) -> Iterator[RedistributionStep]:
     before = DTensorStructInfo(info.tensor_sinfo, info.device_mesh, Placement(state))
     for axis, source in enumerate(state):
-        if not _is_last_cut(state, axis, source):
+        if not _is_last_split(state, axis, source):
             continue
         for target in choices:
             move = _move(source, target)
-            if move and _is_last_cut(state, axis, target):
+            if move and _is_last_split(state, axis, target):
                 specs = (*state[:axis], target, *state[axis + 1 :])
                 if mixes(specs) or crosses(specs):
                     continue
@@ -224,7 +224,7 @@ def _steps_from(
                 )
 
 
-def _is_last_cut(state: _State, axis: int, spec: PlacementSpec) -> bool:
+def _is_last_split(state: _State, axis: int, spec: PlacementSpec) -> bool:
     """Whether no later axis of the mesh splits what this spec splits."""
     return spec.kind is not PlacementSpecKind.SHARDING or spec not in state[axis + 1 :]
 
@@ -425,28 +425,28 @@ class RedistributionExecutor:
         return self.table(info.device_mesh, line_extents(info, mesh_axis, axis))
 
 
-def _slice(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
+def _slice(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
     mesh = step.before.device_mesh
     spec = step.after.placement.dim_specs[step.mesh_axis]
     if step.after.is_explicit:
         # Along the other axes nothing changes, and parts of those need not be one block.
         pieces = [_within(step, place, spec.axis) for place in range(mesh.size)]
-        return mover.bind("select", spec.axis, mover.table(mesh, pieces))
-    return mover.bind("slice", mover.table(mesh, flat_bounds(step.before, step.after)))
+        return executor.bind("select", spec.axis, executor.table(mesh, pieces))
+    return executor.bind("slice", executor.table(mesh, flat_bounds(step.before, step.after)))
 
 
-def _keep(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
+def _keep(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
     mesh = step.before.device_mesh
     keeps = [not coordinate_of(mesh.shape, p)[step.mesh_axis] for p in range(mesh.size)]
     op = step.after.placement.dim_specs[step.mesh_axis].op
-    return mover.bind("keep", op, mover.table(mesh, keeps))
+    return executor.bind("keep", op, executor.table(mesh, keeps))
 
 
-def _allgather(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
+def _allgather(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
     spec = step.before.placement.dim_specs[step.mesh_axis]
-    extents = mover._extents(step.before, step.mesh_axis, spec.axis)  # noqa: SLF001
+    extents = executor._extents(step.before, step.mesh_axis, spec.axis)  # noqa: SLF001
     order = [_order_of(cast("tuple[Intervals, ...]", spec.parts))] if spec.parts else []
-    return mover.bind("allgather", _team(mover, step), spec.axis, extents, *order)
+    return executor.bind("allgather", _team(executor, step), spec.axis, extents, *order)
 
 
 def _within(step: RedistributionStep, place: int, axis: int) -> Shape:
@@ -471,33 +471,33 @@ def _order_of(parts: tuple[Intervals, ...]) -> Shape:
     return Shape(found)
 
 
-def _allreduce(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
+def _allreduce(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
     op = step.before.placement.dim_specs[step.mesh_axis].op
-    return mover.bind("allreduce", _team(mover, step), op)
+    return executor.bind("allreduce", _team(executor, step), op)
 
 
-def _reduce_scatter(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
+def _reduce_scatter(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
     op = step.before.placement.dim_specs[step.mesh_axis].op
     axis = step.after.placement.dim_specs[step.mesh_axis].axis
-    extents = mover._extents(step.after, step.mesh_axis, axis)  # noqa: SLF001
-    return mover.bind("reduce_scatter", _team(mover, step), op, axis, extents)
+    extents = executor._extents(step.after, step.mesh_axis, axis)  # noqa: SLF001
+    return executor.bind("reduce_scatter", _team(executor, step), op, axis, extents)
 
 
-def _all_to_all(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
+def _all_to_all(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
     source = step.before.placement.dim_specs[step.mesh_axis]
     target = step.after.placement.dim_specs[step.mesh_axis]
-    have = mover._extents(step.before, step.mesh_axis, source.axis)  # noqa: SLF001
-    want = mover._extents(step.after, step.mesh_axis, target.axis)  # noqa: SLF001
-    team = _team(mover, step)
-    return mover.bind("all_to_all", team, source.axis, target.axis, have, want)
+    have = executor._extents(step.before, step.mesh_axis, source.axis)  # noqa: SLF001
+    want = executor._extents(step.after, step.mesh_axis, target.axis)  # noqa: SLF001
+    team = _team(executor, step)
+    return executor.bind("all_to_all", team, source.axis, target.axis, have, want)
 
 
-def _broadcast(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
-    return mover.bind("broadcast", _team(mover, step))
+def _broadcast(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
+    return executor.bind("broadcast", _team(executor, step))
 
 
-def _team(mover: RedistributionExecutor, step: RedistributionStep) -> DRef:
-    return mover.team(step.before.device_mesh, step.mesh_axis)
+def _team(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
+    return executor.team(step.before.device_mesh, step.mesh_axis)
 
 
 _BINDERS: dict[str, Callable[[RedistributionExecutor, RedistributionStep], DRef]] = {

@@ -871,7 +871,7 @@ class RankReport(google.protobuf.message.Message):
     def collective(self) -> global___CollectiveReport: ...
     @property
     def entered(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EnteredReport]:
-        """The last collective that it entered of each circle of workers, but for the one above."""
+        """The last collective that it entered of each group of workers, but for the one above."""
 
     def __init__(
         self,
@@ -911,7 +911,7 @@ class EnteredReport(google.protobuf.message.Message):
     NTH_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     seq: builtins.int
-    """In which command, which of its circle in that, and the operation."""
+    """In which command, which of its group in that, and the operation."""
     nth: builtins.int
     name: builtins.str
     @property

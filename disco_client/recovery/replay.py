@@ -103,7 +103,7 @@ class Incarnation:
 
     Args:
         owner: Who it belongs to.
-        number: The how-manieth it is, from 0.
+        number: Which one it is, from 0.
         transport: Leads to them.
         events: The session's own.
         failures: What failed so far, in all incarnations.

@@ -215,7 +215,7 @@ class ChromeTrace:
 
     def _met_ns(self, collective: CollectiveRecord, left: float) -> float:
         """When the last rank came, where the rank took no time of that."""
-        came, last = self._arrived[_meeting(collective)]
+        came, last = self._arrived[_identity_of(collective)]
         return last if came == len(collective.members) else left
 
     # The program --------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class ChromeTrace:
                 }
 
 
-def _meeting(collective: CollectiveRecord) -> tuple[object, ...]:
+def _identity_of(collective: CollectiveRecord) -> tuple[object, ...]:
     """The same on every rank that takes part."""
     return collective.members, collective.seq, collective.nth, collective.name
 
@@ -285,8 +285,8 @@ def _arrivals(ranks: Iterable[RankFlight]) -> dict[tuple[object, ...], tuple[int
     found: dict[tuple[object, ...], tuple[int, int]] = {}
     for rank in ranks:
         for each in rank.collectives:
-            came, last = found.get(_meeting(each), (0, 0))
-            found[_meeting(each)] = came + 1, max(last, each.entered_ns)
+            came, last = found.get(_identity_of(each), (0, 0))
+            found[_identity_of(each)] = came + 1, max(last, each.entered_ns)
     return found
 
 

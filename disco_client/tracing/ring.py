@@ -3,7 +3,7 @@
 Each rank writes what it executes into memory of this layout, and whoever holds the
 memory reads it at any moment, without a lock, also after the rank has died. It has
 a slot for each of the last commands, records of the last collectives, and the names of
-functions, operations, dtypes and circles of ranks, to which all else refers by number.
+functions, operations, dtypes and groups of ranks, to which all else refers by number.
 
 Command ``seq`` has slot ``seq % SLOTS``: what it is, when it began, and when it ended.
 The writer empties slots ahead of the command that it executes, so the last one that is
@@ -12,7 +12,7 @@ follow each other without a pause begin when the one before ends, and those that
 microseconds are timed in groups of a few.
 
 A collective's record refers by number to its form, which says what is the same each time:
-the operation, the dtype, the circle and the shape. Forms have a ring of their own; a
+the operation, the dtype, the group and the shape. Forms have a ring of their own; a
 writer refers only to those that are still in it.
 
 A reader copies the memory first. What was overwritten meanwhile is known from a counter
@@ -91,7 +91,7 @@ COLLECTIVE = struct.Struct("<8Q")
 
 FORMS = 1 << 9
 FORM = struct.Struct("<6I5Q")
-"""Its own number, operation, dtype, circle, number of dimensions, bytes of an element;
+"""Its own number, operation, dtype, group, number of dimensions, bytes of an element;
 the first extents."""
 
 MAX_DIMS = 5
@@ -183,14 +183,14 @@ class CollectiveRecord(NamedTuple):
     """One collective that a rank entered.
 
     Attributes:
-        number: The how-manieth of its circle this was on this rank, from 1.
+        number: Which collective of its group this was on this rank, from 1.
         seq: The command in which it happened.
-        nth: Which collective of its circle in that command, from 0.
+        nth: Which collective of its group in that command, from 0.
         name: The operation: "allreduce(sum)".
         dtype: The name of the dtype; empty for none.
         shape: Of this rank's array; the first extents where it has very many.
         nbytes: Of this rank's array.
-        members: The circle: the workers that take part, in order.
+        members: The group: the workers that take part, in order.
         entered_ns: When this rank came.
         met_ns: When all had come and agreed; 0 while it waits for them.
         left_ns: When it went on; 0 where that was not taken.
@@ -402,25 +402,25 @@ def read_collectives(raw: bytes, since: int) -> tuple[int, tuple[CollectiveRecor
 def _read_collectives(
     raw: bytes | bytearray, which: range, names: list[str]
 ) -> tuple[CollectiveRecord, ...]:
-    circles: dict[int, tuple[int, ...]] = {}
+    groups: dict[int, tuple[int, ...]] = {}
     found: list[CollectiveRecord] = []
     for index in which:
         at = COLLECTIVES_AT + index % COLLECTIVES * COLLECTIVE.size
         number, seq, nth, form, entered, met, left, _ = COLLECTIVE.unpack_from(raw, at)
-        what = _read_form(raw, form, names, circles)
+        what = _read_form(raw, form, names, groups)
         found.append(CollectiveRecord(number, seq, nth, *what, entered, met, left))
     return tuple(found)
 
 
 def _read_form(
-    raw: bytes | bytearray, form: int, names: list[str], circles: dict[int, tuple[int, ...]]
+    raw: bytes | bytearray, form: int, names: list[str], groups: dict[int, tuple[int, ...]]
 ) -> tuple[str, str, tuple[int, ...], int, tuple[int, ...]]:
     """Reads name, dtype, shape, bytes and members; all empty if others took its place."""
 
     def name(label: int) -> str:
         return names[label] if label < len(names) else ""
 
-    its_own, op, dtype, circle, ndim, nbytes, *dims = FORM.unpack_from(
+    its_own, op, dtype, group, ndim, nbytes, *dims = FORM.unpack_from(
         raw, FORMS_AT + form % FORMS * FORM.size
     )
     if its_own != form:
@@ -428,10 +428,10 @@ def _read_form(
     shape = tuple(dims[: min(ndim, MAX_DIMS)])
     for extent in shape:
         nbytes *= extent
-    if circle not in circles:  # read once, because every record may name the longest
-        parts = name(circle).split(",")
-        circles[circle] = tuple(int(p) for p in parts if p.isdecimal() and len(p) < _DIGITS)
-    return name(op), name(dtype), shape, nbytes, circles[circle]
+    if group not in groups:  # read once, because every record may name the longest
+        parts = name(group).split(",")
+        groups[group] = tuple(int(p) for p in parts if p.isdecimal() and len(p) < _DIGITS)
+    return name(op), name(dtype), shape, nbytes, groups[group]
 
 
 # What a rank does at this moment, from the memory of its flight recorder: the end of it alone.
@@ -450,7 +450,7 @@ class FlightNow:
 
     Attributes:
         record: Its last commands, among them the one that runs and the last that has
-            ended, and the last collective of each circle.
+            ended, and the last collective of each group.
         collectives: How many it has entered.
         collective_bytes: The bytes of its arrays in them.
     """
@@ -501,16 +501,16 @@ def _near_the_end(raw: bytes | bytearray, emptied: int, first: int) -> int:
 def _last_collectives(
     raw: bytes | bytearray, count: int, names: list[str]
 ) -> tuple[CollectiveRecord, ...]:
-    """Reads the last collective of each circle, in the order in which they were entered."""
+    """Reads the last collective of each group, in the order in which they were entered."""
     places = np.arange(max(0, count - COLLECTIVES + 1), count) % COLLECTIVES
     rows = np.frombuffer(raw, "<u8", COLLECTIVES * _COLUMNS, COLLECTIVES_AT)
     forms = rows.reshape(-1, _COLUMNS)[places, _FORM_COLUMN].tolist()
     last: dict[tuple[int, ...], CollectiveRecord] = {}
-    circles: dict[int, tuple[int, ...]] = {}
+    groups: dict[int, tuple[int, ...]] = {}
     for form, index in sorted(dict(zip(forms, itertools.count())).items(), key=itemgetter(1)):
         at = COLLECTIVES_AT + int(places[index]) * COLLECTIVE.size
         number, seq, nth, _, entered, met, left, _ = COLLECTIVE.unpack_from(raw, at)
-        what = _read_form(raw, form, names, circles)
+        what = _read_form(raw, form, names, groups)
         found = CollectiveRecord(number, seq, nth, *what, entered, met, left)
         last.pop(found.members, None)
         last[found.members] = found

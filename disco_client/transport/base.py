@@ -213,18 +213,18 @@ class Pump(Protocol):
     A command that is waited for then costs no hand-over between threads.
     """
 
-    def ask(self, worker: int, gate: threading.Lock) -> None:
+    def ask(self, worker: int, waiter: threading.Lock) -> None:
         """Sends what was issued; the worker frees a lock when it has executed all of it.
 
         The lock is also freed when the session ends.
         """
         ...
 
-    def wait(self, gate: threading.Lock, seconds: float, ask: int | None = None) -> bool:
+    def wait(self, waiter: threading.Lock, seconds: float, ask: int | None = None) -> bool:
         """Sends what was issued, and waits up to ``seconds`` for a lock to be free.
 
         Args:
-            gate: The lock.
+            waiter: The lock.
             seconds: How long to wait at most.
             ask: A worker to :meth:`ask` first.
 

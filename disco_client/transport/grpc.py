@@ -518,7 +518,7 @@ class SessionStream:
                 _logger.warning(
                     "session %s: %s; trying again for %.0f s", self._ready.name, why, lease
                 )
-            ended = self._attach_again()
+            ended = self._reattach()
             if ended is None:
                 if said:
                     _logger.warning("session %s goes on after %.1f s", self._ready.name, away)
@@ -530,7 +530,7 @@ class SessionStream:
             self._leaving.wait(backoff.pause())
         return errors.SessionClosed(f"session {self._ready.name!r} was shut down")
 
-    def _attach_again(self) -> errors.SessionError | errors.ConnectionFailed | None:
+    def _reattach(self) -> errors.SessionError | errors.ConnectionFailed | None:
         """One attempt; returns what came of it, None when the session goes on."""
         ready = self._ready
         attach = controller_pb2.AttachSession(

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from disco_client.pb import controller_pb2
+from disco_client.text import natural
 from disco_client.tracing.ring import (
     NO_DIFFERENCE,
     ClockSample,
@@ -18,7 +19,6 @@ from disco_client.tracing.ring import (
     clock_offset,
 )
 from disco_client.wire.codec import Action
-from disco_client.wording import natural
 
 __all__ = [
     "ACTION_NAMES",
@@ -122,9 +122,9 @@ class CollectiveReport:
     """A collective that a rank is in.
 
     Attributes:
-        number: The how-manieth of its circle this is, from 1.
+        number: Which collective of its group this is, from 1.
         seq: The command in which it happens.
-        nth: Which collective of its circle in that command, from 0.
+        nth: Which collective of its group in that command, from 0.
         name: The operation: "allreduce(sum)".
         dtype: The name of the dtype; empty for none.
         shape: Of this rank's array.
@@ -164,7 +164,7 @@ class EnteredReport:
     Attributes:
         members: The workers that take part.
         seq: The command in which it happened.
-        nth: Which collective of its circle in that command, from 0.
+        nth: Which collective of its group in that command, from 0.
         name: The operation.
     """
 
@@ -196,7 +196,7 @@ class RankReport:
         collective_bytes: The bytes of its arrays in them.
         clock_error_ns: By how much that may be wrong.
         clock_at_ns: When that was found, by the rank's clock.
-        entered: The last collective that it entered of each circle of workers, but for
+        entered: The last collective that it entered of each group of workers, but for
             the one that it is in.
     """
 

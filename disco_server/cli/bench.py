@@ -10,8 +10,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from disco_client.text import many
 from disco_client.version import __version__
-from disco_client.wording import many
 from disco_server.cli.options import Controller, dial_options, json_option, report_errors
 from disco_server.cli.output import console, duration, rate, size
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final
 
 import disco_server
 from disco_client.errors import AccessDenied, ConfigError, DiscoError, NoSlots
+from disco_client.text import many
 from disco_client.version import __version__
-from disco_client.wording import many
 from disco_server.cli.output import duration, rate, size
 from disco_server.collectives.mpi_probe import probe_mpi
 from disco_server.devices.probe import probe_gpus
@@ -181,12 +181,12 @@ def _look_at_files(ca: Path, cert: Path | None) -> list[CheckResult]:
     if cert is None:
         return found
     own = _load(cert)[0]
-    finding = _look_at_dates("own certificate", cert, own)
-    if finding.state is State.OK and not any(_signs(each, own) for each in authorities):
+    result = _look_at_dates("own certificate", cert, own)
+    if result.state is State.OK and not any(_signs(each, own) for each in authorities):
         detail = f"{cert} is not signed by {ca}"
         hint = "a controller with that authority refuses it; disco certs issue makes another"
-        finding = CheckResult(finding.name, State.BROKEN, detail, hint)
-    return [*found, finding]
+        result = CheckResult(result.name, State.BROKEN, detail, hint)
+    return [*found, result]
 
 
 def _load(path: Path) -> list[Certificate]:

@@ -41,16 +41,16 @@ _COLOURS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A finding, in which section, and whether it has to be there."""
+    """A result, in which section, and whether it has to be there."""
 
     section: str
     required: bool
-    finding: CheckResult
+    result: CheckResult
 
     @property
     def is_problem(self) -> bool:
         """What is broken always is one; what is missing, where it has to be there."""
-        state = self.finding.state
+        state = self.result.state
         return state is State.BROKEN or (self.required and state is not State.OK)
 
 
@@ -109,9 +109,9 @@ def _look_at_cluster(controller: Controller, *, as_json: bool) -> NoReturn:
         view = ask_for_overview(line)
         found = [look_at_controller(line, view), *look_at_nodes(view)]
         found.append(look_at_allreduce(controller, view))
-    checked = [_Checked("cluster", required=True, finding=each) for each in found]
+    checked = [_Checked("cluster", required=True, result=each) for each in found]
     # Nothing is wrong with a cluster that is busy.
-    ok = not any(c.is_problem and c.finding.state is not State.NOT_APPLICABLE for c in checked)
+    ok = not any(c.is_problem and c.result.state is not State.NOT_APPLICABLE for c in checked)
     if as_json:
         about = {"version": __version__, "address": controller.address, "ok": ok}
         click.echo(json.dumps({**about, "checks": _checks(checked)}))
@@ -135,7 +135,7 @@ def _look_at(session: str, controller: Controller, *, as_json: bool) -> None:
 def _ready(checked: Sequence[_Checked], *, gpu: bool) -> bool:
     """Whether sessions on GPUs, or on CPUs, have what they need."""
     needed = [each for each in checked if (each.section == _GPU if gpu else each.section != _GPU)]
-    return all(each.finding.state is State.OK if gpu else not each.is_problem for each in needed)
+    return all(each.result.state is State.OK if gpu else not each.is_problem for each in needed)
 
 
 def _as_json(checked: Sequence[_Checked], kind: str) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _as_json(checked: Sequence[_Checked], kind: str) -> dict[str, Any]:
 
 def _checks(checked: Sequence[_Checked]) -> list[dict[str, Any]]:
     return [
-        {"section": each.section, "required": each.required, **each.finding.as_json()}
+        {"section": each.section, "required": each.required, **each.result.as_json()}
         for each in checked
     ]
 
@@ -171,7 +171,7 @@ def _show_table(out: Console, checked: Sequence[_Checked], title: str) -> None:
         table.add_column(column, no_wrap=column != "found")
     before = ""
     for each in checked:
-        found = each.finding
+        found = each.result
         if before and before != each.section:
             table.add_section()
         word = "-" if found.state is State.NOT_APPLICABLE else found.state.value
@@ -181,7 +181,7 @@ def _show_table(out: Console, checked: Sequence[_Checked], title: str) -> None:
         table.add_row(section, found.name, state, Text(found.detail))
         before = each.section
     out.print(table)
-    hints = [each.finding for each in checked if each.finding.hint]
+    hints = [each.result for each in checked if each.result.hint]
     if hints:
         out.print("what to do:")
     for found in hints:

@@ -21,8 +21,8 @@ from disco_client.errors import (
     DiscoError,
     NoSuchSession,
 )
+from disco_client.text import for_terminal
 from disco_client.transport.address import DEFAULT_ADDRESS, controller_address
-from disco_client.wording import for_terminal
 from disco_server.config import Settings
 from disco_server.settings import OneOf, Setting, read_path, read_switch
 
@@ -38,6 +38,7 @@ __all__ = [
     "EXIT_UNREACHED",
     "EXIT_USAGE",
     "Controller",
+    "avoid_grpc_forks",
     "config_option",
     "dial_options",
     "fail",
@@ -48,7 +49,6 @@ __all__ = [
     "session_argument",
     "setting_option",
     "setting_options",
-    "spare_grpc_forks",
     "wants_all",
 ]
 
@@ -261,7 +261,7 @@ def quieten_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-def spare_grpc_forks() -> None:
+def avoid_grpc_forks() -> None:
     """Tells gRPC that this process starts others by exec alone; to be called before it is loaded.
 
     Otherwise it ends its threads and starts them anew around a fork, and where the

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disco_client.errors import AccessDenied, ConnectionFailed
-from disco_client.wording import harmless
+from disco_client.text import harmless
 
 __all__ = [
     "Column",
@@ -188,7 +188,7 @@ def show_live(draw: Callable[[], RenderableType], interval: float, *, once: bool
         if not once:
             with contextlib.suppress(KeyboardInterrupt):
                 time.sleep(interval)
-                repeat(lambda: out.print(_draw_again(draw)), interval)
+                repeat(lambda: out.print(_redraw(draw)), interval)
         return
     with (
         contextlib.suppress(KeyboardInterrupt),
@@ -197,10 +197,10 @@ def show_live(draw: Callable[[], RenderableType], interval: float, *, once: bool
     ):
         live.refresh()
         while not _enough(keys, interval):
-            live.update(_draw_again(draw), refresh=True)
+            live.update(_redraw(draw), refresh=True)
 
 
-def _draw_again(draw: Callable[[], RenderableType]) -> RenderableType:
+def _redraw(draw: Callable[[], RenderableType]) -> RenderableType:
     try:
         return draw()
     except AccessDenied:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disco_client.errors import AccessDenied, ConnectionFailed, NoSuchSession, SessionError
-from disco_client.wording import natural
+from disco_client.text import natural
 from disco_server.cli.options import (
     Controller,
     dial_options,

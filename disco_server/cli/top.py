@@ -12,7 +12,7 @@ import click
 from rich.console import Group
 from rich.text import Text
 
-from disco_client.wording import many
+from disco_client.text import many
 from disco_server.cli.options import (
     Controller,
     dial_options,

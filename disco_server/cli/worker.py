@@ -11,10 +11,10 @@ import click
 
 from disco_client.version import __version__
 from disco_server.cli.options import (
+    avoid_grpc_forks,
     quieten_grpc,
     report_errors,
     setting_options,
-    spare_grpc_forks,
 )
 from disco_server.config import WorkerConfig
 from disco_server.devices.probe import explain, require_devices
@@ -46,7 +46,7 @@ def main(config: Path | None, **flags: object) -> None:
     for line in ignored:
         logging.getLogger("disco.worker").warning("%s", line)
     quieten_grpc()
-    spare_grpc_forks()
+    avoid_grpc_forks()
     from disco_server.worker.daemon import run  # loads gRPC, which --help need not
 
     sys.exit(run(settings))

@@ -1,6 +1,6 @@
 """How a rank agrees with its peers to begin something, as `preflight` describes.
 
-Everything that is the same for all circles of one rank and for every library: the
+Everything that is the same for all groups of one rank and for every library: the
 meetings and what becomes of them, the words of the errors, and who is waited for.
 """
 

@@ -143,7 +143,7 @@ class MpiBackend:
         """Brings every source to every rank."""
         if counts is not None:
             parts = _split(dst, counts)
-            mine = _apart(src, dst, fits=_same(src, parts[self._rank]))
+            mine = _disjoint(src, dst, fits=_same(src, parts[self._rank]))
             self._exchange([mine] * self._size, parts)
             return
         mine = self._own_part(src, dst, self._rank)
@@ -270,7 +270,7 @@ class MpiBackend:
         outgoing = self._nothing(dst)
         if src is not None and self._rank == root:
             own = _split(src, counts)[root]
-            outgoing = _split(_apart(src, dst, fits=_same(own, dst)), counts)
+            outgoing = _split(_disjoint(src, dst, fits=_same(own, dst)), counts)
         self._exchange(outgoing, self._only(dst, root))
 
     def _gather_parts(
@@ -279,7 +279,7 @@ class MpiBackend:
         incoming = self._nothing(src)
         if dst is not None and self._rank == root:
             incoming = _split(dst, counts)
-            src = _apart(src, dst, fits=_same(src, incoming[root]))
+            src = _disjoint(src, dst, fits=_same(src, incoming[root]))
         self._exchange(self._only(src, root), incoming)
 
     def _reduce_scatter_parts(
@@ -361,7 +361,7 @@ def _split(whole: Array, counts: Sequence[int]) -> list[Array]:
     return [flat[stop - count : stop] for count, stop in zip(counts, stops, strict=True)]
 
 
-def _apart(read: Array, written: Array, *, fits: bool) -> Array:
+def _disjoint(read: Array, written: Array, *, fits: bool) -> Array:
     """What can be read while something else is written; flat.
 
     Args:

@@ -104,7 +104,7 @@ class NcclWatch:
         self._comms: list[Any] = []
         self._flights: deque[_Flight] = deque()
         self._landing = threading.Lock()
-        self._spare: list[Any] = []
+        self._idle: list[Any] = []
         self._calls = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
@@ -133,7 +133,7 @@ class NcclWatch:
         try:
             with self._calls:
                 yield
-                event = self._spare.pop() if self._spare else self._new_event()
+                event = self._idle.pop() if self._idle else self._new_event()
                 event.record(self._arrays.comm)
                 self._flights.append(_Flight(name, self._position(), event, time.monotonic()))
         except Exception as error:  # noqa: BLE001  (whatever it is, peers wait)
@@ -152,7 +152,7 @@ class NcclWatch:
         self._loss.check()
         with self._landing:
             while self._flights:
-                self._spare.append(self._flights.popleft().event)
+                self._idle.append(self._flights.popleft().event)
 
     def close(self) -> None:
         """Ends the watch; the communicators are left to the end of the process."""
@@ -229,7 +229,7 @@ class NcclWatch:
     def _forget_done(self) -> None:
         with self._landing:
             while self._flights and self._flights[0].event.done:
-                self._spare.append(self._flights.popleft().event)
+                self._idle.append(self._flights.popleft().event)
 
     def _ask(self) -> str:
         """Asks every communicator for its asynchronous error; says what it is."""

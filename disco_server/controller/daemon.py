@@ -15,8 +15,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from disco_client.telemetry.spans import setup
+from disco_client.text import many
 from disco_client.transport.channel import SERVER_OPTIONS, connection_limit
-from disco_client.wording import many
 from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
 from disco_server.controller.auth import AuthInterceptor
 from disco_server.controller.hub import Hub
@@ -28,7 +28,7 @@ from disco_server.ipc.grpc_server import (
     add_port,
     http_secrets,
     stop_server,
-    warn_of_open_door,
+    warn_of_open_listener,
 )
 from disco_server.observe.http import HttpListener, exposition
 from disco_server.observe.logs import setup_audit
@@ -51,7 +51,7 @@ def run(config: ControllerConfig) -> int:
     """
     setup_audit(config.audit_log)
     setup("disco-controller")
-    warn_of_open_door(_logger, config.guard)
+    warn_of_open_listener(_logger, config.guard)
     with asyncio.Runner(loop_factory=RunLoop) as runner:
         return runner.run(_run(config))
 
@@ -76,7 +76,7 @@ async def _run(config: ControllerConfig) -> int:
     if config.port_file:
         _write_port(Path(config.port_file), door.address)
     stop, stop_now = asyncio.Event(), asyncio.Event()
-    http = await _open_http(hub, config, door.gate)
+    http = await _open_http(hub, config, door.interceptor)
     _on_signals(stop, stop_now)
     print(f"disco-controller ready at {door.address}", flush=True)  # noqa: T201  (the one line that is promised)
     async with asyncio.TaskGroup() as tasks:
@@ -93,7 +93,7 @@ async def _run(config: ControllerConfig) -> int:
 
 
 async def _open_http(
-    hub: Hub, config: ControllerConfig, gate: AuthInterceptor
+    hub: Hub, config: ControllerConfig, interceptor: AuthInterceptor
 ) -> HttpListener | None:
     if config.http == OFF:
         return None
@@ -104,7 +104,7 @@ async def _open_http(
         config.http_address,
         exposition(lambda: collect(hub)),
         lambda: "draining" if hub.cluster.draining else "",
-        routes=Page(hub, gate).routes(),
+        routes=Page(hub, interceptor).routes(),
         secrets=http_secrets(config.guard),
     )
     await http.open()
@@ -124,7 +124,7 @@ class ControllerListener:
 
     Attributes:
         address: Where it listens.
-        gate: Knows who is let in.
+        interceptor: Knows who is let in.
 
     Raises:
         ConfigError: The address cannot be listened on, or a certificate or the file of the
@@ -142,8 +142,8 @@ class ControllerListener:
     ) -> None:
         self._services = services
         options = [*SERVER_OPTIONS, connection_limit(max_connections)]
-        self.gate = AuthInterceptor(guard)
-        self._server = server = grpc.aio.server(interceptors=(self.gate,), options=options)
+        self.interceptor = AuthInterceptor(guard)
+        self._server = server = grpc.aio.server(interceptors=(self.interceptor,), options=options)
         Edge(hub).add_to(server, services)
         self._checks = cast("Any", health).aio.HealthServicer()
         cast("Any", health_pb2_grpc).add_HealthServicer_to_server(self._checks, server)

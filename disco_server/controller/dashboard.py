@@ -122,7 +122,7 @@ def _shares(spans: Iterable[Span], begin: int) -> list[float]:
 
 INTERVAL_S: Final = 1.0
 TIMELINE_S: Final = 2.0
-VERDICT_S: Final = 10.0
+DIAGNOSIS_S: Final = 10.0
 """How long a command may take before somebody asks why."""
 
 LINES: Final = 500
@@ -154,7 +154,7 @@ class Feed:
         """What comes at its own pace each."""
         if not self._session:
             return (self._overviews(),)
-        return self._overviews(), self._timelines(), self._verdicts(), self._logs()
+        return self._overviews(), self._timelines(), self._diagnoses(), self._logs()
 
     async def _overviews(self) -> AsyncGenerator[Event]:
         while True:
@@ -172,7 +172,7 @@ class Feed:
                 yield "timeline", {"seconds": SECONDS, "ranks": data}
             await asyncio.sleep(TIMELINE_S)
 
-    async def _verdicts(self) -> AsyncGenerator[Event]:
+    async def _diagnoses(self) -> AsyncGenerator[Event]:
         """Why the session does not go on, when it does not seem to."""
         while True:
             view = await self._hub.overviews.snapshot(self._who)
@@ -217,7 +217,7 @@ class Feed:
 
 
 def _is_stuck(rank: RankView) -> bool:
-    return rank.current is not None and rank.current.seconds > VERDICT_S
+    return rank.current is not None and rank.current.seconds > DIAGNOSIS_S
 
 
 def _plain(part: LogPart) -> dict[str, object]:
@@ -266,12 +266,12 @@ class Page:
 
     Args:
         hub: What is shown.
-        gate: Knows who is let in.
+        interceptor: Knows who is let in.
     """
 
-    def __init__(self, hub: Hub, gate: AuthInterceptor) -> None:
+    def __init__(self, hub: Hub, interceptor: AuthInterceptor) -> None:
         self._hub = hub
-        self._gate = gate
+        self._interceptor = interceptor
         self._watchers = 0
 
     def routes(self) -> Mapping[str, Answer]:
@@ -317,7 +317,9 @@ class Page:
         """
         from aiohttp import web
 
-        if isinstance(self._gate.identify("", ()), Identity) and not _is_address(request.host):
+        if isinstance(self._interceptor.identify("", ()), Identity) and not _is_address(
+            request.host
+        ):
             raise web.HTTPForbidden(
                 text="expected an address or localhost as the host, since nobody is asked here"
                 " who he is\n"
@@ -329,7 +331,7 @@ class Page:
         self._check_host(request)
         word, _, token = request.headers.get("Authorization", "").partition(" ")
         given = token.strip() if word.lower() == "bearer" else ""
-        found = self._gate.identify(given, _names(request))
+        found = self._interceptor.identify(given, _names(request))
         if not isinstance(found, Identity):
             self._note(request, "", found)
             raise web.HTTPUnauthorized(text=found, headers={"WWW-Authenticate": "Bearer"})

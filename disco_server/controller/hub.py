@@ -220,7 +220,7 @@ class Hub:
         settled_at: From then on nobody tells any more of sessions of an earlier controller.
         overviews: Says what the cluster does at a moment.
         logs: What ranks printed.
-        tally: What is counted for its metrics.
+        counters: What is counted for its metrics.
     """
 
     def __init__(  # noqa: PLR0913  (each of them by name)
@@ -248,7 +248,7 @@ class Hub:
         )
         self.settled_at = clock() + node_lease
         self.heartbeat = heartbeat
-        self.tally = ControllerCounters()
+        self.counters = ControllerCounters()
         self.transfers = Transfers()
         self.exchanges = Exchanges()
         self.inspections = Inspections(self.cluster, self._post, clock)
@@ -360,7 +360,7 @@ class Hub:
         ready = controller_pb2.SessionReady(
             session=session.session,
             name=session.name,
-            ranks=[self._with_door(info) for info in rank_infos(session)],
+            ranks=[self._with_listener(info) for info in rank_infos(session)],
             transfer_key=session.transfer_key,
             version=__version__,
             heartbeat_s=self.heartbeat,
@@ -379,7 +379,7 @@ class Hub:
             "session runs: %d workers on %s for %s", session.num_workers, nodes, session.owner
         )
 
-    def _with_door(self, info: controller_pb2.RankInfo) -> controller_pb2.RankInfo:
+    def _with_listener(self, info: controller_pb2.RankInfo) -> controller_pb2.RankInfo:
         """Adds where the rank's daemon takes arrays; for the owner of the session only."""
         node = self.cluster.members.nodes.get(info.node)
         info.array_address = node.array_address if node is not None else ""
@@ -390,7 +390,7 @@ class Hub:
         session.ended = time.monotonic()
         self.exchanges.close(session_id, end.message)
         self.transfers.end_session(session_id)
-        self.tally.ended[end.reason] += 1
+        self.counters.ended[end.reason] += 1
         lost = {"rank": end.worker, "node": end.node} if end.reason in OF_A_RANK else {}
         bind(_logger, session=session.name, **lost, **self._spans.ids(session)).info(
             "session ends (%s): %s", end.reason.name.lower(), end.message
@@ -525,7 +525,7 @@ class Hub:
         whole = self.logs.add(session, said.worker, node, said.stderr, said.lines, first=said.first)
         if whole and client is not None:
             raw = raw or envelope(EnvelopeKind.LOG, said.SerializeToString(), session=session)
-            self.tally.to_clients += len(raw)
+            self.counters.to_clients += len(raw)
             whole = client.post(raw, droppable=True)
         if whole:
             self._unsaid.pop((session, said.worker), None)
@@ -544,7 +544,7 @@ class Hub:
         """Notes that a node has answered a heartbeat; answers to older ones are not timed."""
         if controller_pb2.Heartbeat.FromString(payload).count == self._beats:
             took = self.clock() - self._beat_at
-            self.tally.node_round_trip.observe(took)
+            self.counters.node_round_trip.observe(took)
             self.cluster.node_answered(node, took)
 
     async def drain(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from disco_client.pb import controller_pb2, node_pb2
+from disco_client.text import natural
 from disco_client.tracing.ring import ClockSample, clock_offset
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
@@ -24,7 +25,6 @@ from disco_client.wire.reports import (
     decode_report,
     encode_silence,
 )
-from disco_client.wording import natural
 from disco_server.controller.edge import NotYours, not_yours, unknown_session
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.session_state import SessionState, SessionTable

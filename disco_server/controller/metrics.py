@@ -56,28 +56,28 @@ def _cluster(hub: Hub) -> Iterator[Metric]:
 
 
 def _relayed(hub: Hub) -> Iterator[Metric]:
-    tally = hub.tally
-    yield CounterMetricFamily("disco_commands", "Commands relayed to workers.", tally.commands)
-    yield CounterMetricFamily("disco_batches", "Batches they came in.", tally.batches)
+    counters = hub.counters
+    yield CounterMetricFamily("disco_commands", "Commands relayed to workers.", counters.commands)
+    yield CounterMetricFamily("disco_batches", "Batches they came in.", counters.batches)
     relayed = CounterMetricFamily(
         "disco_relayed_bytes", "Bytes of batches and replies relayed.", labels=["direction"]
     )
-    relayed.add_metric(["to_workers"], tally.to_workers)
-    relayed.add_metric(["to_clients"], tally.to_clients)
+    relayed.add_metric(["to_workers"], counters.to_workers)
+    relayed.add_metric(["to_clients"], counters.to_clients)
     yield relayed
-    yield CounterMetricFamily("disco_sessions_created", "Sessions asked for.", tally.created)
+    yield CounterMetricFamily("disco_sessions_created", "Sessions asked for.", counters.created)
     ended = CounterMetricFamily(
         "disco_sessions_ended", "Sessions that are over, by the reason.", labels=["reason"]
     )
     for reason in EndReason:
-        ended.add_metric([reason.name.lower()], tally.ended[reason])
+        ended.add_metric([reason.name.lower()], counters.ended[reason])
     yield ended
     yield CounterMetricFamily(
-        "disco_client_reconnects", "Connections that went on with a session.", tally.resumed
+        "disco_client_reconnects", "Connections that went on with a session.", counters.resumed
     )
-    yield CounterMetricFamily("disco_node_registrations", "Times that nodes came.", tally.joined)
+    yield CounterMetricFamily("disco_node_registrations", "Times that nodes came.", counters.joined)
     trip = HistogramMetricFamily(
         "disco_node_round_trip_seconds", "From a heartbeat to the node's answer."
     )
-    tally.node_round_trip.add_to(trip)
+    counters.node_round_trip.add_to(trip)
     yield trip

@@ -13,9 +13,9 @@ from google.protobuf.message import DecodeError
 
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry.spans import carrier_of
+from disco_client.text import hidden_in
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, mismatch
-from disco_client.wording import hidden_in
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
     MAX_NAME,
@@ -80,7 +80,7 @@ class NodeStreams:
             version=__version__, heartbeat_s=hub.heartbeat, node_key=link.key
         )
         outbox.post(envelope(EnvelopeKind.REGISTERED, welcome.SerializeToString()))
-        hub.tally.joined += 1
+        hub.counters.joined += 1
         hub.apply(effects)
         log = bind(_logger, node=info.name)
         log.info("node %s joined with %d slots", info.name, len(info.devices))
@@ -143,7 +143,7 @@ class NodeStreams:
 
     async def _read(self, stream: Stream, link: NodeLink) -> None:
         hub, name = self._hub, link.name
-        cluster, clients, tally = hub.cluster, hub.clients, hub.tally
+        cluster, clients, counters = hub.cluster, hub.clients, hub.counters
         async for raw in stream:
             if hub.links.get(name) is not link:
                 return
@@ -154,7 +154,7 @@ class NodeStreams:
                 outbox = clients.get(received.session)
                 if outbox is not None and hub.on_node(received.session, name):
                     outbox.post(raw)
-                    tally.to_clients += len(raw)
+                    counters.to_clients += len(raw)
             elif kind == EnvelopeKind.LOG:
                 self._printed(raw, received, name)
             elif kind == EnvelopeKind.OPEN_CCL and hub.on_node(received.session, name):

@@ -1,12 +1,12 @@
 """Host arrays on their way through the controller: two streams meet by ticket.
 
-A client opens the meeting, and the daemon of its worker is asked to come: it fetches
+A client opens the relay, and the daemon of its worker is asked to come: it fetches
 what the client uploads, or pushes what the client downloads. The one who writes pulls
 from the one who reads, chunk by chunk, so gRPC's own flow control reaches from end to
 end and the controller holds no more than a chunk or two.
 
 Where one of the two goes away the other one hears of it. Nothing is kept here: a client
-that was cut opens another meeting, which takes the place of the one before, and the
+that was cut opens another relay, which takes the place of the one before, and the
 array comes again from its beginning.
 """
 
@@ -120,33 +120,33 @@ class Transfers:
     """The transfers under way; used from the event loop only."""
 
     def __init__(self) -> None:
-        self._meetings: dict[TransferKey, TransferRelay] = {}
+        self._relays: dict[TransferKey, TransferRelay] = {}
 
     @contextlib.contextmanager
     def opened(self, key: TransferKey, node: str, nbytes: int = 0) -> Generator[TransferRelay]:
-        """Opens the meeting of a transfer for its client, in place of an earlier one."""
-        former = self._meetings.get(key)
-        meeting = self._meetings[key] = TransferRelay(node, nbytes)
+        """Opens the relay of a transfer for its client, in place of an earlier one."""
+        former = self._relays.get(key)
+        relay = self._relays[key] = TransferRelay(node, nbytes)
         if former is not None:
             former.fail("the client has begun this transfer anew")
         try:
-            yield meeting
+            yield relay
         finally:
-            if self._meetings.get(key) is meeting:
-                del self._meetings[key]
-            meeting.fail("the client went away")
+            if self._relays.get(key) is relay:
+                del self._relays[key]
+            relay.fail("the client went away")
 
     def join(self, key: TransferKey) -> TransferRelay:
-        """Returns the meeting of a transfer for its node.
+        """Returns the relay of a transfer for its node.
 
         Raises:
             ConnectionError: The client went away.
         """
-        meeting = self._meetings.get(key)
-        if meeting is None:
+        relay = self._relays.get(key)
+        if relay is None:
             msg = f"nobody waits for ticket {key[3]} any more"
             raise ConnectionError(msg)
-        return meeting
+        return relay
 
     async def bring(self, key: TransferKey, source: AsyncIterator[bytes], nbytes: int) -> None:
         """Offers a stream to the client that waits for it, until it has taken it all.
@@ -154,31 +154,31 @@ class Transfers:
         Raises:
             ConnectionError: The session ended, or the client went away.
         """
-        meeting = self.join(key)
-        if meeting.source.done():
-            meeting.fail("the node has begun this transfer anew")
+        relay = self.join(key)
+        if relay.source.done():
+            relay.fail("the node has begun this transfer anew")
         else:
-            meeting.nbytes = nbytes
-            meeting.source.set_result(source)
-        await asyncio.shield(meeting.done)
+            relay.nbytes = nbytes
+            relay.source.set_result(source)
+        await asyncio.shield(relay.done)
 
     def answer(self, key: TransferKey, error: str) -> None:
         """Notes what a node says of an upload; nobody may be waiting."""
-        meeting = self._meetings.get(key)
-        if meeting is not None:
-            meeting.answer(error)
+        relay = self._relays.get(key)
+        if relay is not None:
+            relay.answer(error)
 
     def break_off(self, node: str) -> None:
         """Fails every transfer that needs a node whose connection broke."""
-        for meeting in list(self._meetings.values()):
-            if meeting.node == node:
-                meeting.fail("the connection to the worker's node broke")
+        for relay in list(self._relays.values()):
+            if relay.node == node:
+                relay.fail("the connection to the worker's node broke")
 
     def end_session(self, session: int) -> None:
         """Fails every transfer of a session."""
-        for key, meeting in list(self._meetings.items()):
+        for key, relay in list(self._relays.items()):
             if key[0] == session:
-                meeting.fail("the session ended")
+                relay.fail("the session ended")
 
 
 def _fail(

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 
 from disco_client.pb import controller_pb2, node_pb2
+from disco_client.text import natural
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.reports import encode_overview
-from disco_client.wording import natural
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
     Context,
@@ -199,11 +199,11 @@ class Edge:
         session = await self._of_client(head, context)
         link = await self._link(session, head, context)
         key = (session.session, "up", head.worker, head.ticket)
-        with self._hub.transfers.opened(key, link.name, head.nbytes) as meeting:
-            meeting.source.set_result(aiter(stream))
+        with self._hub.transfers.opened(key, link.name, head.nbytes) as relay:
+            relay.source.set_result(aiter(stream))
             _ask(link, EnvelopeKind.FETCH, session, head)
             try:
-                await meeting.done
+                await relay.done
             except NodeRefusedTransfer as error:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)[:1000])
         return controller_pb2.UploadResult(nbytes=head.nbytes)
@@ -217,10 +217,10 @@ class Edge:
             _ask(link, EnvelopeKind.PUSH, session, head)
             return
         key = (session.session, "down", head.worker, head.ticket)
-        with self._hub.transfers.opened(key, link.name) as meeting:
+        with self._hub.transfers.opened(key, link.name) as relay:
             _ask(link, EnvelopeKind.PUSH, session, head)
-            await meeting.carry(context.write)
-            meeting.done.set_result(None)
+            await relay.carry(context.write)
+            relay.done.set_result(None)
 
     @guarded
     async def list(
@@ -286,11 +286,11 @@ class Edge:
     async def fetch(self, head: controller_pb2.Transfer, context: Context) -> None:
         """Passes an upload on to the node that asks for it."""
         session = await self._authorised(head, context)
-        meeting = self._hub.transfers.join((session.session, "up", head.worker, head.ticket))
+        relay = self._hub.transfers.join((session.session, "up", head.worker, head.ticket))
         try:
-            await meeting.carry(context.write)
+            await relay.carry(context.write)
         except BaseException:
-            meeting.fail("the node went away")
+            relay.fail("the node went away")
             raise
 
     @guarded

@@ -7,9 +7,9 @@ import hmac
 
 from disco_client.pb import controller_pb2, envelope_pb2
 from disco_client.telemetry.spans import carrier_of
+from disco_client.text import hidden_in
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, mismatch
-from disco_client.wording import hidden_in
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
     MAX_NAME,
@@ -106,7 +106,7 @@ class ClientStreams:
         if problem is not None:
             await context.write(_refused_session(problem))
             return None
-        self._hub.tally.created += 1
+        self._hub.counters.created += 1
         session = self._hub.new_session(create, caller())
         session.trace = carrier_of(context.invocation_metadata() or ())
         _audit("session created", session, context)
@@ -131,7 +131,7 @@ class ClientStreams:
             return None
         owner = signed(attach.owner, caller()) if attach.owner else ""
         self._hub.cluster.client_back(session.session, owner)
-        self._hub.tally.resumed += 1
+        self._hub.counters.resumed += 1
         _audit("session attached", session, context)
         return session
 
@@ -156,7 +156,7 @@ class ClientStreams:
 
         gRPC shows a stream that was broken off as one that ended; only CLOSE is a wish.
         """
-        routes, tally = self._hub.routes, self._hub.tally
+        routes, counters = self._hub.routes, self._hub.counters
         async for raw in stream:
             received = envelope_pb2.Envelope.FromString(raw)
             kind = received.kind
@@ -167,9 +167,9 @@ class ClientStreams:
                 for outbox in routes.get(session.session, ()):
                     outbox.post(raw, session=session.session)
                 if kind == EnvelopeKind.BATCH:
-                    tally.batches += 1
-                    tally.commands += received.last_seq - received.first_seq + 1
-                    tally.to_workers += len(raw)
+                    counters.batches += 1
+                    counters.commands += received.last_seq - received.first_seq + 1
+                    counters.to_workers += len(raw)
             elif kind == EnvelopeKind.CLOSE:
                 return _CLOSE
             elif kind == EnvelopeKind.DETACH:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from disco_client.errors import ConfigError
-from disco_client.wording import hidden_in
+from disco_client.text import hidden_in
 
 __all__ = [
     "EVERYBODY",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from disco_client.errors import describe_exit, describe_worker_end
-from disco_client.wording import many
+from disco_client.text import many
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.nodes import (
     FreeSlots,

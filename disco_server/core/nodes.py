@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from disco_client.wording import many
+from disco_client.text import many
 from disco_server.settings import GPU_LIBRARIES
 
 __all__ = [

@@ -11,15 +11,15 @@ class TokenBucket:
     Args:
         burst: How many there are at first, and at most.
         rate: How many come back in a second.
-        again: Where none is left, there are none until so many have come back, so that
+        resume_at: Where none is left, there are none until so many have come back, so that
             what is limited comes in pieces worth their while.
         now: The present, in seconds of a clock that never goes back.
     """
 
-    def __init__(self, burst: float, rate: float, again: float, now: float) -> None:
+    def __init__(self, burst: float, rate: float, resume_at: float, now: float) -> None:
         self._burst = burst
         self._rate = rate
-        self._again = again
+        self._resume_at = resume_at
         self._tokens = burst
         self._at = now
         self._spent = False
@@ -28,7 +28,7 @@ class TokenBucket:
         """How many tokens may be taken."""
         self._tokens = min(self._burst, self._tokens + self._rate * (now - self._at))
         self._at = now
-        if self._spent and self._tokens < self._again:
+        if self._spent and self._tokens < self._resume_at:
             return 0.0
         self._spent = False
         return self._tokens

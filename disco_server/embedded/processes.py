@@ -204,7 +204,7 @@ class Children:
         self._started = threading.Event()
         self._start_error: OSError | None = None
         self._reading = threading.Lock()
-        self._lent = False
+        self._pending = False
         self._led = False
         self._full: set[int] = set()
         self._replies = select.epoll()
@@ -296,7 +296,7 @@ class Children:
             return
         self._full.add(fd)
         # Where the lock is taken, somebody leads, and hands back when it stops.
-        if self._lent and self._reading.acquire(blocking=False):
+        if self._pending and self._reading.acquire(blocking=False):
             self._hand_back()
             self._reading.release()
 
@@ -328,7 +328,7 @@ class Children:
         return min(self._openings.values(), default=math.inf) - now
 
     def _turn(self) -> None:
-        left = _IDLE_S if self._lent else math.inf
+        left = _IDLE_S if self._pending else math.inf
         if self._openings:
             left = min(left, self._check_openings())
         if self._late:
@@ -340,7 +340,7 @@ class Children:
                 self._deadline, timeout = None, -1.0
                 self._end_now()
         events = self._house.poll(timeout)
-        if self._lent:
+        if self._pending:
             self._take_back()
         for fd, _ in events:
             if fd == self._replies_fd:
@@ -376,8 +376,8 @@ class Children:
 
     def _hand_back(self) -> None:
         """Lets the keeper read; whoever calls this holds the lock."""
-        if self._lent and not self._closed:
-            self._lent = False
+        if self._pending and not self._closed:
+            self._pending = False
             self._house.modify(self._replies_fd, _READ)
 
     def _printed(self, child: RankChild, is_error: bool) -> None:
@@ -506,8 +506,8 @@ class Children:
             self._reading.release()
             return False
         self._led = True
-        if not self._lent:
-            self._lent = True
+        if not self._pending:
+            self._pending = True
             self._house.modify(self._replies_fd, 0)
             os.eventfd_write(self._wake, 1)  # from now on it looks after the time
         return True
@@ -520,7 +520,7 @@ class Children:
 
     def read_until(
         self,
-        gate: threading.Lock,
+        waiter: threading.Lock,
         seconds: float,
         held: HeldInterrupts,
         seen: Callable[[], bool] | None = None,
@@ -528,7 +528,7 @@ class Children:
         """Reads replies until a lock is free.
 
         Args:
-            gate: The lock; some reply will free it.
+            waiter: The lock; some reply will free it.
             seconds: How long to wait at most.
             held: Opened while this thread only waits.
             seen: Whether the reply need not be waited for, because what it will say
@@ -538,7 +538,7 @@ class Children:
             Whether this thread holds the lock now, or need not.
         """
         for _ in range(_LOOKS):
-            if gate.acquire(blocking=False) or (seen is not None and seen()):
+            if waiter.acquire(blocking=False) or (seen is not None and seen()):
                 return True
             events = self._replies.poll(0)
             if events:
@@ -546,7 +546,7 @@ class Children:
             else:
                 os.sched_yield()
         deadline = time.monotonic() + seconds
-        while not gate.acquire(blocking=False):
+        while not waiter.acquire(blocking=False):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
@@ -556,10 +556,10 @@ class Children:
             self._handle(events)
         return True
 
-    def follow(self, gate: threading.Lock, seconds: float, held: HeldInterrupts) -> bool:
+    def follow(self, waiter: threading.Lock, seconds: float, held: HeldInterrupts) -> bool:
         """Waits for a lock that the thread that reads will free."""
         held.open = True
-        got = gate.acquire(timeout=seconds)
+        got = waiter.acquire(timeout=seconds)
         held.open = False
         return got
 
@@ -643,7 +643,7 @@ class SharedArrays:
         self._mapped = MappedMemory()
         self._offers = Offers()
         self._under_way: dict[int, dict[int, int]] = {}
-        self._gates: list[threading.Lock] = []
+        self._waiters: list[threading.Lock] = []
         self._over = False
 
     # To a worker ----------------------------------------------------------------------------
@@ -703,15 +703,15 @@ class SharedArrays:
         child.send(framed(""), fd, framed)
 
     def _await_room(self, nbytes: int) -> None:
-        gate = threading.Lock()
+        waiter = threading.Lock()
         with self._lock:
             sizes = [size for taken in self._under_way.values() for size in taken.values()]
             full = len(sizes) >= _MAX_UNDER_WAY or sum(sizes) + nbytes > _MAX_BYTES_UNDER_WAY
             if not sizes or not full or self._over:
                 return
-            gate.acquire()
-            self._gates.append(gate)
-        if self._wait(gate, _MAX_WAIT_S):
+            waiter.acquire()
+            self._waiters.append(waiter)
+        if self._wait(waiter, _MAX_WAIT_S):
             self._await_room(nbytes)
 
     def _given_back(self, child: RankChild, told: controller_pb2.Transfer) -> None:
@@ -725,13 +725,13 @@ class SharedArrays:
         """Counts an array no more that a rank has, or that is given up."""
         with self._lock:
             self._under_way.get(worker, {}).pop(ticket, None)
-        self._open_gates()
+        self._wake_waiters()
 
-    def _open_gates(self) -> None:
+    def _wake_waiters(self) -> None:
         with self._lock:
-            gates, self._gates = self._gates, []
-        for gate in gates:
-            gate.release()
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.release()
 
     # From a worker --------------------------------------------------------------------------
 
@@ -774,20 +774,20 @@ class SharedArrays:
     def _await(self, array: IncomingArray, end: int) -> None:
         """Waits until an array is there up to one of its bytes."""
         while not array.reaches(end):
-            gate = threading.Lock()
-            gate.acquire()
-            array.on_change = gate.release
+            waiter = threading.Lock()
+            waiter.acquire()
+            array.on_change = waiter.release
             if self._over:
                 raise OSError(_OVER)
             if not array.reaches(end):
-                self._wait(gate, _MAX_WAIT_S)
+                self._wait(waiter, _MAX_WAIT_S)
 
     # The end ----------------------------------------------------------------------------------
 
     def end(self) -> None:
         """Lets those go who wait for room, or for the rest of an array."""
         self._over = True
-        self._open_gates()
+        self._wake_waiters()
         self._offers.break_off(_OVER)
 
     def disown(self) -> None:
@@ -968,7 +968,7 @@ class ProcessTransport(Bound):
             watcher=self,
             begin=self._assign,
         )
-        self._arrays = SharedArrays(self._session, self._children, self._wait_gate)
+        self._arrays = SharedArrays(self._session, self._children, self._wait_for)
         try:
             self._start(timeout)
         except BaseException:
@@ -982,7 +982,7 @@ class ProcessTransport(Bound):
         except OSError as error:
             msg = f"no worker process could be started: {error}"
             raise SessionLost(msg) from error
-        if not self._wait_gate(self._ready, deadline - time.monotonic()):
+        if not self._wait_for(self._ready, deadline - time.monotonic()):
             late = [child.worker for child in self._children.ranks if not child.assigned]
             msg = f"workers {late} were not ready within {timeout:g} s"
             raise SessionLost(msg)
@@ -1045,38 +1045,38 @@ class ProcessTransport(Bound):
                 # It only has to count these commands, which can wait.
                 child.hold(framed)
 
-    def ask(self, worker: int, gate: threading.Lock) -> None:
+    def ask(self, worker: int, waiter: threading.Lock) -> None:
         """Sends what was issued; the worker frees a lock when it has executed all of it."""
         with HeldInterrupts():
-            self._flush(worker, gate)
+            self._flush(worker, waiter)
 
     def _flush(
-        self, ask: int | None = None, gate: threading.Lock | None = None
+        self, ask: int | None = None, waiter: threading.Lock | None = None
     ) -> Callable[[], bool] | None:
         """Sends what was issued, and a question; returns a way to see its answer early."""
         delivered = 0
         if self._sender is not None:
             self._sender.flush(ask or 0)
             delivered = self._sender.delivered
-        if ask is None or gate is None:
+        if ask is None or waiter is None:
             return None
         child = self._children.ranks[ask]
-        child.ask(gate)
+        child.ask(waiter)
         if self._error is not None:
-            child.free_gates()
+            child.wake_waiters()
         return lambda: child.shows(delivered)
 
-    def wait(self, gate: threading.Lock, seconds: float, ask: int | None = None) -> bool:
+    def wait(self, waiter: threading.Lock, seconds: float, ask: int | None = None) -> bool:
         """Sends what was issued, and reads replies until a lock is free."""
         with HeldInterrupts() as held:
             try:
                 # The keeper would wake for the reply if this thread began to lead later.
                 if not self._children.lead():
-                    self._flush(ask, gate)
-                    return self._children.follow(gate, seconds, held)
+                    self._flush(ask, waiter)
+                    return self._children.follow(waiter, seconds, held)
                 try:
-                    seen = self._flush(ask, gate)
-                    return self._children.read_until(gate, seconds, held, seen)
+                    seen = self._flush(ask, waiter)
+                    return self._children.read_until(waiter, seconds, held, seen)
                 finally:
                     self._children.stop_leading()
             except BaseException as error:
@@ -1084,8 +1084,8 @@ class ProcessTransport(Bound):
                     self._tear(error)
                 raise
 
-    def _wait_gate(self, gate: threading.Lock, seconds: float) -> bool:
-        return self.wait(gate, seconds)
+    def _wait_for(self, waiter: threading.Lock, seconds: float) -> bool:
+        return self.wait(waiter, seconds)
 
     def _tear(self, error: BaseException) -> None:
         """Ends the session: an exception came while its stream was half written or read."""
@@ -1149,7 +1149,7 @@ class ProcessTransport(Bound):
             self._ready.release()
         self._arrays.end()
         for child in self._children.ranks:
-            child.free_gates()
+            child.wake_waiters()
 
     def check_alive(self) -> None:
         """Raises the session's error, once it has one."""

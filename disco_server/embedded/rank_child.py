@@ -35,7 +35,7 @@ class RankChild(RankProcess):
     Attributes:
         worker: Its number.
         pidfd: Readable when the process has ended.
-        gates: The locks to free with the rank's next answers on how far it is.
+        waiters: The locks to free with the rank's next answers on how far it is.
         heard: How many frames it has sent besides those answers, as far as known.
         assigned: Whether it has said that it is ready.
 
@@ -46,7 +46,7 @@ class RankChild(RankProcess):
     def __init__(self, worker: int, entrypoint: str, environ: Mapping[str, str]) -> None:
         self.worker = worker
         self.assigned = False
-        self.gates: deque[threading.Lock] = deque()
+        self.waiters: deque[threading.Lock] = deque()
         self.heard = 0
         with rank_ends() as (ours, theirs), _progress_page() as (self._page, page):
             sock, pmi, memory, output, error = theirs
@@ -65,10 +65,10 @@ class RankChild(RankProcess):
 
     # How far it is ----------------------------------------------------------------------
 
-    def ask(self, gate: threading.Lock) -> None:
+    def ask(self, waiter: threading.Lock) -> None:
         """Asks how far the rank is; the answers come in the order of the questions."""
         with self._lock:
-            self.gates.append(gate)
+            self.waiters.append(waiter)
             self._unsent.add(_HOW_FAR)
             if not self._armed:
                 self._flush()
@@ -80,15 +80,15 @@ class RankChild(RankProcess):
         """
         return self._page is not None and self._page.shows(seq, self.heard)
 
-    def free_gates(self) -> None:
+    def wake_waiters(self) -> None:
         """Frees the locks that wait in vain; the session is over."""
-        while self.gates:
+        while self.waiters:
             self.answered()
 
     def answered(self) -> None:
         """Frees the lock of the oldest question."""
         with contextlib.suppress(IndexError):  # the session's end has freed it
-            self.gates.popleft().release()
+            self.waiters.popleft().release()
 
     # Output and exit ----------------------------------------------------------------------
 

@@ -25,17 +25,17 @@ from disco_client.output import print_logs
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.telemetry import spans
+from disco_client.text import for_terminal, many
 from disco_client.transport.base import Bound, Wish
 from disco_client.transport.credentials import is_local
 from disco_client.transport.grpc import GrpcTransport
-from disco_client.wording import for_terminal, many
 from disco_server.config import Address, ControllerConfig, WorkerConfig, read_guard
 from disco_server.controller.daemon import ControllerListener, beat
 from disco_server.controller.hub import Hub
 from disco_server.controller.service import NODE_SERVICES
 from disco_server.core.nodes import EvenLayout
 from disco_server.ipc.event_loop import RunLoop
-from disco_server.ipc.grpc_server import CannotListen, warn_of_open_door
+from disco_server.ipc.grpc_server import CannotListen, warn_of_open_listener
 from disco_server.security import Guard
 from disco_server.worker.daemon import WorkerNode
 from disco_server.worker.environment import rank_environment
@@ -45,7 +45,7 @@ __all__ = ["FIRST_NODE", "EmbeddedNode", "SocketSession"]
 
 # A controller and its first node, on one thread of the client's process.
 #
-# The controller has two doors over one hub: a private one on a Unix socket, for the
+# The controller has two listeners over one hub: a private one on a Unix socket, for the
 # session and for node 0, and one at the address that the other nodes dial, which
 # offers nothing but what nodes need. So nobody who reaches that address can open a
 # session of their own on these workers. The thread starts every process of node 0
@@ -79,7 +79,7 @@ class EmbeddedNode:
         listen: Where the other nodes find the controller; port 0 picks a free one.
         nodes: How many nodes the session will have, this one included.
         per_node: How many workers run on each.
-        guard: How the door for the other nodes is guarded.
+        guard: How the listener for the other nodes is guarded.
 
     Attributes:
         address: Where the controller listens for nodes.
@@ -130,17 +130,19 @@ class EmbeddedNode:
             min_slots=self._layout.per_node,
             clock=self._loop.time,
         )
-        doors: list[ControllerListener] = []
+        listeners: list[ControllerListener] = []
         beating = asyncio.ensure_future(beat(hub))
         try:
-            doors.append(ControllerListener(hub, self._listen, NODE_SERVICES, guard=self._guard))
-            doors.append(ControllerListener(hub, Address(path=str(folder / "controller"))))
-            await self._serve_nodes(hub, *doors)
+            listeners.append(
+                ControllerListener(hub, self._listen, NODE_SERVICES, guard=self._guard)
+            )
+            listeners.append(ControllerListener(hub, Address(path=str(folder / "controller"))))
+            await self._serve_nodes(hub, *listeners)
         finally:
             beating.cancel()
             hub.dismiss("its session is over")
-            for door in doors:
-                await door.close(_GOODBYE_S)
+            for listener in listeners:
+                await listener.close(_GOODBYE_S)
             shutil.rmtree(folder, ignore_errors=True)
 
     async def _serve_nodes(
@@ -307,7 +309,7 @@ class SocketSession(Session):
             }
         )
         guard.check_listen(listen, "host")
-        warn_of_open_door(_logger, guard)
+        warn_of_open_listener(_logger, guard)
         try:
             node = EmbeddedNode(listen, num_nodes, num_workers_per_node, guard)
         except CannotListen:

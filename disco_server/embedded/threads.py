@@ -389,7 +389,7 @@ class RankThread(ArrayPorter):
             self._output.close()
             self._worker.close()
             set_current_worker(None)
-            self.free_gates()
+            self.wake_waiters()
 
     def _serve(self) -> None:
         executor = Executor(self._worker, self)
@@ -460,7 +460,7 @@ class RankThread(ArrayPorter):
             ended=not self._thread.is_alive(),
         )
 
-    def free_gates(self) -> None:
+    def wake_waiters(self) -> None:
         """Frees the locks that wait in vain; the rank is gone, or about to be."""
         with contextlib.suppress(Empty):
             while True:
@@ -468,7 +468,7 @@ class RankThread(ArrayPorter):
                 if given is not None and not isinstance(given, (OutgoingBatch, EnvelopeKind)):
                     given.release()
 
-    # What the executor asks of its outlet ---------------------------------------------
+    # What the executor asks of its sink -----------------------------------------------
 
     @property
     def porter(self) -> ArrayPorter:
@@ -667,22 +667,22 @@ class ThreadTransport(Bound):
             with HeldInterrupts():
                 self._sender.flush()
 
-    def ask(self, worker: int, gate: threading.Lock) -> None:
+    def ask(self, worker: int, waiter: threading.Lock) -> None:
         """Sends what was issued; the worker frees a lock when it has executed all of it."""
         with HeldInterrupts():
             if self._sender is not None:
                 self._sender.flush(worker)
-            self._ranks[worker].give(gate)
+            self._ranks[worker].give(waiter)
         if self._over:
-            self._ranks[worker].free_gates()
+            self._ranks[worker].wake_waiters()
 
-    def wait(self, gate: threading.Lock, seconds: float, ask: int | None = None) -> bool:
+    def wait(self, waiter: threading.Lock, seconds: float, ask: int | None = None) -> bool:
         """Sends what was issued, and waits up to ``seconds`` for a lock to be free."""
         if ask is None:
             self.flush()
         else:
-            self.ask(ask, gate)
-        return gate.acquire(timeout=seconds)
+            self.ask(ask, waiter)
+        return waiter.acquire(timeout=seconds)
 
     def check_alive(self) -> None:
         """Raises the session's error, once it has one."""

@@ -119,21 +119,21 @@ class Offers:
 
     def __init__(self) -> None:
         self._untaken: dict[tuple[int, int], IncomingArray] = {}
-        self._growing: dict[tuple[int, int], IncomingArray] = {}
+        self._incoming: dict[tuple[int, int], IncomingArray] = {}
 
     def add(self, worker: int, ticket: int, array: IncomingArray) -> None:
         """Keeps an array; its descriptor belongs to this object from now on."""
         self._untaken[worker, ticket] = array
         if not array.settled:
-            self._growing[worker, ticket] = array
+            self._incoming[worker, ticket] = array
 
     def grow(self, worker: int, ticket: int, there: int, error: str) -> None:
         """Notes how much of an array is there, or why no more will come."""
-        array = self._growing.get((worker, ticket))
+        array = self._incoming.get((worker, ticket))
         if array is not None:
             array.grow(there, error)
             if array.settled:
-                self._growing.pop((worker, ticket), None)
+                self._incoming.pop((worker, ticket), None)
 
     @property
     def untaken(self) -> list[tuple[int, int]]:
@@ -150,7 +150,7 @@ class Offers:
 
     def break_off(self, why: str, worker: int | None = None) -> None:
         """Ends the waits for what a rank, or any, has not copied yet."""
-        for rank, ticket in list(self._growing):
+        for rank, ticket in list(self._incoming):
             if worker in (None, rank):
                 self.grow(rank, ticket, 0, why)
 

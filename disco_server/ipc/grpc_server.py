@@ -33,7 +33,7 @@ __all__ = [
     "parsed",
     "quiet_if_peer_left",
     "stop_server",
-    "warn_of_open_door",
+    "warn_of_open_listener",
 ]
 
 
@@ -181,7 +181,7 @@ def _make_context(guard: Guard) -> ssl.SSLContext:
     return context
 
 
-def warn_of_open_door(logger: logging.Logger, guard: Guard) -> None:
+def warn_of_open_listener(logger: logging.Logger, guard: Guard) -> None:
     """Says at each start that a person takes a risk, where one does."""
     if guard.insecure:
         logger.warning(

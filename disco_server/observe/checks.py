@@ -102,7 +102,7 @@ def ask(
     timeout: float,
     environ: Mapping[str, str] | None = None,
 ) -> list[CheckResult]:
-    """Runs a module in a child process and returns a finding for each check.
+    """Runs a module in a child process and returns a result for each check.
 
     Args:
         module: One that calls `tell`.
@@ -138,7 +138,7 @@ def ask(
             _end(child)
         # A library may buffer what it prints until it exits, and complains at once.
         said = _last_line(errors) or _last_line(output)
-        return list(_findings(list(_answers(answers)), checks, f"{ended}{said}"))
+        return list(_results(list(_answers(answers)), checks, f"{ended}{said}"))
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -175,7 +175,7 @@ def _answers(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
                 yield cast("dict[str, Any]", answer)
 
 
-def _findings(
+def _results(
     answers: list[dict[str, Any]], checks: Mapping[str, str], ended: str
 ) -> Iterator[CheckResult]:
     found = {each["name"]: each for each in answers if "name" in each}

@@ -214,9 +214,9 @@ class FlightRecorder:
 
         Args:
             form: What :meth:`describe` returned for it.
-            number: Which of this circle it is on this rank, from 1.
+            number: Which of this group it is on this rank, from 1.
             seq: The command.
-            nth: Which of this circle in the command, from 0.
+            nth: Which of this group in the command, from 0.
         """
         entered = self._entered
         at = entered % _COLLECTIVES * _COLLECTIVE_BYTES

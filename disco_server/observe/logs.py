@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 from disco_client.errors import ConfigError
 from disco_client.telemetry.spans import active_ids
-from disco_client.wording import harmless
+from disco_client.text import harmless
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -153,11 +153,11 @@ _MAX_REPLY_BYTES = 32 << 20
 class Executor:
     """Runs one rank's commands; exactly one thread uses it."""
 
-    def __init__(self, worker: Worker, outlet: ReplySink) -> None:
+    def __init__(self, worker: Worker, sink: ReplySink) -> None:
         self._worker = worker
-        self._outlet = outlet
-        self._porter = DevicePorter(worker, outlet.porter)
-        self._live = outlet.live
+        self._sink = sink
+        self._porter = DevicePorter(worker, sink.porter)
+        self._live = sink.live
         self._flight = worker.flight
         what, limit = what_of(Action.CALL_PACKED), worker.max_registers
         self.registers = worker.registers = RegisterFile(what, limit)
@@ -592,7 +592,7 @@ class Executor:
     def _send(self, reply: EncodedReply, ack: int) -> None:
         self._acked = ack
         self._bytes = 0
-        self._outlet.reply(reply.SerializeToString())
+        self._sink.reply(reply.SerializeToString())
 
     def _answer(self, seq: int, value: Any) -> None:
         if self._live is not None:

@@ -15,10 +15,10 @@ from disco_server.modules.tvm import find_global
 from disco_server.rank.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
 from disco_server.rank.numpy_functions import (
     PACKAGES,
-    is_offered,
-    offered_functions,
-    offered_modules,
+    is_supported,
     reason_against,
+    supported_functions,
+    supported_modules,
 )
 
 __all__ = [
@@ -63,7 +63,7 @@ def import_allowed(name: str, patterns: Sequence[str]) -> ModuleType:
     if "__main__" in name.split("."):
         msg = f"{_short(name)!r} is a program, and sessions import modules, which define functions"
         raise ModuleNotAllowed(msg)
-    if len(name) > MAX_NAME or not (module_allowed(name, patterns) or name in offered_modules()):
+    if len(name) > MAX_NAME or not (module_allowed(name, patterns) or name in supported_modules()):
         allowed = ", ".join((*patterns, "functions of numpy and cupy"))
         named = name if _package(name) else name.split(".", maxsplit=1)[0]
         msg = (
@@ -100,7 +100,7 @@ def find_dotted(
     for cut in range(len(parts) - 1, 0, -1):
         if module_allowed(".".join(parts[:cut]), modules):
             return _walk(name, cut, modules, functions)
-    return _find_offered(name, modules, functions) if _package(name) else None
+    return _find_supported(name, modules, functions) if _package(name) else None
 
 
 def function_of(
@@ -117,7 +117,7 @@ def function_of(
         return found if callable(found) else None
     if not _package(whole):
         raise ModuleNotAllowed(_not_on_list(whole, module.__name__))
-    return _find_offered(whole, modules, functions)
+    return _find_supported(whole, modules, functions)
 
 
 # numpy and cupy -----------------------------------------------------------------------
@@ -129,14 +129,14 @@ def _package(name: str) -> str:
     return package if package in PACKAGES else ""
 
 
-def _find_offered(
+def _find_supported(
     name: str, modules: Sequence[str], functions: Sequence[str]
 ) -> Callable[..., Any] | None:
     """Finds a function of numpy or cupy, where it is on the list or allowed by its name."""
-    if is_offered(name):
+    if is_supported(name):
         owner = _look_up(name.rpartition(".")[0])
         found = getattr(owner, name.rpartition(".")[2], None)
-        if name in offered_functions():
+        if name in supported_functions():
             return _checking_self(owner, found) if callable(found) else None
         if type(owner).__name__ == "ufunc":
             return found
@@ -154,7 +154,11 @@ def _look_up(name: str) -> Any:
     path = package
     for part in parts:
         path += f".{part}"
-        if not hasattr(found, part) and isinstance(found, ModuleType) and path in offered_modules():
+        if (
+            not hasattr(found, part)
+            and isinstance(found, ModuleType)
+            and path in supported_modules()
+        ):
             import_allowed(path, ())
         found = getattr(found, part, None)
     return found
@@ -248,7 +252,7 @@ def _walk(
         found = _enter(found, part, name, modules)
         if isinstance(found, ModuleType) and not module_allowed(found.__name__, modules):
             # Only numpy and cupy come so far.
-            return _find_offered(".".join((found.__name__, *parts[index:])), modules, functions)
+            return _find_supported(".".join((found.__name__, *parts[index:])), modules, functions)
     return found if callable(found) else None
 
 
@@ -305,7 +309,7 @@ def _is_listed(found: Any) -> bool:
     """Whether this is a function of numpy's or cupy's list, whoever else has it."""
     called = getattr(found, "__qualname__", None) or getattr(found, "__name__", "")
     name = f"{_home(found)}.{called}"
-    return name in offered_functions() and _look_up(name) is found
+    return name in supported_functions() and _look_up(name) is found
 
 
 def _not_on_list(name: str, module: str) -> str:

@@ -15,10 +15,10 @@ from typing import Final
 __all__ = [
     "PACKAGES",
     "UFUNC_METHODS",
-    "is_offered",
-    "offered_functions",
-    "offered_modules",
+    "is_supported",
     "reason_against",
+    "supported_functions",
+    "supported_modules",
 ]
 
 
@@ -75,21 +75,21 @@ Names without a package are of both.
 """
 
 
-def offered_modules() -> frozenset[str]:
+def supported_modules() -> frozenset[str]:
     """The modules and classes of which some names are on the list."""
     return frozenset(_sections())
 
 
 @cache
-def offered_functions() -> frozenset[str]:
+def supported_functions() -> frozenset[str]:
     """Every name on the list, such as ``numpy.linalg.norm``."""
     return frozenset(f"{owner}.{name}" for owner, names in _sections().items() for name in names)
 
 
-def is_offered(name: str) -> bool:
+def is_supported(name: str) -> bool:
     """Whether a name is on the list, or may be a method of a ufunc that is."""
     owner, _, method = name.rpartition(".")
-    names = offered_functions()
+    names = supported_functions()
     return name in names or (method in UFUNC_METHODS and owner in names)
 
 

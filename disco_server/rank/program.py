@@ -413,7 +413,7 @@ class CompiledProgram:
         return StepFailed(failed, label.step, label.function, label.register, line)
 
     def __repr__(self) -> str:
-        return f"<CompiledProgram {self.definition.name!r}, {len(self._labels)} steps>"
+        return f"<Program {self.definition.name!r}, {len(self._labels)} steps>"
 
 
 def _refusal_of(trace: TracebackType, label: _Label) -> ArgumentRefused | None:

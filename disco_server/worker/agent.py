@@ -213,7 +213,7 @@ class Agent:
                 if received.kind == EnvelopeKind.REGISTERED:
                     self._node_key = node_pb2.NodeRegistered.FromString(received.payload).node_key
                     self.registered.set()
-                    self._supervisor.tally.connections += 1
+                    self._supervisor.counters.connections += 1
                     self._supervisor.connected()
                 elif received.kind == EnvelopeKind.HEARTBEAT:
                     self._echoed = self._heard

@@ -409,7 +409,7 @@ def make_array_server(
     if where is None:
         return MemoryService(store)
     try:
-        guard.check_door(where, "array_listen")
+        guard.check_listener(where, "array_listen")
     except ConfigError as error:
         _logger.info("clients bring and fetch arrays through the controller: %s", error)
         return None

@@ -14,7 +14,7 @@ from disco_client.errors import ConfigError
 from disco_client.telemetry.spans import setup
 from disco_server.config import Account, WorkerConfig
 from disco_server.ipc.event_loop import RunLoop
-from disco_server.ipc.grpc_server import http_secrets, warn_of_open_door
+from disco_server.ipc.grpc_server import http_secrets, warn_of_open_listener
 from disco_server.observe.http import HttpListener, exposition
 from disco_server.observe.logs import setup_audit
 from disco_server.observe.processes import be_subreaper
@@ -38,7 +38,7 @@ def run(config: WorkerConfig) -> int:
     """
     setup_audit(config.audit_log)
     setup("disco-worker", {"disco.node": config.name})
-    warn_of_open_door(_logger, config.guard)
+    warn_of_open_listener(_logger, config.guard)
     config.credentials.check()
     for variable in RANK_VARIABLES:
         variable.value()

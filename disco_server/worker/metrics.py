@@ -22,7 +22,7 @@ __all__ = ["collect"]
 
 def collect(supervisor: Supervisor) -> Iterator[Metric]:
     """What Prometheus is told of a node; a slot has a number, a session has no name here."""
-    tally = supervisor.tally
+    counters = supervisor.counters
     yield GaugeMetricFamily("disco_node_sessions", "Sessions here.", len(supervisor.sessions))
     memory = GaugeMetricFamily(
         "disco_rank_memory_bytes", "Resident memory of the rank in a slot.", labels=["slot"]
@@ -34,22 +34,22 @@ def collect(supervisor: Supervisor) -> Iterator[Metric]:
             memory.add_metric([str(slot)], resident_bytes(handle.pid))
     yield GaugeMetricFamily("disco_ranks", "Rank processes of sessions.", ranks)
     yield memory
-    yield CounterMetricFamily("disco_node_commands", "Commands that came.", tally.commands)
-    yield CounterMetricFamily("disco_node_batches", "Batches they came in.", tally.batches)
+    yield CounterMetricFamily("disco_node_commands", "Commands that came.", counters.commands)
+    yield CounterMetricFamily("disco_node_batches", "Batches they came in.", counters.batches)
     yield CounterMetricFamily(
-        "disco_node_connections", "Registrations with a controller.", tally.connections
+        "disco_node_connections", "Registrations with a controller.", counters.connections
     )
     exits = CounterMetricFamily(
         "disco_rank_exits", "Ranks that ended before their session.", labels=["cause"]
     )
     for cause in ("exit", "signal", "memory", "start"):
-        exits.add_metric([cause], tally.exits[cause])
+        exits.add_metric([cause], counters.exits[cause])
     yield exits
     yield from _collectives(supervisor)
 
 
 def _collectives(supervisor: Supervisor) -> Iterator[Metric]:
-    found = supervisor.tally.collectives
+    found = supervisor.counters.collectives
     found.look(supervisor.memories())
     labels = ["operation", "size"]
     seconds = HistogramMetricFamily(

@@ -62,7 +62,7 @@ class OutputPoller:
     def _turn(self) -> None:
         """Reads each pipe once, as far as time permits; the kernel names them in turn."""
         self._loop.remove_reader(self._epoll)
-        self._pausing = self._loop.call_later(_PAUSE_S, self._look_again)
+        self._pausing = self._loop.call_later(_PAUSE_S, self._recheck)
         until = self._loop.time() + _TURN_S
         read: set[int] = set()
         while ready := self._epoll.poll(0, 1):
@@ -84,7 +84,7 @@ class OutputPoller:
             self.remove(fd)
         take(data)
 
-    def _look_again(self) -> None:
+    def _recheck(self) -> None:
         self._pausing = None
         self._loop.add_reader(self._epoll, self._turn)
 

@@ -108,7 +108,7 @@ class Supervisor:
 
     Attributes:
         arrays: The arrays of the sessions here.
-        tally: What is counted for this node's metrics.
+        counters: What is counted for this node's metrics.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Supervisor:
         self._sessions: dict[int, NodeSession] = {}
         self.arrays = ArrayStore(self._sessions, carrier, post)
         self._max_array_bytes = max_array_bytes
-        self.tally = NodeCounters()
+        self.counters = NodeCounters()
         self._tasks: set[asyncio.Task[None]] = set()
         self._inspector = NodeInspector(node, self._sessions, post)
 
@@ -201,8 +201,8 @@ class Supervisor:
                 self._tell_have(session)
             return False
         session.received = batch.last_seq
-        self.tally.batches += 1
-        self.tally.commands += batch.last_seq - batch.first_seq + 1
+        self.counters.batches += 1
+        self.counters.commands += batch.last_seq - batch.first_seq + 1
         session.gap_told = False
         return True
 
@@ -220,7 +220,7 @@ class Supervisor:
             for handle in session.ranks.values():
                 handle.go_on_reading()
         if kind == EnvelopeKind.RESUME:
-            self._tell_again(session)
+            self._resend(session)
 
     # Connections to the controller that come and go -----------------------------------
 
@@ -243,7 +243,7 @@ class Supervisor:
             if session.ready and not session.ending:
                 for exit_ in session.exits:
                     self._tell(session, EnvelopeKind.RANK_EXITED, exit_)
-                self._tell_again(session)
+                self._resend(session)
 
     def disconnected(self) -> None:
         """Nobody drives the ranks for now; each session waits for a controller for its lease."""
@@ -264,7 +264,7 @@ class Supervisor:
             session.log.warning("no controller came back for the session; its ranks end")
             self._spawn(self._end(session))
 
-    def _tell_again(self, session: NodeSession) -> None:
+    def _resend(self, session: NodeSession) -> None:
         self._tell_have(session)
         for raw in session.replies.waiting():
             self._post(raw, session=session.session)
@@ -489,7 +489,7 @@ class Supervisor:
         exited = node_pb2.RankExited(
             worker=worker, exit_status=status, output=output, at_start=at_start, cause=cause
         )
-        self.tally.exits[_kind_of_exit(status, cause, at_start=at_start)] += 1
+        self.counters.exits[_kind_of_exit(status, cause, at_start=at_start)] += 1
         how = cause or f"ended with status {status}"
         seq = session.seq_of(worker)
         session.log_of(worker, seq).warning("rank %d on %s %s", worker, self._node, how)
@@ -511,7 +511,7 @@ class Supervisor:
         if not ends.done() and session.keeper is not None:
             session.keeper.kill()  # it does not even say that they have ended
         await ends
-        self.tally.collectives.look(self.memories())  # the last of this session
+        self.counters.collectives.look(self.memories())  # the last of this session
         if session.pmi is not None:
             await session.pmi.close()
         for task in list(session.tasks):

@@ -365,8 +365,8 @@ def tools_of() -> type[Tools]:
 
 
 @pytest.fixture
-def gate(tmp_path) -> Iterator[Path]:
+def waiter(tmp_path) -> Iterator[Path]:
     """What ``wait_for_file`` waits for; opened by ``touch()``, and at the end in any case."""
-    path = tmp_path / "gate"
+    path = tmp_path / "waiter"
     yield path
     path.touch()

@@ -92,9 +92,9 @@ def test_a_modules_functions_are_found_by_name(session, tools):
 # Order and waiting --------------------------------------------------------------------
 
 
-def test_calls_do_not_wait_and_syncs_do(session, tools, gate):
+def test_calls_do_not_wait_and_syncs_do(session, tools, waiter):
     """Thousands of calls go out while the workers are busy; they run in order."""
-    tools.call("wait_for_file", str(gate))
+    tools.call("wait_for_file", str(waiter))
     add = session.get_global_func("conformance.add")
     ref = tools.call("echo", 0)
     for _ in range(3000):
@@ -112,7 +112,7 @@ def test_calls_do_not_wait_and_syncs_do(session, tools, gate):
     waiting.start()
     waiting.join(0.05)
     assert not synced
-    gate.touch()
+    waiter.touch()
     waiting.join()
     assert synced
     assert tools.fetch(ref) == [3000] * session.num_workers

@@ -65,13 +65,13 @@ def test_an_idle_session_says_so(session, eventually):
 
 @FOUR
 def test_a_rank_that_never_entered_a_collective_is_named_with_what_it_does(
-    session, tools, gate, eventually
+    session, tools, waiter, eventually
 ):
     """While another thread waits; with the collective, its number and what it moves."""
     array = session.empty((3, 2), "float32")
     session.allreduce(array, array)
     session.sync_all()
-    tools.call("wait_on", 2, str(gate))
+    tools.call("wait_on", 2, str(waiter))
     session.allreduce(array, array)
     end = in_background(session.sync_all)
 
@@ -97,7 +97,7 @@ def test_a_rank_that_never_entered_a_collective_is_named_with_what_it_does(
     assert json.loads(json.dumps(diagnosis.as_dict()))["ranks"][2]["current"]["what"] == (
         "conformance.wait_on"
     )
-    gate.touch()
+    waiter.touch()
     assert end() == []
 
 
@@ -131,12 +131,12 @@ def test_the_records_show_what_ran_and_which_collectives_in_it(session, tools, t
 
 
 def test_a_long_wait_is_reported_once_and_goes_on(
-    open_session, tools_of, gate, eventually, monkeypatch, capfd
+    open_session, tools_of, waiter, eventually, monkeypatch, capfd
 ):
     """On standard error, with the verdict; the call returns as if nothing had happened."""
     monkeypatch.setenv("DISCO_HANG_REPORT_S", "0.5")
     session = open_session(2)
-    tools_of(session).call("wait_on", 1, str(gate))
+    tools_of(session).call("wait_on", 1, str(waiter))
     end = in_background(session.sync_all)
     printed = ""
 
@@ -147,7 +147,7 @@ def test_a_long_wait_is_reported_once_and_goes_on(
 
     eventually(reported, what="the report of the wait")
     assert "rank 1 has been in user function conformance.wait_on (command #" in printed
-    gate.touch()
+    waiter.touch()
     assert end() == []
     printed += capfd.readouterr().err
     assert printed.count("goes on waiting") == 1
@@ -209,7 +209,7 @@ def test_the_report_on_a_slow_program_accuses_nobody(open_session, eventually, m
 
 
 def test_the_report_on_a_missing_rank_names_it(
-    open_session, tools_of, gate, eventually, monkeypatch, capfd
+    open_session, tools_of, waiter, eventually, monkeypatch, capfd
 ):
     """The first report does, unless the ranks go on at that time; then the next one."""
     monkeypatch.setenv("DISCO_HANG_REPORT_S", "0.1")
@@ -218,7 +218,7 @@ def test_the_report_on_a_missing_rank_names_it(
     array = session.empty((8,), "float32")
     for number in range(200):
         if number == 100:
-            tools.call("wait_on", 1, str(gate))
+            tools.call("wait_on", 1, str(waiter))
         session.allreduce(array, array)
     end = in_background(session.sync_all)
     printed = ""
@@ -231,7 +231,7 @@ def test_the_report_on_a_missing_rank_names_it(
     eventually(reported, what="the report of the wait")
     assert "verdict: rank 1 has not entered allreduce(sum) #" in printed
     assert "it has been in user function conformance.wait_on (command #" in printed
-    gate.touch()
+    waiter.touch()
     assert end() == []
 
 
@@ -270,14 +270,14 @@ def test_the_stack_of_a_rank_that_holds_the_interpreter_is_shown(
 
 
 def test_what_a_killed_rank_did_is_read_afterwards(
-    open_session, tools_of, workers_of_their_own, gate, eventually
+    open_session, tools_of, workers_of_their_own, waiter, eventually
 ):
     """From memory that outlives it: its last command has begun, and not ended."""
     session = open_session(2)
     tools = tools_of(session)
     tools.call("echo", 7)
     session.sync_all()
-    tools.call("wait_for_file", str(gate))
+    tools.call("wait_for_file", str(waiter))
     eventually(
         lambda: all(report.current for report in session.diagnose().ranks), what="busy ranks"
     )
@@ -292,14 +292,14 @@ def test_what_a_killed_rank_did_is_read_afterwards(
     assert session.diagnose().ranks[1].state is RankState.ENDED
 
 
-def test_a_step_of_a_program_is_shown(open_session, tools_of, gate, eventually):
+def test_a_step_of_a_program_is_shown(open_session, tools_of, waiter, eventually):
     """Which program runs, and which of its steps."""
     session = open_session(2)
     wait = session.get_global_func("conformance.wait_on")
     echo = session.get_global_func("conformance.echo")
     with session.capture("decode") as program:
         echo(1)
-        wait(1, str(gate))
+        wait(1, str(waiter))
     program()
     end = in_background(session.sync_all)
 
@@ -307,5 +307,5 @@ def test_a_step_of_a_program_is_shown(open_session, tools_of, gate, eventually):
         return "step 2 of program 'decode'" in session.diagnose().verdict
 
     eventually(shown, what="the step in the verdict")
-    gate.touch()
+    waiter.touch()
     assert end() == []

@@ -308,29 +308,29 @@ def test_a_worker_that_was_stopped_goes_on_later(workers_of_their_own, session, 
     ],
     ids=["sync_all", "sync_worker_0", "sync_worker", "numpy", "copy_from", "debug_copy_from"],
 )
-def test_ctrl_c_stops_any_wait_which_is_right_when_it_is_repeated(session, tools, gate, wait):
+def test_ctrl_c_stops_any_wait_which_is_right_when_it_is_repeated(session, tools, waiter, wait):
     """As in a cell of a notebook: the session works on, and answers do not get mixed up."""
     array, into = np.arange(500_000.0), np.zeros(500_000)
     ref = tools.place([array, array])
     session.sync_all()
-    tools.call("wait_for_file", str(gate))
+    tools.call("wait_for_file", str(waiter))
     main = threading.main_thread().ident
     interrupt = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
         wait(session, ref, into)
     interrupt.join()
-    assert not gate.exists()  # the workers are still busy
-    gate.touch()
+    assert not waiter.exists()  # the workers are still busy
+    waiter.touch()
     wait(session, ref, into)
     assert not into.any() or np.array_equal(into, array)
     assert np.array_equal(ref.numpy(1), array)
     assert tools.results("echo", 5) == [5, 5]
 
 
-def test_ctrl_c_ends_a_wait_at_once_and_the_session_goes_on(session, tools, gate):
+def test_ctrl_c_ends_a_wait_at_once_and_the_session_goes_on(session, tools, waiter):
     """The original delivers it when the wait is over, or aborts."""
-    tools.call("wait_for_file", str(gate))
+    tools.call("wait_for_file", str(waiter))
     main = threading.main_thread().ident
 
     def interrupt():
@@ -342,5 +342,5 @@ def test_ctrl_c_ends_a_wait_at_once_and_the_session_goes_on(session, tools, gate
     with pytest.raises(KeyboardInterrupt):
         session.sync_all()
     waits.join()
-    assert not gate.exists()  # the workers are still busy
-    gate.touch()
+    assert not waiter.exists()  # the workers are still busy
+    waiter.touch()

@@ -71,13 +71,13 @@ def test_only_that_register_is_emptied(tools):
     assert alive(tools) == before
 
 
-def test_what_a_call_uses_lives_until_it_has_run(session, tools, gate):
+def test_what_a_call_uses_lives_until_it_has_run(session, tools, waiter):
     """A reference may be dropped right after the call, while the workers are busy."""
     before = alive(tools)
-    tools.call("wait_for_file", str(gate))
+    tools.call("wait_for_file", str(waiter))
     result = tools.call("kind", tools.call("counted"))
     gc.collect()
-    gate.touch()
+    waiter.touch()
     assert tools.fetch(result) == ["Counted"] * session.num_workers
     assert alive(tools) == before
 

@@ -80,11 +80,11 @@ def test_leaving_the_block_ends_the_session(program):
         leave(KeyError("the program's own error comes first"))
 
 
-def test_a_wait_ends_when_another_thread_shuts_down(open_session, tools_of, gate):
+def test_a_wait_ends_when_another_thread_shuts_down(open_session, tools_of, waiter):
     """Nobody waits for a session that is over."""
     session = open_session(1)
     session.sync_all()
-    tools_of(session).call("wait_for_file", str(gate))
+    tools_of(session).call("wait_for_file", str(waiter))
     ended = []
 
     def wait():

@@ -49,9 +49,9 @@ def test_other_machines_need_encryption_and_a_name():
 
 def test_a_door_for_arrays_needs_encryption_alone():
     """Who comes there is asked for the secret of a session."""
-    Guard(**CERT).check_door(FAR, "array_listen")
+    Guard(**CERT).check_listener(FAR, "array_listen")
     with pytest.raises(ConfigError, match="array_listen: 10"):
-        Guard().check_door(FAR, "array_listen")
+        Guard().check_listener(FAR, "array_listen")
 
 
 def test_a_controller_elsewhere_has_to_show_who_it_is():

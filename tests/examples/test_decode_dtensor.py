@@ -59,7 +59,7 @@ def test_a_step_moves_twice_a_layer():
         model = Decoder(session, session.mesh(), SMALL, random_weights(SMALL, 0))
         state = model.prefill(PROMPT)
         moved = []
-        session._engine.mover.watchers.append(lambda step: moved.append(step.move))
+        session._engine.executor.watchers.append(lambda step: moved.append(step.move))
         model.step(state)
     assert moved == ["allreduce"] * (1 + 2 * SMALL.layers) + ["allgather"]
 

@@ -52,7 +52,7 @@ def test_nothing_moves_but_two_allreduces_a_layer(settings, reference):
     with disco_client.ProcessSession(3) as session:
         embedder = TensorEmbedder(session)
         moved = Counter()
-        session._engine.mover.watchers.append(lambda step: moved.update([step.move]))
+        session._engine.executor.watchers.append(lambda step: moved.update([step.move]))
         embeddings = embedder.embed(batches)
     assert moved == {"allreduce": 2 * settings.layers * len(batches)}
     np.testing.assert_allclose(embeddings, reference.embeddings, atol=2e-6)

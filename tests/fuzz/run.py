@@ -76,17 +76,17 @@ def fuzz_one(name, seconds, file):
     else:
         from fuzzing import TARGETS
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    tally = Tally(TARGETS[name], file)
-    corpus = tally.target.corpus()
+    counters = Tally(TARGETS[name], file)
+    corpus = counters.target.corpus()
     if not guided:
         from fuzzing.mutating import mutate
 
         chance, until = random.Random(), time.monotonic() + seconds
         for data in corpus:
-            tally.take(data)
+            counters.take(data)
         while time.monotonic() < until:
-            tally.take(mutate(chance, corpus))
-        tally.save()
+            counters.take(mutate(chance, corpus))
+        counters.save()
         return
     folder = file.parent / "corpus"
     folder.mkdir(exist_ok=True)
@@ -96,7 +96,7 @@ def fuzz_one(name, seconds, file):
         *(f"-max_total_time={seconds}", "-max_len=8192", "-timeout=20", "-verbosity=0"),
         *(f"-rss_limit_mb={MEMORY >> 20}", f"-artifact_prefix={file.parent}/", str(folder)),
     ]
-    atheris.Setup([sys.argv[0], *options], tally.take)
+    atheris.Setup([sys.argv[0], *options], counters.take)
     atheris.Fuzz()
 
 
@@ -130,7 +130,7 @@ def run(names, seconds):
     for name in names:
         folder = BUILD / name
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "tally.json"
+        file = folder / "counters.json"
         file.unlink(missing_ok=True)
         command = [sys.executable, __file__, "--one", name, "--seconds", str(seconds)]
         log = folder / "log"
@@ -177,6 +177,6 @@ if __name__ == "__main__":
     if "--one" in sys.argv:
         # Before anything is imported, so that it can be watched.
         _, _, chosen, _, time_limit = sys.argv
-        fuzz_one(chosen, int(time_limit), BUILD / chosen / "tally.json")
+        fuzz_one(chosen, int(time_limit), BUILD / chosen / "counters.json")
     else:
         main()

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from disco_server.rank import numpy_functions
-from disco_server.rank.numpy_functions import PACKAGES, offered_functions, reason_against
+from disco_server.rank.numpy_functions import PACKAGES, reason_against, supported_functions
 
 LIST = Path(numpy_functions.__file__).with_name("numpy_functions.txt")
 
@@ -79,7 +79,7 @@ def _callables(name: str, owner: Any) -> Iterator[str]:
 
 def write() -> None:
     """Adds what the installed numpy, and cupy where there is one, document."""
-    names = set(offered_functions())
+    names = set(supported_functions())
     for package in PACKAGES:
         try:
             found = set(documented(package))

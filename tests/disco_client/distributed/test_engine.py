@@ -37,7 +37,7 @@ def test_calls_alike_are_worked_out_once(workers, x):
 def test_the_communicators_of_an_axis_are_made_once(workers):
     """However many tensors move along it."""
     mesh = DeviceMesh((2, 2), [3, 2, 1, 0])
-    teams = workers._engine.mover._teams
+    teams = workers._engine.executor._teams
     for shape in ((4, 4), (6, 2)):
         workers.distribute(np.ones(shape), mesh, "S[0], R").redistribute("S[1], R").numpy()
     assert [key for key in teams if key[0] == mesh] == [(mesh, 0)]

@@ -11,14 +11,14 @@ from disco_client.distributed.redistribute import make_plan
 def test_a_plan_is_prepared_once_and_run_often(workers):
     """On other tensors that lie alike."""
     mesh = DeviceMesh((2, 2), range(4))
-    mover = workers._engine.mover
+    executor = workers._engine.executor
     arrays = [np.full((3, 5), value) for value in (1.0, 2.0)]
     tensors = [workers.distribute(array, mesh, "S[0], P") for array in arrays]
     plan = make_plan(tensors[0].info, "R, S[1]")
-    moves = mover.prepare(plan)
+    moves = executor.prepare(plan)
     assert [move.step for move in moves] == list(plan.steps)
     for tensor, array in zip(tensors, arrays, strict=True):
-        parts = mover.run(moves, tensor.ref)
+        parts = executor.run(moves, tensor.ref)
         for place, worker in enumerate(mesh.device_ids):
             part = tuple(slice(*bounds) for bounds in plan.after.bounds(place))
             np.testing.assert_array_equal(parts.numpy(worker), array[part])
@@ -32,15 +32,15 @@ def test_nothing_is_done_for_nothing(workers):
 
 def test_each_step_is_told_to_who_watches(workers):
     """In order, as it is issued."""
-    mover = workers._engine.mover
+    executor = workers._engine.executor
     seen = []
-    mover.watchers.append(seen.append)
+    executor.watchers.append(seen.append)
     try:
         x = workers.distribute(np.ones((4, 4)), DeviceMesh((2, 2), range(4)), "P, S[1]")
         seen.clear()
         moved = x.redistribute("S[0], R")
     finally:
-        mover.watchers.remove(seen.append)
+        executor.watchers.remove(seen.append)
     ((_, plan),) = moved.origin.moves
     assert seen == list(plan.steps)
     assert [step.move for step in seen] == ["reduce-scatter", "allgather"]
@@ -48,5 +48,5 @@ def test_each_step_is_told_to_who_watches(workers):
 
 def test_tables_have_an_entry_for_each_worker(workers):
     """None outside the mesh."""
-    table = workers._engine.mover.table(DeviceMesh((2,), [3, 1]), ["a", "b"])
+    table = workers._engine.executor.table(DeviceMesh((2,), [3, 1]), ["a", "b"])
     assert table == [None, "b", None, "a"]

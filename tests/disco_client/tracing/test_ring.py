@@ -117,11 +117,11 @@ def test_a_collective_is_current_until_it_is_left_or_its_command_ends():
 
 def test_a_long_circle_that_every_record_names_costs_its_memory_once():
     """Whoever can write into the memory cannot make its reader take a thousand times as much."""
-    circle = b"1," * 16_000
+    group = b"1," * 16_000
     ring = bytearray(RING_BYTES)
-    named = 2 + len(circle)
+    named = 2 + len(group)
     struct.pack_into("<8Q", ring, 0, MAGIC, SLOTS, COLLECTIVES, named, 0, 0, 0, 0)
-    ring[NAMES_AT : NAMES_AT + named] = len(circle).to_bytes(2, "little") + circle
+    ring[NAMES_AT : NAMES_AT + named] = len(group).to_bytes(2, "little") + group
     for index in range(COLLECTIVES):
         at = COLLECTIVES_AT + index * COLLECTIVE.size
         COLLECTIVE.pack_into(ring, at, index, 1, 0, index % FORMS, 1, 1, 1, 0)

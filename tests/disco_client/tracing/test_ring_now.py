@@ -75,19 +75,19 @@ def test_the_last_collective_is_there_and_all_are_counted():
 
 @settings(max_examples=15)
 @given(st.lists(st.sampled_from(["0,1", "0,2", "0,1,2,3"]), max_size=3 * COLLECTIVES // 2))
-def test_the_last_collective_of_each_circle_is_there(circles):
+def test_the_last_collective_of_each_circle_is_there(groups):
     """The last of all comes last; the ring is as long as it is, and may have been round."""
     recorder, last = FlightRecorder(), {}
     recorder.begin(1)
-    for number, circle in enumerate(circles * 2, 1):
-        members = tuple(map(int, circle.split(",")))
+    for number, group in enumerate(groups * 2, 1):
+        members = tuple(map(int, group.split(",")))
         form = recorder.describe("allreduce(sum)", "float32", 4, members, (number,))
         recorder.enter(form, number, 1, number - 1)
         recorder.leave()
         last.pop(members, None)
         last[members] = number
     found = read_now(*recorder.copy()).record.collectives
-    kept = {m: n for m, n in last.items() if n > 2 * len(circles) - FORMS}
+    kept = {m: n for m, n in last.items() if n > 2 * len(groups) - FORMS}
     assert {each.members: each.number for each in found if each.members} == kept
     assert [each.number for each in found if each.members] == sorted(kept.values())
 

@@ -59,8 +59,8 @@ def test_a_call_in_flight_returns_as_if_nothing_had_happened(counting):
 def test_a_wait_goes_on_over_the_next_stream(counting):
     """A thread that waits hears the answer, wherever the stream broke meanwhile."""
     session, count = counting
-    gate = session.get_global_func("tests.sleep")
-    gate(1.0)
+    waiter = session.get_global_func("tests.sleep")
+    waiter(1.0)
     waiting = threading.Thread(target=session.sync_all)
     waiting.start()
     for _ in range(3):

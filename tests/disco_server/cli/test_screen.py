@@ -80,7 +80,7 @@ def test_a_controller_that_goes_away_later_is_waited_for(capsys):
     with pytest.raises(ConnectionFailed):
         show_live(lambda: fail(ConnectionFailed("nobody")), 0.001)
     with pytest.raises(AccessDenied):
-        output._draw_again(lambda: fail(AccessDenied("no")))
+        output._redraw(lambda: fail(AccessDenied("no")))
 
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "ctrl-c"])

@@ -154,7 +154,7 @@ def test_a_lone_command_does_not_wait_behind_what_another_session_has_sent(serve
                 session=bulk,
                 first_seq=seq,
             )
-        while rig.hub.tally.to_workers < count * size:  # noqa: ASYNC110  (the edge has no event)
+        while rig.hub.counters.to_workers < count * size:  # noqa: ASYNC110  (the edge has no event)
             await asyncio.sleep(0.01)
         await client.send(EnvelopeKind.BATCH, session=lone, first_seq=1, last_seq=1)
         came = []

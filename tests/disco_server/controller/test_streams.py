@@ -63,7 +63,7 @@ def test_a_write_to_a_client_that_has_left_ends_the_call_without_a_traceback(
         download = rig.collect("ArrayService/Download", wanted)
         await rig.until(lambda: begun)
         download.cancel()
-        assert not rig.hub.transfers._meetings
+        assert not rig.hub.transfers._relays
 
     serve(scenario)
     assert not [record for record in caplog.records if "Download" in record.getMessage()]

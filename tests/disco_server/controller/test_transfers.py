@@ -84,7 +84,7 @@ def test_the_client_waits_for_the_node(play):
         await transfers.bring(KEY, Source(3), 3)
         await fetching
         assert sink.came == [chunk(1), chunk(2), chunk(3)]
-        assert not transfers._meetings
+        assert not transfers._relays
 
     play(scenario)
 
@@ -115,7 +115,7 @@ def test_the_receiver_sets_the_pace(play):
         fetching.cancel()
         with pytest.raises(ConnectionError, match="the client went away"):
             await bringing
-        assert not transfers._meetings
+        assert not transfers._relays
 
     play(scenario)
 
@@ -149,7 +149,7 @@ def test_a_client_that_begins_anew_takes_the_place_of_its_former_self(play):
         await transfers.bring(KEY, Source(3), 3)
         await fetching
         assert len(second.came) == 3
-        assert not transfers._meetings
+        assert not transfers._relays
 
     play(scenario)
 
@@ -195,7 +195,7 @@ def test_the_end_of_a_session_or_a_node_ends_its_transfers_on_both_sides(play, h
                 with pytest.raises(ConnectionError, match=why):
                     await wait
             assert not other.done.done()
-        assert not transfers._meetings
+        assert not transfers._relays
 
     play(scenario)
 
@@ -208,7 +208,7 @@ def test_a_source_that_ends_early_fails_both_sides(play):
         for call in (transfers.bring(KEY, Source(2), 3), fetching):
             with pytest.raises(ConnectionError, match="of 3 bytes, got 2"):
                 await call
-        assert not transfers._meetings
+        assert not transfers._relays
 
     play(scenario)
 
@@ -278,7 +278,7 @@ def test_arrays_pass_between_client_and_node_by_their_ticket(serve):
         result = await rig.bring("NodeService/Push", array(wanted, data[::-1]))
         assert result.nbytes == len(data)
         assert b"".join(await download) == data[::-1]
-        assert not rig.hub.transfers._meetings
+        assert not rig.hub.transfers._relays
 
     serve(scenario)
 
@@ -336,7 +336,7 @@ def test_the_end_of_a_session_ends_its_arrays_and_its_exchange(serve):
             asyncio.ensure_future(rig.collect("ArrayService/Download", head(ready)).read()),
             asyncio.ensure_future(rig.ask("RendezvousService/Get", get, node_pb2.GetResult)),
         ]
-        await rig.until(lambda: len(rig.hub.transfers._meetings) == 2)
+        await rig.until(lambda: len(rig.hub.transfers._relays) == 2)
         await rig.until(lambda: rig.hub.exchanges._open[session]._waiting)
         await client.send(EnvelopeKind.CLOSE)
         for call in waiting:

@@ -62,16 +62,16 @@ def test_a_busy_worker_does_not_hold_up_a_copy(threads):
     session = threads(1)
     remote = session.empty((1 << 20,), "float64")
     session.sync_all()
-    gate = threading.Event()
+    waiter = threading.Event()
     session.get_global_func("tests.call_back")
     session.sync_all()
     disco_functions = sys.modules["disco_test_functions"]
-    disco_functions.GATE = gate
+    disco_functions.GATE = waiter
     session.get_global_func("tests.call_back")()
     host = np.ones(1 << 20)
     session.copy_to_worker_0(host, remote)
     host[...] = 2
-    gate.set()
+    waiter.set()
     assert remote.numpy().sum() == 1 << 20
 
 

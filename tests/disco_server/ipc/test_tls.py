@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.ipc.grpc_server import CertificateFiles, warn_of_open_door
+from disco_server.ipc.grpc_server import CertificateFiles, warn_of_open_listener
 from disco_server.security import Guard
 from fault_tools.certificates import Pki
 
@@ -67,7 +67,7 @@ def test_an_open_door_is_warned_of(caplog):
     """Each time, and only where a person said so."""
     import logging
 
-    warn_of_open_door(logging.getLogger("disco.test"), Guard())
+    warn_of_open_listener(logging.getLogger("disco.test"), Guard())
     assert caplog.text == ""
-    warn_of_open_door(logging.getLogger("disco.test"), Guard(insecure=True))
+    warn_of_open_listener(logging.getLogger("disco.test"), Guard(insecure=True))
     assert "can run code on this cluster" in caplog.text

@@ -10,7 +10,7 @@ from numpy_names import documented
 
 from disco_server.rank.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
 from disco_server.rank.functions import MAX_NAME, find_dotted, function_of, import_allowed, resolve
-from disco_server.rank.numpy_functions import is_offered, offered_functions, reason_against
+from disco_server.rank.numpy_functions import is_supported, reason_against, supported_functions
 
 TOOLS = """
 import os
@@ -244,15 +244,15 @@ def test_the_list_names_all_that_numpy_documents():
     """Each name is on the list, or there is a reason against it; what is new is named here."""
     names = set(documented("numpy"))
     assert len(names) > 1000
-    unknown = [name for name in sorted(names) if not (is_offered(name) or reason_against(name))]
+    unknown = [name for name in sorted(names) if not (is_supported(name) or reason_against(name))]
     assert not unknown, f"decide about these, then run make functions: {unknown}"
-    assert not [name for name in offered_functions() if reason_against(name)]
+    assert not [name for name in supported_functions() if reason_against(name)]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_every_name_on_the_list_leads_to_numpy_s_own():
     """To a function that can be called, or to nothing in a release that has it not."""
-    names = [name for name in offered_functions() if name.startswith("numpy.")]
+    names = [name for name in supported_functions() if name.startswith("numpy.")]
     found = {name: find_dotted(name, ()) for name in names}
     assert sum(function is not None for function in found.values()) > 800
     for name, function in found.items():

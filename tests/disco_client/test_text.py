@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_client.wording import many, natural
+from disco_client.text import many, natural
 
 
 def test_one_thing_is_no_plural():

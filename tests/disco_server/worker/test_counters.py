@@ -18,9 +18,9 @@ def rank():
     memory.close()
 
 
-def counts(tally):
+def counts(counters):
     """How many of each kind were timed."""
-    return {key: buckets.count for key, buckets in tally.seconds.items()}
+    return {key: buckets.count for key, buckets in counters.seconds.items()}
 
 
 def enter(recorder, form, number):
@@ -32,34 +32,34 @@ def test_each_collective_is_counted_once_and_when_it_is_over(rank):
     memory, recorder = rank
     small = recorder.describe("allreduce(sum)", "float32", 4, (0, 1), (100,))
     large = recorder.describe("broadcast", "float32", 4, (0, 1), (1 << 20,))
-    tally = CollectiveCounters()
-    tally.look([memory])
+    counters = CollectiveCounters()
+    counters.look([memory])
     for number in range(1, 4):
         enter(recorder, small, number)
         recorder.leave()
     enter(recorder, large, 4)
     for _ in range(2):
-        tally.look([memory])
-        assert counts(tally) == {("allreduce", "4KiB"): 3}
+        counters.look([memory])
+        assert counts(counters) == {("allreduce", "4KiB"): 3}
     recorder.meet()
     recorder.leave()
-    tally.look([memory])
-    tally.look([memory])
-    assert counts(tally) == {("allreduce", "4KiB"): 3, ("broadcast", "16MiB"): 1}
-    assert tally.missed == 0
+    counters.look([memory])
+    counters.look([memory])
+    assert counts(counters) == {("allreduce", "4KiB"): 3, ("broadcast", "16MiB"): 1}
+    assert counters.missed == 0
 
 
 def test_what_was_overwritten_is_counted_as_missed(rank):
     """So that a rate is never silently too low."""
     memory, recorder = rank
     form = recorder.describe("barrier", "", 0, (0, 1), ())
-    tally = CollectiveCounters()
+    counters = CollectiveCounters()
     for number in range(COLLECTIVES + 100):
         enter(recorder, form, number)
         recorder.leave()
-    tally.look([memory])
-    assert counts(tally)["barrier", "0"] + tally.missed == COLLECTIVES + 100
-    assert tally.missed > 0
+    counters.look([memory])
+    assert counts(counters)["barrier", "0"] + counters.missed == COLLECTIVES + 100
+    assert counters.missed > 0
 
 
 def test_a_rank_that_is_gone_is_forgotten_and_its_counts_stay(rank):
@@ -68,10 +68,10 @@ def test_a_rank_that_is_gone_is_forgotten_and_its_counts_stay(rank):
     form = recorder.describe("barrier", "", 0, (0, 1), ())
     enter(recorder, form, 1)
     recorder.leave()
-    tally = CollectiveCounters()
-    tally.look([memory])
-    tally.look([])
-    assert counts(tally) == {("barrier", "0"): 1}
+    counters = CollectiveCounters()
+    counters.look([memory])
+    counters.look([])
+    assert counts(counters) == {("barrier", "0"): 1}
 
 
 @pytest.mark.parametrize(

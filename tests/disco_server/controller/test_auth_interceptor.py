@@ -1,4 +1,4 @@
-"""The gate that every call to a controller passes."""
+"""The interceptor that every call to a controller passes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_method_of_every_service_is_in_the_table():
     assert offered == set(METHODS)
 
 
-def test_every_door_of_a_controller_has_a_gate(monkeypatch):
+def test_every_listener_of_a_controller_authenticates(monkeypatch):
     """Also one that asks nobody who he is."""
     made = []
     original = grpc.aio.server
@@ -52,8 +52,8 @@ def test_every_door_of_a_controller_has_a_gate(monkeypatch):
         await door.close(None)
 
     asyncio.run(opened())
-    ((gate,),) = made
-    assert isinstance(gate, AuthInterceptor)
+    ((interceptor,),) = made
+    assert isinstance(interceptor, AuthInterceptor)
 
 
 def test_a_method_that_is_not_in_the_table_is_refused_even_where_nobody_is_asked():
