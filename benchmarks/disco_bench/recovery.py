@@ -1,4 +1,4 @@
-"""What it costs to be able to recover, and how long a lost worker is a pause."""
+"""The cost of being able to recover, and the pause that a lost worker causes."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class Breakable:
         self._ways.tell(way, "heal")
 
     def _silence(self, way: int) -> None:
-        # What a proxy swallows no end sends again, so the connection has to break then.
+        # Neither end sends again what a proxy swallows, so the connection has to break then.
         self._ways.tell(way, "swallow", 1)
         self._pause(1.5)
         self._ways.tell(way, "cut")

@@ -19,7 +19,7 @@ __all__ = ["SoakProgram", "WrongResult"]
 FUNCTIONS = "disco_soak.worker_functions"
 _SIZES = (1, 7, 1000, 40_000, 300_000)
 _LARGE = 2_000_000
-"""So large, 16 MB, that a fault meets it on its way."""
+"""So large, 16 MB, that a fault occurs during its transfer."""
 
 _BURST = 400
 
@@ -38,7 +38,7 @@ class SoakProgram:
     Attributes:
         session: The session; another one where the program has left it and come back.
         steps: How many were taken.
-        issued: How many numbers the workers were told to note.
+        issued: How many numbers the workers were asked to note.
     """
 
     def __init__(self, session: Session, seed: int) -> None:

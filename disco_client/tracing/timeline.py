@@ -49,13 +49,13 @@ _Result = TypeVar("_Result")
 
 
 class Sent(NamedTuple):
-    """Commands that left together.
+    """Commands that were sent together.
 
     Attributes:
         first: The number of the first one.
         sites: The lines that issued them, in order.
         began_ns: When the first one was issued, or found waiting.
-        ended_ns: When they left.
+        ended_ns: When they were sent.
     """
 
     first: int
@@ -74,7 +74,7 @@ class TimelineSpan(NamedTuple):
         began_ns, ended_ns: When.
         seq: The command that it is about, or 0.
         nbytes: How much was copied.
-        worker: From or to whom.
+        worker: The worker that it was copied from or to.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Timeline:
         self._left_out = 0
 
     def wake(self) -> None:
-        """A command was issued and nobody is about to send it."""
+        """A command was issued, and no thread is about to send it."""
         self._woken_ns = self._woken_ns or time.monotonic_ns()
 
     def leave(self, first: int, sites: Sequence[Site]) -> None:
@@ -140,7 +140,7 @@ class Timeline:
         nbytes: int = 0,
         worker: int = 0,
     ) -> None:
-        """Something has ended that began then."""
+        """Notes a span that began then and ends now."""
         now, thread = time.monotonic_ns(), threading.current_thread().name
         if len(self._spans) < MOST:
             self._spans.append(

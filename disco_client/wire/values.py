@@ -228,7 +228,7 @@ class ArrayPorter:
         return content
 
     def arrived(self, array: np.ndarray[Any, Any]) -> Any:
-        """What becomes of an array that came inside a value."""
+        """Converts an array that arrived inside a value."""
         return array
 
     def offer(self, array: Any) -> int:
@@ -246,7 +246,7 @@ class ArrayPorter:
         return self.offer(whole)
 
     def withdraw(self) -> None:
-        """Takes back what was offered since the last reply, because none leaves that names it."""
+        """Takes back what was offered since the last reply, because no reply will name it."""
 
     def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
         """Returns the array that was offered under this ticket."""
@@ -258,7 +258,7 @@ class ArrayPorter:
         out[...] = self.collect(ticket, out.dtype, out.shape)
 
     def discard(self, ticket: int) -> None:
-        """Lets go of the array under this ticket, now or when it comes."""
+        """Discards the array under this ticket, now or when it arrives."""
 
     @contextlib.contextmanager
     def lend(
