@@ -49,12 +49,12 @@ def _replaying(core: SessionCore) -> Replaying | None:
 
 
 def is_replaying(core: SessionCore) -> bool:
-    """Whether the session goes on with other workers where some are lost."""
+    """Whether the session continues with other workers if some are lost."""
     return _replaying(core) is not None
 
 
 def recoveries(core: SessionCore) -> tuple[Recovery, ...]:
-    """The times that the session went on with other workers, in order."""
+    """The recoveries of the session with other workers, in order."""
     replaying = _replaying(core)
     return replaying.recoveries if replaying is not None else ()
 

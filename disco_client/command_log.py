@@ -206,7 +206,7 @@ Fill: TypeAlias = Callable[[EncodedCommand], int]
 
 
 class _Batch:
-    """Commands that leave together, each with the line that issued it."""
+    """Commands that are sent together, each with the line that issued it."""
 
     __slots__ = ("beside", "entries", "first_seq", "nbytes", "sites")
 
@@ -225,7 +225,7 @@ class _Batch:
         return self.first_seq + (len(self.entries) or len(self.sites))
 
     def leave(self, session: int) -> OutgoingBatch:
-        """Returns the commands as they leave; only the lines that issued them are kept."""
+        """Returns the commands for sending; only the lines that issued them are kept."""
         commands: list[EncodedCommand] = []
         calls: list[int] = []
         for _, entry in self.entries:
@@ -258,7 +258,7 @@ class LogWatcher(Protocol):
         ...
 
     def leave(self, first: int, sites: Sequence[Site]) -> None:
-        """Commands leave; called under the log's lock."""
+        """Commands are about to be sent; called under the log's lock."""
         ...
 
     def note(self, name: str, category: str, began_ns: int) -> None:
@@ -276,8 +276,8 @@ class CommandLog:
 
     Attributes:
         on_expect: Called with (seq, workers) under the log's lock, before a
-            command that will be answered can leave.
-        direct: Whether a thread that waits for an answer sends what is here itself.
+            command that will be answered can be sent.
+        direct: Whether a thread that waits for an answer sends pending commands itself.
         told: Whether a call has raised the error that closed the log.
         long_waits: Is notified each second of waits for room.
         timeline: Takes notes, if set; calls that need not wait never ask for it.

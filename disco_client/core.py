@@ -266,7 +266,7 @@ class SessionCore:
         closed: Whether the program has ended the session, or left it.
         face: Returns the session that programs hold. It is made once, and lives as long
             as it, or any reference, is held; the core alone does not keep it.
-        recorders: The captures under way, by the thread that captures.
+        recorders: The active captures, by the thread that captures.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ def _bars(*, notebook: bool) -> Any:
 
 
 class StatusLine:
-    """Says what is waited for: in a notebook in one place, else a line each time that changes."""
+    """Shows the state of a wait: in a notebook in one place, else a line for each change."""
 
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
@@ -113,6 +113,6 @@ class StatusLine:
         bar.set_description_str(text)
 
     def close(self) -> None:
-        """Takes it away again, where that is possible."""
+        """Removes it again, where that is possible."""
         if self._bar is not None:
             self._bar.close()

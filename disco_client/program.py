@@ -451,7 +451,7 @@ class Program:
 
 
 def _run(here: SessionCore, program: DRef, values: list[object], num_outputs: int) -> list[DRef]:
-    """Issues one run, or records it where a capture is under way."""
+    """Issues one run, or records it inside a capture."""
     log = here.log
     function = here.check_ref(program)
     face = here.face()

@@ -105,7 +105,7 @@ class LongWaits:
             return wait
         try:
             text, goes_on = self._describe()
-        except Exception as error:  # noqa: BLE001  (the wait must go on, whatever this is)
+        except Exception as error:  # noqa: BLE001  (the wait must continue after any error)
             text, goes_on = f"what the ranks do cannot be found out: {error}", False
         if not (goes_on and wait.told):
             waited = (
@@ -308,7 +308,7 @@ class Inbox:
         Args:
             seq: The command that could not be executed; 0 for none in particular.
             failed: The command that failed.
-            report: What a worker says of it.
+            report: A worker's report of it.
         """
         if seq not in (0, failed.seq):
             # A worker skipped a command that depends on the failed one.
@@ -422,7 +422,7 @@ class Inbox:
 
         Args:
             seq: A command announced by :meth:`expect`.
-            alive: Called every second; raises when nothing can come any more.
+            alive: Called every second; raises if no reply can arrive any more.
 
         Raises:
             SessionError: The session was lost meanwhile.
@@ -448,7 +448,7 @@ class Inbox:
         Args:
             workers: The workers to ask.
             pump: Asks and waits.
-            alive: Called every second; raises when nothing can come any more.
+            alive: Called every second; raises if no reply can arrive any more.
 
         Raises:
             SessionError: The session was lost meanwhile.

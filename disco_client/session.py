@@ -227,7 +227,7 @@ class Session:
 
         Inside the block, what this thread issues on this session is written down: calls,
         lookups of functions, allocations, collectives, and copies of arrays of up to
-        64 KiB to worker 0. Other threads go on as usual. References made inside are of
+        64 KiB to worker 0. Other threads run as usual. References made inside are of
         use inside only, except as outputs; those from outside are taken by reference:
         each run sees what their registers hold then, and in-place changes are seen
         outside. A run ends with its first failing step; see :class:`Program`.
@@ -400,8 +400,8 @@ class Session:
         Parts may be of different sizes, and empty, where the mesh does not divide the
         tensor. The array may be changed as soon as this returns. Of a memory-mapped
         array (``numpy.load(..., mmap_mode="r")``) only what is sent is read, part by
-        part; of a file the workers read their own parts, after this has waited for what
-        the file says of itself.
+        part; of a file the workers read their own parts, after this has waited for the
+        file's header.
 
         Args:
             array: An array, or what ``numpy.asarray`` makes one of; or a file that the
@@ -793,7 +793,7 @@ class Session:
         The file is in Chrome's trace format; open it at https://ui.perfetto.dev. It has a
         process for each rank, with rows for its commands, its collectives (bytes, dtype,
         workers), its waits for other ranks and its copies; and one for the program: when
-        commands left and which lines issued them, with arrows to where ranks began them,
+        commands were sent and which lines issued them, with arrows to where ranks began them,
         and what its threads waited for. Clocks of different machines are corrected;
         ``otherData`` in the file says by how much, how well that is known, and whether
         anything is missing, as where the ranks were faster than their records could be
@@ -833,7 +833,7 @@ class Session:
         checkpoint before stays of use until a new one has taken its place.
 
         Args:
-            path: A folder that all workers share, also those that will come; each
+            path: A folder that all workers share, future ones included; each
                 checkpoint is a folder in it. A relative path is taken from the client's
                 own folder.
 

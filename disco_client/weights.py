@@ -175,7 +175,7 @@ def _read_spec(entry: object) -> PlacementSpec:
 
 
 def read_expected(expect: object) -> Expected | None:
-    """Checks what a program says of the tensors it needs.
+    """Checks a program's list of the tensors that it needs.
 
     Raises:
         ConfigError: It is no mapping of names to shapes or None.

@@ -79,7 +79,7 @@ def _then_checkpoint(
 
 
 class _Uploads:
-    """Sends an array to worker 0 again and again; measures once, and returns bytes/s."""
+    """Sends an array to worker 0 repeatedly; measures once, and returns bytes/s."""
 
     def __init__(self, session: disco_client.Session, count: int) -> None:
         self._session = session

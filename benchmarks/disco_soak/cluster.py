@@ -181,7 +181,7 @@ class Breakable:
     def _slow_down(self, way: int) -> None:
         self._ways.tell(way, "delay", _FAR_S)
         self._pause(3.0)
-        self._ways.tell(way, "cut")  # so that what comes next connects over the slow link
+        self._ways.tell(way, "cut")  # so that the next connections go over the slow link
         self._ways.tell(way, "heal")
         self._pause(3.0)
         self._ways.tell(way, "delay", 0)

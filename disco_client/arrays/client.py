@@ -80,10 +80,10 @@ class GrpcEndpoint:
             )
 
     def download(self, transfer: controller_pb2.Transfer, into: memoryview) -> int:
-        """Fills a buffer with the array that a worker offered; returns the bytes that came.
+        """Fills a buffer with the array that a worker offered; returns how many bytes arrived.
 
         Raises:
-            TransferFailed: It cannot be had.
+            TransferFailed: It cannot be fetched.
         """
 
         def receive(call: Any) -> int:
@@ -194,7 +194,7 @@ class ArrayClient:
         self._through(worker, lambda endpoint: endpoint.upload(head, data))
 
     def download(self, ticket: int, worker: int, into: memoryview) -> int:
-        """Fills a buffer with the array that a worker offered; returns the bytes that came.
+        """Fills a buffer with the array that a worker offered; returns how many bytes arrived.
 
         Raises:
             TransferFailed: It cannot be fetched either way.

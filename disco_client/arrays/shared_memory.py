@@ -91,7 +91,7 @@ CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 def descriptors_in(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors that came with a message received with CLOSED_ON_EXEC."""
+    """The descriptors in the ancillary data of a message received with CLOSED_ON_EXEC."""
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -424,7 +424,7 @@ class MemoryEndpoint:
             The array's size in bytes.
 
         Raises:
-            TransferFailed: It cannot be had.
+            TransferFailed: It cannot be fetched.
             OSError: The system has no descriptor or memory for it.
         """
         with self._connection() as sock:
@@ -493,7 +493,7 @@ def _send(sock: socket.socket, request: memory_pb2.MemoryRequest) -> None:
 
 
 def _memory(reply: memory_pb2.MemoryReply, fds: list[int]) -> int:
-    """The descriptor of the memory that was asked for.
+    """The descriptor of the requested memory.
 
     Raises:
         TransferFailed: There is none.
@@ -513,7 +513,7 @@ def _refusal(reply: memory_pb2.MemoryReply, otherwise: str) -> TransferFailed:
 
 
 def _receive(sock: socket.socket) -> tuple[memory_pb2.MemoryReply, list[int]]:
-    """Waits for an answer and the descriptors that come with it, which are the caller's."""
+    """Waits for an answer and its descriptors, which the caller then owns."""
     fds: list[int] = []
     try:
         return memory_pb2.MemoryReply.FromString(_receive_bytes(sock, fds)), fds

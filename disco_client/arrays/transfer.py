@@ -45,7 +45,7 @@ def _reason(error: BaseException) -> str:
 
 
 class Uploads(ArrayPorter):
-    """Collects the large arrays of one command; they leave after it was issued.
+    """Collects the large arrays of one command; they are sent after it was issued.
 
     A context manager around both: if one of them is not sent, because the program was
     interrupted or the upload failed, no worker waits for it or for the ones after it.
@@ -127,7 +127,7 @@ class Uploads(ArrayPorter):
         return sum(array.nbytes for _, array in self.offered)
 
     def offer(self, array: Array) -> int:
-        """Notes an array and returns the ticket under which it will leave."""
+        """Notes an array and returns the ticket under which it will be sent."""
         ticket = self._take_ticket()
         self.offered.append((ticket, array))
         return ticket

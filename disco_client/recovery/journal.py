@@ -187,7 +187,7 @@ class Journal:
         """Forgets what a checkpoint has made superfluous.
 
         Args:
-            segments: What brings back all up to a command.
+            segments: The commands that restore everything up to a command.
             tickets: The arrays for that.
             after: The command.
         """
@@ -227,7 +227,7 @@ class ReplayStep:
         batch: They themselves.
         tickets: The arrays that travel beside them.
         awaited: Whether the program waited for the last of them before continuing.
-        by: The one worker that was waited for; None for all.
+        by: The one worker that was awaited; None for all.
     """
 
     first: int
@@ -238,7 +238,7 @@ class ReplayStep:
     by: int | None = None
 
     def encode(self) -> SentBatch:
-        """Returns it as it leaves."""
+        """Encodes it for sending."""
         return SentBatch(self.first, self.last, self.batch.SerializeToString())
 
 

@@ -177,7 +177,7 @@ class Incarnation:
             with self._changed:
                 self._changed.notify_all()
 
-    # What leaves ----------------------------------------------------------------------
+    # Sending --------------------------------------------------------------------------
 
     def _await_commands(self) -> bool:
         if self.error is not None:
@@ -202,7 +202,7 @@ class Incarnation:
         """Returns the program's next commands, once the replay is over; the lock is held."""
         return None if self.replaying else self._owner.take(self, kills)
 
-    # What comes -----------------------------------------------------------------------
+    # Receiving ------------------------------------------------------------------------
 
     def _reply(self, worker: int, reply: EncodedReply) -> None:
         if self.number and reply.WhichOneof("outcome") == "value":
@@ -517,7 +517,7 @@ class Successor(Protocol):
         """Requests another session, and waits until its workers are ready.
 
         Raises:
-            DiscoError: It cannot be had.
+            DiscoError: No session can be opened.
         """
         ...
 

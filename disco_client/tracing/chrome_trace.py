@@ -256,7 +256,7 @@ class ChromeTrace:
     def _arrows(
         self, client: ClientFlight, began: Mapping[tuple[int, int], CommandRecord]
     ) -> Iterator[_Event]:
-        """From where commands left the program to where each rank begins the first of them."""
+        """Arrows from where commands were sent to where each rank begins the first of them."""
         workers = [rank.worker for rank in self._ranks]
         for sent in client.sent:
             for worker in workers:

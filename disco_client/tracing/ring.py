@@ -328,7 +328,7 @@ def _read_commands(
     for seq in range(_begin(kinds, max(first, last - SLOTS + 1), last, most), last + 1):
         slot = seq % SLOTS
         if starts[slot]:
-            # What came before, if its end was not taken, was broken off.
+            # The commands before it, if their end was not taken, were interrupted.
             found += _group_of(kinds, group, since, starts[slot], names)
             group, since = [], starts[slot]
         if not kinds[slot]:
@@ -634,7 +634,7 @@ def _ring(
 
 @dataclass(frozen=True, slots=True)
 class FlightDelta:
-    """A cut, as it came.
+    """A received cut.
 
     Attributes:
         emptied: The header's number before the cut was made.

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-# What the program itself does while its session is traced: when commands leave, waits, copies.
+# What the program itself does while its session is traced: sent commands, waits, copies.
 
 
 MOST = 1 << 20
@@ -97,7 +97,7 @@ class ClientFlight:
         spans: Waits and copies.
         clock_offset_ns: What was added to its times.
         clock_error_ns: By how much that may be wrong.
-        missing: What is not there, in words.
+        missing: What is missing, in words.
     """
 
     pid: int
@@ -122,7 +122,7 @@ class Timeline:
         self._woken_ns = self._woken_ns or time.monotonic_ns()
 
     def leave(self, first: int, sites: Sequence[Site]) -> None:
-        """Commands leave; called under the log's lock."""
+        """Commands are about to be sent; called under the log's lock."""
         now = time.monotonic_ns()
         began, self._woken_ns = self._woken_ns or now, 0
         if len(self._sent) < MOST:
@@ -154,7 +154,7 @@ class Timeline:
 
         Args:
             clock: Brings their times to those of the ranks.
-            missing: What is not there, in words.
+            missing: What is missing, in words.
         """
         correct = clock.correct
         sent = tuple(
@@ -273,7 +273,7 @@ class RankFlight:
         collectives: Likewise.
         clock_offset_ns: What was added to the times of the rank for that.
         clock_error_ns: By how much that may be wrong.
-        missing: What was asked for and is not there, in words.
+        missing: What was requested and is missing, in words.
     """
 
     worker: int

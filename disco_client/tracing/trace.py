@@ -176,7 +176,7 @@ class Track:
                     last = command.seq
             for each in record.collectives:
                 if each.seq > self._after:
-                    # Once more, where the rank had not left it the first time.
+                    # A second record, if the rank was still in it at the first one.
                     collectives[each.entered_ns] = each
         whole = FlightRecord(tuple(commands), tuple(collectives.values()))
         worker, pid = self.since.worker, self.since.pid
@@ -314,7 +314,7 @@ class Trace:
 
         Raises:
             SessionError: The controller cannot be asked.
-            ValueError: Something that came is damaged.
+            ValueError: Some of them are damaged.
         """
         since = [track.since for track in self._tracks.values()]
         found = self._core.transport.inspect(stacks=False, flights=False, since=since)

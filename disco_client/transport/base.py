@@ -175,9 +175,9 @@ class Events:
         acked: Returns the newest command that every worker has executed.
         issued: Returns the newest command of all.
         take_batch: Gets whether freed registers alone are reason enough; returns
-            what should leave now, or None. See ``CommandLog``.
+            what to send now, or None. See ``CommandLog``.
         reply: Gets (worker, reply), which it may change.
-        send: Returns the next envelope that should leave, or None, and keeps it until it
+        send: Returns the next envelope to send, or None, and keeps it until it
             is executed: ``take_batch`` for connections that may lose it. See ``SentLog``.
         resend: Everything beyond a command is to be sent again.
         live: Gets (worker, seq, value): the answer of a worker that shares memory
@@ -368,11 +368,11 @@ class ForeignTransport:
 
 
 class TransferFailed(Exception):
-    """An array could not be carried; the text says why."""
+    """An array could not be transferred; the text says why."""
 
 
 class TransferRefused(TransferFailed):
-    """The daemon cannot carry this array; its session goes on."""
+    """The daemon cannot transfer this array; its session continues."""
 
 
 class EndpointLost(TransferFailed):
@@ -383,7 +383,7 @@ class ArrayEndpoint(Protocol):
     """One path to worker daemons; may be used from several threads.
 
     Attributes:
-        spoiled: Whether it cannot be used any more, nor waited for in :meth:`close`.
+        spoiled: Whether it is unusable, so that :meth:`close` must not wait for it.
     """
 
     spoiled: bool
@@ -405,7 +405,7 @@ class ArrayEndpoint(Protocol):
             no array.
 
         Raises:
-            TransferFailed: It cannot be had.
+            TransferFailed: It cannot be fetched.
             OSError, RuntimeError: As for :meth:`upload`.
         """
         ...

@@ -110,13 +110,13 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # Of one connection; calls beyond wait at the client.
+    # Per connection; further calls wait at the client.
     ("grpc.max_concurrent_streams", 1024),
 ]
 
 
 def connection_limit(count: int) -> tuple[str, Any]:
-    """The option of a server that closes connections beyond so many as soon as they are made."""
+    """The option of a server that closes connections beyond a limit as soon as they are made."""
     return "grpc.max_allowed_incoming_connections", count
 
 
@@ -410,7 +410,7 @@ def run_uninterrupted(begin: Callable[[], Any], finish: Callable[[Any], _T]) -> 
 
     Args:
         begin: Makes the call.
-        finish: Waits for its end, and returns what came.
+        finish: Waits for its end, and returns the result.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; the call was cancelled, and is over.

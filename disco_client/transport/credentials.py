@@ -1,6 +1,6 @@
 """A program's credentials for a controller, and how it verifies the controller.
 
-Files are read anew for each new connection, so that they may be replaced at any time.
+Files are read again for each new connection, so that they may be replaced at any time.
 """
 
 from __future__ import annotations

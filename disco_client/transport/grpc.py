@@ -369,7 +369,7 @@ class SessionStream:
     def _broken(self, error: grpc.RpcError) -> str:
         return f"the connection to the controller at {self._address} broke: {details(error)}"
 
-    # What comes ------------------------------------------------------------------------
+    # Receiving -------------------------------------------------------------------------
 
     def run(self, events: Events) -> errors.SessionError:
         """Sends and delivers until the session is over; says how it ended."""
@@ -551,7 +551,7 @@ class SessionStream:
         return None
 
     def _ask(self) -> None:
-        """Asks the nodes for what is missing."""
+        """Asks the nodes for missing messages."""
         self._asked = self._clock()
         self._out.say(self._received(EnvelopeKind.RESUME))
 
@@ -574,7 +574,7 @@ class SessionStream:
         self._leaving.set()
 
     def detach(self, lease: float) -> None:
-        """Leaves the session as it is when the commands have left."""
+        """Leaves the session as it is when the commands have been sent."""
         wish = controller_pb2.DetachSession(lease_s=lease).SerializeToString()
         self._out.part_with(envelope(EnvelopeKind.DETACH, wish, session=self._ready.session))
 

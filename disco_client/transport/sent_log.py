@@ -17,7 +17,7 @@ __all__ = ["SentBatch", "SentLog"]
 
 @dataclass(frozen=True, slots=True)
 class SentBatch:
-    """Commands that leave together, encoded.
+    """Commands that are sent together, encoded.
 
     Attributes:
         first_seq, last_seq: The numbers of the first and the last of them.

@@ -78,7 +78,7 @@ _KNOWN = frozenset(int(action) for action in Action)
 
 
 class RankState(StrEnum):
-    """What the system says of a rank's process."""
+    """The state of a rank's process, as the system reports it."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -182,13 +182,13 @@ class RankReport:
         worker: Which.
         node: Where.
         pid: Its process.
-        state: What the system says of that.
+        state: The state of that process.
         current: The command that runs, if one does.
         finished: The last one that ended.
         collective: The collective that it is in, if it is in one.
         stack: Its Python stacks as faulthandler writes them, or empty.
         note: Why there is no stack.
-        flight: A compressed copy of its flight recorder's memory, where it was asked for.
+        flight: A compressed copy of its flight recorder's memory, where it was requested.
         emptied: Needed to read that; see ``tracing.ring``.
         clock_offset_ns: What to add to its times for those of the controller.
         memory_bytes: How much of its process is in memory; 0 where that is not known.
@@ -477,7 +477,7 @@ class RankView:
 
     Attributes:
         worker, node, pid, device: Which, and where.
-        state: What the system says of its process: ``running``, ``stopped``,
+        state: The state of its process: ``running``, ``stopped``,
             ``uninterruptible`` or ``ended``; ``unknown`` where its node did not answer, and
             then all that follows is empty.
         executed: The newest command that it has executed.
@@ -615,7 +615,7 @@ class Overview:
         taken_s: When nodes were asked, in seconds of a clock of the controller that never
             goes back; the same in two views of the same answers.
         nodes: The worker daemons.
-        sessions: Those that are not gone, and where they were asked for, those that ended lately.
+        sessions: Those that have not ended, and if requested, those that ended lately.
     """
 
     version: str

@@ -237,7 +237,7 @@ class ArrayPorter:
         raise EncodingError(msg)
 
     def offer_pieces(self, nbytes: int, pieces: Iterable[memoryview]) -> int:
-        """Hands over an array whose bytes come piece by piece, and returns its ticket."""
+        """Hands over an array whose bytes arrive piece by piece, and returns its ticket."""
         whole = np.empty(nbytes, np.uint8)
         at = 0
         for piece in pieces:
@@ -272,7 +272,7 @@ class ArrayPorter:
     ) -> Generator[memoryview]:
         """Yields the bytes of the array under this ticket in order, piece by piece.
 
-        Each piece has at most PIECE_BYTES, and is good until the next is asked for.
+        Each piece has at most PIECE_BYTES, and is valid until the next is requested.
         """
         with self.lend(ticket, dtype, shape) as array:
             yield from in_pieces(byte_view(array))

@@ -1,6 +1,6 @@
 """The decoder, written as for one array: nothing here says what moves between workers.
 
-Where the weights lie decides it. The matrices that lead into heads and into the inner
+The placements of the weights decide it. The matrices that lead into heads and into the inner
 layer are split by columns and those that lead out of them by rows, so that each worker
 has heads and inner columns of its own; the results are partial sums, which are then
 redistributed to be whole.
