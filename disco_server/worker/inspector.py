@@ -1,4 +1,4 @@
-"""Answers what the ranks of this node do, and keeps for a while what they did."""
+"""Reports what the ranks of this node do, and keeps for a while what they did."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NodeInspector:
     """Used from the event loop only; looks at ranks in another thread.
 
     What ended sessions did is kept for ten minutes, of the last 16 sessions at most and
-    in 32 MiB at most; what is over either goes, the oldest first.
+    in 32 MiB at most; beyond either, the oldest is dropped.
 
     Args:
         node: This node's name.
@@ -62,7 +62,7 @@ class NodeInspector:
         self._ended: deque[_EndedSession] = deque()
 
     async def answer(self, payload: bytes) -> None:
-        """Answers the controller's question."""
+        """Answers a question of the controller."""
         received_ns = time.monotonic_ns()
         asked = node_pb2.InspectNode.FromString(payload)
         found = node_pb2.NodeInspected(request=asked.request, received_ns=received_ns)
@@ -106,14 +106,14 @@ class NodeInspector:
             node_pb2.SessionGlance(
                 session=session.session,
                 received=newest,
-                # Who looks every second does not compare what they have entered.
+                # The overview polls every second, and does not compare what they have entered.
                 ranks=[encode_report(replace(next(reports), entered=())) for _ in each],
             )
             for session, newest, each in zip(here, received, subjects, strict=True)
         ]
 
     def _cut(self, session: NodeSession, since: list[Since]) -> list[EncodedRankReport]:
-        """What is new; here and now, because that takes less than another thread would."""
+        """What is new; in this thread, because that takes less time than another thread would."""
         return [encode_report(report) for report in cut_ranks(self._subjects(session), since)]
 
     def _subjects(self, session: NodeSession) -> list[Subject]:
