@@ -23,10 +23,8 @@ from disco_client.tracing.timeline import RankFlight
 from disco_client.tracing.trace import Flight
 from disco_client.wire.reports import (
     Inspection,
-    Overview,
-    RankView,
-    SessionView,
     decode_inspection,
+    decode_overview,
     what_is_done,
 )
 from disco_server.controller.edge import NotYours, find_session
@@ -159,7 +157,7 @@ class Feed:
     async def _overviews(self) -> AsyncGenerator[Event]:
         while True:
             view = await self._hub.overviews.snapshot(self._who)
-            yield "overview", view.as_dict()
+            yield "overview", decode_overview(view).as_dict()
             await asyncio.sleep(INTERVAL_S)
 
     async def _timelines(self) -> AsyncGenerator[Event]:
@@ -186,13 +184,11 @@ class Feed:
             yield "verdict", verdict
             await asyncio.sleep(TIMELINE_S)
 
-    def _stands_still(self, view: Overview) -> bool:
-        session = self._find(view)
-        return session is not None and any(map(_is_stuck, session.ranks))
-
-    def _find(self, view: Overview) -> SessionView | None:
-        ids = (each for each in view.sessions if f"{each.session:016x}" == self._session)
-        return next(ids, None)
+    def _stands_still(self, view: controller_pb2.OverviewResult) -> bool:
+        mine = (each for each in view.sessions if f"{each.info.session:016x}" == self._session)
+        return any(
+            rank.report.current.seconds > DIAGNOSIS_S for each in mine for rank in each.ranks
+        )
 
     async def _logs(self) -> AsyncGenerator[Event]:
         """What its ranks print."""
@@ -214,10 +210,6 @@ class Feed:
             return decode_inspection(await self._hub.inspections.inspect(request, self._who))
         except (LookupError, NotYours, DiscoError):
             return None
-
-
-def _is_stuck(rank: RankView) -> bool:
-    return rank.current is not None and rank.current.seconds > DIAGNOSIS_S
 
 
 def _plain(part: LogPart) -> dict[str, object]:
