@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from disco_server.controller.auth import AuthInterceptor
     from disco_server.controller.hub import Hub
-    from disco_server.controller.logs import LogPart
 
 __all__ = ["MOST_WATCHERS", "PARTS", "SECONDS", "Feed", "Page", "timeline"]
 
@@ -212,16 +211,16 @@ class Feed:
             return None
 
 
-def _plain(part: LogPart) -> dict[str, object]:
+def _plain(part: controller_pb2.LogsPart) -> dict[str, object]:
     return {
         "lost": part.lost,
         "printed": [
             {
                 "time": each.time_s,
-                "worker": each.worker,
-                "node": each.node,
-                "stderr": each.stderr,
-                "lines": each.lines,
+                "worker": each.lines.worker,
+                "node": each.lines.node,
+                "stderr": each.lines.stderr,
+                "lines": list(each.lines.lines),
             }
             for each in part.printed
         ],

@@ -36,7 +36,6 @@ from disco_server.observe import logs
 
 if TYPE_CHECKING:
     from disco_server.controller.hub import Hub, NodeLink
-    from disco_server.controller.logs import LogPart
 
 __all__ = ["NODE_SERVICES", "SERVICE_NAMES", "Edge", "Watching", "named"]
 
@@ -78,7 +77,7 @@ class Watching:
             follow=request.follow,
         )
         async for part in parts:
-            await context.write(_encode(part).SerializeToString())
+            await context.write(part.SerializeToString())
 
 
 async def named(
@@ -103,21 +102,6 @@ async def named(
     except LookupError as error:
         await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
     raise AssertionError  # abort() raises; this tells the type checker
-
-
-def _encode(part: LogPart) -> controller_pb2.LogsPart:
-    return controller_pb2.LogsPart(
-        lost=part.lost,
-        printed=(
-            controller_pb2.Printed(
-                time_s=each.time_s,
-                lines=controller_pb2.LogLines(
-                    worker=each.worker, node=each.node, stderr=each.stderr, lines=each.lines
-                ),
-            )
-            for each in part.printed
-        ),
-    )
 
 
 SERVICE_NAMES = (
