@@ -140,14 +140,14 @@ class Soak:
         except WrongResult:
             self.wrong += 1
             traceback.print_exc()
-        except Exception:  # noqa: BLE001  (whatever comes is a finding)
+        except Exception:  # noqa: BLE001  (every error is a finding)
             self._untyped(kind, turn)
         if program is not None:
             self.steps[kind] += program.steps
             self.commands += program.issued
 
     def _transfer_meanwhile(self, program: SoakProgram, cluster: Breakable, fault: str) -> None:
-        """Makes a fault while a large array is on its way, which has to come all the same."""
+        """Makes a fault during the transfer of a large array, which still has to complete."""
         unexpected: list[Exception] = []
 
         def break_it() -> None:

@@ -1,4 +1,4 @@
-"""What every way to open a session checks first."""
+"""Checks of arguments that every way to open a session makes first."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = [
 ]
 
 CCL_NAMES = ("nccl", "rccl", "mpi", "local")
-"""The collective libraries that a session can be asked for."""
+"""The collective libraries that a session can request."""
 
 MAX_WORKERS = 4096
 RECOVER_LIMIT_BYTES = 1 << 30
-"""How much a session keeps of itself, by default, to do it again on other workers."""
+"""How many bytes of commands and arrays a session keeps by default, for replay on other workers."""
 
 
 def check_session(num_workers: object, num_groups: object, ccl: str | None, timeout: float) -> None:
-    """Refuses what no session can be.
+    """Refuses parameters that no session can have.
 
     Raises:
         ConfigError: An argument is of the wrong type, out of range, or does not
@@ -51,10 +51,10 @@ def check_session(num_workers: object, num_groups: object, ccl: str | None, time
 
 
 def check_name(name: str, what: str = "a session name") -> None:
-    """Refuses a name in which something hides.
+    """Refuses a name with invisible characters.
 
     Raises:
-        ConfigError: It has a character that is not seen, or moves others.
+        ConfigError: It has a character that is invisible or moves others.
     """
     problem = hidden_in(name, what)
     if problem is not None:
@@ -62,7 +62,7 @@ def check_name(name: str, what: str = "a session name") -> None:
 
 
 def check_recover(recover: object, limit: object) -> None:
-    """Refuses ways to recover that there are not.
+    """Refuses unknown recovery modes and invalid limits.
 
     Raises:
         ConfigError: It is neither None nor "replay", or the limit is no number of bytes.
@@ -76,7 +76,7 @@ def check_recover(recover: object, limit: object) -> None:
 
 
 def check_worker(worker: object, num_workers: int) -> int:
-    """Refuses what is no worker of a session.
+    """Refuses anything but a worker of the session.
 
     Raises:
         TypeError: It is no integer.

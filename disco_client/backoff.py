@@ -1,4 +1,4 @@
-"""Growing pauses between attempts, different for each of many who try at the same time."""
+"""Growing pauses between attempts, different for each of many clients that retry at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Backoff"]
 
 
 class Backoff:
-    """The pauses of one who tries again and again; each is at most twice as long as the last.
+    """The pauses between repeated attempts; each is at most twice as long as the last.
 
     Args:
         shortest: Seconds, of the first pause.
@@ -20,7 +20,7 @@ class Backoff:
         self._longest = longest
 
     def pause(self) -> float:
-        """How many seconds to wait now: between half of what has grown and all of it."""
+        """How many seconds to wait now: between half of the current pause and all of it."""
         seconds, self._next = self._next, min(self._next * 2, self._longest)
         return seconds * random.uniform(0.5, 1.0)  # noqa: S311  (no secret)
 

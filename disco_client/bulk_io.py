@@ -1,4 +1,4 @@
-"""Reading and writing of much data by the workers: how far it is, and not too much at once."""
+"""Bulk reading and writing by the workers: progress, and a bound on what is in flight."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BATCH_TENSORS = 256
 
 
 def batches(sizes: Sequence[int]) -> Iterator[range]:
-    """Cuts a row of tensors into commands, bounded by bytes on a worker and by number.
+    """Cuts a sequence of tensors into commands, bounded by bytes on a worker and by number.
 
     Args:
         sizes: The bytes of each tensor on a worker.
@@ -41,14 +41,14 @@ def batches(sizes: Sequence[int]) -> Iterator[range]:
 
 
 _AHEAD = 2
-"""How many commands the workers have before them while one is waited for."""
+"""How many further commands the workers have while one is awaited."""
 
 
 class UnderWay:
-    """Work that was asked for and is not finished; leaving it waits for all of it.
+    """Work that was requested and is not finished; leaving it waits for all of it.
 
-    A few commands stay ahead of the one that is waited for, so that no worker is
-    ever idle, and a failure is found before much more has been asked for.
+    A few commands stay ahead of the one that is awaited, so that no worker is
+    ever idle, and a failure is found before much more has been requested.
     """
 
     def __init__(self, core: SessionCore, advance: Callable[[int], object]) -> None:
@@ -60,7 +60,7 @@ class UnderWay:
         return self
 
     def add(self, nbytes: int) -> None:
-        """Counts what was issued before as so many bytes; waits where much is under way."""
+        """Counts what was issued before as so many bytes; waits if much is in flight."""
         self._marks.append((self._core.mark(), nbytes))
         if len(self._marks) > _AHEAD:
             self._finish_one()
@@ -74,7 +74,7 @@ class UnderWay:
         if kind is not None and not issubclass(kind, RemoteError):
             return
         while self._marks:
-            # What failed for the same reason is not for the program's next sync.
+            # Failures for the same reason are not raised by the program's next sync.
             with suppress(RemoteError) if kind is not None else nullcontext():
                 self._finish_one()
 

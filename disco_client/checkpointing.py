@@ -1,4 +1,4 @@
-"""``session.checkpoint``: what lost workers held is read again, rather than computed again."""
+"""``session.checkpoint``: state of lost workers is read again, rather than computed again."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def _replaying(core: SessionCore) -> Replaying | None:
 
 
 def is_replaying(core: SessionCore) -> bool:
-    """Whether the session goes on with other workers where some are lost."""
+    """Whether the session continues with other workers if some are lost."""
     return _replaying(core) is not None
 
 
 def recoveries(core: SessionCore) -> tuple[Recovery, ...]:
-    """The times that the session went on with other workers, in order."""
+    """The recoveries of the session with other workers, in order."""
     replaying = _replaying(core)
     return replaying.recoveries if replaying is not None else ()
 
@@ -83,7 +83,7 @@ def checkpoint(core: SessionCore, path: str | os.PathLike[str]) -> None:
             with core.log.alone():
                 _save_all(core, replaying, where)
         except RemoteError:
-            # Some of it was done twice, because workers were lost meanwhile?
+            # Was some of it done twice, because workers were lost meanwhile?
             if attempt == _ATTEMPTS or len(replaying.recoveries) == before:
                 raise
         else:
@@ -91,7 +91,7 @@ def checkpoint(core: SessionCore, path: str | os.PathLike[str]) -> None:
 
 
 def _save_all(core: SessionCore, replaying: Replaying, where: str) -> None:
-    core.sync()  # also lets go of what nobody refers to
+    core.sync()  # also releases registers without references
     made_before = core.part(_Former)
     made_before.count += 1
     folder = f"{where}/{core.session_id}-{made_before.count}"
@@ -119,7 +119,7 @@ def _save_all(core: SessionCore, replaying: Replaying, where: str) -> None:
     former, made_before.folder = made_before.folder, folder
     if former:
         _snapshot(core, "remove", former)
-        core.sync()  # whoever counts on its space does so from now on
+        core.sync()  # its disk space is free from now on
 
 
 def _snapshot(core: SessionCore, step: str, *args: object) -> DRef:
@@ -133,7 +133,7 @@ def _save(core: SessionCore, step: str, *args: object) -> DRef:
 def _find_made(
     core: SessionCore, replaying: Replaying, taken: DRef, numbers: np.ndarray[Any, Any]
 ) -> tuple[set[int], set[str]]:
-    """Asks what cannot be saved as it is: registers, and published names."""
+    """Asks the workers what cannot be saved as it is: registers, and published names."""
     made: set[int] = set()
     names: set[str] = set()
     kinds = core.get_all(_snapshot(core, "kinds", taken), range(core.num_workers))
@@ -152,14 +152,14 @@ def _find_made(
 
 
 def _what(core: SessionCore, replaying: Replaying, register: int) -> str:
-    """What is in a register, for people: who made it, and which line asked for that."""
+    """What is in a register, for people: the function that made it, and the line that issued it."""
     line, name = core.log.maker(register), replaying.maker_of(register)
     at = f" ({line})" if line is not None else ""
     return f"what {name}() returned{at}" if name else f"what was made by a program{at}"
 
 
 def _write(core: SessionCore, taken: DRef, begun: DRef, folder: str) -> str:
-    """Lets the workers write; returns what tells this checkpoint from others."""
+    """Lets the workers write; returns the fingerprint of this checkpoint."""
     facts = core.get_all(_snapshot(core, "facts", taken), range(core.num_workers))
     rows: list[dict[str, object]] = []
     starts: list[int] = []

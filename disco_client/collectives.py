@@ -2,8 +2,8 @@
 
 With ``in_group=True`` an operation stays inside each group: ``num_groups`` equal,
 consecutive slices of the workers, whose first worker takes worker 0's part. Only
-element counts must fit, not shapes: data move as flat chunks in rank order. What
-does not fit is refused on every worker before any of them enters the operation.
+element counts must match, not shapes: data move as flat chunks in rank order. A
+mismatch is refused on every worker before any of them enters the operation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The session's log: numbers commands, batches them, forgets them when executed.
 
-One lock guards the log. Three parties meet here: threads of the program that
+One lock guards the log. Three kinds of threads use it: threads of the program that
 issue commands, the transport's sender thread that takes encoded batches, and
 the transport's reader thread that brings acknowledgements. A fourth one, the
 garbage collector, may run in any of them at any bytecode: what it calls
@@ -8,8 +8,8 @@ garbage collector, may run in any of them at any bytecode: what it calls
 
 Batching happens by itself: a lone command wakes the sender at once; while the
 sender is busy with one batch, the next one grows. Over a transport whose waiting
-threads send by themselves (:attr:`CommandLog.direct`), a command that somebody
-waits for wakes nobody.
+threads send by themselves (:attr:`CommandLog.direct`), a command that a caller
+waits for wakes no other thread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-# Register ids: the client hands them out, so calls need no answer first.
+# Register ids: the client allocates them, so calls need no answer first.
 #
 # Freed ids are reused last in, first out, before the counter moves on, as in the
 # original; that keeps the workers' register files as small as the program's
@@ -74,12 +74,12 @@ class RegisterIds:
         self._free.append(register)
 
     def live(self) -> set[int]:
-        """The ids that are handed out at this moment."""
+        """The ids that are allocated at this moment."""
         return set(range(1, self._next)).difference(self._free)
 
     @property
     def high_water(self) -> int:
-        """The largest id ever handed out."""
+        """The largest id ever allocated."""
         return self._next - 1
 
 
@@ -90,11 +90,11 @@ _REMEMBERED_STEPS = 1 << 17
 _PACKAGE = str(Path(__file__).parent) + os.sep
 
 Site: TypeAlias = tuple[CodeType, int, Scope]
-"""A position in code: cheap to take, and turned into a line when somebody asks. And the scope."""
+"""A position in code, cheap to take and turned into a line on request; and the scope."""
 
 _inside: set[str] = set()
 _outside: set[str] = set()
-"""File names of code met so far, in this package and outside of it."""
+"""File names of code seen so far, in this package and outside of it."""
 
 
 def call_site(scope: Scope = NO_SCOPE) -> Site:
@@ -134,7 +134,7 @@ Locate: TypeAlias = Callable[[int], IssuedAt | None]
 class StepLines:
     """The lines of the client's program in which the steps of programs were captured.
 
-    They outlive a program for a while, because what it failed may be told later.
+    They outlive a program for a while, because its failures may be reported later.
     """
 
     def __init__(self) -> None:
@@ -189,14 +189,14 @@ MAX_COMMAND_BYTES = 32 << 20
 
 WINDOW_COMMANDS = 64 * 1024
 WINDOW_BYTES = 32 << 20
-"""How much may be under way before the slowest worker has executed it; a call
+"""How much may be in flight before the slowest worker has executed it; a call
 beyond that waits. This bounds the memory of every relay on the way."""
 
 WINDOW_ARRAY_BYTES = 256 << 20
-"""The same for arrays that travel beside the log, and wait where the workers are."""
+"""The same for arrays that travel beside the log, and are buffered on the workers' nodes."""
 
 _LOOKS, _LOOK_S = 20, 0.001
-"""How often, and how far apart, a sending thread looks for commands before it sleeps."""
+"""How often, and at what interval, a sending thread looks for commands before it sleeps."""
 
 _Record: TypeAlias = tuple[int, ...]
 """A call as the column of a batch holds it; see commands.proto."""
@@ -206,7 +206,7 @@ Fill: TypeAlias = Callable[[EncodedCommand], int]
 
 
 class _Batch:
-    """Commands that leave together, each with the line that issued it."""
+    """Commands that are sent together, each with the line that issued it."""
 
     __slots__ = ("beside", "entries", "first_seq", "nbytes", "sites")
 
@@ -225,7 +225,7 @@ class _Batch:
         return self.first_seq + (len(self.entries) or len(self.sites))
 
     def leave(self, session: int) -> OutgoingBatch:
-        """Returns the commands as they leave; only the lines that issued them are kept."""
+        """Returns the commands for sending; only the lines that issued them are kept."""
         commands: list[EncodedCommand] = []
         calls: list[int] = []
         for _, entry in self.entries:
@@ -251,18 +251,18 @@ class _Batch:
 
 
 class LogWatcher(Protocol):
-    """Is told what happens in a log while its session is traced."""
+    """Is notified of what happens in a log while its session is traced."""
 
     def wake(self) -> None:
-        """A command was issued and nobody is about to send it."""
+        """A command was issued, and no thread is about to send it."""
         ...
 
     def leave(self, first: int, sites: Sequence[Site]) -> None:
-        """Commands leave; called under the log's lock."""
+        """Commands are about to be sent; called under the log's lock."""
         ...
 
     def note(self, name: str, category: str, began_ns: int) -> None:
-        """Something has ended that began then."""
+        """Notes a span that began then and ends now."""
         ...
 
 
@@ -276,10 +276,10 @@ class CommandLog:
 
     Attributes:
         on_expect: Called with (seq, workers) under the log's lock, before a
-            command that will be answered can leave.
-        direct: Whether a thread that waits for an answer sends what is here itself.
+            command that will be answered can be sent.
+        direct: Whether a thread that waits for an answer sends pending commands itself.
         told: Whether a call has raised the error that closed the log.
-        long_waits: Told of waits for room each second.
+        long_waits: Is notified each second of waits for room.
         timeline: Takes notes, if set; calls that need not wait never ask for it.
     """
 
@@ -416,7 +416,7 @@ class CommandLog:
         self._beside_under_way += nbytes
         self._beside_unmarked += nbytes
         if self._beside_unmarked >= WINDOW_ARRAY_BYTES // 4:
-            # Workers answer this one, which tells whoever waits for room how far they are.
+            # Workers answer this one, so a call that waits for room learns how far they are.
             self._beside_unmarked = 0
             self._append_mark(site)
 
@@ -425,7 +425,7 @@ class CommandLog:
         self._append(self._filling, site, mark)
 
     def mark(self) -> None:
-        """Lets every worker say how far it is; never waits."""
+        """Makes every worker acknowledge what it has executed; never waits."""
         with self._lock:
             if self._closed is None:
                 self._append_mark(call_site())
@@ -593,8 +593,8 @@ class CommandLog:
     def take_batch(self, kills: bool = True) -> OutgoingBatch | None:
         """Returns the next commands, or None where there are none; never waits.
 
-        Whoever calls this keeps others from calling it until the batch is on its
-        way, or commands would overtake one another.
+        The caller must keep other threads from calling it until the batch is sent,
+        or commands would overtake one another.
 
         Args:
             kills: Whether registers whose references died are reason enough; the
@@ -656,7 +656,7 @@ class CommandLog:
         self._wake.put(None)
 
     def disown(self, why: SessionError) -> None:
-        """Refuses everything in a forked child, whoever held the lock in the parent."""
+        """Refuses everything in a forked child, even if a thread of the parent held the lock."""
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._wake = SimpleQueue()
@@ -664,7 +664,7 @@ class CommandLog:
         self.close(why, drop=True)
 
     def statistics(self) -> dict[str, Any]:
-        """How much is under way: commands, bytes, and each worker's ack."""
+        """How much is in flight: commands, bytes, and each worker's ack."""
         with self._lock:
             return {
                 "issued": self._seq,

@@ -38,10 +38,10 @@ __all__ = ["attach", "connect", "opening", "owner"]
 
 
 _REACH_S = 30.0
-"""How long a controller is waited for that does not answer; slots may take longer."""
+"""How long to wait for a controller that does not answer; slots may take longer."""
 
 _PAUSE_S = 0.5
-"""Between attempts to open a session in the place of one that was lost."""
+"""Seconds between attempts to open a session in place of one that was lost."""
 
 _QUIET_S = 0.5
 """A wait for slots shorter than this is not worth a message."""
@@ -90,8 +90,8 @@ def connect(  # noqa: PLR0913  (each of them by name)
             offer it.
         recover_limit_bytes: How much of the program's commands and arrays is kept for
             that, in the memory of this process.
-        tls_ca: A PEM file with the certificates of who may sign the controller's. None takes
-            the environment's ``DISCO_TLS_CA``; without both the connection is not encrypted.
+        tls_ca: A PEM file with the authorities that may sign the controller's certificate. None
+            takes the environment's ``DISCO_TLS_CA``; without both the connection is not encrypted.
         tls_cert: The program's own certificate, for a controller that asks for one; else
             ``DISCO_TLS_CERT``.
         tls_key: The key of that; else ``DISCO_TLS_KEY``. All three files are read again for
@@ -109,7 +109,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
         ConfigError: An argument is wrong, or this process was forked from one that has used
             gRPC.
         ConnectionFailed: No controller answers there, or it speaks another protocol.
-        NoSlots: The cluster had no room in time; the message says who has it.
+        NoSlots: The cluster had no room in time; the message names the owners of the slots.
         WorkerLost: A worker process could not be started.
     """
     check_session(num_workers, num_groups, ccl, timeout)
@@ -166,10 +166,10 @@ def attach(  # noqa: PLR0913  (the same)
     token: str | None = None,
     token_file: str | os.PathLike[str] | None = None,
 ) -> Session:
-    """Goes on with a session that another program has detached from, or has left by its end.
+    """Attaches to a session that another program has detached from, or has left by exiting.
 
     The workers hold what was published there (:meth:`Session.published`); all else that
-    the other program had references of is let go.
+    the other program had references to is released.
 
     Args:
         name: The session's id or name, as ``Session.detach`` and ``disco status`` say.
@@ -187,11 +187,11 @@ def attach(  # noqa: PLR0913  (the same)
         The session; a context manager.
 
     Raises:
-        AccessDenied: The session is somebody else's, or as for :func:`connect`.
+        AccessDenied: The session belongs to another owner, or as for :func:`connect`.
         ConfigError: There is no such session, or a program is connected to it, or as for
             :func:`connect`.
         ConnectionFailed: No controller answers there, or it speaks another protocol.
-        SessionLost: It has ended, or cannot be gone on with.
+        SessionLost: It has ended, or cannot be continued.
     """
     if not isinstance(name, str) or not name:
         msg = f"expected a session's name or id, got {name!r}"
@@ -222,7 +222,7 @@ def attach(  # noqa: PLR0913  (the same)
 
 @contextlib.contextmanager
 def opening(session: Span, name: str, address: str) -> Generator[Span]:
-    """Makes a span of a session's beginning; where that fails, the session's ends as well.
+    """Makes a span of a session's start; if that fails, the session's span ends as well.
 
     Args:
         session: That of its whole life.
@@ -252,8 +252,8 @@ class _Reopening:
     def open(self) -> Transport:
         """Asks for another session, and waits until its workers are ready.
 
-        A controller that is started anew, and nodes that are lost just then, are
-        waited for as long as slots are.
+        Waits for a controller that restarts, and for nodes that are lost just then, as
+        long as for slots.
         """
         from disco_client.transport.grpc import GrpcTransport
 
@@ -287,10 +287,10 @@ class _Reopening:
 
 
 def owner() -> str:
-    """Who opens sessions here: ``user@host:pid``.
+    """The owner of sessions opened by this process: ``user@host:pid``.
 
     Raises:
-        ConfigError: A character of it would not be seen.
+        ConfigError: It has an invisible character.
     """
     try:
         user = getpass.getuser()

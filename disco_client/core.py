@@ -183,11 +183,11 @@ class Distributed(ABC):
 
     @abstractmethod
     def held_by(self, ref: DRef) -> Distributed:
-        """A whole that lies as this one does, in another register."""
+        """The same kind of whole, with the same layout, in another register."""
 
     @abstractmethod
     def refuse_unlike(self, value: object, name: str) -> None:
-        """Makes sure that something lies as this one does.
+        """Makes sure that something has the same layout as this one.
 
         Args:
             value: Anything.
@@ -195,7 +195,7 @@ class Distributed(ABC):
 
         Raises:
             TypeError: It is no such whole.
-            ConfigError: It lies otherwise.
+            ConfigError: It has another layout.
         """
 
 
@@ -250,7 +250,7 @@ def core_of(thing: Any) -> SessionCore:
 
 
 class SessionCore:
-    """What all that works with a session needs of it: issuing, looking up, asking, waiting.
+    """What other modules need of a session: issuing, looking up, asking, waiting.
 
     Args:
         log: Numbers the commands.
@@ -266,7 +266,7 @@ class SessionCore:
         closed: Whether the program has ended the session, or left it.
         face: Returns the session that programs hold. It is made once, and lives as long
             as it, or any reference, is held; the core alone does not keep it.
-        recorders: The captures under way, by the thread that captures.
+        recorders: The active captures, by the thread that captures.
     """
 
     def __init__(
@@ -306,12 +306,12 @@ class SessionCore:
         hang_report: float | None = AUTO,
         span: Span | None = None,
     ) -> SessionCore:
-        """Makes the core of a session, which it ends when nobody refers to it any more.
+        """Makes the core of a session, which ends the session when it has no references any more.
 
         Args:
             transport: Opened, and not yet started.
             num_groups: Into how many equal groups the workers are divided.
-            log_sink: Gets what workers print; None for nobody.
+            log_sink: Gets what workers print; None discards it.
             hang_report: After how many seconds a wait says what it waits for; see
                 :func:`~disco_client.replies.read_hang_report`.
             span: Of the session's life; it fails when the session is lost.
@@ -611,7 +611,7 @@ class SessionCore:
         self.inbox.raise_pending(sync=True)
 
     def mark(self, worker: int | None = None) -> int:
-        """Asks to be told when what was issued before is executed; :meth:`await_mark` waits."""
+        """Issues a mark that workers answer after all commands before; :meth:`await_mark` waits."""
         answers = self.num_workers if worker is None else 1
         seq, _ = self.log.issue(Action.SYNC_WORKER, reg=0, worker=worker, answers=answers)
         return seq
@@ -689,7 +689,7 @@ class SessionCore:
         return ref.reg_id if ref._core is self else ref._core.lend(ref, self)  # noqa: SLF001
 
     def lend(self, ref: DRef, to: SessionCore) -> int:
-        """What another session gets that was given a reference of this one: an error."""
+        """Called when another session is given a reference of this one: raises an error."""
         msg = (
             f"expected a reference of session {to.name!r}, got one of session {ref.session.name!r}"
         )

@@ -37,26 +37,26 @@ __all__ = [
 ]
 
 
-# Why a session does not go on, in words; a pure function of what is known of its ranks.
+# Why a session makes no progress, in words; a pure function of what is known of its ranks.
 
 
 _OWN = "runtime."
-"""How the names of the functions begin that every worker offers by itself."""
+"""The prefix of the names of functions that every worker has built in."""
 
 _STEP = re.compile(r'File "<program (.*)>", line (\d+)')
 _FIRST_STEP_LINE = 3
 _MINUTE, _PRECISE = 120, 10
 _SHOWN = 2
-"""Of things of one kind, so many are told in full, and the rest counted."""
+"""How many things of one kind are described in full; the rest are counted."""
 
 _RANGES = 8
-"""So many ranges of ranks are listed."""
+"""How many ranges of ranks are listed."""
 
 _LONG_NAME = 60
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it: "0.25 s", "41 s", "12 min"."""
+    """A duration in a readable unit: "0.25 s", "41 s", "12 min"."""
     if seconds >= _MINUTE:
         return f"{seconds / 60:.0f} min"
     return f"{seconds:.0f} s" if seconds >= _PRECISE else f"{seconds:.2g} s"
@@ -96,13 +96,13 @@ def step_in(report: RankReport) -> str:
 
 
 def moved_since(before: Iterable[RankReport], now: Iterable[RankReport]) -> set[int]:
-    """The ranks that have finished or begun something since an earlier look."""
+    """The ranks that have finished or begun something since an earlier inspection."""
     known = {report.worker: _position(report) for report in before}
     return {r.worker for r in now if r.worker in known and known[r.worker] != _position(r)}
 
 
 def _position(report: RankReport) -> tuple[object, ...]:
-    """Differs when a rank has come further."""
+    """A key that changes when a rank makes progress."""
     current, finished = report.current, report.finished
     return (
         current and current.seq,
@@ -113,7 +113,7 @@ def _position(report: RankReport) -> tuple[object, ...]:
 
 
 def stands(before: Iterable[RankReport], now: Sequence[RankReport]) -> bool:
-    """Whether a rank that is busy has not come further since an earlier look."""
+    """Whether a busy rank has made no progress since an earlier inspection."""
     moved = moved_since(before, now)
     return any(r.current is not None and r.worker not in moved for r in now)
 
@@ -124,11 +124,11 @@ def judge(
     issued: int | None = None,
     before: Sequence[RankReport] = (),
 ) -> str:
-    """Says what the session waits for, on a screen at most, however many ranks it has.
+    """Says what the session waits for, in at most a screenful, however many ranks it has.
 
-    Reports of ranks are taken one after another, so one may be of a moment at which its
-    peers were not yet where theirs say. Whoever waits in a collective is not taken to wait
-    for a rank that has entered it before, or that has come further since an earlier look.
+    Reports of ranks are taken one after another, so one may be older than those of its
+    peers. A rank in a collective is not considered to wait for a rank that has entered it
+    before, or that has made progress since an earlier inspection.
 
     Args:
         ranks: What is known of each rank.
@@ -202,7 +202,7 @@ class _Court:
         return found
 
     def _collectives(self, *, met: bool) -> list[list[int]]:
-        """The ranks that are in collectives, those of one together."""
+        """The ranks that are in collectives, grouped by collective."""
         found: dict[tuple[object, ...], list[int]] = {}
         for worker, report in self._ranks.items():
             if report.collective is not None and report.collective.met is met:
@@ -218,7 +218,7 @@ class _Court:
         return max(self._collective(worker).seconds for worker in workers)
 
     def _moving(self, workers: list[int]) -> str:
-        """Ranks are in a collective to which all have come."""
+        """Ranks are in a collective that all of its members have entered."""
         self._told.update(workers)
         what = _which(self._collective(workers[0]))
         return (
@@ -229,7 +229,7 @@ class _Court:
     def _waits(self) -> list[str]:
         """Collectives in which ranks wait: those of the oldest commands first."""
         waits = [
-            # If they came since the earlier look, their peers have had no time to.
+            # If they entered since the earlier inspection, their peers have had no time to.
             workers
             for workers in self._collectives(met=False)
             if not self._moved.issuperset(workers)
@@ -241,7 +241,7 @@ class _Court:
         return found + _others(waits[_SHOWN:], "waiting in {}", ("collective", "collectives"))
 
     def _wait(self, workers: list[int]) -> str:
-        """Ranks wait in a collective: who has not come, and why."""
+        """Ranks wait in a collective: which ranks have not entered it, and why."""
         collective = self._collective(workers[0])
         what, since = _which(collective), duration(self._longest(workers))
         self._told.update(workers)
@@ -303,7 +303,7 @@ class _Court:
         )
 
     def _reasons(self, absent: list[int], collective: CollectiveReport) -> str:
-        """Why ranks did not come: those with the same reason together, the longest first."""
+        """Why ranks did not enter: grouped by reason, the longest first."""
         groups: dict[str, tuple[list[int], list[float]]] = {}
         for worker in absent:
             report = self._ranks.get(worker)
@@ -323,7 +323,7 @@ class _Court:
         return ", ".join(texts + _others(more, "elsewhere, in {}", ("place", "places")))
 
     def _busy(self) -> list[str]:
-        """Ranks that are in no collective, and not what others wait for; the longest first."""
+        """Ranks that are in no collective and that no others wait for; the longest first."""
         groups: dict[tuple[int, str], list[int]] = {}
         for worker, report in self._ranks.items():
             if worker in self._told or worker in self._moved or report.current is None:
@@ -427,7 +427,7 @@ def _where(report: RankReport, collective: CollectiveReport) -> tuple[str, float
 
 
 def _reason(why: str, workers: list[int], times: list[float], *, alone: bool) -> str:
-    """What :func:`_where` has said, of all ranks of which it did."""
+    """The text of :func:`_where` for all ranks for which it returned the same."""
     many, ranks = len(workers) > 1, name_ranks(workers)
     whose = "its" if alone else f"{ranks}: each one's" if many else f"{ranks}'s"
     text = why.replace("{}'s", whose, 1).replace("{}", "it" if alone else ranks, 1)
@@ -446,7 +446,7 @@ def _have(workers: Sequence[int]) -> str:
 
 
 def _others(groups: Sequence[Sequence[int]], where: str, of: tuple[str, str]) -> list[str]:
-    """A part of a sentence for all that there is no room for, if there is anything."""
+    """A part of a sentence that counts what is not listed, if there is anything."""
     if not groups:
         return []
     count = sum(map(len, groups))
@@ -457,7 +457,7 @@ def _others(groups: Sequence[Sequence[int]], where: str, of: tuple[str, str]) ->
 _COLUMNS = ("rank", "node", "pid", "process", "last finished", "now")
 _MOST_ROWS, _MOST_STACKS = 32, 8
 _EXECUTOR = "/disco_server/rank/executor.py"
-"""Where a rank begins what a command asks for; what called that is the same for all."""
+"""Where a rank starts a command; the frames above are the same for all."""
 
 
 @dataclass(frozen=True)
@@ -476,7 +476,7 @@ class Diagnosis:
         silent: The nodes that did not answer.
         issued: The newest command that the client has issued; None where the client
             was not asked.
-        goes_on: Whether all that was under way went on while it was looked at.
+        goes_on: Whether all busy ranks made progress during the inspection.
     """
 
     session: str
@@ -491,7 +491,7 @@ class Diagnosis:
     def of(
         cls, found: Inspection, issued: int | None = None, before: Inspection | None = None
     ) -> Diagnosis:
-        """Judges what was found out.
+        """Makes a diagnosis of an inspection.
 
         Args:
             found: By a transport.
@@ -572,7 +572,7 @@ class Diagnosis:
 
 
 def _choose(ranks: tuple[RankReport, ...]) -> list[RankReport]:
-    """Not more than fit a screen: those that do what few of them do come first."""
+    """No more than fit a screen: ranks in rare states come first."""
     if len(ranks) <= _MOST_ROWS:
         return list(ranks)
     kinds: dict[object, list[RankReport]] = {}
@@ -631,10 +631,10 @@ def _shorten(stack: str) -> str:
     return "\n".join(lines[: ours[0]] if ours else lines)
 
 
-# Looking at a session.
+# Inspecting a session.
 
 _STANDS_S = 0.75
-"""Who has not come further in so long is said to stand where he is."""
+"""A rank without progress for this long is reported as standing still."""
 
 _LOOK_S = 0.15
 
@@ -642,21 +642,21 @@ _LOOK_S = 0.15
 def diagnose(
     inspect: Callable[[bool], Inspection], issued: Callable[[], int | None] = lambda: None
 ) -> Diagnosis:
-    """Finds out what a session does, by several looks where something is under way.
+    """Finds out what a session does, by several inspections if something is running.
 
-    Ranks are not looked at at one and the same moment, and one that is not there yet may
-    come at once, so one look does not tell a rank that is missing from one that is behind.
+    Ranks are not inspected at the same moment, and one that has not entered a collective may
+    do so at once, so a single inspection cannot tell a missing rank from a late one.
 
     Args:
-        inspect: Looks at the ranks, with their stacks or without.
+        inspect: Inspects the ranks, with their stacks or without.
         issued: The newest command that the client has issued, where that is known.
 
     Raises:
-        SessionError: Nobody could be asked.
+        SessionError: The controller could not be asked.
     """
     first = found = inspect(False)
     until = time.monotonic() + _STANDS_S
-    # The last look comes before the time is over, because it may wait for stacks.
+    # The last inspection begins before the time is over, because it may wait for stacks.
     while stands(first.ranks, found.ranks) and time.monotonic() < until - _LOOK_S:
         time.sleep(_LOOK_S)
         found = inspect(False)

@@ -1,4 +1,4 @@
-"""Every error a user of Disco can meet.
+"""Every error that Disco raises to its users.
 
 docs/errors.md draws the tree, and says where each error is raised.
 """
@@ -51,7 +51,7 @@ class DiscoError(Exception):
     """The base of every error of this library."""
 
     def __reduce__(self) -> tuple[Callable[..., Exception], tuple[object, ...]]:
-        # Programs hand errors to other processes of theirs; fields go along.
+        # Programs pass errors to other processes of theirs; fields must be kept.
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
@@ -59,7 +59,7 @@ def _rebuild(
     kind: type[DiscoError], args: tuple[object, ...], fields: dict[str, object]
 ) -> DiscoError:
     error = kind.__new__(kind, *args)
-    error.args = args  # what is also an OSError takes them in __init__ only
+    error.args = args  # a class that is also an OSError takes them in __init__ only
     error.__dict__.update(fields)
     return error
 
@@ -69,7 +69,7 @@ class ConfigError(DiscoError, ValueError):
 
 
 class WeightsMismatch(ConfigError):
-    """What files hold, and what a program wants of them, do not fit; nothing was loaded.
+    """Files do not match what a program expects of them; nothing was loaded.
 
     Attributes:
         problems: One sentence for each thing that is wrong, all of them.
@@ -85,7 +85,7 @@ class ConnectionFailed(DiscoError, ConnectionError):
 
 
 class AccessDenied(ConnectionFailed, PermissionError):
-    """One side refuses the other: a certificate, a token, or who may do this."""
+    """One side refuses the other: its certificate, its token, or its permission for a request."""
 
 
 class ExtraMissing(DiscoError, ImportError):
@@ -97,7 +97,7 @@ class EncodingError(DiscoError, TypeError):
 
 
 class SessionError(DiscoError):
-    """A session cannot do what was asked."""
+    """A session cannot do what was requested."""
 
 
 class SessionClosed(SessionError):
@@ -105,7 +105,7 @@ class SessionClosed(SessionError):
 
 
 class CaptureError(SessionError):
-    """A call that has no place in a captured program, or a reference outside of its own."""
+    """A call that cannot be captured in a program, or a reference used outside of its own."""
 
 
 class NoSlots(SessionError, TimeoutError):
@@ -278,7 +278,7 @@ class FunctionNotFound(RemoteError, LookupError):
 
 
 class NotAllowed(RemoteError, PermissionError):
-    """A worker's allow-list does not contain what was asked for."""
+    """A worker's allow-list does not contain what was requested."""
 
 
 class BadArgument(RemoteError, ValueError):
@@ -286,7 +286,7 @@ class BadArgument(RemoteError, ValueError):
 
 
 class CollectiveMismatch(RemoteError, ValueError):
-    """Ranks brought different operations, shapes or dtypes to one collective."""
+    """Ranks entered one collective with different operations, shapes or dtypes."""
 
 
 class CollectiveAborted(RemoteError):
@@ -336,7 +336,7 @@ def describe_session_end(why: str, session: str) -> str:
 
 
 def why_ended(error: SessionLost) -> str:
-    """Why a session ended, in a line without that it did."""
+    """Why a session ended, in a line that does not repeat that it did."""
     return str(error).partition("\n")[0].partition(_SESSION)[0]
 
 

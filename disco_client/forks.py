@@ -2,7 +2,7 @@
 
 A forked child has a copy of every session object, but neither its threads nor a right
 to its workers: what it sent would mix with what its parent sends, and its exit would end
-the parent's workers. So right after the fork each session lets go of all that is the
+the parent's workers. So right after the fork each session releases everything that is the
 parent's, and refuses everything from then on.
 
 gRPC is of no use in such a child, old channels and new ones: its threads are missing, its
@@ -52,7 +52,7 @@ class Disowned(Protocol):
     """What a forked child must not use."""
 
     def disown(self) -> None:
-        """Lets go of everything that is the parent's.
+        """Releases everything that is the parent's.
 
         Called in the child, right after the fork: any lock may be held by a thread that does
         not live here.
@@ -74,12 +74,12 @@ _kept: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 def disown_in_children(owned: Disowned) -> None:
-    """Has every process that is forked from this one let go of an object."""
+    """Makes every process that is forked from this one disown an object."""
     _owned.add(owned)
 
 
 def keep_in_children(thing: _Kept) -> _Kept:
-    """Has every process that is forked from this one :func:`leak` an object; returns that."""
+    """Makes every process that is forked from this one :func:`leak` an object; returns it."""
     _kept.add(thing)
     return thing
 
@@ -90,7 +90,7 @@ def leak(thing: object) -> None:
 
 
 def not_here(name: str) -> SessionClosed:
-    """What the calls of a session raise in a child."""
+    """The error that the calls of a session raise in a child."""
     how = _SPAWN if _grpc.before else f"open another one here, or {_SPAWN}"
     return SessionClosed(f"session {name!r} belongs to the process that forked this one; {how}")
 
@@ -110,7 +110,7 @@ def check_grpc() -> None:
 
 
 class ForkLock:
-    """A lock of a module, free in a child whoever held it at the fork."""
+    """A lock of a module; free in a child, even if a thread held it at the fork."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

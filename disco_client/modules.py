@@ -1,4 +1,4 @@
-"""Modules of functions on the workers, and bringing their files there."""
+"""Modules of functions on the workers, and sending their files there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["load_vm_module"]
 
 _PART_BYTES = 16 << 20
-"""A file travels in parts of this size, so that nobody holds all of it in memory."""
+"""Files are sent in parts of this size, so that no process holds all of one in memory."""
 
 _SHOWN_BYTES = 8 << 20
 """From this size on there is a progress bar."""
@@ -97,7 +97,7 @@ def _send_file(
     while part := content.read(_PART_BYTES):
         array = np.frombuffer(part, np.uint8)
         core.call_builtin("runtime.disco._append_file", incoming, core.bring(worker, array), worker)
-        # Also raises at once what is wrong, and bounds what is under way.
+        # Also raises errors at once, and bounds what is in flight.
         core.sync(worker)
         bar.update(len(part))
 

@@ -1,4 +1,4 @@
-"""What notebooks show: small tables of facts, and how far a wait or a copy is."""
+"""What notebooks show: small tables of facts, and the progress of waits and copies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _drawn: dict[type, Callable[[Any], str]] = {}
 
 
 def draw_with(kind: type, draw: Callable[[Any], str]) -> None:
-    """Says what draws the objects of a class, which need not know of it.
+    """Registers what draws the objects of a class, which need not know of it.
 
     Args:
         kind: The class.
@@ -64,7 +64,7 @@ def progress(what: str, nbytes: int, shown: bool | None = None, *, late: bool = 
     Args:
         what: What it is called.
         nbytes: How many there are.
-        shown: Whether to show it; None where somebody looks, at a terminal or a notebook.
+        shown: Whether to show it; None shows it on a terminal and in a notebook.
         late: Only in a notebook, and not before half a second has passed.
     """
     notebook = in_notebook()
@@ -96,7 +96,7 @@ def _bars(*, notebook: bool) -> Any:
 
 
 class StatusLine:
-    """Says what is waited for: in a notebook in one place, else a line each time that changes."""
+    """Shows the state of a wait: in a notebook in one place, else a line for each change."""
 
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
@@ -105,7 +105,7 @@ class StatusLine:
         """Shows a text instead of the one before."""
         if not in_notebook():
             said = for_terminal(f"disco: {text}", sys.stderr)
-            print(said, file=sys.stderr, flush=True)  # noqa: T201  (for who waits)
+            print(said, file=sys.stderr, flush=True)  # noqa: T201  (for the user who waits)
             return
         bar = self._bar
         if bar is None:
@@ -113,6 +113,6 @@ class StatusLine:
         bar.set_description_str(text)
 
     def close(self) -> None:
-        """Takes it away again, where that is possible."""
+        """Removes it again, where that is possible."""
         if self._bar is not None:
             self._bar.close()

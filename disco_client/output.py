@@ -15,7 +15,7 @@ LogSink: TypeAlias = Callable[[int, str, bool, list[str]], None]
 
 
 def drop_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
-    """Does nothing with workers' output."""
+    """Discards workers' output."""
 
 
 def print_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:

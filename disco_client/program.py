@@ -19,7 +19,7 @@ _Whole = TypeVar("_Whole", bound=Distributed)
 
 
 class RecordingLog(CommandLog):
-    """A log that nobody sends; its sequence numbers are the steps of a program.
+    """A log that is never sent; its sequence numbers are the steps of a program.
 
     Attributes:
         nested_steps: How many steps the programs have that the recorded ones run.
@@ -103,7 +103,7 @@ class Recorder(SessionCore):
         return DRef(register, self.face())
 
     def add_outputs(self, references: Sequence[object]) -> None:
-        """Notes whose content a run returns.
+        """Notes the references whose content a run returns.
 
         Raises:
             TypeError: Something is no reference.
@@ -133,7 +133,7 @@ class Recorder(SessionCore):
         return self._thread
 
     def forget(self) -> None:
-        """Lets go of what was taken from outside."""
+        """Drops the references that were taken from outside."""
         self._taken = {}
 
     def define(self) -> Definition:
@@ -200,7 +200,7 @@ class Recorder(SessionCore):
         return known[0]
 
     def lend(self, ref: DRef, to: SessionCore) -> int:
-        """What the session gets that is given a reference of the program: mostly an error."""
+        """Called when the session is given a reference of the program: mostly raises an error."""
         if to is self._session and to.here() is self:
             return ref.reg_id  # to be wrapped as a function or a module
         raise CaptureError(self._nothing_outside)
@@ -382,7 +382,7 @@ class Program:
         Raises:
             TypeError: An input is missing, surplus, or given twice, or is no
                 distributed tensor where it must be one.
-            ConfigError: A distributed tensor lies otherwise than the program expects.
+            ConfigError: A distributed tensor has another placement than the program expects.
             CaptureError: The program is closed, or not yet there.
             EncodingError: An input is of a kind that cannot travel.
             SessionError: The session is closed or lost.
@@ -429,8 +429,8 @@ class Program:
     def close(self) -> None:
         """Forgets the program here and on the workers; idempotent.
 
-        Runs that were issued before still happen. A program that nobody refers to any
-        more is closed by itself.
+        Runs that were issued before still happen. A program without references is closed
+        automatically.
         """
         if self._recorder is None and self._ref is not None:
             self._state = "closed"
@@ -451,7 +451,7 @@ class Program:
 
 
 def _run(here: SessionCore, program: DRef, values: list[object], num_outputs: int) -> list[DRef]:
-    """Issues one run, or records it where a capture is under way."""
+    """Issues one run, or records it inside a capture."""
     log = here.log
     function = here.check_ref(program)
     face = here.face()

@@ -41,7 +41,7 @@ def list_published(core: SessionCore) -> list[str]:
 
 
 def _facts_of(tensor: DTensor) -> dict[str, object]:
-    """What another program has to know of a tensor."""
+    """What another program needs to know of a tensor."""
     info = tensor.info
     mesh, whole = info.device_mesh, info.tensor_sinfo
     return {

@@ -1,4 +1,4 @@
-"""What workers answer: who waits for it, and failures that their scopes have not seen yet."""
+"""Replies of workers: the calls that wait for them, and failures not yet raised."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from disco_client.wire.codec import EncodedReply, FailureKind, decode_failure
 __all__ = ["AUTO", "Answer", "Failures", "Inbox", "LongWaits", "Wait", "read_hang_report"]
 
 
-# Waits that take long say so by themselves.
+# Long waits are reported automatically.
 
 
 AUTO = -1.0
@@ -33,7 +33,7 @@ _DEFAULT_S = 30.0
 
 
 def read_hang_report(value: object, environ: Mapping[str, str] = os.environ) -> float:
-    """After how many seconds a wait says what it waits for; infinite for never.
+    """After how many seconds a wait reports what it waits for; infinite for never.
 
     Args:
         value: Seconds; 0 or None for never; `AUTO` for what the environment says.
@@ -58,12 +58,12 @@ def read_hang_report(value: object, environ: Mapping[str, str] = os.environ) -> 
 
 
 class Wait(NamedTuple):
-    """How long somebody has waited.
+    """The state of a wait.
 
     Attributes:
         began: When it began.
-        quiet: Until when nothing is said; infinite where all has been said.
-        told: Whether something was said.
+        quiet: Until when nothing is reported; infinite if everything has been reported.
+        told: Whether something was reported.
     """
 
     began: float
@@ -72,13 +72,13 @@ class Wait(NamedTuple):
 
 
 class LongWaits:
-    """Says what a session waits for, on standard error.
+    """Reports what a session waits for, on standard error.
 
-    Of one that goes on it says so once, and looks again from time to time whether it does.
+    For a session that makes progress it reports that once, and checks it from time to time.
 
     Args:
-        after: Seconds that a wait may take before.
-        describe: Finds out what the session does, and whether it goes on.
+        after: Seconds that a wait may take before it is reported.
+        describe: Finds out what the session does, and whether it makes progress.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LongWaits:
         self._describe = describe
 
     def look(self, wait: Wait | None) -> Wait:
-        """Called each second by whoever waits.
+        """Called each second by the waiting thread.
 
         Args:
             wait: What it returned the last time; None the first time.
@@ -105,19 +105,19 @@ class LongWaits:
             return wait
         try:
             text, goes_on = self._describe()
-        except Exception as error:  # noqa: BLE001  (the wait must go on, whatever this is)
+        except Exception as error:  # noqa: BLE001  (the wait must continue after any error)
             text, goes_on = f"what the ranks do cannot be found out: {error}", False
         if not (goes_on and wait.told):
             waited = (
                 f"disco: this call has waited for {now - wait.began:.0f} s, and goes on waiting"
             )
             said = for_terminal(f"{waited}\n{text}", sys.stderr)
-            print(said, file=sys.stderr, flush=True)  # noqa: T201  (for the person who waits)
+            print(said, file=sys.stderr, flush=True)  # noqa: T201  (for the user who waits)
         return Wait(wait.began, now + self._after if goes_on else math.inf, told=True)
 
 
 _REMEMBERED = 1024
-"""Of how many failed commands it is known what they were, and whether it was seen."""
+"""How many failed commands are remembered, with whether they were seen."""
 
 _KEPT = 1000
 """How many failures of a scope, or of those that have ended, are kept until they are seen."""
@@ -144,10 +144,10 @@ _Report: TypeAlias = tuple[RemoteFailure, FailureKind]
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """What threads, tasks and blocks left without having seen it.
+    """Failures that threads, tasks and blocks ended without raising.
 
     Attributes:
-        total: How many commands that were.
+        total: How many commands failed so.
         last: The errors of the last 1,000 of them, the oldest first.
     """
 
@@ -160,8 +160,8 @@ class _FailedCommand:
 
     Attributes:
         seq: Its number.
-        scope: Who issued it, and the line, where that is known.
-        reports: What the workers said.
+        scope: The scope and the line that issued it, where known.
+        reports: The failures that workers reported.
         seen: Whether a call of its scope has raised it.
     """
 
@@ -176,7 +176,7 @@ class _FailedCommand:
 
     @property
     def is_aborted(self) -> bool:
-        """Whether it says only that others could not come."""
+        """Whether all reports are of a collective that other ranks could not enter."""
         return all(kind is FailureKind.ABORTED for _, kind in self.reports)
 
 
@@ -200,7 +200,7 @@ class Answer:
         return self.waiter.acquire(timeout=timeout)
 
     def open(self) -> None:
-        """Lets the waiting thread go."""
+        """Wakes the waiting thread."""
         self.waiter.release()
 
 
@@ -208,7 +208,7 @@ class Inbox:
     """Replies of one session, brought by the transport's reader thread.
 
     Args:
-        acknowledge: Told (worker, seq) with every reply.
+        acknowledge: Called with (worker, seq) for every reply.
         acked: The newest command that every worker has executed.
         origin: Finds the client's line and scope of a command that is still remembered.
         here: Says in which scope the program calls.
@@ -219,7 +219,7 @@ class Inbox:
     Attributes:
         pump: Lets the waiting thread send and receive by itself, if set.
         told: Whether a call has raised the error that ended the session.
-        long_waits: Told of waits each second.
+        long_waits: Is notified of waits each second.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Inbox:
         self._answers: dict[int, Answer] = {}
         self._failed: OrderedDict[int, _FailedCommand] = OrderedDict()
         self._skipped: OrderedDict[int, int] = OrderedDict()
-        # What their scopes have not seen, by scope, and what scopes that ended have left.
+        # Failures not seen yet, by scope, and those that ended scopes have left.
         self._unseen: dict[Scope, dict[int, _FailedCommand]] = {}
         self._many_scopes = 64
         self._orphans: dict[int, _FailedCommand] = {}
@@ -255,7 +255,7 @@ class Inbox:
         self.told = False
 
     def expect(self, seq: int, answers: int) -> None:
-        """Makes room for the replies to a command that is about to leave."""
+        """Prepares for the replies to a command that is about to be sent."""
         with self._lock:
             answer = Answer(answers)
             self._answers[seq] = answer
@@ -303,15 +303,15 @@ class Inbox:
         return failed
 
     def _note(self, seq: int, failed: _FailedCommand, report: _Report) -> None:
-        """Keeps a failure of which nobody waits to hear; the lock is held.
+        """Keeps a failure that no caller waits for; the lock is held.
 
         Args:
             seq: The command that could not be executed; 0 for none in particular.
             failed: The command that failed.
-            report: What a worker says of it.
+            report: A worker's report of it.
         """
         if seq not in (0, failed.seq):
-            # A worker left out what depends on the failure.
+            # A worker skipped a command that depends on the failed one.
             self._skipped[seq] = failed.seq
             if len(self._skipped) > _REMEMBERED:
                 self._skipped.popitem(last=False)
@@ -329,7 +329,7 @@ class Inbox:
         self._arrived.notify_all()
 
     def _keep(self, failed: _FailedCommand) -> None:
-        """Keeps a failure until its scope waits; that of no scope goes to the opener."""
+        """Keeps a failure until its scope waits; without a scope, it is left to the opener."""
         if failed.scope is NO_SCOPE:
             self._leave(failed, to_opener=True)
             return
@@ -374,18 +374,18 @@ class Inbox:
             self._arrived.notify_all()
 
     def disown(self, why: SessionError) -> None:
-        """Ends every wait in a forked child, whoever held the lock in the parent."""
+        """Ends every wait in a forked child, even if a thread of the parent held the lock."""
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self.told = True  # leaving is no wait, and the errors of workers are the parent's
         self.lose(why)
 
     def reopen(self) -> None:
-        """Other workers will answer everything once more that is still waited for."""
+        """Prepares for other workers to repeat all answers that are still awaited."""
         with self._lock:
             for seq, answer in self._answers.items():
                 if answer.missing == 0 and answer.error is None:
-                    # Whoever has it may still find that it cannot be read any more.
+                    # A caller that has this answer may still find that its arrays are gone.
                     self._answers[seq] = Answer(answer.asked)
                 elif answer.missing:
                     answer.missing = answer.asked
@@ -393,7 +393,7 @@ class Inbox:
                     answer.failures.clear()
 
     def is_open(self, seq: int) -> bool:
-        """Whether the answer to a command is waited for, or being read."""
+        """Whether the answer to a command is awaited, or being read."""
         return seq in self._answers
 
     def wait(self, seq: int, alive: Callable[[], None]) -> Answer:
@@ -408,8 +408,8 @@ class Inbox:
 
         Args:
             seq: The command.
-            told: Whether its caller is told by another error that it failed, so that no
-                later wait raises what the worker says of it.
+            told: Whether its caller learns of the failure by another error, so that no
+                later wait raises the worker's report.
         """
         origin = self._origin(seq)
         with self._lock:
@@ -418,11 +418,11 @@ class Inbox:
                 self._remember(seq, origin).seen = True
 
     def look(self, seq: int, alive: Callable[[], None]) -> Answer:
-        """Waits for the replies to a command, which may be asked for once more.
+        """Waits for the replies to a command; may be called again for the same command.
 
         Args:
             seq: A command announced by :meth:`expect`.
-            alive: Called every second; raises when nothing can come any more.
+            alive: Called every second; raises if no reply can arrive any more.
 
         Raises:
             SessionError: The session was lost meanwhile.
@@ -446,9 +446,9 @@ class Inbox:
         the workers are; transports that can be asked let waiting threads work.
 
         Args:
-            workers: Whom to ask.
+            workers: The workers to ask.
             pump: Asks and waits.
-            alive: Called every second; raises when nothing can come any more.
+            alive: Called every second; raises if no reply can arrive any more.
 
         Raises:
             SessionError: The session was lost meanwhile.
@@ -476,8 +476,8 @@ class Inbox:
         """Raises the oldest failure that this scope has not seen, if there is one.
 
         Args:
-            sync: Whether this is a sync, in which the thread that opened the session is
-                also told of what threads have left that ended.
+            sync: Whether this is a sync, in which the thread that opened the session also
+                gets failures that ended threads have left.
 
         Raises:
             RemoteError: The failure. Later ones of the scope are counted, and are seen too.
@@ -497,7 +497,7 @@ class Inbox:
         raise _with_others(error, others)
 
     def raise_left(self) -> None:
-        """Raises the oldest failure that nobody has seen, whoever issued its command.
+        """Raises the oldest unseen failure, whichever scope issued its command.
 
         Raises:
             RemoteError: The failure.
@@ -516,13 +516,13 @@ class Inbox:
         raise _with_others(error, others)
 
     def failures(self) -> Failures:
-        """What scopes left unseen that have ended, and what was counted but not raised."""
+        """Unseen failures of scopes that have ended, and those that were counted but not raised."""
         with self._lock:
             self._sweep()
             return Failures(self._num_left, tuple(map(self._build, self._left)))
 
     def _choose(self, reports: list[_Report]) -> RemoteError:
-        """The error of an answer; or, where that is older, what its scope has not seen yet."""
+        """The error of an answer; or an older failure that its scope has not seen yet."""
         scope = self._here()
         with self._lock:
             answered = min(failure.seq for failure, _ in reports)
@@ -543,7 +543,7 @@ class Inbox:
             return _error_of(reports)
 
     def _oldest(self, scope: Scope, *, sync: bool) -> _FailedCommand | None:
-        """The oldest failure that a scope is to be told of; the lock is held."""
+        """The oldest failure to be raised in a scope; the lock is held."""
         mine = self._unseen.get(scope, {})
         if sync and scope is self._opener:
             self._sweep()
@@ -551,7 +551,7 @@ class Inbox:
         return mine[min(mine)] if mine else None
 
     def _see(self, scope: Scope, failed: _FailedCommand, *, sync: bool = False) -> int:
-        """Notes that a scope is told of a failure; returns how many others it is told of."""
+        """Marks a failure as seen by a scope; returns how many others are marked with it."""
         mine = self._unseen.pop(scope, {})
         later = [each for each in mine.values() if each is not failed]
         for each in later:
@@ -564,7 +564,7 @@ class Inbox:
         return len(mine.keys() - {failed.seq})
 
     def _leave(self, failed: _FailedCommand, *, to_opener: bool = False) -> None:
-        """Writes down what a scope leaves; the lock is held."""
+        """Records a failure that its scope does not raise; the lock is held."""
         if to_opener and len(self._orphans) < _KEPT:
             self._orphans[failed.seq] = failed
         if failed not in self._left:
@@ -572,7 +572,7 @@ class Inbox:
             self._num_left += 1
 
     def _sweep(self) -> None:
-        """Looks which scopes have ended; the lock is held."""
+        """Finds the scopes that have ended; the lock is held."""
         for scope in [scope for scope in self._unseen if scope.ended]:
             for failed in self._unseen.pop(scope).values():
                 self._leave(failed, to_opener=scope.is_thread)
@@ -590,7 +590,7 @@ class Inbox:
             self._arrived.wait(_CAUSE_POLL_S)
 
     def _build(self, failed: _FailedCommand) -> RemoteError:
-        """The error of a command; where it was aborted, of what kept a rank from coming."""
+        """The error of a command; for an aborted collective, the failure that kept a rank out."""
         cause = failed
         while cause.is_aborted:
             before = self._failed.get(self._skipped.get(cause.seq, 0))
@@ -606,7 +606,7 @@ class Inbox:
 
 
 def _error_of(reports: Iterable[_Report]) -> RemoteError:
-    """One error from what workers say; causes before consequences."""
+    """One error from workers' reports; causes before consequences."""
     ordered = sorted(reports, key=lambda r: (r[1] is FailureKind.ABORTED, r[0].seq, r[0].worker))
     return _ERRORS[ordered[0][1]]([failure for failure, _ in ordered])
 

@@ -1,9 +1,9 @@
-"""Whose errors are whose: scopes, which are blocks, asyncio tasks and threads of the program.
+"""Scopes of errors: blocks, asyncio tasks and threads of the program.
 
-A command belongs to the scope that issues it, and what goes wrong in it is raised where
-that scope waits. Finding the scope is part of issuing a command, so what was found stays
-in a context variable, with whom it was found for. Contexts are copied, for tasks that are
-made and by ``asyncio.to_thread``; who finds there what is another's looks again.
+A command belongs to the scope that issues it, and its errors are raised where that scope
+waits. Finding the scope is part of issuing a command, so the result is cached in a context
+variable, with the thread or task that it is for. Contexts are copied, for new tasks and by
+``asyncio.to_thread``; a thread or task that finds the entry of another one looks it up again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["NO_SCOPE", "Block", "Scope", "current_scope"]
 
 
 class Scope:
-    """Who issues commands, and is told of what goes wrong in them.
+    """Issues commands, and gets their errors.
 
     Args:
         owner: The task, or what lives as long as the thread; a block has none.
@@ -41,7 +41,7 @@ class Scope:
 
     @property
     def ended(self) -> bool:
-        """Whether it will wait for nothing any more."""
+        """Whether it has ended, so that it will not wait again."""
         if self._owner is None:
             return self.closed
         owner: Any = self._owner()
@@ -49,7 +49,7 @@ class Scope:
 
 
 NO_SCOPE = Scope()
-"""That of commands which no call of the program issued."""
+"""The scope of commands that no call of the program issued."""
 
 
 class _Thread:
@@ -62,11 +62,11 @@ class _Thread:
 
 
 class _Local(threading.local):
-    """What a thread has of its own.
+    """The thread-local state.
 
     Attributes:
         me: Lives as long as the thread.
-        key: Stands for it in contexts, which may live longer.
+        key: Identifies it in contexts, which may live longer.
     """
 
     def __init__(self) -> None:
@@ -75,10 +75,10 @@ class _Local(threading.local):
 
 
 class _Found:
-    """What stands in the context variable.
+    """The value of the context variable.
 
     Attributes:
-        key: For whom it was found: the key of a thread; None for a task.
+        key: The key of the thread that it is for; None for a task.
         task: Returns the task; weakly, because copies of a context may outlive it.
         scope: Its scope.
         block: The innermost block that it is in, if any.
@@ -114,7 +114,7 @@ _asyncio: Any = None
 
 
 def _renew_lock() -> None:
-    """Frees it in a forked child, whoever held it in the parent."""
+    """Replaces it in a forked child, where a thread of the parent may have held it."""
     global _lock  # noqa: PLW0603  (a lock cannot be freed otherwise)
     _lock = threading.Lock()
 
@@ -124,7 +124,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def current_scope(log: object) -> Scope:
-    """The scope of whoever calls this: a block of this log, else the task, else the thread.
+    """The caller's scope: a block of this log, else the task, else the thread.
 
     Args:
         log: A session's, by which its blocks are known.
@@ -136,7 +136,7 @@ def current_scope(log: object) -> Scope:
 
 
 def _look(found: _Found | None) -> _Found:
-    """What is known of whoever calls this; where that is nothing, it is found out and kept."""
+    """The entry of the calling task or thread; looked up and cached if there is none."""
     loop: Any = _find_loop()
     task = None if loop is None else _asyncio.current_task(loop)
     if task is None:
@@ -160,12 +160,12 @@ def _keep(task: object, scope: Scope, before: _Found | None) -> _Found:
 
 
 def _no_task() -> None:
-    """Stands for a task that there never was."""
+    """Takes the place of a reference to a task where there is none."""
 
 
 def _find_scope(before: _Found | None, loop: Any) -> Scope:
-    """The scope of what is in no task; its context may be a copy of a task's."""
-    # A callback of a loop has the context of whoever asked for it.
+    """The scope of a caller outside of any task; its context may be a copy of a task's."""
+    # A callback of a loop has the context of the code that scheduled it.
     task = _find_lender() if loop is None and _asyncio is not None else None
     if task is not None:
         return _scope_of(task)
@@ -184,7 +184,7 @@ def _find_loop() -> Any:
     return _running_loop()
 
 
-# Until asyncio is there, whether it is: another look is then worth its time.
+# Until asyncio is imported, this checks whether it is.
 _running_loop: Callable[[], Any] = partial(sys.modules.get, "asyncio")
 
 
@@ -202,8 +202,8 @@ def _scope_of(task: Any) -> Scope:
 def _find_lender() -> Any:
     """The task in whose context this thread works, if there is one.
 
-    A copy of a context does not say of what it is one. The task, however, waits for this
-    thread, or is about to, in a function that holds the copy; a mark in that shows which.
+    A copied context does not name its origin. The task, however, waits for this thread, or
+    is about to, in a function that holds the copy; a mark in the copy identifies it.
     """
     mark = object()
     token = _mark.set(mark)
@@ -215,7 +215,7 @@ def _find_lender() -> Any:
             me = threading.get_ident()
             stacks = [_stack(top) for at, top in sys._current_frames().items() if at != me]  # noqa: SLF001  (public, in spite of its name)
             loops = _add_loops(loops, stacks)
-            # Where it is running still, it will have been found or be waiting after this.
+            # If it is still running, it is found here, or is waiting by now.
             task = _find_running(loops, stacks, mark) or _find_waiting(loops, mark)
         return task
     finally:
@@ -247,7 +247,7 @@ def _holds(frame: FrameType | None, mark: object) -> bool:
     """Whether a function has the context with the mark."""
     if frame is None:
         return False
-    # What asyncio calls it, and what anyio and others do.
+    # Its names in asyncio, and in anyio and others.
     for name in {"ctx", "context"}.intersection(frame.f_code.co_varnames):
         held = frame.f_locals.get(name)
         if isinstance(held, Context) and held.get(_mark) is mark:
@@ -264,7 +264,7 @@ def _stack(frame: FrameType | None) -> list[FrameType]:
 
 
 def _add_loops(known: list[Any], stacks: Iterable[Iterable[FrameType]]) -> list[Any]:
-    """Adds the loops that run in other threads, and have not been met."""
+    """Adds the loops that run in other threads and are not known yet."""
     loops = set(known)
     for stack in stacks:
         for frame in stack:
@@ -283,13 +283,13 @@ def _add_loops(known: list[Any], stacks: Iterable[Iterable[FrameType]]) -> list[
 
 
 class Block:
-    """A scope for what is issued inside of a ``with`` block, and by what is begun there.
+    """A scope for commands issued inside of a ``with`` block, and by tasks started there.
 
     Args:
         log: The log of the session whose commands it takes.
 
     Attributes:
-        scope: What it is a block of.
+        scope: The scope of the block.
         outer: The block that it is in, if any.
     """
 

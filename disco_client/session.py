@@ -38,10 +38,10 @@ class Session:
     """One SPMD program: its workers, their registers, and its ordered command log.
 
     Calls are asynchronous: they return at once, and every worker executes them in
-    the order in which they were issued. What goes wrong on a worker is raised by
-    the next call that waits in the same scope: :meth:`sync_worker_0`,
-    :meth:`sync_worker`, :meth:`sync_all`, fetching a value or an array; what nobody
-    has seen, by leaving the ``with`` block.
+    the order in which they were issued. An error on a worker is raised by the next
+    call that waits in the same scope: :meth:`sync_worker_0`, :meth:`sync_worker`,
+    :meth:`sync_all`, fetching a value or an array; an unseen error is raised by
+    leaving the ``with`` block.
 
     Made by :func:`disco_client.connect`. A context manager; its methods may be
     called from several threads and asyncio tasks, which are scopes of their own, as
@@ -68,7 +68,7 @@ class Session:
 
     @classmethod
     def _of(cls, core: SessionCore) -> Self:
-        """What programs hold of a core that is there already."""
+        """Makes a session of an existing core."""
         face = cls.__new__(cls)
         face._core = core  # noqa: SLF001  (its own)
         core.show_as(face)
@@ -107,7 +107,7 @@ class Session:
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
-        """The times that the session went on with other workers, in order."""
+        """The recoveries of the session with other workers, in order."""
         return checkpointing.recoveries(self._core)
 
     def __reduce__(self) -> NoReturn:
@@ -227,7 +227,7 @@ class Session:
 
         Inside the block, what this thread issues on this session is written down: calls,
         lookups of functions, allocations, collectives, and copies of arrays of up to
-        64 KiB to worker 0. Other threads go on as usual. References made inside are of
+        64 KiB to worker 0. Other threads run as usual. References made inside are of
         use inside only, except as outputs; those from outside are taken by reference:
         each run sees what their registers hold then, and in-place changes are seen
         outside. A run ends with its first failing step; see :class:`Program`.
@@ -400,15 +400,15 @@ class Session:
         Parts may be of different sizes, and empty, where the mesh does not divide the
         tensor. The array may be changed as soon as this returns. Of a memory-mapped
         array (``numpy.load(..., mmap_mode="r")``) only what is sent is read, part by
-        part; of a file the workers read their own parts, after this has waited for what
-        the file says of itself.
+        part; of a file the workers read their own parts, after this has waited for the
+        file's header.
 
         Args:
             array: An array, or what ``numpy.asarray`` makes one of; or a file that the
                 workers read: :func:`~disco_client.distributed.from_safetensors`,
                 :func:`~disco_client.distributed.from_npy`.
             mesh: The mesh; None for all workers in one row.
-            placement: How it is to lie there, such as ``"S[0], R"``: a spec for each
+            placement: Its placement there, such as ``"S[0], R"``: a spec for each
                 axis of the mesh.
 
         Raises:
@@ -477,17 +477,17 @@ class Session:
     ) -> dict[str, DTensor]:
         """Loads the tensors that :meth:`save` wrote; each worker reads its own parts.
 
-        They may come to lie on another mesh, in another way, on more or fewer workers.
+        They may be placed on another mesh, in another way, on more or fewer workers.
         Waits until all is loaded.
 
         Args:
             path: The checkpoint's folder, on all workers. A relative path is taken from
                 the client's own folder.
-            mesh: On which mesh they are to lie; None for the mesh on which each was
+            mesh: The mesh to place them on; None for the mesh on which each was
                 saved.
-            placements: How they are to lie: one placement for all, or by names and
-                patterns (``*`` matches dots too; the first match counts). None, and
-                what no pattern matches, for as they were saved, which needs a mesh of
+            placements: Their placements: one for all, or by names and patterns
+                (``*`` matches dots too; the first match counts). None, and tensors
+                that no pattern matches, for as they were saved, which needs a mesh of
                 the same shape.
             progress: Whether to show a progress bar on standard error; None shows it
                 on a terminal.
@@ -508,7 +508,7 @@ class Session:
 
     @property
     def _engine(self) -> Engine:
-        # Most programs compute with no distributed tensor, and load nothing of them.
+        # Most programs use no distributed tensors, and do not load their code.
         from disco_client.distributed.dispatch import Engine
 
         return self._core.part(Engine)
@@ -724,7 +724,7 @@ class Session:
     _sync_worker = sync_worker
     _sync_all = sync_all
 
-    # Whose errors are whose ------------------------------------------------------
+    # Scopes of errors ------------------------------------------------------------
 
     def scope(self) -> Block:
         """Makes a scope: what is issued in its ``with`` block raises its errors there.
@@ -734,10 +734,10 @@ class Session:
             with session.scope():
                 serve(session, request)
 
-        The waits in the block raise what goes wrong in the block, and those outside of it
+        Waits in the block raise the errors of commands in the block, and those outside of it
         do not. Without one, each asyncio task is a scope, also where it works in
-        ``asyncio.to_thread``, and each thread. Tasks that are begun in a block belong to
-        it. What the block has not seen when it ends stays with :meth:`failures`.
+        ``asyncio.to_thread``, and each thread. Tasks that are started in a block belong to
+        it. Errors that the block has not seen when it ends stay with :meth:`failures`.
 
         Returns:
             The block, to be entered once with ``with``.
@@ -745,7 +745,7 @@ class Session:
         return Block(self._core.log)
 
     def failures(self) -> Failures:
-        """What went wrong and was raised by no call, of threads, tasks and blocks that ended.
+        """Errors that no call has raised, of threads, tasks and blocks that ended.
 
         Looking at it changes nothing: leaving the session still raises what is unseen.
 
@@ -760,8 +760,8 @@ class Session:
         """Finds out what every rank does, and what the session waits for.
 
         Nothing is asked of the ranks, so this works while they hang, from any thread,
-        and within seconds: where something is under way they are looked at for most of a
-        second, to tell who stands still from who is slow. A rank's stack is written by a
+        and within seconds: busy ranks are observed for most of a second, to tell those
+        that stand still from those that are slow. A rank's stack is written by a
         signal handler, which may end a sleep in C code of a library early, as every
         signal does.
 
@@ -793,7 +793,7 @@ class Session:
         The file is in Chrome's trace format; open it at https://ui.perfetto.dev. It has a
         process for each rank, with rows for its commands, its collectives (bytes, dtype,
         workers), its waits for other ranks and its copies; and one for the program: when
-        commands left and which lines issued them, with arrows to where ranks began them,
+        commands were sent and which lines issued them, with arrows to where ranks began them,
         and what its threads waited for. Clocks of different machines are corrected;
         ``otherData`` in the file says by how much, how well that is known, and whether
         anything is missing, as where the ranks were faster than their records could be
@@ -823,7 +823,7 @@ class Session:
     # What outlives the workers, or the program -----------------------------------
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Saves what the workers hold, so that less must be done again where they are lost.
+        """Saves what the workers hold, so that less must be replayed if they are lost.
 
         What was issued before is forgotten then, and makes room. Arrays and plain values
         of all live references are saved, distributed tensors among them, and published
@@ -833,7 +833,7 @@ class Session:
         checkpoint before stays of use until a new one has taken its place.
 
         Args:
-            path: A folder that all workers share, also those that will come; each
+            path: A folder that all workers share, future ones included; each
                 checkpoint is a folder in it. A relative path is taken from the client's
                 own folder.
 
@@ -895,7 +895,7 @@ class Session:
         are of no use afterwards; what should be found again is to be published first.
 
         Args:
-            lease: Seconds that the session waits for somebody to attach; at most a week.
+            lease: Seconds that the session waits for a client to attach; at most a week.
                 After that it ends.
 
         Returns:

@@ -1,4 +1,4 @@
-"""How messages for people put things, and what of other people's texts a terminal gets."""
+"""Wording of messages for people, and safe output of untrusted texts to a terminal."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final, TextIO
 __all__ = ["for_terminal", "harmless", "hidden_in", "many", "natural"]
 
 _HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
-"""Unicode's categories of what is not seen, or moves what is: controls, formats, separators."""
+"""Unicode's categories of invisible or moving characters: controls, formats, separators."""
 
 _ACTING: Final = re.compile(
     r"(\x1b\[[0-9;:]*m)"
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 )
-"""What a terminal does something at, besides showing it; the group is what chooses colours."""
+"""Characters that act on a terminal; the group matches sequences that choose colours."""
 
 _PLAIN: Final = "\x1b[0m"
 
@@ -28,7 +28,7 @@ def many(number: int, what: str) -> str:
 
 
 def hidden_in(text: str, what: str) -> str | None:
-    """Says which character of a name nobody would see; None where there is none.
+    """Describes an invisible character of a name; None where there is none.
 
     Controls, escape sequences, line separators, zero-width characters and what changes the
     direction of writing could make a name look like another one, or act on a terminal.

@@ -1,4 +1,4 @@
-"""What a program wants of a model's files, against what they hold; decides, moves nothing."""
+"""Compares a program's weight plan with a model's files; decides, moves nothing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class StoredTensor:
 
 
 class Chosen(NamedTuple):
-    """A tensor that is to be loaded, and how it is to lie."""
+    """A tensor that is to be loaded, and its placement."""
 
     tensor: StoredTensor
     info: DTensorStructInfo
@@ -175,7 +175,7 @@ def _read_spec(entry: object) -> PlacementSpec:
 
 
 def read_expected(expect: object) -> Expected | None:
-    """Checks what a program says of the tensors it needs.
+    """Checks a program's list of the tensors that it needs.
 
     Raises:
         ConfigError: It is no mapping of names to shapes or None.
@@ -199,7 +199,7 @@ def read_expected(expect: object) -> Expected | None:
 
 
 def read_catalog(catalog: Mapping[str, Any], first: int = 0) -> list[StoredTensor]:
-    """Takes apart what a worker says of its files, from their tensor number ``first`` on."""
+    """Parses what a worker reports of its files, from their tensor number ``first`` on."""
     columns = (catalog[key] for key in ("names", "shapes", "dtypes", "stored", "nbytes"))
     return [
         StoredTensor(index, name, tuple(shape), dtype, stored, nbytes)
@@ -227,7 +227,7 @@ def choose(
         plan: How to split it.
         expected: What the program needs; None if it does not say.
         strict: Whether rules without a tensor and tensors without a rule are wrong.
-        mesh: On which workers they are to lie; along its last axis a tensor is split.
+        mesh: The workers that will hold them; along its last axis a tensor is split.
         dtype: What tensors of floating-point numbers become; empty for what they are.
 
     Raises:
@@ -273,7 +273,7 @@ def _absent(tensors: Sequence[StoredTensor], expected: Expected | None) -> Itera
 def _unused(
     plan: WeightPlan, tensors: Sequence[StoredTensor], rules: Sequence[_PatternRule | None]
 ) -> Iterator[str]:
-    """What the plan says of tensors that are not there."""
+    """The errors of rules of the plan that apply to no tensor."""
     used = {id(rule) for rule in rules}
     names = [tensor.name for tensor in tensors]
     suggested = 0
@@ -292,7 +292,7 @@ def _unused(
 def _place(
     tensor: StoredTensor, rule: _PatternRule, expected: Expected, mesh: DeviceMesh, dtype: str
 ) -> Chosen:
-    """Says how a tensor is to lie.
+    """Decides the placement of a tensor.
 
     Raises:
         ConfigError: It is not what was expected, or does not fit the rule.
@@ -381,7 +381,7 @@ def load_weights(  # noqa: PLR0913  (those of the session, and its engine)
 
 
 def _requests(batch: Sequence[Chosen]) -> tuple[list[Shape], list[list[Shape]]]:
-    """What workers are told: of each tensor its position and the number of a layout, and these.
+    """The request for workers: each tensor's position and number of a layout, and the layouts.
 
     Those of most tensors are alike: each is described once.
     """

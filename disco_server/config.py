@@ -1,10 +1,10 @@
-"""What the daemons can be told, and where from.
+"""The configurations of the daemons, and the sources of their settings.
 
 A setting comes from the command line, else from the environment (``DISCO_``
 and its name in capitals), else from a TOML file (tables ``[controller]`` and
 ``[worker]``), else from the defaults below. Each way ends in the same
 constructor, so a value is checked by the same code wherever it came from, and
-a refusal always names the place where the person wrote it.
+a refusal always names the place where it was written.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ __all__ = [
 ]
 
 
-# Reading the settings of what a session's processes may use: memory, environment, user.
+# Readers of the settings for a session's processes: memory, environment, user.
 
 
 LEAST_MEMORY: Final = 256 << 20
@@ -152,13 +152,13 @@ def machine_memory() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The user as whom ranks run.
+    """The user that ranks run as.
 
     Attributes:
         name: Its name.
         uid: Its number.
         gid: Its first group.
-        groups: All of its groups, those that may use the machine's GPUs among them.
+        groups: All of its groups, including those that may use the machine's GPUs.
         home: Its folder.
     """
 
@@ -170,14 +170,14 @@ class Account:
 
     @property
     def cache(self) -> Path:
-        """Where its processes may keep what is of use later."""
+        """The cache folder of its processes."""
         owned = self.home.is_dir() and self.home.stat().st_uid == self.uid
         base = self.home / ".cache" if owned else Path(tempfile.gettempdir(), f"disco-{self.uid}")
         return base / "disco" / "modules"
 
     @classmethod
     def find(cls, name: str | None) -> Self | None:
-        """Finds the account that ranks run as; None where that is this process's own.
+        """Finds the account that ranks run as; None if that is this process's own.
 
         Raises:
             ConfigError: There is no such user, or this process may not become it.
@@ -199,9 +199,9 @@ class Account:
         return cls(name, entry.pw_uid, entry.pw_gid, groups, Path(entry.pw_dir))
 
 
-# Where settings come from: command line, environment, file, and whose word counts.
+# Where settings come from: command line, environment, file, and which takes precedence.
 #
-# The fields of a configuration are the one table of what there is to set: options,
+# The fields of a configuration are the only table of the settings: options,
 # variables, names in files, help and the page `docs/settings.md` all come from it.
 
 
@@ -211,7 +211,7 @@ _RETIREMENT: Final = "{} is ignored, and will be refused by the next release: {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the configurations share: checking and loading; each field is made by `setting`."""
+    """Base of the configurations: checking and loading; each field is made by `setting`."""
 
     _TABLE: ClassVar[str]
     _RETIRED: ClassVar[Mapping[str, str]] = {}
@@ -219,12 +219,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, row in self.table().items():
-            # Frozen for everybody else; this is still the construction.
+            # Frozen afterwards; this is still the construction.
             object.__setattr__(self, name, row.read(getattr(self, name), name))
         self._complete()
 
     def _complete(self) -> None:
-        """Chooses what was left to choose and checks settings against each other."""
+        """Fills in settings that were left open, and checks settings against each other."""
 
     @classmethod
     def table(cls) -> dict[str, Setting]:
@@ -235,7 +235,7 @@ class Settings:
 
     @classmethod
     def retired(cls) -> list[Setting]:
-        """Settings that are still taken, and do nothing."""
+        """Settings that are still accepted, and do nothing."""
         return [_row(name, read=_anything, text=text) for name, text in cls._RETIRED.items()]
 
     @classmethod
@@ -254,7 +254,7 @@ class Settings:
             environ: The environment; by default this process's. An empty
                 variable counts as absent.
             file: A TOML file with tables ``[controller]`` and ``[worker]``.
-            on_retired: Told, a line each, which given settings are ignored, and why.
+            on_retired: Called with a line for each given setting that is ignored, and why.
 
         Raises:
             ConfigError: A value is wrong, or the file cannot be read or names
@@ -297,7 +297,7 @@ def _row(name: str, *, option: str | None = "", **columns: Any) -> Setting:
 
 
 def _read_table(file: Path, table: str, known: Iterable[str]) -> Mapping[str, object]:
-    """Returns one table of a TOML file, empty where the file has none of that name."""
+    """Returns one table of a TOML file, empty if the file has none of that name."""
     try:
         with file.open("rb") as stream:
             content: dict[str, object] = tomllib.load(stream)
@@ -382,13 +382,13 @@ class DaemonConfig(Settings):
 
     @property
     def http_address(self) -> Address | None:
-        """`http`, taken apart; None for the default or none."""
+        """`http`, parsed; None for the default or none."""
         if self.http in (None, OFF):
             return None
         return Address.parse(self.http, where="http", any_port=True)
 
     def _guarded(self, **more: Any) -> Guard:
-        """A guard by the settings that both daemons have, and more."""
+        """A guard from the settings that both daemons have, and more."""
         return Guard(
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
@@ -400,7 +400,7 @@ class DaemonConfig(Settings):
 
 
 def read_guard(given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Guard:
-    """Takes of a guard what was given, and the rest from the environment, as daemons do.
+    """Makes a guard of the given settings, and the rest from the environment, as daemons do.
 
     Args:
         given: Settings of `DaemonConfig` by name; None for what was not given.
@@ -503,12 +503,12 @@ class ControllerConfig(DaemonConfig):
 
     @property
     def guard(self) -> Guard:
-        """How its door is guarded."""
+        """How its port is guarded."""
         return self._guarded(auth_token_file=self.auth_token_file, tls_id_prefix=self.tls_id_prefix)
 
     @property
     def listen_address(self) -> Address:
-        """`listen`, taken apart."""
+        """`listen`, parsed."""
         return Address.parse(self.listen, where="listen", any_port=True)
 
 
@@ -691,12 +691,12 @@ class WorkerConfig(DaemonConfig):
 
     @property
     def guard(self) -> Guard:
-        """How its door for arrays is guarded."""
+        """How its port for arrays is guarded."""
         return self._guarded()
 
     @property
     def credentials(self) -> Credentials:
-        """With what it dials the controller."""
+        """The credentials with which it connects to the controller."""
         return Credentials(
             ca=self.tls_ca,
             cert=self.tls_cert,
@@ -707,12 +707,12 @@ class WorkerConfig(DaemonConfig):
 
     @property
     def controller_address(self) -> Address:
-        """`controller`, taken apart."""
+        """`controller`, parsed."""
         return Address.parse(self.controller, where="controller")
 
     @property
     def array_address(self) -> Address | None:
-        """`array_listen`, taken apart."""
+        """`array_listen`, parsed."""
         if self.array_listen is None:
             return None
         return Address.parse(self.array_listen, where="array_listen", any_port=True)

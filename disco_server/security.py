@@ -1,8 +1,8 @@
-"""How the doors of a daemon are guarded, as settings say it, and what is refused.
+"""How the ports of a daemon are guarded by its settings, and which settings are refused.
 
-Who reaches a controller can run code on the machines behind it. So a daemon listens on
-its own machine alone, unless connections are encrypted and whoever comes is asked who
-he is, or a person says that this is not wanted.
+A peer that reaches a controller can run code on the machines behind it. So a daemon
+listens on its own machine alone, unless connections are encrypted and peers are
+authenticated, or a setting explicitly gives that up.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ __all__ = [
 ]
 
 CERTIFICATE_PREFIX: Final = "disco://"
-"""What the URI of a certificate begins with that says who shows it."""
+"""The beginning of the URI in a certificate that names the role of its holder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """How a door is guarded; by default not at all.
+    """How a port is guarded; by default not at all.
 
     Attributes:
         tls_cert: The daemon's certificate; with `tls_key`, its key, connections are encrypted.
         tls_key: See `tls_cert`.
-        tls_ca: Who may sign the certificates of peers.
+        tls_ca: The authority that signs the certificates of peers.
         require_client_cert: Whether peers must show one.
         auth_token_file: The tokens that peers may show, one ``ROLE NAME TOKEN`` a line.
-        tls_id_prefix: What a URI in a peer's certificate begins with that says its role.
-        insecure: Whether a person takes the risk of an open door.
+        tls_id_prefix: The beginning of the URI in a peer's certificate that names its role.
+        insecure: Whether the risk of an unguarded port is accepted.
 
     Raises:
-        ConfigError: They do not belong together.
+        ConfigError: The settings do not fit together.
     """
 
     tls_cert: Path | None = None
@@ -70,21 +70,21 @@ class Guard:
 
     @property
     def asks(self) -> bool:
-        """Whether peers are asked who they are."""
+        """Whether peers must authenticate."""
         return self.require_client_cert or self.auth_token_file is not None
 
     def check_listener(self, address: Address, where: str) -> None:
-        """Refuses a door that other machines could listen in at; not for commands.
+        """Refuses an unencrypted port that other machines can reach; not for commands.
 
-        Whoever brings arrays is asked for the secret of a session, and whoever looks at a
-        page for his token; encryption keeps both.
+        A client that sends arrays shows the secret of its session, and a viewer of the
+        dashboard a token; encryption protects both.
 
         Args:
-            address: Where it is.
+            address: The address of the port.
             where: The setting that says so.
 
         Raises:
-            ConfigError: They could.
+            ConfigError: It is such a port.
         """
         if not (self.insecure or self.encrypts or is_local(str(address))):
             raise ConfigError(
@@ -94,14 +94,14 @@ class Guard:
             )
 
     def check_listen(self, address: Address, where: str) -> None:
-        """Refuses a door that stands open for other machines.
+        """Refuses an unguarded port that other machines can reach.
 
         Args:
-            address: Where it is.
+            address: The address of the port.
             where: The setting that says so.
 
         Raises:
-            ConfigError: It does.
+            ConfigError: It is such a port.
         """
         if self.insecure or is_local(str(address)) or (self.encrypts and self.asks):
             return
@@ -128,15 +128,15 @@ def check_pair_given(cert: Path | None, key: Path | None) -> None:
 
 
 def check_dial(credentials: Credentials, address: Address, *, insecure: bool) -> None:
-    """Refuses to let a controller that could be anybody run code here.
+    """Refuses to connect to a controller that cannot be verified: it could run code here.
 
     Args:
-        credentials: With what it is dialled.
-        address: Where it is.
-        insecure: Whether a person takes the risk.
+        credentials: The credentials for it.
+        address: Its address.
+        insecure: Whether the risk is accepted.
 
     Raises:
-        ConfigError: It could be.
+        ConfigError: It cannot be verified.
     """
     credentials.check_address(str(address))
     if insecure or credentials.encrypts or is_local(str(address)):

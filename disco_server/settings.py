@@ -1,9 +1,9 @@
-"""One setting: what it is called, what a person may write, and what that becomes.
+"""One setting: its name, what may be written for it, and the value that it becomes.
 
 A reader takes a value and the name of the place where it was written. It
-returns the value in the type that the configurations keep, takes its own
-results back unchanged, and refuses everything else with a `ConfigError` that
-says where, what was expected and what came.
+returns the value in the type that the configurations keep, accepts its own
+results unchanged, and refuses everything else with a `ConfigError` that
+says where, what was expected and what was given.
 """
 
 from __future__ import annotations
@@ -73,24 +73,24 @@ OFF: Final = "off"
 """Instead of an address: there is no such port."""
 
 UPLOADS: Final = "uploads"
-"""Stands for the files that clients bring, where it is said what may be loaded."""
+"""Stands for the files that clients upload, in the setting of what may be loaded."""
 
 _GPU_KINDS: Final = ("cuda", "rocm")
 
 Reader = Callable[[object, str], object]
-"""Takes what a person wrote and where; returns the field's value or refuses."""
+"""Takes what was written and where; returns the field's value or refuses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One thing that a daemon can be told; a row of the table of its configuration.
+    """One setting of a daemon.
 
     Attributes:
-        name: Of the field, and in a file.
-        read: Reads what a person wrote.
+        name: The name of the field, and in a file.
+        read: Reads a value as it was written.
         text: What it is, in a sentence.
-        option: The option of the command line; "" where there is none.
-        default: What counts where nobody says anything, in words; "" where that says nothing.
+        option: The option of the command line; "" if there is none.
+        default: The default, in words; "" if there is none to show.
         metavar: What a value is called where the option is described.
         repeats: Whether the option may be given several times.
     """
@@ -115,7 +115,7 @@ class Setting:
         table: Mapping[str, object],
         in_file: Callable[[str], str],
     ) -> Iterator[tuple[object, str]]:
-        """Where it was given, with the value and the name of each place; the first one counts.
+        """Where it was given: the value and the name of each place; the first one applies.
 
         Args:
             flags: Options by field name; None and the empty tuple stand for none.
@@ -143,13 +143,13 @@ def setting(
     """Makes the field of a configuration; see `Setting`.
 
     Args:
-        default: What counts where nobody says anything, or what makes it. The option of
-            one whose default is the empty tuple may be given several times.
+        default: The default, or what makes it. The option of one whose default is the
+            empty tuple may be given several times.
         read: Reads a value.
         text: What it is.
         metavar: What a value is called.
-        shown: The default in words, where its own are none.
-        option: The option, where it is not the field's name; None where there is none.
+        shown: The default in words, if the value itself does not say it.
+        option: The option, if it is not the field's name; None if there is none.
     """
     if shown is None:
         silent = default is None or default is False or default == ()
@@ -189,8 +189,8 @@ def module_allowed(name: str, patterns: Iterable[str]) -> bool:
 def file_allowed(path: str | os.PathLike[str], allowed: Iterable[str]) -> bool:
     """Says whether sessions may read a file.
 
-    What counts is where it really lies: neither ``..`` nor a link leads out of
-    an allowed folder.
+    What counts is its real path: neither ``..`` nor a link leads out of an allowed
+    folder.
 
     Args:
         path: The file.
@@ -270,12 +270,12 @@ def visible_gpus(
 
 
 def refuse(where: str, expected: str, got: object) -> ConfigError:
-    """Makes the error of a value: where it was written, what was expected, what came."""
+    """Makes the error for a value: where it was written, what was expected, what was given."""
     return ConfigError(f"{where}: expected {expected}, got {got!r}")
 
 
 def whole(lowest: int, highest: int, *, auto: bool = False) -> Reader:
-    """Makes a reader of whole numbers; with `auto` it also lets AUTO through."""
+    """Makes a reader of whole numbers; with `auto` it also accepts AUTO."""
 
     def read(value: object, where: str) -> int:
         text = value.strip() if isinstance(value, str) else value
@@ -284,7 +284,7 @@ def whole(lowest: int, highest: int, *, auto: bool = False) -> Reader:
         if isinstance(text, int) and not isinstance(text, bool):
             if lowest <= text <= highest:
                 return text
-            # Only the dataclass's own default may say AUTO; a person leaves the setting out.
+            # Only the dataclass's own default may be AUTO; a user leaves the setting out.
             if auto and text == AUTO and not where.startswith(("-", "DISCO_", "[")):
                 return text
         raise refuse(where, f"a whole number from {lowest} to {highest}", value)
@@ -314,14 +314,14 @@ class OneOf:
     choices: tuple[str, ...]
 
     def __call__(self, value: object, where: str) -> str:
-        """As readers do."""
+        """Reads a value, as every reader does."""
         if isinstance(value, str) and value.lower() in self.choices:
             return value.lower()
         raise refuse(where, f"one of {', '.join(self.choices)}", value)
 
 
 def read_switch(value: object, where: str) -> bool:
-    """Reads whether something is so."""
+    """Reads a boolean."""
     words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
     if isinstance(value, bool):
         return value
@@ -331,7 +331,7 @@ def read_switch(value: object, where: str) -> bool:
 
 
 def read_prefix(value: object, where: str) -> str:
-    """Reads what the URIs of certificates begin with.
+    """Reads the prefix of the URIs in certificates.
 
     It ends with a slash, so that ``spiffe://example.org/`` is not the beginning of
     ``spiffe://example.org.evil/``.
@@ -356,12 +356,12 @@ def read_listen(value: object, where: str) -> str:
 
 
 def read_optional_listen(value: object, where: str) -> str | None:
-    """Reads the address to listen on, where none is an answer too."""
+    """Reads the address to listen on, which may be none."""
     return None if value is None else read_listen(value, where)
 
 
 def read_http(value: object, where: str) -> str | None:
-    """Reads the address of an HTTP port, where ``off`` and none are answers too."""
+    """Reads the address of an HTTP port, which may be ``off`` or none."""
     if value is None or (isinstance(value, str) and value.lower() == OFF):
         return value if value is None else OFF
     return read_listen(value, where)
@@ -386,7 +386,7 @@ def _items(value: object) -> Sequence[object]:
 
 
 def _words(value: object, where: str, expected: str) -> list[str]:
-    """Takes a comma-separated text or a list of texts apart."""
+    """Splits a comma-separated text or a list of texts."""
     items = _items(value)
     words = [item.strip() for item in items if isinstance(item, str)]
     if words and all(words) and len(words) == len(items):
@@ -407,7 +407,7 @@ def read_patterns(value: object, where: str) -> tuple[str, ...]:
 def _whole_path(text: str, where: str) -> Path:
     try:
         return Path(text).expanduser().absolute()
-    except RuntimeError:  # ~name, and nobody is called so
+    except RuntimeError:  # ~name, and there is no such user
         raise refuse(where, "a path, or one below ~ or ~USER", text) from None
 
 
@@ -478,12 +478,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Variable(Generic[_T]):
-    """A variable of the environment of ranks, which a daemon passes on to its own.
+    """An environment variable of ranks, which a daemon passes on to its ranks.
 
     Attributes:
         name: Its name.
         read: Reads its text.
-        default: What counts where it is absent or empty.
+        default: The value if it is absent or empty.
         text: What it is, in a sentence.
     """
 
@@ -493,10 +493,10 @@ class Variable(Generic[_T]):
     text: str
 
     def value(self, environ: Mapping[str, str] | None = None) -> _T:
-        """What it says, by default in the environment of this process.
+        """Its value, by default in the environment of this process.
 
         Raises:
-            ConfigError: It says what it cannot.
+            ConfigError: Its text is not valid.
         """
         text = (os.environ if environ is None else environ).get(self.name, "")
         return self.read(text, self.name) if text else self.default

@@ -37,7 +37,7 @@ _MOST_ERROR = 1e-4
 
 
 class Refused(Exception):
-    """The example cannot do what it was told."""
+    """The example cannot run with these arguments."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,7 +119,7 @@ def compile_shard(shape: tuple[int, int, int], shards: int, folder: Path) -> Pat
         Refused: TVM is not installed.
     """
     try:
-        # Takes a second, and is needed by nobody else: workers load the runtime alone.
+        # Takes a second, and is needed only here: workers load the runtime alone.
         import tvm
         from tvm import relax
         from tvm.script import relax as R  # noqa: N812  (as TVM's own programs call it)

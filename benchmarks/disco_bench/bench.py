@@ -51,7 +51,7 @@ def new_cluster(array_listen: str | None = None) -> LocalCluster:
 
 @contextlib.contextmanager
 def variable(name: str, value: str | None) -> Generator[None]:
-    """Gives a variable of this process's environment another value for a while.
+    """Sets a variable of this process's environment for a block.
 
     Args:
         name: Its name.
@@ -83,7 +83,7 @@ class Bench:
         self._cluster: LocalCluster | None = None
 
     def pick(self, full: _T, quick: _T) -> _T:
-        """Chooses by how thoroughly this run measures."""
+        """Returns the first value for a full run, the second for a quick one."""
         return quick if self._quick else full
 
     def record(self, key: str, measured: Measured) -> None:

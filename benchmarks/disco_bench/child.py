@@ -114,7 +114,7 @@ class Child:
         """Ends the child and what it started; idempotent."""
         process = self._process
         if process.stdin is not None:
-            process.stdin.close()  # the polite way to say that nothing more comes
+            process.stdin.close()  # the child ends at the end of its input
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
         # What it started is in its group, and may be there when it is not.

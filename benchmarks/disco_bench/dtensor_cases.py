@@ -27,7 +27,7 @@ class Case:
         what: For people.
         mesh: The shape of the mesh.
         operands: The placements of the one or two operands, as Disco writes them.
-        after: Where the result is brought to; empty where it stays as it comes.
+        after: The placement that the result is brought to; empty to leave it.
     """
 
     name: str
@@ -69,11 +69,11 @@ def expected(case: Case, nbytes: int) -> Array:
 def result_of(
     operands: list[Any], redistribute: Callable[[Any], Any] | None
 ) -> Callable[[], object]:
-    """What does the case once: the product, and where asked for the move after it.
+    """A function that runs the case once: the product, and the redistribution after it, if any.
 
     Args:
         operands: Distributed, one or two; none for nothing.
-        redistribute: Brings what it is given to where it is to lie; None to leave it.
+        redistribute: Brings the result to its placement; None to leave it.
     """
     if not operands:
         return lambda: None

@@ -1,4 +1,4 @@
-"""What one session costs another one of the same node: its waits, beside who prints or sends."""
+"""The cost of one session for another on the same node: its waits beside prints or transfers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ FAIRNESS = (
 
 
 class _Waits:
-    """How long a session's waits take while a tenant of its node does something; see `ask`."""
+    """How long a session's waits take while a tenant of its node does something."""
 
     def __init__(self, session: disco_client.Session, tenant: Child, seconds: float) -> None:
         self._session = session
@@ -78,7 +78,7 @@ class _Waits:
         """Measures once.
 
         Args:
-            doing: What the tenant is to do; nothing for nothing.
+            doing: What the tenant is to do; empty for no tenant.
 
         Returns:
             The median in seconds; the 95th percentile goes to ``p95``.

@@ -138,7 +138,7 @@ def _direct() -> Generator[Callable[[str], float]]:
 
 
 def _repeat(session: disco_client.Session, call: Callable[[], object], count: int) -> float:
-    """Seconds of a command, of many that are issued before the worker is waited for."""
+    """Seconds of a command, of many that are issued before one wait for the worker."""
     session.sync_all()
     started = time.perf_counter()
     for _ in range(count):

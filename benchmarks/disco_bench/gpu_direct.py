@@ -39,7 +39,7 @@ class _Direct:
         }
 
     def _repeat(self, call: Callable[[], object], count: int) -> float:
-        """Seconds of a call, of many that are enqueued before the GPU is waited for."""
+        """Seconds of a call, of many that are enqueued before one wait for the GPU."""
         self._stream.synchronize()
         started = time.perf_counter()
         for _ in range(count):

@@ -61,7 +61,7 @@ def time_collective(operation: str, nbytes: int, rounds: int, calls: int) -> lis
     pointers, kind = (src.data.ptr, dst.data.ptr), binding.NCCL_FLOAT32
     stream = xp.cuda.get_current_stream().ptr
     kinds: tuple[Callable[[], object], Callable[[], object]]
-    # Not by worker.allreduce, which knows that a lone worker has nobody to reduce with.
+    # Not by worker.allreduce, which skips the reduction for a lone worker.
     if operation == "allreduce":
         kinds = (
             lambda: worker.comm.allreduce(src, dst, ReduceOp.SUM, in_group=False),

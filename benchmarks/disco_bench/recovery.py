@@ -1,4 +1,4 @@
-"""What it costs to be able to recover, and how long a lost worker is a pause."""
+"""The cost of being able to recover, and the pause that a lost worker causes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _then_checkpoint(
 
 
 class _Uploads:
-    """Sends an array to worker 0 again and again; measures once, and returns bytes/s."""
+    """Sends an array to worker 0 repeatedly; measures once, and returns bytes/s."""
 
     def __init__(self, session: disco_client.Session, count: int) -> None:
         self._session = session

@@ -41,7 +41,7 @@ def measure_section(name: str, section: RowGroup, bench: Bench, report: Report) 
     print(f"measuring {name} ...", file=sys.stderr, flush=True)
     try:
         section.measure(bench)
-    except Exception as error:  # noqa: BLE001  (one section's trouble is not that of the others)
+    except Exception as error:  # noqa: BLE001  (an error of one section does not affect the others)
         report.excuse_rest(section.specs, error)
         if any(report.status(spec.key) is Status.FAILED for spec in section.specs):
             traceback.print_exc()

@@ -31,7 +31,7 @@ SECURED = (
 
 
 def measure_secured(bench: Bench) -> None:
-    """Compares a cluster whose every line is encrypted with the one of the other rows."""
+    """Compares a cluster whose connections are all encrypted with the one of the other rows."""
     count, rounds = bench.pick(30_000, 2_000), bench.pick(7, 2)
     with bench.session() as plain, _secured_session(bench) as secured:
         pair = alternate(Burst(secured, count), Burst(plain, count), rounds)
@@ -40,13 +40,13 @@ def measure_secured(bench: Bench) -> None:
 
 @contextlib.contextmanager
 def _secured_session(bench: Bench) -> Generator[disco_client.Session]:
-    """A session of a cluster that lets in who shows a certificate."""
+    """A session of a cluster that accepts only clients with a certificate."""
     with tempfile.TemporaryDirectory(prefix="disco-bench-") as folder, contextlib.ExitStack() as of:
         pki = Path(folder)
         authority = Authority.create(days=30)
         authority.pem().write(pki, "ca")
         authority.issue("client", days=30).write(pki, "client")
-        # Both daemons show it: the controller as a server, the others as who they are.
+        # All daemons use it: the controller as a server, worker daemons as clients.
         authority.issue("worker", hosts=("localhost", "127.0.0.1"), days=30).write(pki, "daemon")
         for name, value in _shown(pki, "daemon").items():
             of.enter_context(variable(name, value))

@@ -118,7 +118,7 @@ def _start_interpreters() -> None:
 
 
 def measure_imports(bench: Bench) -> None:
-    """Times the client's import, less the start of the interpreter, and looks what it loads."""
+    """Times the client's import, less the start of the interpreter, and checks what it loads."""
     rounds = bench.pick(11, 2)
     bare, grpc, client = rotate(
         (_interpreter("pass"), _interpreter(_BARE), _interpreter(_CLIENT)), rounds

@@ -37,7 +37,7 @@ class Unavailable(Exception):
 
 
 class Status(Enum):
-    """What became of a row."""
+    """The outcome of a row."""
 
     MEASURED = "measured"
     UNAVAILABLE = "unavailable"
@@ -45,7 +45,7 @@ class Status(Enum):
 
 
 class LimitOutcome(Enum):
-    """How a figure stands to its limit."""
+    """How a figure compares with its limit."""
 
     AIM = "aim reached"
     MUST = "must holds"
@@ -145,7 +145,7 @@ class Measured:
 
 
 def judge(limit: Limit | None, measured: Measured | None) -> LimitOutcome:
-    """Holds what was measured against a limit."""
+    """Compares a measurement with a limit."""
     if limit is None:
         return LimitOutcome.NONE if measured is not None else LimitOutcome.UNKNOWN
     value = None if measured is None else measured.value(limit.of)
@@ -208,13 +208,13 @@ class Report:
                 self.excuse(spec.key, f"{kind}{error}", status)
 
     def status(self, key: str) -> Status:
-        """What became of a row; one that was never measured has failed."""
+        """The outcome of a row; one that was never measured has failed."""
         if key in self._measured:
             return Status.MEASURED
         return self._reasons.get(key, (Status.FAILED, ""))[0]
 
     def verdict(self, key: str) -> LimitOutcome:
-        """How a row stands to its limit."""
+        """How a row compares with its limit."""
         return judge(self._specs[key].limit, self._measured.get(key))
 
     @property
@@ -231,7 +231,7 @@ class Report:
         return "" if key in self._measured else self._reasons.get(key, (None, "not reached"))[1]
 
     def keys(self, status: Status) -> list[str]:
-        """The rows of which this became."""
+        """The rows with this outcome."""
         return [key for key in self._specs if self.status(key) is status]
 
     def missed(self) -> list[str]:

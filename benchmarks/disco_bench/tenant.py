@@ -1,7 +1,7 @@
-"""A session of somebody else, in a program of its own: it prints, computes or sends arrays.
+"""Another tenant's session, in a program of its own: it prints, computes or sends arrays.
 
-For each line of its input, what it does and for how many seconds, it answers two: when it
-has begun, and when it is over how many bytes a second it has sent.
+For each line of its input, an activity and a number of seconds, it prints two lines: one
+when it has begun, and at the end one with how many bytes a second it has sent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """torch's distributed tensors over gloo, doing what Disco's do in ``dtensor``.
 
 Runs in an environment that has torch and not Disco, with the number of ranks; it is
-rank 0 itself and starts the others, which are told on their standard input what it is
-told on its own. A line is ``check NAME NBYTES``, answered by ``ok``, or ``many NAME
+rank 0 itself and starts the others, to whose standard input it forwards what it reads
+on its own. A line is ``check NAME NBYTES``, answered by ``ok``, or ``many NAME
 NBYTES COUNT`` or ``one NAME NBYTES COUNT``, answered by the seconds of one of COUNT
 operations: of all of them with a barrier at the end, or the median of each with its
 own. The slowest rank counts.
@@ -41,7 +41,7 @@ class Rank:
     Args:
         rank: Which.
         size: Of how many.
-        store: The file by which they meet.
+        store: The file of their rendezvous.
     """
 
     def __init__(self, rank: int, size: int, store: str) -> None:

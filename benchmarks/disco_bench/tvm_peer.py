@@ -30,7 +30,7 @@ def _socket_session(disco: Any, workers: int) -> Any:
         port = probe.getsockname()[1]
     made: list[Any] = []
     per_node = workers // NODES
-    # It listens first and returns when the other node has come.
+    # It listens first and returns when the other node has connected.
     making = threading.Thread(
         target=lambda: made.append(disco.SocketSession(NODES, per_node, 1, "localhost", port))
     )

@@ -171,7 +171,7 @@ class Breakable:
         self._ways.tell(way, "heal")
 
     def _silence(self, way: int) -> None:
-        # What a proxy swallows no end sends again, so the connection has to break then.
+        # Neither end sends again what a proxy swallows, so the connection has to break then.
         self._ways.tell(way, "swallow", 1)
         self._pause(1.5)
         self._ways.tell(way, "cut")
@@ -181,7 +181,7 @@ class Breakable:
     def _slow_down(self, way: int) -> None:
         self._ways.tell(way, "delay", _FAR_S)
         self._pause(3.0)
-        self._ways.tell(way, "cut")  # so that what comes next connects over the slow link
+        self._ways.tell(way, "cut")  # so that the next connections go over the slow link
         self._ways.tell(way, "heal")
         self._pause(3.0)
         self._ways.tell(way, "delay", 0)

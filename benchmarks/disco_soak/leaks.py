@@ -1,4 +1,4 @@
-"""What processes hold when nothing is under way: memory, descriptors, processes."""
+"""What processes hold when they are idle: memory, descriptors, processes."""
 
 from __future__ import annotations
 

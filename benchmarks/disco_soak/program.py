@@ -19,7 +19,7 @@ __all__ = ["SoakProgram", "WrongResult"]
 FUNCTIONS = "disco_soak.worker_functions"
 _SIZES = (1, 7, 1000, 40_000, 300_000)
 _LARGE = 2_000_000
-"""So large, 16 MB, that a fault meets it on its way."""
+"""So large, 16 MB, that a fault occurs during its transfer."""
 
 _BURST = 400
 
@@ -36,9 +36,9 @@ class SoakProgram:
         seed: Decides what the steps are.
 
     Attributes:
-        session: The session; another one where the program has left it and come back.
+        session: The session; another one after the program has detached and attached again.
         steps: How many were taken.
-        issued: How many numbers the workers were told to note.
+        issued: How many numbers the workers were asked to note.
     """
 
     def __init__(self, session: Session, seed: int) -> None:
@@ -59,7 +59,7 @@ class SoakProgram:
         self._burst()
 
     def begin(self, session: Session) -> None:
-        """Uses a session from now on, which may be the same one attached to anew."""
+        """Uses a session from now on, which may be the same one after attaching again."""
         self.session = session
         session.import_python_module(FUNCTIONS)
         self._note = session.get_global_func("soak.note")
@@ -89,7 +89,7 @@ class SoakProgram:
         _same(self.session.copy_to_worker_0(array).numpy(), array)
 
     def check(self) -> tuple[int, int]:
-        """Asks every worker what it noted; returns how many were lost and came twice."""
+        """Asks every worker what it noted; returns how many were lost and how many repeated."""
         session = self.session
         noted = session.get_global_func("soak.noted")()
         lost = twice = 0

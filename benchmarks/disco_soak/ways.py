@@ -1,4 +1,4 @@
-"""Proxies in a process of their own, which go on while the program stands still."""
+"""Proxies in a process of their own, which run on while the program is stopped."""
 
 from __future__ import annotations
 

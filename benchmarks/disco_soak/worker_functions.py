@@ -30,7 +30,7 @@ def note(number: int) -> None:
 
 @disco_server.register_func("soak.noted")
 def noted() -> list[int]:
-    """The last number, how many were left out, and how many came again."""
+    """The last number, how many were left out, and how many were repeated."""
     return _notes.get(disco_server.current_worker(), [0, 0, 0])
 
 

@@ -2,12 +2,12 @@
 
 A daemon that the client can reach has an endpoint of its own for arrays, which spares
 them a hop: in shared memory on the same machine, over gRPC from elsewhere. Whether
-it can be reached shows at the first attempt, and is remembered; while that is under
-way over a slow link, arrays go through the controller.
+it can be reached is found at the first attempt and remembered; while that attempt is
+pending over a slow link, arrays go through the controller.
 
-A transfer that is cut begins anew, for as long as its session lives: the daemon keeps
-what an upload has brought and what a download has to bring, and knows by the ticket what
-has come already.
+An interrupted transfer starts again, for as long as its session lives: the daemon keeps
+the received part of an upload and the content of a download, and identifies both by the
+ticket.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["ArrayClient", "GrpcEndpoint"]
 _logger = logging.getLogger(__name__)
 _SERVICE = "/disco.v1.ArrayService/"
 _REACH_S = 1.0
-"""While a daemon has not answered after this time, it is reached through the controller."""
+"""If a daemon has not answered after this time, arrays go through the controller meanwhile."""
 
 _T = TypeVar("_T")
 
@@ -47,8 +47,8 @@ _T = TypeVar("_T")
 class GrpcEndpoint:
     """An ``ArrayService``; a :class:`~disco_client.transport.base.ArrayEndpoint`.
 
-    gRPC starts threads for a call. Where it cannot, a call stays in its channel that nobody
-    will ever serve, nor those after it: the endpoint is spoiled.
+    gRPC starts threads for a call. If it cannot, that call and all later ones stay in the
+    channel and are never served: the endpoint is spoiled.
 
     Args:
         channel: Leads to it, and is closed with the endpoint.
@@ -57,7 +57,7 @@ class GrpcEndpoint:
     def __init__(self, channel: grpc.Channel | ReloadingChannel) -> None:
         self.spoiled = False
         self._channel = channel
-        # Bytes cross it as they are, which the types of its methods do not foresee.
+        # Messages are passed as raw bytes, which the types of its methods do not allow.
         untyped = cast("Any", channel)
         self._upload: Any = untyped.stream_unary(
             _SERVICE + "Upload", response_deserializer=controller_pb2.UploadResult.FromString
@@ -80,10 +80,10 @@ class GrpcEndpoint:
             )
 
     def download(self, transfer: controller_pb2.Transfer, into: memoryview) -> int:
-        """Fills a buffer with the array that a worker offered; returns the bytes that came.
+        """Fills a buffer with the array that a worker offered; returns how many bytes arrived.
 
         Raises:
-            TransferFailed: It cannot be had.
+            TransferFailed: It cannot be fetched.
         """
 
         def receive(call: Any) -> int:
@@ -107,7 +107,7 @@ class GrpcEndpoint:
             raise
 
     def _confirm(self, transfer: controller_pb2.Transfer, there: int) -> None:
-        """Lets the daemon let go of an array; where that is lost, it does so after a while."""
+        """Lets the daemon release an array; if this message is lost, it does so after a timeout."""
         if there:
             confirmed = controller_pb2.Transfer()
             confirmed.CopyFrom(transfer)
@@ -115,13 +115,13 @@ class GrpcEndpoint:
             # This endpoint was closed just now, or there is no thread.
             with contextlib.suppress(ValueError, RuntimeError):
                 call = self._begin(self._download, confirmed)
-                self._confirming.add(call)  # gRPC cancels a call that nobody holds
+                self._confirming.add(call)  # gRPC cancels a call without references
                 call.add_done_callback(self._confirming.discard)
 
     def close(self) -> None:
         """Closes the channel; idempotent."""
         if self.spoiled:
-            # That would wait for the call that nobody serves; but it cancels it first.
+            # That would wait for the call that is never served; but it cancels it first.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._channel.close, daemon=True).start()
             return
@@ -134,13 +134,13 @@ _CUT = (
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.CANCELLED,
 )
-"""How a call ends whose connection broke, whose other side has to begin anew, or whose
+"""Status codes of a call whose connection broke, whose peer has to start again, or whose
 endpoint another thread has given up."""
 
 
 @contextlib.contextmanager
 def _translated() -> Generator[None]:
-    """Makes errors of an endpoint of those of gRPC."""
+    """Translates errors of gRPC into those of an endpoint."""
     try:
         yield
     except grpc.RpcError as error:
@@ -194,7 +194,7 @@ class ArrayClient:
         self._through(worker, lambda endpoint: endpoint.upload(head, data))
 
     def download(self, ticket: int, worker: int, into: memoryview) -> int:
-        """Fills a buffer with the array that a worker offered; returns the bytes that came.
+        """Fills a buffer with the array that a worker offered; returns how many bytes arrived.
 
         Raises:
             TransferFailed: It cannot be fetched either way.
@@ -204,7 +204,7 @@ class ArrayClient:
         return self._through(worker, lambda endpoint: endpoint.download(head, into))
 
     def _through(self, worker: int, carry: Callable[[ArrayEndpoint], _T]) -> _T:
-        """Carries an array, again and again while it is cut, until the session is over."""
+        """Transfers an array, retrying after interruptions until the session is over."""
         address, backoff = self._addresses.get(worker, ""), Backoff()
         while True:
             endpoint = self._reach(address)
@@ -234,7 +234,7 @@ class ArrayClient:
             return self._relay if endpoint is None else endpoint
 
     def _open(self, address: str) -> None:
-        """Begins to reach an endpoint, or sees what came of that; waits only at the beginning."""
+        """Starts connecting to an endpoint, or checks the result; waits only at the start."""
         opening = self._opening.get(address)
         if opening is None:
             channel = _channel_to(address, self._credentials)
@@ -260,7 +260,7 @@ class ArrayClient:
             raise TransferFailed(msg)
 
     def close(self) -> None:
-        """Closes all endpoints, which breaks off what goes through them; idempotent."""
+        """Closes all endpoints, which aborts their transfers; idempotent."""
         with self._lock:
             self._over.set()
             endpoints = [endpoint for endpoint in self._direct.values() if endpoint is not None]
@@ -304,7 +304,7 @@ class _Opening:
             self.known.set()
 
     def finish(self) -> GrpcEndpoint | None:
-        """The endpoint; None where nobody answers."""
+        """The endpoint; None if no daemon answers."""
         self.channel.unsubscribe(self._see)
         if self._reached:
             return GrpcEndpoint(self.channel)
@@ -332,5 +332,5 @@ def _channel_to(address: str, credentials: Credentials) -> grpc.Channel | None:
         return None
     if not address.startswith("unix:") and not address.rpartition(":")[2].isdigit():
         return None
-    # The session's secret is what a daemon asks for; a token is the controller's business.
+    # A daemon checks the session's secret; tokens are checked by the controller alone.
     return open_channel(address, credentials)

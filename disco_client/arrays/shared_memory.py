@@ -2,8 +2,8 @@
 
 A descriptor is passed over a Unix socket, so nothing is left behind however a
 process ends, and the size of /dev/shm does not matter. Where the system can seal
-memory, nobody who has the descriptor can change its size: a process that maps what
-another one cuts short would end with a bus error.
+memory, no process with the descriptor can change its size: if one process truncated it,
+another that maps it would end with a bus error.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ARRAY_NAME = "disco-array"
 """What lists of open files call memory for an array."""
 
 _PIECE_BYTES = 256 << 10
-"""What is read at once where it cannot go straight to its place; small beside a cache."""
+"""How much is read at once through an intermediate buffer; small compared with a cache."""
 
 
 def allocate(nbytes: int, name: str = ARRAY_NAME) -> int:
@@ -87,11 +87,11 @@ def allocate(nbytes: int, name: str = ARRAY_NAME) -> int:
 
 
 CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-"""Receives descriptors that are no child's, on systems that know it."""
+"""Receives descriptors that child processes do not inherit, on systems that have the flag."""
 
 
 def descriptors_in(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors that came with a message received with CLOSED_ON_EXEC."""
+    """The descriptors in the ancillary data of a message received with CLOSED_ON_EXEC."""
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -167,7 +167,7 @@ class SharedPool:
     """Shared memory to use again: fresh pages cost several times what a copy does.
 
     Args:
-        keep_bytes: How much to keep while nobody uses it.
+        keep_bytes: How much unused memory to keep.
     """
 
     def __init__(self, keep_bytes: int = 128 << 20) -> None:
@@ -206,12 +206,12 @@ class SharedPool:
             os.close(self._kept.pop()[1])
 
 
-# Shared memory that comes again and again stays mapped.
+# Shared memory that is used repeatedly stays mapped.
 #
-# Who copies arrays through shared memory uses the same memory for each (`SharedPool`).
+# Array transfers through shared memory use the same memory each time (`SharedPool`).
 # Reading and writing it with a call of the kernel takes two to three times as long as
 # copying from or to a mapping does, and mapping it takes as long as such a call. So
-# what comes for the first time is left to the kernel, and the second time it is mapped.
+# memory is accessed by the kernel the first time, and mapped the second time.
 
 
 _SMALLEST_BYTES = 1 << 20
@@ -223,7 +223,7 @@ _MOST_KEPT = 16
 """Mappings at a time: each has a descriptor of its own."""
 
 _REMEMBERED = 64
-"""Of how much memory it is known that it was here before."""
+"""How many memory objects are remembered as used before."""
 
 
 class MappedMemory:
@@ -268,12 +268,12 @@ class MappedMemory:
             self._seen.clear()
 
     def disown(self) -> None:
-        """The same in a forked child, whoever held the lock in the parent."""
+        """The same in a forked child, even if a thread of the parent held the lock."""
         self._lock = threading.Lock()
         self.close()
 
     def _find(self, fd: int, offset: int, nbytes: int) -> np.ndarray[Any, Any] | None:
-        """The mapping of some memory, if it has one or shall have one from now on."""
+        """The mapping of some memory, if it has one or gets one now."""
         if not nbytes:
             return None
         size = os.fstat(fd).st_size
@@ -311,9 +311,9 @@ class MappedMemory:
 
 
 def _is_ours(fd: int, name: str) -> bool:
-    """Whether `allocate` made it: its name is its own, and nobody can make it smaller.
+    """Whether `allocate` made it: it has the expected name, and its size is sealed.
 
-    Who maps what somebody makes smaller ends with a bus error.
+    A process that maps memory which another one truncates ends with a bus error.
     """
     if not name.startswith(_NAMED):
         return False
@@ -372,8 +372,8 @@ def unpack(data: bytes) -> bytes | None:
 #
 # The daemon passes the descriptor of memory over a Unix socket; the client writes
 # its array there, or reads it from there, and no byte of it goes through the socket
-# or the daemon. A connection carries one array: that it is closed, however this
-# process ends, tells the daemon that the client is done or gone.
+# or the daemon. A connection carries one array: when it is closed, however this
+# process ends, the daemon knows that the client is done or gone.
 
 
 _CONNECT_S = 1.0
@@ -396,7 +396,7 @@ class MemoryEndpoint:
         self._memory = MappedMemory()
 
     def upload(self, transfer: controller_pb2.Transfer, data: memoryview) -> None:
-        """Brings an array's bytes to a worker; returns when they may be changed.
+        """Sends an array's bytes to a worker; returns when they may be changed.
 
         Raises:
             TransferFailed: The worker does not get them.
@@ -413,7 +413,7 @@ class MemoryEndpoint:
                     reply, fds = _receive(sock)
             finally:
                 _close(fds)
-            # At once where the array was there already, or will not come.
+            # At once if the array was there already, or will not come.
             if reply.WhichOneof("what") != "taken":
                 raise _refusal(reply, "the daemon did not take the array")
 
@@ -424,7 +424,7 @@ class MemoryEndpoint:
             The array's size in bytes.
 
         Raises:
-            TransferFailed: It cannot be had.
+            TransferFailed: It cannot be fetched.
             OSError: The system has no descriptor or memory for it.
         """
         with self._connection() as sock:
@@ -439,7 +439,7 @@ class MemoryEndpoint:
             return reply.granted
 
     def close(self) -> None:
-        """Breaks off what is under way, in whatever threads; idempotent."""
+        """Aborts the transfers of all threads; idempotent."""
         with self._lock:
             self._closed = True
             self._memory.close()
@@ -484,7 +484,7 @@ class MemoryEndpoint:
                 raise  # that says nothing of the daemon
             msg = f"no daemon answers at {self._path}: {error}"
             raise EndpointLost(msg) from error
-        # From here on the daemon lives, or the socket tells; how long it takes is its affair.
+        # From here on the daemon is alive, or the socket reports an error; no timeout is needed.
         sock.settimeout(None)
 
 
@@ -493,7 +493,7 @@ def _send(sock: socket.socket, request: memory_pb2.MemoryRequest) -> None:
 
 
 def _memory(reply: memory_pb2.MemoryReply, fds: list[int]) -> int:
-    """The descriptor of the memory that was asked for.
+    """The descriptor of the requested memory.
 
     Raises:
         TransferFailed: There is none.
@@ -513,7 +513,7 @@ def _refusal(reply: memory_pb2.MemoryReply, otherwise: str) -> TransferFailed:
 
 
 def _receive(sock: socket.socket) -> tuple[memory_pb2.MemoryReply, list[int]]:
-    """Waits for an answer and the descriptors that come with it, which are the caller's."""
+    """Waits for an answer and its descriptors, which the caller then owns."""
     fds: list[int] = []
     try:
         return memory_pb2.MemoryReply.FromString(_receive_bytes(sock, fds)), fds

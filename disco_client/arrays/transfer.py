@@ -1,4 +1,4 @@
-"""Host arrays at the client: what is accepted, and what travels beside the log."""
+"""Host arrays at the client: which are accepted, and which travel beside the log."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 _SHOWN_BYTES = 8 << 20
-"""So much and more has a bar in a notebook, and a span."""
+"""A transfer of at least this size has a progress bar in a notebook, and a span."""
 
 _EXHAUSTED = (OSError, MemoryError, RuntimeError)
-"""What Python raises where the system has no descriptor, memory or thread to give."""
+"""What Python raises if the system has no descriptor, memory or thread left."""
 
 
 @contextlib.contextmanager
 def _typed(what: str) -> Generator[None]:
-    """Makes an error of the session of what the system refuses while an array is copied."""
+    """Turns an error of the system while an array is copied into one of the session."""
     try:
         yield
     except _EXHAUSTED as error:
@@ -45,15 +45,15 @@ def _reason(error: BaseException) -> str:
 
 
 class Uploads(ArrayPorter):
-    """Collects the large arrays of one command; they leave after it was issued.
+    """Collects the large arrays of one command; they are sent after it was issued.
 
-    A context manager around both: where one of them does not leave, because the program
-    was interrupted or the upload failed, no worker waits for it or for those behind it.
+    A context manager around both: if one of them is not sent, because the program was
+    interrupted or the upload failed, no worker waits for it or for the ones after it.
 
     Args:
         take_ticket: Returns a fresh ticket.
         transport: What carries them.
-        workers: Who gets them.
+        workers: The workers that get them.
         raise_if_lost: Raises why the session was lost, if it was.
         span: The session's; that of a large upload is a part of it.
 
@@ -111,8 +111,8 @@ class Uploads(ArrayPorter):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or not self.offered:
             return
-        # Of what an interrupt hits, or want of memory, nobody knows whether the command was
-        # issued. What the program did wrong was found before that.
+        # After an interrupt, or an error for lack of resources, it is unknown whether the
+        # command was issued. Errors of the program were found before that.
         exhausted = isinstance(error, _EXHAUSTED) and not isinstance(error, DiscoError)
         if self._issued or exhausted or not isinstance(error, Exception):
             left = [(ticket, worker) for ticket, worker, _ in self._pairs()[self._done :]]
@@ -127,7 +127,7 @@ class Uploads(ArrayPorter):
         return sum(array.nbytes for _, array in self.offered)
 
     def offer(self, array: Array) -> int:
-        """Notes an array and returns the ticket under which it will leave."""
+        """Notes an array and returns the ticket under which it will be sent."""
         ticket = self._take_ticket()
         self.offered.append((ticket, array))
         return ticket
@@ -170,20 +170,20 @@ class Downloads(ArrayPorter):
             return out
 
     def decline(self, tickets: Sequence[int]) -> None:
-        """Lets go of the arrays of a reply that could not be read whole."""
+        """Discards the arrays of a reply that could not be read completely."""
         if tickets:
             self._transport.decline([(ticket, self._worker) for ticket in tickets])
 
 
 def kind_of(value: object) -> str:
-    """Names what came, for an error."""
+    """Names the kind of a value, for an error."""
     if is_array(value):
         return "a read-only one"
     return f"{value!r} of type {type(value).__name__}"
 
 
 def as_host_array(value: object) -> Array:
-    """Makes an array of what a program gave.
+    """Makes an array of a program's argument.
 
     Raises:
         EncodingError: It is no array of numbers.

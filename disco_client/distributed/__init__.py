@@ -1,4 +1,4 @@
-"""Distributed tensors: how they lie on a mesh of workers, and computing with them."""
+"""Distributed tensors: their placement on a mesh of workers, and computing with them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ draw_with(DTensor, _tensor_html)
 
 
 def __getattr__(name: str) -> Any:
-    # Every session loads this package; what draws is loaded by those who look.
+    # Every session loads this package; drawing is loaded only when a picture is requested.
     if name in _PICTURES:
         from disco_client.distributed.pictures import show
 

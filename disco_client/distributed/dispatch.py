@@ -44,11 +44,11 @@ __all__ = ["Engine", "check_mesh", "make_mesh"]
 
 _NUMBERS = (bool, int, float)
 _KEPT = 4096
-"""Of how many kinds of calls it is remembered what they come to."""
+"""For how many kinds of calls the compiled form is kept."""
 
 
 class _Number(NamedTuple):
-    """A number among operands, told apart by its type, too: 1 computes other than 1.0."""
+    """A number among operands, distinguished by its type, too: 1 computes differently from 1.0."""
 
     kind: type
     value: Any
@@ -62,14 +62,14 @@ class _Host(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """What a call of a function comes to, for all operands that lie like the first ones.
+    """The compiled form of a call, for all operands placed like the first ones.
 
     Attributes:
         func: What the workers call on their parts.
-        plans: How each array among the operands comes to where it must lie.
+        plans: How each array among the operands is brought to its required placement.
         moves: The same on the workers.
         origin: What :meth:`DTensor.explain` says, where all of them are distributed.
-        result: What comes out.
+        result: The result.
     """
 
     func: DRef
@@ -82,7 +82,7 @@ class _Call(NamedTuple):
 class Engine(Computing):
     """What a session does with distributed tensors.
 
-    A call looks up what calls like it have come to: found out once, it is one command
+    A call looks up the compiled form of similar calls: once compiled, it is one command
     that names a function on the workers and the parts.
 
     Args:
@@ -114,7 +114,7 @@ class Engine(Computing):
         return self._place(host, info)
 
     def _place(self, host: np.ndarray[Any, Any], info: DTensorStructInfo) -> DTensor:
-        """Brings a host array to where it is to lie, on a mesh that the session has."""
+        """Brings a host array to its placement, on a mesh that the session has."""
         mesh = info.device_mesh
         if any(spec.is_partial or spec.parts for spec in info.placement.dim_specs):
             parts = DTensorStructInfo(info.tensor_sinfo, mesh, info.placement.plain())
@@ -137,7 +137,7 @@ class Engine(Computing):
         return plan, self.executor.prepare(plan)
 
     def _make_taker(self, info: DTensorStructInfo) -> DRef:
-        """What makes parts of a host array: of one that travels along, or room for them."""
+        """The function that makes the parts: from a host array in the command, or uninitialised."""
         mesh, dtype = info.device_mesh, info.tensor_sinfo.dtype
         if math.prod(info.tensor_sinfo.shape) * dtype.itemsize <= INLINE_ARRAY_BYTES:
             return self.executor.bind("from_host", self.executor.table(mesh, all_bounds(info)))
@@ -225,7 +225,7 @@ class Engine(Computing):
     def _look_up(self, *call: Any) -> _Call:
         try:
             hash(call)
-        except TypeError:  # an option that only a rule of somebody else's can know
+        except TypeError:  # an unhashable option, which only a third-party rule can have
             return self._find(*call)
         return self._found(*call)
 
@@ -236,7 +236,7 @@ class Engine(Computing):
         seen: Sequence[DTensorStructInfo | _Number],
         options: Sequence[tuple[str, Any]],
     ) -> _Call:
-        """Finds out what a call comes to, and tells the workers what they will need."""
+        """Compiles a call, and sends the workers what they will need for it."""
         infos = tuple(each for each in seen if isinstance(each, DTensorStructInfo))
         mesh = _one_mesh(name, infos)
         _refuse_overlaps(name, infos)
@@ -258,7 +258,7 @@ class Engine(Computing):
         return _Call(func, choice.plans, moves, origin, result)
 
     def _ready(self, operand: Any, operands: Sequence[Any], mesh: DeviceMesh | None) -> Any:
-        """An operand as a tensor, a number, or an array that has to be brought."""
+        """An operand as a tensor, a number, or an array that has to be distributed."""
         if isinstance(operand, DTensor):
             return operand
         if isinstance(operand, _NUMBERS) and not isinstance(operand, np.generic):

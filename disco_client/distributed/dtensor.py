@@ -1,4 +1,4 @@
-"""A tensor that lies on many workers, used as if it were one array."""
+"""A tensor that is distributed over many workers, used as if it were one array."""
 
 from __future__ import annotations
 
@@ -215,18 +215,18 @@ class ArrayLike(ABC):
 
 
 class Origin(NamedTuple):
-    """What a tensor came of, for :meth:`DTensor.explain`.
+    """How a tensor was made, for :meth:`DTensor.explain`.
 
     Attributes:
         name: The function that made it.
-        moves: What was brought where for it: which operand, and how.
+        moves: The redistributions of its operands: which operand, and how.
     """
 
     name: str
     moves: tuple[tuple[str, RedistributionPlan], ...] = ()
 
     def with_others(self, brought: Mapping[str, Origin]) -> Origin:
-        """The same where some operands were host arrays, which came in in another way.
+        """The same where some operands were host arrays, which were distributed first.
 
         Args:
             brought: What was moved for each of them.
@@ -297,7 +297,7 @@ class DTensor(Distributed, ArrayLike):
 
         Args:
             engine: Computes with it.
-            info: What it is, and where it lies.
+            info: Its shape, dtype, mesh and placement.
             ref: Its parts.
             origin: The function that made it, and what had to be moved for it.
             name: Its name in the files that it was loaded from.
@@ -320,12 +320,12 @@ class DTensor(Distributed, ArrayLike):
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The workers on which it lies."""
+        """The workers that hold it."""
         return self.info.device_mesh
 
     @property
     def placement(self) -> Placement:
-        """How it lies there."""
+        """Its placement there."""
         return self.info.placement
 
     @property
@@ -399,7 +399,7 @@ class DTensor(Distributed, ArrayLike):
         return DTensor(self._engine, self.info, self.ref, Origin(name, tuple(moves)))
 
     def redistribute(self, placement: Placement | str) -> DTensor:
-        """Returns the same tensor, lying otherwise on the same mesh; at once.
+        """Returns the same tensor with another placement on the same mesh; at once.
 
         Args:
             placement: A spec for each axis of the mesh, or the text of it.
@@ -568,7 +568,7 @@ class DTensor(Distributed, ArrayLike):
 
 
 def _deprecated(old: str, new: str) -> None:
-    """Warns of what the tensors of load_weights had before they were of this class."""
+    """Warns of attributes that tensors of load_weights had before they were of this class."""
     warnings.warn(
         f"DTensor.{old} is {new} and goes with the next release", DeprecationWarning, stacklevel=3
     )

@@ -1,4 +1,4 @@
-"""Functions that come to others, and numpy's names of all of them."""
+"""Functions composed of others, and numpy's names of all of them."""
 
 from __future__ import annotations
 

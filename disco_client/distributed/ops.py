@@ -97,10 +97,10 @@ class _Option(NamedTuple):
 
 
 class OperandPlacements(NamedTuple):
-    """Where operands must lie, and how the result then does.
+    """The placements that operands must have, and the resulting one.
 
     Attributes:
-        plans: What brings each operand there.
+        plans: How each operand is redistributed.
         output: The placement of the result.
     """
 
@@ -141,14 +141,14 @@ def _options(pattern: Pattern) -> Iterator[_Option]:
 
 
 def choose(pattern: Pattern, operands: tuple[DTensorStructInfo, ...]) -> OperandPlacements:
-    """Finds where operands on one mesh must lie so that the least moves.
+    """Finds the placements of operands on one mesh for which the least moves.
 
     Of equally cheap ways that with the fewest moves is taken, and then that which
     leaves the least to combine.
 
     Args:
         pattern: Of the function.
-        operands: As they lie.
+        operands: As they are placed.
     """
     mesh = operands[0].device_mesh
     ways = itertools.product(tuple(_options(pattern)), repeat=mesh.ndim)
@@ -169,7 +169,7 @@ def exact(
     Args:
         pattern: Of a function.
         operands: Its operands.
-        result: The dtype of what comes out.
+        result: The dtype of the result.
     """
 
     def holds(number: int) -> bool:
@@ -216,12 +216,12 @@ def _plans(
 _Result = TypeVar("_Result")
 
 Tables = Callable[[Sequence[DTensorStructInfo], DTensorStructInfo], Mapping[str, Sequence[Any]]]
-"""Makes, of the operands as they lie then and the result, what differs by worker."""
+"""Makes what differs by worker, from the operands as they are placed then and the result."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """What a function comes to.
+    """What a rule returns: the local form of a function.
 
     Attributes:
         name: The function that each worker calls on its parts.
@@ -285,7 +285,7 @@ def rule_for(name: str) -> Rule:
 def call_checked(
     name: str, function: Callable[..., _Result], /, *args: Any, **options: Any
 ) -> _Result:
-    """Calls a rule or the like; arguments that it does not have are an error of ours.
+    """Calls a rule or the like; arguments that it does not take raise a ConfigError.
 
     Args:
         name: What it is called by.
@@ -317,7 +317,7 @@ def only_tensors(name: str, *operands: object) -> None:
             raise ConfigError(f"{name} needs tensors with axes, got the number {operand!r}")
 
 
-# Rules of functions of which each element of the result needs one of each operand.
+# Rules of element-wise functions: each element of the result needs one of each operand.
 
 
 _LINEAR_TOGETHER = {"add", "subtract"}

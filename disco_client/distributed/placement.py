@@ -1,4 +1,4 @@
-"""How a tensor lies along the axes of a mesh: split, copied, or as parts of a sum."""
+"""How a tensor is placed along the axes of a mesh: split, copied, or as parts of a sum."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OPS = ("sum", "prod", "min", "max")
 
 
 class PlacementSpecKind(enum.IntEnum):
-    """How a tensor lies along one axis; the first two numbers are the original's."""
+    """How a tensor is placed along one axis; the first two numbers are the original's."""
 
     SHARDING = 0
     REPLICA = 1
@@ -63,7 +63,7 @@ class Fused(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlacementSpec:
-    """How a tensor lies along one axis of a mesh.
+    """How a tensor is placed along one axis of a mesh.
 
     Made by :meth:`sharding`, :meth:`fused`, :meth:`explicit`, :meth:`replica` and
     :meth:`partial`. Equal ones compare as equal, which the original's do not.
@@ -73,7 +73,7 @@ class PlacementSpec:
         axis: The tensor's axis that is split; -1 where none is.
         op: How partial values become the whole; empty where they are not partial.
         parts: What each along the mesh axis holds of the tensor's axis, where that is not
-            as equal as can be; what a :meth:`fused` axis comes to is known with a tensor.
+            as equal as can be; those of a :meth:`fused` axis are known with a tensor.
     """
 
     kind: PlacementSpecKind
@@ -224,15 +224,15 @@ def _is_int(value: object) -> TypeGuard[int]:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a tensor lies on a mesh: one spec for each axis of the mesh.
+    """How a tensor is placed on a mesh: one spec for each axis of the mesh.
 
     Attributes:
         dim_specs: The specs.
 
     Raises:
         TypeError: An element is no spec.
-        ConfigError: Values are to be combined in several ways: what comes out would
-            depend on which comes first.
+        ConfigError: Values are to be combined in several ways: the result would
+            depend on their order.
     """
 
     dim_specs: tuple[PlacementSpec, ...]
@@ -305,7 +305,7 @@ def mixes(specs: Sequence[PlacementSpec]) -> bool:
 
 
 def crosses(specs: Sequence[PlacementSpec]) -> bool:
-    """Whether an axis that lies in given parts is split along another axis of the mesh too."""
+    """Whether an axis in given parts is split along another axis of the mesh too."""
     split = [spec.axis for spec in specs if spec.kind is PlacementSpecKind.SHARDING]
     return any(spec.parts and split.count(spec.axis) > 1 for spec in specs)
 
@@ -361,7 +361,7 @@ def _refuse(text: str, at: int, expected: str = "") -> NoReturn:
     raise ConfigError(msg)
 
 
-# What a tensor is, and how it lies on which mesh.
+# What a tensor is, and its placement on a mesh.
 
 
 _dtype = functools.cache(dtype_from_name)
@@ -414,8 +414,8 @@ class DTensorStructInfo:
     Args:
         tensor_sinfo: The tensor as a whole.
         device_mesh: The mesh.
-        placement: How it lies there, or the text of it. Negative axes are counted
-            from the end, and come out as those from the front.
+        placement: Its placement there, or the text of it. Negative axes are counted
+            from the end, and become those from the front.
 
     Raises:
         TypeError: An argument is of another type.
@@ -485,7 +485,7 @@ class DTensorStructInfo:
 
     @property
     def is_explicit(self) -> bool:
-        """Whether an axis lies in given parts."""
+        """Whether an axis is split in given parts."""
         return any(spec.parts for spec in self.placement.dim_specs)
 
     def pieces(self, place: int) -> tuple[Intervals, ...]:
@@ -552,7 +552,7 @@ def _resolved(tensor: TensorStructInfo, mesh: DeviceMesh, placement: Placement) 
 
 
 def _divided(spec: PlacementSpec, axis: int, extent: int, count: int) -> PlacementSpec:
-    """What a spec with parts comes to for an axis of a tensor, among so many workers."""
+    """The spec that one with parts becomes for an axis of a tensor, among so many workers."""
     parts = spec.parts
     if isinstance(parts, Fused):
         parts = divide_all(extent, count, parts.sizes, uneven=parts.uneven)

@@ -104,9 +104,9 @@ class RedistributionPlan:
     """The moves that bring a tensor from one placement to another.
 
     Attributes:
-        before: The tensor as it lies.
-        after: As it is to lie.
-        steps: The moves, in order; none where it lies so already.
+        before: The tensor as it is placed.
+        after: The tensor as it is to be placed.
+        steps: The moves, in order; none if it is placed so already.
     """
 
     before: DTensorStructInfo
@@ -127,11 +127,11 @@ class RedistributionPlan:
 
 
 def make_plan(info: DTensorStructInfo, placement: Placement | str) -> RedistributionPlan:
-    """Finds the cheapest way from where a tensor lies to another placement of its mesh.
+    """Finds the cheapest way from a tensor's placement to another one on its mesh.
 
     Args:
-        info: The tensor as it lies.
-        placement: Where it is to lie.
+        info: The tensor as it is placed.
+        placement: The wanted placement.
 
     Raises:
         ConfigError: The placement does not fit the tensor or the mesh.
@@ -139,7 +139,7 @@ def make_plan(info: DTensorStructInfo, placement: Placement | str) -> Redistribu
     return _cheapest(info, DTensorStructInfo(info.tensor_sinfo, info.device_mesh, placement))
 
 
-# A program redistributes alike over and over, and finding a way takes longer than going it.
+# Programs repeat the same redistributions, and finding a plan takes longer than running it.
 @functools.lru_cache(maxsize=4096)
 def _cheapest(info: DTensorStructInfo, target: DTensorStructInfo) -> RedistributionPlan:
     first, last = info.placement.dim_specs, target.placement.dim_specs
@@ -177,7 +177,7 @@ def _cheapest(info: DTensorStructInfo, target: DTensorStructInfo) -> Redistribut
 
 
 def spread_plan(info: DTensorStructInfo) -> RedistributionPlan:
-    """What copies the parts of a host array from where they came in: broadcasts.
+    """The broadcasts that copy the parts of a host array from the workers that received them.
 
     Args:
         info: The tensor that it becomes; without partial values.
@@ -249,7 +249,7 @@ _MOVES = {
 def _bytes_of(
     move: str, axis: int, before: DTensorStructInfo, after: DTensorStructInfo
 ) -> tuple[int, ...]:
-    """How many bytes reach each worker: what it has not, and what it must combine."""
+    """How many bytes reach each worker: what it lacks, and what it must combine."""
     mesh = before.device_mesh
     itemsize = before.tensor_sinfo.dtype.itemsize
     parts = mesh.shape[axis]
@@ -280,7 +280,7 @@ def _shared(some: Intervals, others: Intervals) -> int:
     return sum(max(0, min(b, d) - max(a, c)) for a, b in some for c, d in others)
 
 
-# The tables by which workers learn what differs from one of them to the other.
+# Tables of what differs from worker to worker, which are sent to the workers.
 
 
 def per_worker(mesh: DeviceMesh, num_workers: int, entries: Sequence[Any]) -> list[Any]:
@@ -320,7 +320,7 @@ def first_places(info: DTensorStructInfo) -> list[int]:
 
 
 def flat_bounds(before: DTensorStructInfo, after: DTensorStructInfo) -> list[Shape]:
-    """Where in each part the smaller one lies that is to be: first, last for each axis."""
+    """Where in each part the smaller new part lies: first, last for each axis."""
     found: list[Shape] = []
     for place in range(before.device_mesh.size):
         pairs = zip(before.bounds(place), after.bounds(place), strict=True)
@@ -357,7 +357,7 @@ class Move(NamedTuple):
 class RedistributionExecutor:
     """The moves of one session.
 
-    What stays the same from one move to the next, such as where parts begin, is told
+    What stays the same from one move to the next, such as where parts begin, is sent
     to the workers once: they keep a function for each step, which is then called with
     the parts alone.
 
@@ -378,7 +378,7 @@ class RedistributionExecutor:
 
         Args:
             move: Its name there.
-            *constants: What it takes besides what is moved.
+            *constants: Its arguments besides the parts that it moves.
         """
         # Once, also where a program that is captured needs it first.
         return self._core.call_now("runtime.disco._dt_bind_move", move, *constants)
@@ -402,7 +402,7 @@ class RedistributionExecutor:
         return team
 
     def prepare(self, plan: RedistributionPlan) -> tuple[Move, ...]:
-        """Tells the workers what a plan will need; for :meth:`run`, any number of times."""
+        """Sends the workers what a plan needs; for any number of calls of :meth:`run`."""
         return tuple(Move(step, _BINDERS[step.move](self, step)) for step in plan.steps)
 
     def run(self, moves: Sequence[Move], ref: DRef) -> DRef:
@@ -410,10 +410,10 @@ class RedistributionExecutor:
 
         Args:
             moves: The plan, prepared.
-            ref: The parts of the tensor as they lie.
+            ref: The parts of the tensor as they are placed.
 
         Returns:
-            The parts as they lie afterwards; ``ref`` itself where nothing is to be done.
+            The parts as they are placed afterwards; ``ref`` itself where nothing is to be done.
         """
         for step, func in moves:
             ref = self._core.call(func, ref)
@@ -450,7 +450,7 @@ def _allgather(executor: RedistributionExecutor, step: RedistributionStep) -> DR
 
 
 def _within(step: RedistributionStep, place: int, axis: int) -> Shape:
-    """Where in what a worker has of an axis that lies which it keeps."""
+    """The range that a worker keeps, within its part of an axis."""
     ((start, _),) = step.before.pieces(place)[axis]
     return Shape(at - start for piece in step.after.pieces(place)[axis] for at in piece)
 

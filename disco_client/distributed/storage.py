@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-# How the tensors of a checkpoint are to lie, where that differs from how they lay.
+# The placements of a checkpoint's tensors, where they differ from those when saved.
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Stored:
 
     Attributes:
         name: Its name.
-        info: What it is, and how it lay.
+        info: Its shape, dtype, mesh and placement when it was saved.
     """
 
     name: str
@@ -52,10 +52,10 @@ class Stored:
 
     @staticmethod
     def read(path: str, row: Mapping[str, Any]) -> Stored:
-        """Takes apart what a worker says of a tensor.
+        """Parses what a worker reports of a tensor.
 
         Raises:
-            ConfigError: It cannot be true, or its dtype is not known here.
+            ConfigError: It is inconsistent, or its dtype is not known here.
         """
         try:
             mesh = DeviceMesh(row["mesh"], _as_range(row["workers"]), row["names"])
@@ -66,12 +66,12 @@ class Stored:
 
 
 class LoadChoice:
-    """What a program says of how loaded tensors are to lie.
+    """What a program specifies about the placements of loaded tensors.
 
     Args:
         mesh: On which mesh; None for the one on which each was saved.
-        placements: How they are to lie: one for all, or by names and patterns. None,
-            and what no pattern matches, for as they were saved.
+        placements: Their placements: one for all, or by names and patterns. None,
+            and tensors that no pattern matches, for as they were saved.
         num_workers: Of the session.
 
     Raises:
@@ -99,7 +99,7 @@ class LoadChoice:
             self._check(mesh, "mesh")
 
     def decide(self, stored: Sequence[Stored]) -> dict[str, DTensorStructInfo]:
-        """Says of each tensor how it is to lie.
+        """Decides the placement of each tensor.
 
         Raises:
             ConfigError: Something does not fit, or a pattern matches nothing.
@@ -166,7 +166,7 @@ _PAGE_PARTS = 16384
 
 _PAGE_TENSORS = 1024
 _RESERVED = "__metadata__"
-"""What no tensor of a safetensors file can be called."""
+"""A name that no tensor of a safetensors file can have."""
 
 
 # Saving ------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def save(
     """Saves distributed tensors; see ``Session.save``."""
     where = whole_path(path)
     _check_tensors(engine, tensors)
-    # What failed before is not for this to raise half-way; and a capture ends here.
+    # Raises earlier failures before anything is written; and a capture is refused here.
     core.sync()
     whole = {
         name: tensor.redistribute(tensor.placement.plain()) for name, tensor in tensors.items()
@@ -241,7 +241,7 @@ def _describe(
     tensors: Mapping[str, DTensor],
     written: Mapping[str, DTensor],
 ) -> None:
-    """Tells the workers what is saved, and lets them make their files."""
+    """Sends the workers what is saved, and lets them make their files."""
     each = max(1, _PAGE_PARTS // core.num_workers)
     rows = [
         _row(name, tensor.info, tensors[name].placement.combined(), core.num_workers)
@@ -337,7 +337,7 @@ def load(
 
 
 def _fetch_catalog(core: SessionCore, path: str, opened: DRef) -> tuple[list[Stored], str]:
-    """Asks worker 0 what is there; returns that and the checkpoint's fingerprint."""
+    """Asks worker 0 for the catalog; returns it and the checkpoint's fingerprint."""
     rows: list[Stored] = []
     while True:
         page = core.call_now("runtime.disco._load_catalog", opened, len(rows))

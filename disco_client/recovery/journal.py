@@ -1,7 +1,7 @@
-"""What a session keeps of itself so that other workers can do it again.
+"""What a session keeps so that other workers can replay it.
 
-Its commands as they were encoded, and the arrays that went to workers beside them. The
-numbers of commands hold: where some are left out, the batch behind them says how many.
+Its encoded commands, and the arrays that were sent to workers beside them. Commands
+keep their numbers: if some are left out, the following batch says how many.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 _SEGMENT_COMMANDS = 2048
 _SEGMENT_BYTES = 1 << 20
 _SEGMENT_COST = 300
-"""What a segment takes besides its bytes."""
+"""The memory overhead of a segment, in bytes."""
 
 _QUESTIONS = frozenset((Action.DEBUG_GET_FROM_REMOTE, Action.COPY_FROM_WORKER0))
 _SYNC: Any = Action.SYNC_WORKER
@@ -61,13 +61,13 @@ class Segment:
 
 @dataclass(slots=True)
 class Upload:
-    """An array that went to a worker.
+    """An array that was sent to a worker.
 
     Attributes:
         ticket: Names it in its command.
-        worker: To whom it went.
+        worker: The receiver.
         data: Its bytes; uploads of one ticket share them.
-        incarnation: The number of the workers that have it, or are about to get it.
+        incarnation: The number of the incarnation that has it, or is about to get it.
     """
 
     ticket: int
@@ -82,14 +82,14 @@ class Journal:
     Its owner's lock guards it.
 
     Args:
-        limit: How many bytes it may keep. An array that would be too much is not kept,
-            nor any later one, and those that are there are let go; commands that would
-            be too much end it altogether.
+        limit: How many bytes it may keep. An array that would exceed it is not kept,
+            nor any later one, and those that are there are dropped; commands that would
+            exceed it end the journal altogether.
 
     Attributes:
         nbytes: How many bytes it keeps.
-        last_seq: The number of the newest command that was written down.
-        arrays_dropped, dropped: Whether the arrays, or all, were let go.
+        last_seq: The number of the newest recorded command.
+        arrays_dropped, dropped: Whether the arrays, or everything, were dropped.
         segments: The commands.
         uploads: The arrays by their tickets.
     """
@@ -112,7 +112,7 @@ class Journal:
         return sum(each.last - each.first + 1 - each.skipped for each in self.segments)
 
     def append(self, batch: SentBatch) -> None:
-        """Writes a batch down; one that is there already changes nothing."""
+        """Records a batch; one that is there already changes nothing."""
         if self.dropped or batch.last_seq <= self.last_seq:
             return
         self.last_seq = batch.last_seq
@@ -135,7 +135,7 @@ class Journal:
         self._keep_to_limit()
 
     def copy_of(self, ticket: int, data: memoryview) -> bytes | memoryview:
-        """Copies an array that is about to be written down, once; needs no lock."""
+        """Copies an array that is about to be recorded, once; needs no lock."""
         known = self.uploads.get(ticket)
         if known:
             return known[0].data
@@ -145,7 +145,7 @@ class Journal:
     def add_upload(
         self, ticket: int, worker: int, data: bytes | memoryview, incarnation: int
     ) -> Upload | None:
-        """Writes an array down; None where it is not kept."""
+        """Records an array; None where it is not kept."""
         if self.arrays_dropped:
             return None
         known = self.uploads.get(ticket)
@@ -187,7 +187,7 @@ class Journal:
         """Forgets what a checkpoint has made superfluous.
 
         Args:
-            segments: What brings back all up to a command.
+            segments: The commands that restore everything up to a command.
             tickets: The arrays for that.
             after: The command.
         """
@@ -203,7 +203,7 @@ class Journal:
 
 
 def _behind(segment: Segment, after: int) -> Segment:
-    """What of a segment comes after a command."""
+    """The part of a segment after a command."""
     if segment.first > after:
         return segment
     batch = EncodedBatch()
@@ -220,14 +220,14 @@ def _behind(segment: Segment, after: int) -> Segment:
 
 @dataclass(slots=True)
 class ReplayStep:
-    """Commands that may be done at once, when all before them are done.
+    """Commands that may be replayed at once, when all before them are done.
 
     Attributes:
         first, last: The numbers of the first and the last of them.
         batch: They themselves.
         tickets: The arrays that travel beside them.
-        awaited: Whether somebody waited for the last of them before going on.
-        by: The one worker that was waited for; None for all.
+        awaited: Whether the program waited for the last of them before continuing.
+        by: The one worker that was awaited; None for all.
     """
 
     first: int
@@ -238,19 +238,19 @@ class ReplayStep:
     by: int | None = None
 
     def encode(self) -> SentBatch:
-        """Returns it as it leaves."""
+        """Encodes it for sending."""
         return SentBatch(self.first, self.last, self.batch.SerializeToString())
 
 
 def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator[ReplayStep]:
-    """Cuts commands that are done again where the program had waited.
+    """Cuts commands to be replayed at the points where the program had waited.
 
-    What workers do beside their results may depend on that. Questions that were answered
-    are not asked again; in their place workers say that they are there.
+    Side effects of workers may depend on that. Queries that were answered are not repeated;
+    in their place workers acknowledge that they have reached that command.
 
     Args:
         segment: The commands.
-        is_open: Whether somebody still waits for the answer to a command.
+        is_open: Whether a caller still waits for the answer to a command.
     """
     whole = EncodedBatch.FromString(bytes(segment.payload))
     piece = ReplayStep(segment.first, 0, EncodedBatch(skipped=whole.skipped))
@@ -327,11 +327,11 @@ def _tickets(value: EncodedValue) -> Iterator[int]:
             yield from _tickets(item)
 
 
-# Which commands of a journal must be done again where a checkpoint has the arrays.
+# Which commands of a journal must be replayed if a checkpoint has the arrays.
 #
-# A checkpoint holds values: arrays, numbers, texts. Functions, modules and programs it
-# does not, and they are brought back by the commands that made them, with what those
-# commands were given.
+# A checkpoint holds values: arrays, numbers, texts. It does not hold functions, modules
+# and programs; these are restored by the commands that made them, with the arguments of
+# those commands.
 
 
 _PLAN_COMMANDS = 1024
@@ -348,14 +348,14 @@ _EFFECTS = frozenset(
         "_finish_file",
     )
 )
-"""Functions that change a worker beside their result, so that each call counts."""
+"""Functions with side effects on a worker, so that each call counts."""
 
 _PUBLISH = "runtime.disco._publish"
 
 
 @dataclass(frozen=True, slots=True)
 class PruneRequest:
-    """What is to be found.
+    """What pruning has to keep.
 
     Attributes:
         made: Registers whose content is to be made again.
@@ -372,7 +372,7 @@ class PruneRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """Commands that bring back what a checkpoint does not hold.
+    """Commands that restore what a checkpoint does not hold.
 
     Attributes:
         commands: The commands with their numbers, in order.
@@ -385,7 +385,7 @@ class PrunePlan:
     written: set[int]
 
     def segments(self, after: Iterable[tuple[int, EncodedCommand]]) -> list[Segment]:
-        """The commands, and others behind them, as they stand in a journal."""
+        """The commands, and others after them, as segments of a journal."""
         made: list[Segment] = []
         for seq, command in (*self.commands, *after):
             # Batches one behind the other are one batch.
@@ -405,7 +405,7 @@ def plan_pruning(journal: Journal, wanted: PruneRequest) -> PrunePlan:
     """Finds the commands.
 
     Raises:
-        EncodingError: They are not known, or would need what is known no more.
+        EncodingError: They are not known, or depend on commands that are not kept any more.
     """
     segments = [segment for segment in journal.segments if segment.first <= wanted.last]
     keep = _find_effects(segments, wanted)
@@ -436,7 +436,7 @@ def maker_of(journal: Journal, register: int) -> str:
 
 
 def _find_effects(segments: Iterable[Segment], wanted: PruneRequest) -> set[int]:
-    """The commands that count whatever becomes of their result; looked for forwards."""
+    """The commands that count even if their result is not needed; searched forwards."""
     names: dict[int, str] = {}
     keep: set[int] = set()
     publishers: dict[str, int] = {}
@@ -448,7 +448,7 @@ def _find_effects(segments: Iterable[Segment], wanted: PruneRequest) -> set[int]
                 publishers[command.args[0].str] = seq
             elif name and seq not in wanted.failed:
                 keep.add(seq)
-            # Also that the program waited until it was done.
+            # The wait of the program for it is kept, too.
             if command.action == Action.SYNC_WORKER and after_effect:
                 keep.add(seq)
             else:
@@ -466,7 +466,7 @@ def _find_effects(segments: Iterable[Segment], wanted: PruneRequest) -> set[int]
 def _find_makers(
     segments: list[Segment], wanted: PruneRequest, keep: set[int]
 ) -> list[tuple[int, EncodedCommand]]:
-    """The commands that make what is wanted, and what they need; looked for backwards."""
+    """The commands that make what is wanted, and their dependencies; searched backwards."""
     made = set(wanted.made)
     needed = set(made)
     kept: list[tuple[int, EncodedCommand]] = []
@@ -476,7 +476,7 @@ def _find_makers(
                 continue
             written = set(_written(command)) & needed
             given = set(_given(command))
-            # What was given to a command may have been changed by it.
+            # A command may have changed its arguments.
             touched = given & (needed - made)
             if not (written or touched or seq in keep):
                 continue

@@ -1,9 +1,9 @@
-"""A session that goes on with other workers when its own are lost.
+"""A session that continues with other workers when its own are lost.
 
 What it sent is kept (:mod:`~disco_client.recovery.journal`). When its workers are
-lost, a new session is asked for, and gets all that once more; what the program issues
-meanwhile waits behind it. Answers and failures that the program has had are not told
-again.
+lost, a new session is requested, and gets all of it again; what the program issues
+meanwhile waits behind it. Answers and failures that the program has received are not
+reported again.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ __all__ = [
 
 
 TICKETS = 48
-"""Bits of a worker's ticket; those above say of which incarnation it is."""
+"""Bits of a worker's ticket; those above are the number of its incarnation."""
 
 _INCARNATION_LOOK_S = 0.2
 
 
 @dataclass(slots=True)
 class KnownFailures:
-    """What failed, so that it is not told again when it fails again.
+    """Known failures, so that they are not reported again when they occur again.
 
     Attributes:
         told: The commands that failed, each with the worker.
-        deadly: The command without which nothing can be done again; 0 for none.
-        why_dead: What it said.
+        deadly: The command without which a replay is impossible; 0 for none.
+        why_dead: Its error message.
     """
 
     told: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
@@ -83,31 +83,31 @@ class KnownFailures:
 
 
 class Owner(Protocol):
-    """Who has incarnations."""
+    """The owner of incarnations."""
 
     def take(self, incarnation: Incarnation, kills: bool) -> OutgoingBatch | None:
-        """Returns what an incarnation should send next, from the program."""
+        """Returns the program's next commands for an incarnation."""
         ...
 
     def lost(self, incarnation: Incarnation, error: SessionError) -> None:
-        """Hears that the workers are gone."""
+        """Called when the workers are gone."""
         ...
 
     def retain(self, batch: SentBatch) -> None:
-        """Keeps a batch that no connection is needed for any more."""
+        """Keeps a batch that does not need to be sent again over a connection."""
         ...
 
 
 class Incarnation:
-    """What one set of workers has been sent, and how far it is.
+    """What one set of workers has been sent, and what it has executed.
 
     Args:
-        owner: Who it belongs to.
+        owner: The owner.
         number: Which one it is, from 0.
-        transport: Leads to them.
+        transport: The transport to them.
         events: The session's own.
         failures: What failed so far, in all incarnations.
-        changed: Its lock guards what is here; notified when workers are further.
+        changed: Its lock guards this object; notified when workers make progress.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Incarnation:
 
     @property
     def complete(self) -> bool:
-        """Whether the workers have done all that those before them had been sent."""
+        """Whether the workers have executed everything that the former ones had been sent."""
         return not self.replaying and self.acked >= self.target
 
     def has_done(self, seq: int, worker: int | None) -> bool:
@@ -177,11 +177,11 @@ class Incarnation:
             with self._changed:
                 self._changed.notify_all()
 
-    # What leaves ----------------------------------------------------------------------
+    # Sending --------------------------------------------------------------------------
 
     def _await_commands(self) -> bool:
         if self.error is not None:
-            return False  # nothing leaves any more but the farewell
+            return False  # only the farewell is still sent
         if self.replaying:
             with self._changed:
                 if self.replaying and not self.sent.num_unsent:
@@ -199,10 +199,10 @@ class Incarnation:
             return raw
 
     def _take(self, kills: bool) -> OutgoingBatch | None:
-        """Returns the program's next commands, once it is their turn; the lock is held."""
+        """Returns the program's next commands, once the replay is over; the lock is held."""
         return None if self.replaying else self._owner.take(self, kills)
 
-    # What comes -----------------------------------------------------------------------
+    # Receiving ------------------------------------------------------------------------
 
     def _reply(self, worker: int, reply: EncodedReply) -> None:
         if self.number and reply.WhichOneof("outcome") == "value":
@@ -226,7 +226,7 @@ class Incarnation:
             self.tell_complete()
 
     def tell_complete(self) -> None:
-        """Calls, once, what was to be called when its workers have done everything again."""
+        """Calls ``on_complete``, once, when the workers have replayed everything."""
         with self._changed:
             call = self.on_complete if self.complete else None
             if call is not None:
@@ -235,7 +235,7 @@ class Incarnation:
             call()
 
     def _is_news(self, worker: int, reply: EncodedReply) -> bool:
-        """Whether a failure is to be told; those that were told are not, unless asked for."""
+        """Whether to report a failure; known ones are reported only to a waiting caller."""
         failures, key = self._failures, (reply.failure.seq, worker)
         if reply.failure.seq == failures.deadly:
             with self._changed:
@@ -243,13 +243,13 @@ class Incarnation:
                 self._changed.notify_all()
             return False
         if reply.seq not in (0, reply.failure.seq) and not self._events.is_open(reply.seq):
-            return True  # what was left out, of which nobody is told by itself
+            return True  # a command that was skipped, which is not reported by itself
         told = key in failures.told
         failures.told.add(key)
         return not told or self._events.is_open(reply.seq)
 
     def _retag(self, value: EncodedValue) -> None:
-        """Says in the tickets of an answer which workers have the arrays."""
+        """Adds the number of the incarnation to the tickets of an answer."""
         kind = value.WhichOneof("kind")
         if kind == "array":
             if value.array.WhichOneof("data") == "ticket":
@@ -259,12 +259,12 @@ class Incarnation:
             self._retag(item)
 
 
-# Does what is in a journal once more, with other workers than before.
+# Replays a journal on other workers than before.
 
 
 _AHEAD_BATCHES = 8
 _AHEAD_COMMANDS = 64 * 1024
-"""How much may be under way before the slowest worker has executed it."""
+"""How much may be in flight before the slowest worker has executed it."""
 
 _REPLAY_LOOK_S = 1.0
 
@@ -274,7 +274,7 @@ class Replayer:
 
     Args:
         incarnation: Of the new workers.
-        journal: What the ones before had been sent; it may grow meanwhile.
+        journal: What the former workers had been sent; it may grow meanwhile.
         events: The session's.
         failures: What failed so far.
         changed: Its lock guards all of these.
@@ -296,11 +296,11 @@ class Replayer:
         self._last = 0
 
     def run(self, done: Callable[[], None]) -> SessionError | None:
-        """Sends everything; returns why it could not, or None.
+        """Sends everything; returns the error if it could not, or None.
 
         Args:
-            done: Called with the lock held when the workers are where those before
-                them were; from then on they get what the program issues.
+            done: Called with the lock held when the workers have been sent all that the
+                former ones were; from then on they get what the program issues.
         """
         at = 0
         while True:
@@ -326,7 +326,7 @@ class Replayer:
         return None
 
     def _end(self) -> SessionError | None:
-        """Why this cannot go on."""
+        """The error for which the replay cannot continue."""
         if self._incarnation.error is not None:
             return self._incarnation.error
         if self._failures.why_dead:
@@ -337,7 +337,7 @@ class Replayer:
         return None
 
     def _send(self, segment: Segment) -> None:
-        """Sends some commands, and the arrays that belong to them, as workers take them."""
+        """Sends some commands, and the arrays that belong to them, at the workers' pace."""
         incarnation = self._incarnation
         for piece in split_at_waits(segment, self._events.is_open):
             with self._changed:
@@ -355,7 +355,7 @@ class Replayer:
         self._await(lambda: incarnation.sent.num_unsent < _AHEAD_BATCHES)
 
     def _take(self, ticket: int) -> list[Upload]:
-        """The parts of an array that these workers do not have; who comes later brings his."""
+        """The parts of an array that these workers lack; a later upload sends its own part."""
         number = self._incarnation.number
         with self._changed:
             self._incarnation.passed.add(ticket)
@@ -367,7 +367,7 @@ class Replayer:
         return found
 
     def _left_over(self) -> list[Upload]:
-        """Arrays of commands that the program has issued, and that have not left."""
+        """Arrays of commands that the program has issued, and that have not been sent."""
         number = self._incarnation.number
         left = [each for found in self._journal.uploads.values() for each in found]
         left = [each for each in left if each.incarnation != number]
@@ -376,9 +376,9 @@ class Replayer:
         return left
 
     def _bring(self, uploads: list[Upload]) -> None:
-        """Brings arrays to workers.
+        """Sends arrays to workers.
 
-        The log has marks among them, which somebody waits for, so not too much is under way.
+        The log has marks among them, which a caller awaits, so not too much is in flight.
         """
         for each in uploads:
             if self._incarnation.error is not None:
@@ -391,7 +391,7 @@ class Replayer:
                     raise
 
     def _await(self, ready: Callable[[], bool], limit: float | None = None) -> None:
-        """Waits until something is so, or the workers are lost."""
+        """Waits until a condition holds, or the workers are lost."""
         waited = 0.0
         while limit is None or waited < limit:
             with self._changed:
@@ -402,7 +402,7 @@ class Replayer:
             self._incarnation.transport.check_alive()
 
 
-# Why workers were lost, one time after another: by chance, or by the same command.
+# Why workers were lost repeatedly: by chance, or by the same command.
 
 
 MAX_CRASHES = 3
@@ -414,7 +414,7 @@ class _Crash:
     """One loss.
 
     Attributes:
-        seq: The command at which it happened, or after which where that is not known.
+        seq: The command at which it happened, or after which if that is not known.
         exact: Whether that is known.
         what: What the command does, or nothing.
         error: The error of the loss.
@@ -427,13 +427,13 @@ class _Crash:
 
 
 class CrashLoopDetector:
-    """The losses of a session since it was last further than before."""
+    """The losses of a session since it last made progress."""
 
     def __init__(self) -> None:
         self._row: list[_Crash] = []
 
     def judge(self, incarnation: Incarnation, error: SessionLost) -> PoisonCommand | None:
-        """Notes a loss; says whether it is time to give up, and why."""
+        """Notes a loss; returns the error if it is time to give up."""
         death = _examine(incarnation, error)
         if death is None or (self._row and not _same(self._row[-1], death)):
             self._row.clear()
@@ -485,7 +485,7 @@ def _output(error: SessionLost) -> str:
 
 
 _END_S = 2.0
-"""How long a transfer that failed waits to hear that its session was lost."""
+"""How long a transfer that failed waits for the report that its session was lost."""
 
 _CLOSE_S = 5.0
 _MASK = (1 << TICKETS) - 1
@@ -496,7 +496,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One time that a session went on with other workers.
+    """One recovery of a session with other workers.
 
     Attributes:
         lost: Why the former ones were lost.
@@ -514,10 +514,10 @@ class Successor(Protocol):
     """Opens sessions like the first one."""
 
     def open(self) -> Transport:
-        """Asks for another session, and waits until its workers are ready.
+        """Requests another session, and waits until its workers are ready.
 
         Raises:
-            DiscoError: It cannot be had.
+            DiscoError: No session can be opened.
         """
         ...
 
@@ -566,7 +566,7 @@ class Replaying:
         return self._transport.welcome
 
     def start(self, events: Events) -> None:
-        """Begins to send what ``events`` yields and to deliver what comes."""
+        """Starts sending what ``events`` yields and delivering what arrives."""
         self._events = events
         self._begin(self._transport)
 
@@ -579,7 +579,7 @@ class Replaying:
             self._incarnation, self._transport = incarnation, transport
             given_up = sorted(self._given_up.items())
         transport.start(incarnation.events())
-        for upload, why in given_up:  # its workers come to the commands of these too
+        for upload, why in given_up:  # its workers reach the commands of these too
             transport.give_up([upload], why)
         return incarnation
 
@@ -615,17 +615,17 @@ class Replaying:
             self._tell_of_limit()
             gone = incarnation.error is not None
             if kept is not None and self._recovering and (gone or ticket not in incarnation.passed):
-                kept.incarnation = -1  # who does the commands again comes to it
+                kept.incarnation = -1  # the replay sends it
                 return
         try:
             incarnation.transport.upload(ticket, worker, data)
         except SessionError:
             if kept is None or not self._is_over(incarnation):
                 raise
-            # Other workers get it; this one has been written down.
+            # Other workers get it from the journal.
 
     def give_up(self, uploads: Sequence[tuple[int, int]], why: str = "") -> None:
-        """Says of arrays, by ticket and worker, that they will not come, or not the rest."""
+        """Reports arrays, by ticket and worker, that will not arrive, or not completely."""
         with self._lock:
             for ticket, worker in uploads:
                 self._given_up[ticket, worker] = why
@@ -634,7 +634,7 @@ class Replaying:
         transport.give_up(uploads, why)
 
     def decline(self, downloads: Sequence[tuple[int, int]]) -> None:
-        """Says of arrays, by ticket and worker, that no download of them will come any more."""
+        """Reports arrays, by ticket and worker, that will not be downloaded any more."""
         incarnation = self._incarnation
         theirs = [
             (t & _MASK, worker) for t, worker in downloads if t >> TICKETS == incarnation.number
@@ -646,7 +646,7 @@ class Replaying:
         """Fills a buffer with the array that a worker offered.
 
         Raises:
-            Interrupted: Its workers are gone; the answer comes again.
+            Interrupted: Its workers are gone; the answer will be sent again.
         """
         incarnation = self._incarnation
         if ticket >> TICKETS != incarnation.number or incarnation.error is not None:
@@ -659,7 +659,7 @@ class Replaying:
             raise Interrupted from None
 
     def _is_over(self, incarnation: Incarnation) -> bool:
-        """Whether the workers of a transfer that failed were lost, and others come."""
+        """Whether the workers of a transfer that failed were lost, and will be replaced."""
         with self._changed:
             self._changed.wait_for(lambda: incarnation.error is not None, _END_S)
             return incarnation.error is not None and self._ended is None
@@ -667,14 +667,14 @@ class Replaying:
     # When workers are lost ------------------------------------------------------------------
 
     def lost(self, incarnation: Incarnation, error: SessionError) -> None:
-        """Hears that an incarnation is over; others are asked for, or the session is lost."""
+        """Called when an incarnation is over; requests other workers, or the session is lost."""
         self._events.reopen()
         with self._changed:
             incarnation.error = error
             incarnation.sent.retain_all()
             self._changed.notify_all()
             if self._recovering and incarnation is self._incarnation:
-                return  # who recovers sees it
+                return  # the recovering thread sees it
             if not self._leaving and isinstance(error, _RECOVERABLE):
                 self._recovering = True
                 self._thread = threading.Thread(
@@ -696,7 +696,7 @@ class Replaying:
         self._events.nudge()
 
     def _end_incarnation(self, why: SessionError) -> None:
-        """Nothing is done again, nor anew, by the present workers; the lock is held."""
+        """Ends the use of the present workers, replay included; the lock is held."""
         if self._incarnation.error is None:
             self._incarnation.error = why
         self._changed.notify_all()
@@ -715,7 +715,7 @@ class Replaying:
             self._finish(end)
 
     def _try_to_recover(self, incarnation: Incarnation, first: SessionLost) -> SessionError | None:
-        """Asks for workers until some have done everything again; or returns the end."""
+        """Requests workers until some have replayed everything; or returns the final error."""
         began = time.monotonic()
         error: SessionError = first
         while True:
@@ -746,7 +746,7 @@ class Replaying:
             going = partial(self._go_on, incarnation, first, count, began)
             found = replayer.run(going)
             if found is None:
-                incarnation.tell_complete()  # where its workers were as fast as that
+                incarnation.tell_complete()  # in case its workers are done already
                 return None
             error = found
 
@@ -756,14 +756,14 @@ class Replaying:
     def _go_on(
         self, incarnation: Incarnation, lost: SessionLost, commands: int, began: float
     ) -> None:
-        """The program's commands go to the new workers from now on; the lock is held."""
+        """Sends the program's commands to the new workers from now on; the lock is held."""
         self._recovering = False
         place = len(self.recoveries)
         self.recoveries += (Recovery(lost, commands, time.monotonic() - began),)
         incarnation.on_complete = lambda: self._complete(place, began)
 
     def _complete(self, place: int, began: float) -> None:
-        """The new workers have executed what was done again."""
+        """Called when the new workers have executed the replayed commands."""
         seconds = time.monotonic() - began
         with self._lock:
             made = list(self.recoveries)
@@ -810,7 +810,7 @@ class Replaying:
         restore: list[tuple[int, EncodedCommand]],
         last: int,
     ) -> None:
-        """Forgets everything up to a command, which a checkpoint makes superfluous.
+        """Drops everything up to a command, which a checkpoint makes superfluous.
 
         Args:
             made: Live registers that the checkpoint does not hold.
@@ -841,7 +841,7 @@ class Replaying:
     # The rest ---------------------------------------------------------------------------
 
     def check_alive(self) -> None:
-        """Raises the session's error when nothing has been heard for too long."""
+        """Raises the session's error if nothing was received for too long."""
         incarnation = self._incarnation
         if incarnation.error is None and not incarnation.replaying:
             incarnation.transport.check_alive()
@@ -861,7 +861,7 @@ class Replaying:
         self._transport.detach(lease)
 
     def close(self, timeout: float) -> None:
-        """Waits until what was sent has left, then ends; idempotent."""
+        """Waits until pending messages are sent, then ends; idempotent."""
         with self._changed:
             self._leaving = True
             thread = self._thread if self._recovering else None
@@ -873,11 +873,11 @@ class Replaying:
         self._transport.close(timeout)
 
     def disown(self) -> None:
-        """Closes what a forked child has of the present workers' descriptors."""
+        """Closes a forked child's copies of descriptors to the present workers."""
         self._transport.disown()
 
 
 def _because(error: SessionLost, why: str) -> SessionLost:
-    """The error with a sentence that says why the session did not go on."""
+    """The error with a sentence that says why the session could not continue."""
     error.args = (f"{error}\n{why}",)
     return error

@@ -1,4 +1,4 @@
-"""A span as the rest of Disco sees it, and the one that does nothing."""
+"""The interface of spans, and the span that does nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Attributes: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str] | 
 
 
 class Span:
-    """Does nothing, and says what all spans offer.
+    """Does nothing, and defines the interface of all spans.
 
     As a context manager it is the active span meanwhile, ends with the block, and fails
     with what the block raises.
@@ -20,7 +20,7 @@ class Span:
 
     @property
     def carrier(self) -> Mapping[str, str]:
-        """What another process needs to go on with the trace: the headers of W3C."""
+        """What another process needs to continue the trace: the headers of W3C."""
         return {}
 
     @property
@@ -29,10 +29,10 @@ class Span:
         return {}
 
     def note(self, attributes: Attributes) -> None:
-        """Adds what has become known since it began."""
+        """Adds attributes that have become known since it began."""
 
     def fail(self, why: BaseException | str) -> None:
-        """Says that what it stands for has failed; the first reason counts."""
+        """Marks it as failed; the first reason counts."""
 
     def end(self) -> None:
         """Ends it; idempotent."""

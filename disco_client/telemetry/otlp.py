@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["Tracing"]
 
 _FLUSH_S = 1.5
-"""How long the end of a process waits for what has not been sent."""
+"""How long the end of a process waits for spans that have not been sent."""
 
 _BREAK_OFF_S = 0.3
-"""How long it waits once more, for an export that was broken off to be over."""
+"""How much longer it waits for an aborted export to end."""
 
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _MAX_WORDS = 1000
@@ -155,7 +155,7 @@ class Tracing:
         return self.carrier(None)
 
     def active_ids(self) -> Mapping[str, str]:
-        """What log lines say of the active span."""
+        """The fields for log lines about the active span."""
         return _ids(self._library.get_current_span().get_span_context())
 
     def failed(self, words: str) -> trace.Status:
@@ -208,7 +208,7 @@ class LiveSpan(Span):
 
     @property
     def place(self) -> trace.SpanContext:
-        """What tells it from others."""
+        """Its identity."""
         return self._span.get_span_context()
 
     @property
@@ -280,9 +280,9 @@ def _make_exporter() -> SpanExporter:
 
 
 class _Reporting:
-    """An exporter that says in one line that it does not get through, until it does again.
+    """An exporter that logs one line when exports fail, until one succeeds again.
 
-    The library's own would say it for each attempt.
+    The library's own would log each attempt.
 
     Args:
         exporter: What sends.
@@ -300,7 +300,7 @@ class _Reporting:
                 logging.getLogger(kind.__module__).addFilter(self._hear)
 
     def _hear(self, record: logging.LogRecord) -> bool:
-        """Keeps what the library says while it sends spans of ours; whether it is shown."""
+        """Keeps the library's messages while it sends our spans; returns whether to show one."""
         if not getattr(self._sending, "now", False):
             return True
         self._reason = self._reason or record.getMessage()  # later ones are about its attempts
@@ -314,7 +314,7 @@ class _Reporting:
         self._sending.now = True
         try:
             result = self._exporter.export(spans)
-        except Exception as error:  # noqa: BLE001  (nobody else would say it once only)
+        except Exception as error:  # noqa: BLE001  (reported below, once)
             self._reason = repr(error)
         finally:
             self._sending.now = False
@@ -327,7 +327,7 @@ class _Reporting:
         return result
 
     def shutdown(self) -> None:
-        """Breaks off what is being sent; more often than once does no harm."""
+        """Aborts the current export; idempotent."""
         self._sending.now = True
         try:
             self._exporter.shutdown()
@@ -341,14 +341,14 @@ class _Reporting:
 
 
 class _Ending:
-    """Sends the last spans in a thread that is there already, and waits a little.
+    """Sends the last spans in a thread that exists already, and waits a little.
 
-    At the end of an interpreter no thread can be started any more; and the library's own
-    end may take half a minute where nobody answers.
+    At the end of an interpreter no thread can be started any more, and the library's own
+    shutdown may take half a minute if the collector does not answer.
 
     Args:
         shutdown: Sends them, and ends.
-        break_off: Ends that, as soon as it can.
+        break_off: Aborts that.
     """
 
     def __init__(self, shutdown: Any, break_off: Any) -> None:

@@ -2,7 +2,7 @@
 
 They are made where ``OTEL_EXPORTER_OTLP_ENDPOINT`` names a collector, and need the extra
 ``otel``. Nothing of OpenTelemetry is imported before that variable was seen; without it
-whoever begins a span gets one that does nothing.
+every new span is one that does nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["active_carrier", "active_ids", "begin", "carrier_of", "close", "setu
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _CARRIED = ("traceparent", "tracestate")
 _MAX_CARRIED = 512
-"""How long such a header may be: as much as the standard asks everybody to pass on."""
+"""How long such a header may be: the length that the standard requires to be passed on."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -47,7 +47,7 @@ _state = _State()
 
 
 def setup(service: str, resource: Attributes | None = None) -> None:
-    """Says how the spans of this process are labelled; a daemon calls it at its start.
+    """Sets the labels of the spans of this process; a daemon calls it at its start.
 
     Args:
         service: Its ``service.name``, unless the environment has another.
@@ -68,7 +68,7 @@ def _endpoint_variable() -> str | None:
 
 
 def _find() -> Tracing | None:
-    """What makes spans; None where nobody wants any, or they cannot be had."""
+    """What makes spans; None if they are not requested or not available."""
     if _state.tried or (variable := _endpoint_variable()) is None:
         return _state.tracing
     with _lock.held():
@@ -132,7 +132,7 @@ def carrier_of(headers: Iterable[tuple[str, Any]]) -> dict[str, str]:
 
 
 def active_carrier() -> Mapping[str, str]:
-    """What a process that is called now needs to go on with the active span."""
+    """What a process that is called now needs to continue the active span."""
     return _state.tracing.active_carrier() if _state.tracing is not None else {}
 
 

@@ -1,1 +1,1 @@
-"""What every rank did when: the records that ranks keep, and traces made of them."""
+"""Timelines of ranks: the records that ranks keep, and traces made of them."""

@@ -40,7 +40,7 @@ _DIRECTIONS = {
     Action.DEBUG_GET_FROM_REMOTE: "rank to host",
 }
 _LINES = 5
-"""How many lines of the program are named for what left together."""
+"""How many lines of the program are named for commands that were sent together."""
 
 _CHUNK = 4096
 _Event = dict[str, Any]
@@ -97,7 +97,7 @@ class ChromeTrace:
         out.write(f'\n], "displayTimeUnit": "ms", "otherData": {dumps(self._metadata())}}}\n')
 
     def _metadata(self) -> dict[str, Any]:
-        """What the file says of itself: how good its times are, and what is missing."""
+        """The metadata of the file: the precision of its times, and what is missing."""
         client = self._client
         clocks: list[dict[str, Any]] = [
             {
@@ -214,7 +214,7 @@ class ChromeTrace:
                 yield self._span(pid, _WAITS, f"wait in {each.name}", "wait", span, **args)
 
     def _met_ns(self, collective: CollectiveRecord, left: float) -> float:
-        """When the last rank came, where the rank took no time of that."""
+        """When the last rank entered, for a rank that did not record it."""
         came, last = self._arrived[_identity_of(collective)]
         return last if came == len(collective.members) else left
 
@@ -256,7 +256,7 @@ class ChromeTrace:
     def _arrows(
         self, client: ClientFlight, began: Mapping[tuple[int, int], CommandRecord]
     ) -> Iterator[_Event]:
-        """From where commands left the program to where each rank begins the first of them."""
+        """Arrows from where commands were sent to where each rank begins the first of them."""
         workers = [rank.worker for rank in self._ranks]
         for sent in client.sent:
             for worker in workers:
@@ -281,7 +281,7 @@ def _identity_of(collective: CollectiveRecord) -> tuple[object, ...]:
 
 
 def _arrivals(ranks: Iterable[RankFlight]) -> dict[tuple[object, ...], tuple[int, int]]:
-    """How many ranks came to each collective, and when the last one did."""
+    """How many ranks entered each collective, and when the last one did."""
     found: dict[tuple[object, ...], tuple[int, int]] = {}
     for rank in ranks:
         for each in rank.collectives:

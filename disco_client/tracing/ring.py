@@ -1,7 +1,7 @@
 """The flight recorder's memory: where everything is in it, and how to read it.
 
-Each rank writes what it executes into memory of this layout, and whoever holds the
-memory reads it at any moment, without a lock, also after the rank has died. It has
+Each rank writes what it executes into memory of this layout, and any process that holds
+the memory can read it at any moment, without a lock, also after the rank has died. It has
 a slot for each of the last commands, records of the last collectives, and the names of
 functions, operations, dtypes and groups of ranks, to which all else refers by number.
 
@@ -76,7 +76,7 @@ __all__ = [
 
 
 COMMANDS = 10_000
-"""How many commands are promised to be there."""
+"""How many of the last commands are guaranteed to be there."""
 
 SLOTS = 1 << 16
 _TOGETHER = 64
@@ -191,9 +191,9 @@ class CollectiveRecord(NamedTuple):
         shape: Of this rank's array; the first extents where it has very many.
         nbytes: Of this rank's array.
         members: The group: the workers that take part, in order.
-        entered_ns: When this rank came.
-        met_ns: When all had come and agreed; 0 while it waits for them.
-        left_ns: When it went on; 0 where that was not taken.
+        entered_ns: When this rank entered.
+        met_ns: When all had entered and agreed; 0 while it waits for them.
+        left_ns: When it left; 0 where that was not taken.
     """
 
     number: int
@@ -328,7 +328,7 @@ def _read_commands(
     for seq in range(_begin(kinds, max(first, last - SLOTS + 1), last, most), last + 1):
         slot = seq % SLOTS
         if starts[slot]:
-            # What came before, if its end was not taken, was broken off.
+            # The commands before it, if their end was not taken, were interrupted.
             found += _group_of(kinds, group, since, starts[slot], names)
             group, since = [], starts[slot]
         if not kinds[slot]:
@@ -436,12 +436,12 @@ def _read_form(
 
 # What a rank does at this moment, from the memory of its flight recorder: the end of it alone.
 #
-# Reading all of it takes some ten milliseconds, which is too much for who asks every second.
+# Reading all of it takes some ten milliseconds, which is too much for polling every second.
 
 
 _COLUMNS, _FORM_COLUMN = COLLECTIVE.size // 8, 3
 _ANCHORS = 3
-"""So many times from the end on the last command that has ended is between two of them."""
+"""This many times, counted from the end, enclose the last command that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -519,10 +519,10 @@ def _last_collectives(
 
 # Cuts of a flight recorder's memory: what was added since the one before.
 #
-# Whoever follows a rank fetches its records many times a second, so a cut holds what is
-# new and nothing else, is made by a few reads of the memory, and is only read when all
-# is over. The times of commands are sparse, because several are timed together; they
-# stand with their places.
+# A trace fetches the records of a rank many times a second, so a cut holds what is new and
+# nothing else, is made by a few reads of the memory, and is only parsed when the trace is
+# over. The times of commands are sparse, because several are timed together; they are
+# stored with their places.
 
 
 CUT_MAGIC = b"DISCOFC1"
@@ -540,7 +540,7 @@ class Since(NamedTuple):
         worker: Which.
         pid: Its process; of another one all is new.
         seq: The last command whose end is known.
-        collectives: How many collectives have come that the rank has left.
+        collectives: How many collectives were received that the rank has left.
     """
 
     worker: int
@@ -634,7 +634,7 @@ def _ring(
 
 @dataclass(frozen=True, slots=True)
 class FlightDelta:
-    """A cut, as it came.
+    """A received cut.
 
     Attributes:
         emptied: The header's number before the cut was made.
@@ -742,18 +742,18 @@ class FlightDelta:
 
 # Clocks of several machines on one axis: what is known of their differences, and how well.
 #
-# A question and its answer give four times. As in NTP, the difference of the two clocks
-# is taken from the midpoints, and it is wrong by half of what the way took at most.
+# A request and its reply give four times. As in NTP, the difference of the two clocks
+# is taken from the midpoints, and its error is at most half of the travel time.
 
 
 def clock_offset(asked_ns: int, received_ns: int, sent_ns: int, heard_ns: int) -> tuple[int, int]:
-    """Compares two clocks by one question and its answer.
+    """Compares two clocks by one request and its reply.
 
     Args:
-        asked_ns: When the question left, by our clock.
-        received_ns: When it came, by theirs.
-        sent_ns: When the answer left, by theirs.
-        heard_ns: When it came, by ours.
+        asked_ns: When the request was sent, by our clock.
+        received_ns: When it arrived, by theirs.
+        sent_ns: When the reply was sent, by theirs.
+        heard_ns: When it arrived, by ours.
 
     Returns:
         What to add to their times for ours, and by how much that may be wrong.
@@ -765,7 +765,7 @@ def clock_offset(asked_ns: int, received_ns: int, sent_ns: int, heard_ns: int) -
 
 @dataclass(frozen=True, slots=True, order=True)
 class ClockSample:
-    """What one comparison of two clocks has shown.
+    """The result of one comparison of two clocks.
 
     Attributes:
         at_ns: When, by the clock that is to be corrected.

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-# What the program itself does while its session is traced: when commands leave, waits, copies.
+# What the program itself does while its session is traced: sent commands, waits, copies.
 
 
 MOST = 1 << 20
@@ -49,13 +49,13 @@ _Result = TypeVar("_Result")
 
 
 class Sent(NamedTuple):
-    """Commands that left together.
+    """Commands that were sent together.
 
     Attributes:
         first: The number of the first one.
         sites: The lines that issued them, in order.
         began_ns: When the first one was issued, or found waiting.
-        ended_ns: When they left.
+        ended_ns: When they were sent.
     """
 
     first: int
@@ -74,7 +74,7 @@ class TimelineSpan(NamedTuple):
         began_ns, ended_ns: When.
         seq: The command that it is about, or 0.
         nbytes: How much was copied.
-        worker: From or to whom.
+        worker: The worker that it was copied from or to.
     """
 
     name: str
@@ -97,7 +97,7 @@ class ClientFlight:
         spans: Waits and copies.
         clock_offset_ns: What was added to its times.
         clock_error_ns: By how much that may be wrong.
-        missing: What is not there, in words.
+        missing: What is missing, in words.
     """
 
     pid: int
@@ -118,11 +118,11 @@ class Timeline:
         self._left_out = 0
 
     def wake(self) -> None:
-        """A command was issued and nobody is about to send it."""
+        """A command was issued, and no thread is about to send it."""
         self._woken_ns = self._woken_ns or time.monotonic_ns()
 
     def leave(self, first: int, sites: Sequence[Site]) -> None:
-        """Commands leave; called under the log's lock."""
+        """Commands are about to be sent; called under the log's lock."""
         now = time.monotonic_ns()
         began, self._woken_ns = self._woken_ns or now, 0
         if len(self._sent) < MOST:
@@ -140,7 +140,7 @@ class Timeline:
         nbytes: int = 0,
         worker: int = 0,
     ) -> None:
-        """Something has ended that began then."""
+        """Notes a span that began then and ends now."""
         now, thread = time.monotonic_ns(), threading.current_thread().name
         if len(self._spans) < MOST:
             self._spans.append(
@@ -154,7 +154,7 @@ class Timeline:
 
         Args:
             clock: Brings their times to those of the ranks.
-            missing: What is not there, in words.
+            missing: What is missing, in words.
         """
         correct = clock.correct
         sent = tuple(
@@ -273,7 +273,7 @@ class RankFlight:
         collectives: Likewise.
         clock_offset_ns: What was added to the times of the rank for that.
         clock_error_ns: By how much that may be wrong.
-        missing: What was asked for and is not there, in words.
+        missing: What was requested and is missing, in words.
     """
 
     worker: int

@@ -1,8 +1,8 @@
 """The ``with`` block of a trace: follows the flight recorders of all ranks while it is open.
 
-Ranks write down what they do anyway, so a trace costs them nothing. A thread fetches
-what is new before the rings go round, as often as the program's own pace asks for, and
-nothing is read of it before the block is over.
+Ranks record what they do anyway, so a trace costs them nothing. A thread fetches new
+records before the rings wrap around, as often as the program's pace requires, and nothing
+of them is parsed before the block is over.
 """
 
 from __future__ import annotations
@@ -128,10 +128,10 @@ class Track:
         self._latest: RankReport | None = None
 
     def add(self, report: RankReport) -> tuple[float, int]:
-        """Takes what has come.
+        """Adds a fetched report.
 
         Returns:
-            How much of what may come in between has come, and how many bytes are kept.
+            The share of the fetch threshold that new records reached, and how many bytes are kept.
 
         Raises:
             ValueError: It is no cut of a flight recorder's memory.
@@ -156,7 +156,7 @@ class Track:
         return max(commands / _COMMANDS, collectives / _COLLECTIVES), len(report.flight)
 
     def flight(self, clock: Clock) -> RankFlight:
-        """Puts together what has come.
+        """Merges what was fetched.
 
         Raises:
             ValueError: It is damaged.
@@ -176,7 +176,7 @@ class Track:
                     last = command.seq
             for each in record.collectives:
                 if each.seq > self._after:
-                    # Once more, where the rank had not left it the first time.
+                    # A second record, if the rank was still in it at the first one.
                     collectives[each.entered_ns] = each
         whole = FlightRecord(tuple(commands), tuple(collectives.values()))
         worker, pid = self.since.worker, self.since.pid
@@ -197,7 +197,7 @@ class Samples:
             self._best[second] = sample
 
     def clock(self) -> Clock:
-        """What they say together."""
+        """The clock that results from all of them."""
         return Clock(self._best.values())
 
 
@@ -289,7 +289,7 @@ class Trace:
     # Meanwhile ------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Fetches what is new, as often as it takes."""
+        """Fetches new records, as often as needed."""
         log = self._core.log
         issued, fetched, pause = log.last_seq, time.monotonic(), _TICK_S
         while not self._stop.wait(_TICK_S) and self._kept < KEPT_BYTES:
@@ -310,11 +310,11 @@ class Trace:
             )
 
     def _fetch(self) -> float:
-        """Fetches what is new; returns how much of what may be new at a time that was.
+        """Fetches new records; returns the largest share of the fetch threshold that they reached.
 
         Raises:
-            SessionError: Nobody can be asked.
-            ValueError: Something that came is damaged.
+            SessionError: The controller cannot be asked.
+            ValueError: Some of them are damaged.
         """
         since = [track.since for track in self._tracks.values()]
         found = self._core.transport.inspect(stacks=False, flights=False, since=since)

@@ -1,4 +1,4 @@
-"""Where a daemon is: a TCP port or a Unix socket, as people write it."""
+"""Addresses of daemons: a TCP port or a Unix socket, as people write it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from disco_client.errors import ConfigError
 __all__ = ["DEFAULT_ADDRESS", "Address", "controller_address"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7600"
-"""Where a controller listens, and is looked for, unless somebody says otherwise."""
+"""The default address of a controller, for itself and for clients."""
 
 _MAX_PORT = 65_535
 

@@ -1,4 +1,4 @@
-"""What people ask a controller about its cluster: an overview, what ranks print, an end."""
+"""Administrative requests to a controller: an overview, output of ranks, ending a session."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class LoggedLines:
     """Lines that a rank printed.
 
     Attributes:
-        time_s: When they came to the controller, in seconds since 1970.
-        worker, node: Who printed them.
+        time_s: When they arrived at the controller, in seconds since 1970.
+        worker, node: The rank that printed them, and its node.
         stderr: Whether to standard error.
         lines: Without their ends.
         lost: How many lines before these are not kept any more.
@@ -59,7 +59,7 @@ class LoggedLines:
 def ask_for_overview(
     line: ReloadingChannel, timeout: float = _ANSWER_S, *, ended: bool = False
 ) -> Overview:
-    """Asks a controller what its cluster does at this moment.
+    """Asks a controller for the present state of its cluster.
 
     Args:
         line: To the controller.
@@ -67,7 +67,7 @@ def ask_for_overview(
         ended: Whether sessions that ended within the last ten minutes are wanted too.
 
     Raises:
-        AccessDenied: The controller lets nobody in as this.
+        AccessDenied: The controller refuses these credentials.
         ConnectionFailed: It does not answer, or is too old for that.
     """
     request = controller_pb2.OverviewRequest(ended=ended).SerializeToString()
@@ -76,14 +76,14 @@ def ask_for_overview(
 
 
 def ask_for_sessions(line: ReloadingChannel, timeout: float = _ANSWER_S) -> list[tuple[int, str]]:
-    """Asks a controller for the ids and names of its sessions, and no node for anything.
+    """Asks a controller for the ids and names of its sessions, without asking any node.
 
     Args:
         line: To the controller.
         timeout: Seconds.
 
     Raises:
-        AccessDenied: The controller lets nobody in as this.
+        AccessDenied: The controller refuses these credentials.
         ConnectionFailed: It does not answer in time.
     """
     found = _ask(line, "List", b"", controller_pb2.ListResult, timeout)
@@ -101,7 +101,7 @@ def close_session(line: ReloadingChannel, name: str) -> tuple[int, str]:
         Its id and name.
 
     Raises:
-        AccessDenied: It is somebody else's, or the controller lets nobody in as this.
+        AccessDenied: It belongs to another owner, or the controller refuses these credentials.
         ConnectionFailed: The controller does not answer.
         NoSuchSession: There is none.
     """
@@ -123,7 +123,7 @@ def read_logs(
         follow: Whether to go on until the session ends, or until the iterator is closed.
 
     Raises:
-        AccessDenied: It is somebody else's, or the controller lets nobody in as this.
+        AccessDenied: It belongs to another owner, or the controller refuses these credentials.
         ConfigError: It has no such rank.
         ConnectionFailed: The controller does not answer, or went away.
         NoSuchSession: There is none.
@@ -164,7 +164,7 @@ def _ask(line: ReloadingChannel, method: str, request: bytes, result: Any, timeo
 
 
 def _refuse(line: ReloadingChannel, error: grpc.RpcError) -> NoReturn:
-    """Raises what the failure of a call means."""
+    """Raises the error that the failure of a call stands for."""
     if (refused := denied(error)) is not None:
         raise refused from None
     code = error.code() if isinstance(error, grpc.Call) else None
@@ -187,7 +187,7 @@ _NODES_S = 3.0
 """How long the controller waits for nodes."""
 
 _CONTROLLER_S = 8.0
-"""How long the controller is waited for; the records of many ranks take a moment."""
+"""How long to wait for the controller; the records of many ranks take a moment."""
 
 
 def ask_for_inspection(
@@ -198,7 +198,7 @@ def ask_for_inspection(
     flights: bool,
     since: Sequence[Since] | None = None,
 ) -> Inspection:
-    """Asks; returns within seconds, whatever the session does.
+    """Asks the controller; returns within seconds, whatever the session does.
 
     Args:
         line: To the controller.
@@ -208,7 +208,8 @@ def ask_for_inspection(
         since: How far ranks were followed, to fetch instead what is new; see ``Transport``.
 
     Raises:
-        AccessDenied: The session is somebody else's, or the controller lets nobody in as this.
+        AccessDenied: The session belongs to another owner, or the controller refuses these
+            credentials.
         NoSuchSession: The controller knows no such session.
         SessionError: It did not answer.
     """

@@ -1,4 +1,4 @@
-"""What a session asks of whatever carries its commands."""
+"""The interface between a session and the transport of its commands."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Wish:
         num_workers, num_groups: How many workers, in how many groups.
         ccl: The collective library; empty lets the first collective choose.
         name: What lists call it; empty for a made-up one.
-        owner: ``user@host:pid``, for whoever asks who holds the slots.
+        owner: ``user@host:pid``, to be shown as the owner of the slots.
         timeout: Seconds to wait for slots.
     """
 
@@ -64,7 +64,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """What a session that waits for slots is told.
+    """The state of the queue, for a session that waits for slots.
 
     Attributes:
         ahead: Sessions that are served first.
@@ -89,14 +89,14 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What a session learns when its workers are ready.
+    """The facts about a session whose workers are ready.
 
     Attributes:
         session: Its id.
         name: What lists call it.
         ranks: Where each worker runs.
         first_seq: The number that its next command has.
-        num_groups, ccl: What it was asked for with, where that was by another program.
+        num_groups, ccl: As requested by the program that created it, where that is another one.
     """
 
     session: int
@@ -109,7 +109,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingBatch:
-    """Commands that leave together; what travels of them is made when asked for.
+    """Commands that are sent together; they are encoded on request.
 
     Attributes:
         session: The session's id.
@@ -152,11 +152,11 @@ class OutgoingBatch:
 
 
 class Interrupted(SessionError):
-    """The worker that offered an array is gone; its answer comes again from another one."""
+    """The worker that offered an array is gone; another one will send its answer again."""
 
 
 class Live:
-    """An answer that needed no encoding, because worker and client share memory."""
+    """An answer without encoding, because worker and client share memory."""
 
     __slots__ = ("value",)
 
@@ -166,7 +166,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Where a transport delivers; every one may be called from a thread of its own.
+    """Callbacks of a transport; each may be called from a thread of its own.
 
     Attributes:
         await_commands: Blocks until there may be something for ``take_batch``;
@@ -175,19 +175,19 @@ class Events:
         acked: Returns the newest command that every worker has executed.
         issued: Returns the newest command of all.
         take_batch: Gets whether freed registers alone are reason enough; returns
-            what should leave now, or None. See ``CommandLog``.
+            what to send now, or None. See ``CommandLog``.
         reply: Gets (worker, reply), which it may change.
-        send: Returns the next envelope that should leave, or None, and keeps it until it
+        send: Returns the next envelope to send, or None, and keeps it until it
             is executed: ``take_batch`` for connections that may lose it. See ``SentLog``.
-        resend: What goes beyond a command is to leave again.
+        resend: Everything beyond a command is to be sent again.
         live: Gets (worker, seq, value): the answer of a worker that shares memory
             with the client, with everything up to it executed.
         acknowledge: Gets (worker, seq): everything up to it is executed there.
         log: Gets (worker, node, to standard error, lines).
         lost: Gets the error that ended the session, once.
-        reopen: Everything that is still waited for will be answered once more.
-        is_open: Whether the answer to a command is still waited for.
-        mark: Issues a command that says how far workers are.
+        reopen: Everything that is still awaited will be answered once more.
+        is_open: Whether the answer to a command is still awaited.
+        mark: Issues a command that workers acknowledge.
     """
 
     await_commands: Callable[[], bool]
@@ -208,9 +208,9 @@ class Events:
 
 
 class Pump(Protocol):
-    """The part of a transport that lets the thread that waits do the work.
+    """The part of a transport that lets a waiting thread do the I/O.
 
-    A command that is waited for then costs no hand-over between threads.
+    A command that is awaited then costs no hand-over between threads.
     """
 
     def ask(self, worker: int, waiter: threading.Lock) -> None:
@@ -273,7 +273,7 @@ class Transport(Protocol):
         ...
 
     def start(self, events: Events) -> None:
-        """Begins to send what ``events`` yields and to deliver what comes."""
+        """Starts sending what ``events`` yields and delivering what arrives."""
         ...
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
@@ -284,15 +284,14 @@ class Transport(Protocol):
         ...
 
     def give_up(self, uploads: Sequence[tuple[int, int]], why: str = "") -> None:
-        """Says of arrays, by ticket and worker, that they will not come, or not the rest.
+        """Reports arrays, by ticket and worker, that will not arrive, or not completely.
 
-        It needs no descriptor and no thread that is not there already: those may be
-        what an upload failed for.
+        It needs no new descriptor or thread: a lack of them may be why an upload failed.
         """
         ...
 
     def decline(self, downloads: Sequence[tuple[int, int]]) -> None:
-        """Says of arrays, by ticket and worker, that no download of them will come any more."""
+        """Reports arrays, by ticket and worker, that will not be downloaded any more."""
         ...
 
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
@@ -312,7 +311,7 @@ class Transport(Protocol):
         ...
 
     def check_alive(self) -> None:
-        """Raises the session's error when nothing has been heard for too long."""
+        """Raises the session's error if nothing was received for too long."""
         ...
 
     def inspect(
@@ -327,12 +326,12 @@ class Transport(Protocol):
                 recorded since then is fetched.
 
         Raises:
-            SessionError: Nobody could be asked.
+            SessionError: The controller could not be asked.
         """
         ...
 
     def close(self, timeout: float) -> None:
-        """Waits until what was sent has left, then ends; idempotent."""
+        """Waits until pending messages are sent, then ends; idempotent."""
         ...
 
     def disown(self) -> None:
@@ -344,7 +343,7 @@ class Transport(Protocol):
 
 
 class ForeignTransport:
-    """What a session has for a transport in a forked child: each use is refused.
+    """The transport of a session in a forked child: refuses each use.
 
     Args:
         welcome: Which session it was, and where its workers run.
@@ -365,32 +364,32 @@ class ForeignTransport:
         raise self._why.with_traceback(None)
 
 
-# Endpoints through which host arrays reach a worker: what each kind does, and how it fails.
+# Endpoints through which host arrays reach a worker: their interface and errors.
 
 
 class TransferFailed(Exception):
-    """An array could not be carried; the text says why."""
+    """An array could not be transferred; the text says why."""
 
 
 class TransferRefused(TransferFailed):
-    """The daemon cannot carry this array; its session goes on."""
+    """The daemon cannot transfer this array; its session continues."""
 
 
 class EndpointLost(TransferFailed):
-    """Nobody answers at this endpoint, or not any more; the array may be carried anew."""
+    """No daemon answers at this endpoint, or not any more; the transfer may be retried."""
 
 
 class ArrayEndpoint(Protocol):
-    """One way to worker daemons; may be used from several threads.
+    """One path to worker daemons; may be used from several threads.
 
     Attributes:
-        spoiled: Whether it cannot be used any more, nor waited for in :meth:`close`.
+        spoiled: Whether it is unusable, so that :meth:`close` must not wait for it.
     """
 
     spoiled: bool
 
     def upload(self, transfer: controller_pb2.Transfer, data: memoryview) -> None:
-        """Brings an array's bytes to a worker; returns when they may be changed.
+        """Sends an array's bytes to a worker; returns when they may be changed.
 
         Raises:
             TransferFailed: The worker does not get them.
@@ -406,11 +405,11 @@ class ArrayEndpoint(Protocol):
             no array.
 
         Raises:
-            TransferFailed: It cannot be had.
+            TransferFailed: It cannot be fetched.
             OSError, RuntimeError: As for :meth:`upload`.
         """
         ...
 
     def close(self) -> None:
-        """Closes it; what is on its way through it fails."""
+        """Closes it; pending transfers fail."""
         ...

@@ -1,8 +1,8 @@
-"""A channel to a controller that is made anew when certificates were replaced.
+"""A channel to a controller that is recreated when certificates were replaced.
 
-gRPC connects again by itself, but with the certificates that its channel was made
-with. So whoever calls through a line gets the channel of that moment, and with each
-call goes the token of that moment.
+gRPC reconnects by itself, but with the certificates that its channel was made with. So
+each call through a `ReloadingChannel` uses a channel with the current certificates, and
+sends the current token.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ __all__ = [
 
 _PING_EVERY_MS = 10_000
 _PING_TIMEOUT_MS = 10_000
-"""As long as a controller's lease for nodes: who is silent for less keeps his connection."""
+"""As long as a controller's lease for nodes: a peer that is silent for less stays connected."""
 
 _CONNECT_TIMEOUT_MS = 5_000
-"""Four round trips (TCP, TLS, HTTP/2) over any link; of an attempt that met a broken one,
-a small part of the time that a session waits for its client, or a daemon's workers for
-a controller."""
+"""Four round trips (TCP, TLS, HTTP/2) over any link; for an attempt over a broken one, a
+small part of the time that a session waits for its client, or a daemon's workers for a
+controller."""
 
 _MAX_MESSAGE_BYTES = 64 << 20
 
@@ -96,8 +96,8 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 _LOOKAHEAD = "grpc.http2.lookahead_bytes"
 
 # What is in a stream's window has left the sender's queues, in which sessions take turns.
-# So the stream that all sessions of a node share begins with a small one; where the line
-# is long, gRPC's estimate of its bandwidth and delay enlarges it.
+# So the stream that all sessions of a node share begins with a small one; over a long
+# link, gRPC's estimate of its bandwidth and delay enlarges it.
 NODE_STREAM_OPTIONS: list[tuple[str, Any]] = [
     *(option for option in CHANNEL_OPTIONS if option[0] != _LOOKAHEAD),
     (_LOOKAHEAD, 128 << 10),
@@ -110,13 +110,13 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # Of one connection; calls beyond wait at the client.
+    # Per connection; further calls wait at the client.
     ("grpc.max_concurrent_streams", 1024),
 ]
 
 
 def connection_limit(count: int) -> tuple[str, Any]:
-    """The option of a server that closes connections beyond so many as soon as they are made."""
+    """The option of a server that closes connections beyond a limit as soon as they are made."""
     return "grpc.max_allowed_incoming_connections", count
 
 
@@ -178,13 +178,13 @@ class ReloadingChannel:
         self._closed = False
 
     def _channel(self) -> Any:
-        """The channel of this moment; those before it serve the calls that they have."""
+        """The current channel; former ones complete the calls that they have."""
         if not self.credentials.encrypts:
             return self._channels[-1]
         with self._lock:
             state = self.credentials.state()
             if state != self._state and not self._closed:
-                # Of files that are just being replaced the old ones serve on.
+                # While files are being replaced, the old ones stay in use.
                 with contextlib.suppress(ConfigError):
                     self._channels.append(self._make(self.address, self.credentials))
                     self._state = state
@@ -193,7 +193,7 @@ class ReloadingChannel:
     def method(
         self, kind: str, path: str, codecs: dict[str, Any]
     ) -> tuple[Any, Sequence[tuple[str, str]]]:
-        """Makes the callable of this moment, and the headers that it is to be called with."""
+        """Makes the callable of the current channel, and the headers for its call."""
         made = getattr(self._channel(), kind)(path, **codecs)
         with contextlib.suppress(ConfigError):  # the file is being replaced
             self._bearer = self.credentials.bearer()
@@ -216,7 +216,7 @@ class ReloadingChannel:
         return LineCall(self, "stream_stream", path, codecs)
 
     def close(self) -> None:
-        """Closes the channel, which breaks off what goes through it; idempotent."""
+        """Closes the channel, which aborts its calls; idempotent."""
         with self._lock:
             self._closed = True
             channels = list(self._channels)
@@ -228,8 +228,8 @@ class LineCall:
     """Stands for the callable of one method.
 
     Args:
-        line: Whose.
-        kind: What the channel's own method is called that makes it.
+        line: The channel.
+        kind: The name of the channel's method that makes it.
         path: The method.
         codecs: How messages are written and read.
     """
@@ -256,33 +256,33 @@ def _headers(*headers: tuple[str, str]) -> dict[str, Any]:
     return {"metadata": headers} if headers else {}
 
 
-# Why a controller that is there cannot be spoken to: a look with the standard library.
+# Why a reachable controller refuses a connection: a probe with the standard library.
 #
-# gRPC says of most refusals only that a connection broke, and goes on trying. What a
-# second handshake shows tells a wrong certificate from a controller that is not there.
+# gRPC reports most refusals only as a broken connection, and keeps retrying. A second
+# handshake tells a wrong certificate from a controller that is not running.
 
 
 _LOOK_S = 2.0
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What a client says first: the preface, and settings that change nothing."""
+"""The first bytes of a client: the preface, and settings that change nothing."""
 
 
 def why_refused(address: str, credentials: Credentials) -> str | None:
-    """Says what is wrong between this program and who listens at an address.
+    """Says why this program and the server at an address refuse each other.
 
     Takes some seconds at most, plus the time to find the host's address.
 
     Args:
         address: ``HOST:PORT`` or ``unix:/path``.
-        credentials: With what it was tried.
+        credentials: The credentials that were used.
 
     Returns:
-        What is wrong and what to do, as far as it can be known; None where nobody
-        listens there, or nothing is wrong with how the connection begins.
+        What is wrong and what to do, as far as it can be known; None if no server
+        listens there, or nothing is wrong with the start of the connection.
     """
     try:
         raw = _connect(address)
-    except (OSError, ValueError):  # nobody, or no address
+    except (OSError, ValueError):  # no server, or no address
         return None
     with raw:
         if credentials.encrypts:
@@ -310,7 +310,7 @@ def _connect(address: str) -> socket.socket:
 
 
 def _try_tls(raw: socket.socket, host: str, credentials: Credentials) -> str | None:
-    import ssl  # needed only where somebody uses TLS
+    import ssl  # needed only with TLS
 
     context = ssl.create_default_context(cafile=credentials.ca)
     context.set_alpn_protocols(["h2"])
@@ -337,9 +337,9 @@ def _try_tls(raw: socket.socket, host: str, credentials: Credentials) -> str | N
         return f"TLS failed: {error.reason or error}"
     except TimeoutError:
         return None
-    except OSError:  # it closes what it does not like
+    except OSError:  # it closes connections that it refuses
         return _refused_by_peer(credentials)
-    # A server that lets a client in tells its settings; one that does not, nothing.
+    # A server that accepts a client sends its settings; one that refuses it sends nothing.
     return None if came else _refused_by_peer(credentials)
 
 
@@ -356,7 +356,7 @@ def _refused_by_peer(credentials: Credentials) -> str:
 
 
 def _try_in_clear(raw: socket.socket, address: str) -> str | None:
-    """Whether who closes the connection at once is one that speaks TLS."""
+    """Says, of a server that closes the connection at once, whether it expects TLS."""
     import ssl
 
     try:
@@ -371,7 +371,7 @@ def _try_in_clear(raw: socket.socket, address: str) -> str | None:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
-        # Nothing is said to whoever it is; it matters only that TLS is spoken.
+        # The server is not verified and nothing is sent: this only finds out whether it speaks TLS.
         with _connect(address) as another, context.wrap_socket(another):
             pass
     except OSError:
@@ -399,8 +399,8 @@ def ask(call: Any, *args: Any, **options: Any) -> Any:
 
     Args:
         call: Of a channel or a line.
-        args: What it is called with.
-        options: Likewise.
+        args: Its arguments.
+        options: Its options.
     """
     return run_uninterrupted(lambda: call.future(*args, **options), lambda made: made.result())
 
@@ -410,10 +410,10 @@ def run_uninterrupted(begin: Callable[[], Any], finish: Callable[[Any], _T]) -> 
 
     Args:
         begin: Makes the call.
-        finish: Waits for its end, and returns what came.
+        finish: Waits for its end, and returns the result.
 
     Raises:
-        KeyboardInterrupt: Somebody pressed Ctrl-C; the call was cancelled, and is over.
+        KeyboardInterrupt: Ctrl-C was pressed; the call was cancelled, and is over.
         RuntimeError: There is no thread for it.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -472,7 +472,7 @@ class _Work(Generic[_T]):
         return self._found[0]
 
 
-# Waiting for a controller that may not be there yet, and not for one that refuses.
+# Waiting for a controller that may not be running yet, but not for one that refuses.
 
 
 _METHOD = "/disco.v1.SessionService/List"
@@ -481,7 +481,7 @@ _LONGEST_S = 1.0
 
 
 def details(error: grpc.RpcError) -> str:
-    """Says in a line what gRPC found."""
+    """Describes an error of gRPC in a line."""
     if isinstance(error, grpc.Call):
         return f"{error.code().name}: {error.details()}"
     return str(error) or type(error).__name__
@@ -496,15 +496,15 @@ def denied(error: Exception) -> AccessDenied | None:
 
 
 def await_controller(line: ReloadingChannel, timeout: float) -> None:
-    """Waits until somebody answers.
+    """Waits until a controller answers.
 
     Args:
-        line: Leads to the controller.
+        line: The channel to the controller.
         timeout: Seconds.
 
     Raises:
-        AccessDenied: Somebody is there, and one of both refuses the other.
-        ConnectionFailed: Nobody is.
+        AccessDenied: A controller answers, and one side refuses the other.
+        ConnectionFailed: None answers.
     """
     clock = RunClock(_LONGEST_S)
     with clock.turning():
@@ -512,7 +512,7 @@ def await_controller(line: ReloadingChannel, timeout: float) -> None:
 
 
 def _probe(line: ReloadingChannel, timeout: float, clock: RunClock) -> None:
-    # Any call tells whether somebody answers; a channel's own ready future would keep
+    # Any call shows whether a controller answers; a channel's own ready future would keep
     # a polling thread for a while.
     probe = line.unary_unary(_METHOD)
     deadline = clock() + timeout

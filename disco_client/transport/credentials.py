@@ -1,6 +1,6 @@
-"""What a program shows a controller, and how it knows that it is the right one.
+"""A program's credentials for a controller, and how it verifies the controller.
 
-Files are read anew for each new connection, so that they may be replaced at any time.
+Files are read again for each new connection, so that they may be replaced at any time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_local(address: str) -> bool:
 
 
 def state_of(*paths: Path | None) -> FilesState:
-    """What files are like now; None for one that is not there."""
+    """The present state of files; None for one that does not exist."""
     found: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:
@@ -77,7 +77,7 @@ def check_pair(cert: Path, key: Path) -> None:
     Raises:
         ConfigError: They do not, or are no certificate and key.
     """
-    import ssl  # needed only where somebody uses TLS
+    import ssl  # needed only with TLS
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key, password="")
@@ -89,10 +89,10 @@ def check_pair(cert: Path, key: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """How to reach a controller that is guarded.
+    """How to reach a controller with access control.
 
     Attributes:
-        ca: The certificates of who may sign the controller's; None for no TLS.
+        ca: The authorities that may sign the controller's certificate; None for no TLS.
         cert: The own certificate, where the controller wants one.
         key: Its key.
         token: The own token.
@@ -196,7 +196,7 @@ class Credentials:
         return grpc.ssl_channel_credentials(ca, key, cert)
 
     def bearer(self) -> tuple[tuple[str, str], ...]:
-        """The metadata of a call that says who makes it.
+        """The metadata that authenticates a call.
 
         Raises:
             ConfigError: The file of the token cannot be read, or holds none.
@@ -205,7 +205,7 @@ class Credentials:
         return (("authorization", f"Bearer {token}"),) if token else ()
 
     def check_address(self, address: str) -> None:
-        """Refuses to send a token to where others could read it.
+        """Refuses to send a token over a connection that others could read.
 
         Raises:
             ConfigError: The connection would leave this machine, and is not encrypted.
@@ -228,7 +228,7 @@ def _path(given: object, where: str) -> Path | None:
         raise ConfigError(f"{where}: expected the path of a file, got {type(given).__name__}")
     try:
         return Path(os.fspath(given)).expanduser()
-    except RuntimeError as error:  # ~name, and nobody is called so
+    except RuntimeError as error:  # ~name, and there is no such user
         raise ConfigError(f"{where}: {os.fspath(given)!r}: {error}") from None
 
 

@@ -53,16 +53,16 @@ __all__ = ["GrpcTransport", "Outgoing", "SessionStream", "error_before", "error_
 
 # What a session sends, over one stream after another.
 #
-# gRPC's own thread pulls what should leave from an iterator. When its stream breaks, that
+# gRPC's own thread pulls envelopes to send from an iterator. When its stream breaks, that
 # thread may be waiting for commands, and another one pulls for the next stream; so each
-# iterator belongs to one stream, and one that is out of date takes nothing more.
+# iterator belongs to one stream, and an outdated one takes nothing more.
 #
-# The session's log keeps what has left (:mod:`~disco_client.transport.sent_log`). What a
-# worker daemon has not received leaves once more.
+# The session's log keeps what was sent (:mod:`~disco_client.transport.sent_log`). What a
+# worker daemon has not received is sent again.
 
 
 class Outgoing:
-    """Commands in their order, and what the transport says between them."""
+    """Commands in their order, and messages of the transport between them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -73,7 +73,7 @@ class Outgoing:
         self._farewell = b""
 
     def stream(self, first: bytes) -> Iterator[bytes]:
-        """Returns what leaves over a new stream; the former one gets nothing more.
+        """Returns the envelopes for a new stream; the former one gets nothing more.
 
         Commands are held back until :meth:`release`.
 
@@ -93,21 +93,21 @@ class Outgoing:
         return self._turn
 
     def start(self, events: Events, farewell: bytes) -> None:
-        """Lets commands leave from now on.
+        """Starts sending commands.
 
         Args:
-            events: Where they come from.
-            farewell: What leaves behind the last of them.
+            events: The source of the commands.
+            farewell: The envelope to send after the last of them.
         """
         self._events, self._farewell = events, farewell
         self.release()
 
     def part_with(self, farewell: bytes) -> None:
-        """Changes what leaves behind the last command."""
+        """Changes the envelope to send after the last command."""
         self._farewell = farewell
 
     def say(self, raw: bytes) -> None:
-        """Sends an envelope ahead of the commands that wait."""
+        """Sends an envelope ahead of waiting commands."""
         with self._changed:
             self._said.append(raw)
             self._changed.notify_all()
@@ -115,7 +115,7 @@ class Outgoing:
             self._events.nudge()
 
     def release(self) -> None:
-        """Lets held commands leave."""
+        """Sends the commands that were held back."""
         with self._changed:
             self._held = False
             self._changed.notify_all()
@@ -147,7 +147,7 @@ class Outgoing:
             self._events.nudge()  # what woke this iterator may have been meant for the next
 
     def _await_next(self, turn: int) -> bytes | None:
-        """Returns what should leave now; None to wait for commands, or when out of date."""
+        """Returns the next envelope; None to wait for commands, or when outdated."""
         with self._changed:
             while turn == self._turn:
                 if self._said:
@@ -158,7 +158,7 @@ class Outgoing:
         return None
 
 
-# The errors of sessions that ended, from what the controller says.
+# The errors of sessions that ended, from the controller's messages.
 
 
 def error_before(ended: controller_pb2.SessionEnded, name: str) -> errors.DiscoError:
@@ -196,22 +196,22 @@ def error_of_end(ended: controller_pb2.SessionEnded, name: str) -> errors.Sessio
     return errors.SessionLost(ended.message or f"session {name!r} ended")
 
 
-# The stream of one session at its controller, and the next one where it broke.
+# The stream of one session at its controller, and the next one if it broke.
 #
-# The session outlives its connection for its lease. Whoever comes back names the session
-# and its secret, says which replies it has, and hears from each node which commands are
-# there; what is missing on either side is sent again.
+# The session outlives its connection for its lease. A client that reconnects sends the
+# session's id and secret and which replies it has, and each node reports which commands it
+# has; what is missing on either side is sent again.
 
 
 _SERVICE = "/disco.v1.SessionService/"
 _SILENCE_S = 30.0
-"""A controller that sends nothing for this long, heartbeats included, is tried anew."""
+"""If a controller sends nothing for this long, no heartbeats either, the client reconnects."""
 
 _ASK_AGAIN_S = 5.0
-"""How long a wait lasts before the nodes are asked whether something is missing."""
+"""How long a wait lasts before the client asks the nodes for missing messages."""
 
 _LOOK_S = 2.0
-"""Whoever waits looks more often than this; what lies between two looks may be a standstill."""
+"""A waiting thread checks more often; a longer gap means that this process stood still."""
 
 _WORTH_SAYING_S = 1.0
 _RECEIVED_EVERY = 256
@@ -225,8 +225,8 @@ class SessionStream:
     """Opened once, by :meth:`create` or :meth:`attach`, and then read by :meth:`run`.
 
     Args:
-        line: Leads to the controller.
-        address: Where that is, for messages.
+        line: The channel to the controller.
+        address: Its address, for messages.
     """
 
     def __init__(self, line: ReloadingChannel, address: str) -> None:
@@ -237,7 +237,7 @@ class SessionStream:
         self._call: Any = None
         self._calls: list[threading.Event] = []
         self._threads: set[threading.Thread] = set()
-        # In which somebody looked: what came while nobody ran is not read yet.
+        # Counts only time with checks: what arrived while no thread ran is not read yet.
         self._clock = RunClock(_LOOK_S)
         self._heard = self._asked = self._clock()
         self._numbers: list[int] = []
@@ -253,12 +253,12 @@ class SessionStream:
         self._given_up_lock = threading.Lock()
         self._given_up: list[tuple[int, controller_pb2.Transfer]] = []
 
-    # How it begins ------------------------------------------------------------------
+    # Opening ------------------------------------------------------------------------
 
     def create(
         self, wish: Wish, on_queued: Callable[[QueuePosition], None]
     ) -> controller_pb2.SessionReady:
-        """Asks for a session and waits until its ranks run.
+        """Requests a session and waits until its ranks run.
 
         Raises:
             ConnectionFailed: The connection broke, or the controller speaks another protocol.
@@ -272,15 +272,15 @@ class SessionStream:
         return self._ready
 
     def attach(self, name: str, owner: str) -> tuple[controller_pb2.SessionReady, int]:
-        """Attaches to a session that somebody left, by its name or id.
+        """Attaches to a session that another program has left, by its name or id.
 
         Returns:
-            What the controller says of it, and the newest command that its ranks have.
+            The controller's answer, and the newest command that its ranks have.
 
         Raises:
             ConnectionFailed: The connection broke, or the controller speaks another protocol.
-            ConfigError: There is no such session, or somebody uses it.
-            SessionLost: The session cannot be gone on with.
+            ConfigError: There is no such session, or a program is connected to it.
+            SessionLost: The session cannot be continued.
         """
         attach = controller_pb2.AttachSession(
             protocol=PROTOCOL, version=__version__, name=name, owner=owner
@@ -346,7 +346,7 @@ class SessionStream:
         raise errors.ConnectionFailed(msg)
 
     def _ask_nodes(self, name: str) -> list[controller_pb2.Have]:
-        """Asks what the nodes have of a session that is new to this program."""
+        """Asks the nodes which commands of a session they have, after attaching to it."""
         self._out.say(envelope(EnvelopeKind.RESUME, session=self._ready.session))
         nodes = {rank.node for rank in self._ready.ranks}
         have: dict[str, controller_pb2.Have] = {}
@@ -369,7 +369,7 @@ class SessionStream:
     def _broken(self, error: grpc.RpcError) -> str:
         return f"the connection to the controller at {self._address} broke: {details(error)}"
 
-    # What comes ------------------------------------------------------------------------
+    # Receiving -------------------------------------------------------------------------
 
     def run(self, events: Events) -> errors.SessionError:
         """Sends and delivers until the session is over; says how it ended."""
@@ -414,7 +414,7 @@ class SessionStream:
             events.log(said.worker, said.node, said.stderr, lines)
 
     def _is_next(self, received: envelope_pb2.Envelope) -> bool:
-        """Whether a reply is the one that follows; one that is missing is asked for."""
+        """Whether a reply is the next one; if not, requests the missing ones."""
         worker, number = received.worker_plus_one - 1, received.first_seq
         expected = self._numbers[worker] + 1
         if number == expected:
@@ -427,7 +427,7 @@ class SessionStream:
         return False
 
     def _confirm(self, nbytes: int) -> None:
-        """Tells the nodes now and then which replies they need not keep."""
+        """Acknowledges replies to the nodes now and then, so that they need not keep them."""
         unconfirmed = self._unconfirmed
         unconfirmed[0] += 1
         unconfirmed[1] += nbytes
@@ -443,17 +443,16 @@ class SessionStream:
         )
         return envelope(kind, received.SerializeToString(), session=self._ready.session)
 
-    # Arrays that will not come or go ---------------------------------------------------------
+    # Arrays that will not be transferred -----------------------------------------------------
 
     def give_up(self, uploads: Sequence[tuple[int, int]], why: str) -> None:
-        """Says of arrays that they will not come, until no worker can wait for them.
+        """Reports arrays that will not arrive, until no worker can wait for them.
 
-        It leaves with what this stream sends in any case, so nothing needs to be opened or
-        started for it.
+        It is sent over this stream, so no descriptor or thread is needed for it.
 
         Args:
             uploads: The ticket and the worker of each.
-            why: What is told to the workers.
+            why: The reason for the workers.
         """
         error = f"the upload was broken off: {why}" if why else "the upload was broken off"
         issued = self._issued()
@@ -465,17 +464,17 @@ class SessionStream:
         self._out.say(self._received(EnvelopeKind.RECEIVED))
 
     def decline(self, downloads: Sequence[tuple[int, int]]) -> None:
-        """Says of arrays, by ticket and worker, that nobody will ask for them any more."""
+        """Reports arrays, by ticket and worker, that will not be downloaded any more."""
         unwanted = [controller_pb2.Transfer(ticket=t, worker=w) for t, w in downloads]
         self._out.say(self._received(EnvelopeKind.RECEIVED, unwanted))
 
     def _still_given_up(self) -> list[controller_pb2.Transfer]:
-        """Those of which a worker may not have heard; the others have got past them."""
+        """Those that a worker may not know of yet; the others are past their commands."""
         if not self._given_up:
             return []
         acked = self._acked()
         with self._given_up_lock:
-            # What was said once is acknowledged with the commands that wait for it.
+            # A report is acknowledged with the commands that wait for its arrays.
             self._given_up = [each for each in self._given_up if each[0] > acked]
             return [transfer for _, transfer in self._given_up]
 
@@ -494,10 +493,10 @@ class SessionStream:
             self._out.rewind(self._low)
             self._out.release()
 
-    # What is done when it breaks -----------------------------------------------------------
+    # Reconnecting --------------------------------------------------------------------------
 
     def _come_back(self, why: str) -> errors.SessionError | None:
-        """Attaches to the session again; returns why that cannot be, or None."""
+        """Attaches to the session again; returns the error if it cannot, or None."""
         self._call.cancel()
         with self._clock.turning():
             return self._try_to_come_back(why)
@@ -531,7 +530,7 @@ class SessionStream:
         return errors.SessionClosed(f"session {self._ready.name!r} was shut down")
 
     def _reattach(self) -> errors.SessionError | errors.ConnectionFailed | None:
-        """One attempt; returns what came of it, None when the session goes on."""
+        """One attempt; returns its error, None when the session continues."""
         ready = self._ready
         attach = controller_pb2.AttachSession(
             protocol=PROTOCOL,
@@ -552,14 +551,14 @@ class SessionStream:
         return None
 
     def _ask(self) -> None:
-        """Asks the nodes for what is missing."""
+        """Asks the nodes for missing messages."""
         self._asked = self._clock()
         self._out.say(self._received(EnvelopeKind.RESUME))
 
     def check(self) -> None:
-        """To be called while somebody waits, each second or so; repairs what it can.
+        """To be called each second or so while a caller waits; repairs what it can.
 
-        A connection that is silent is broken, and a message that was lost is asked for.
+        Aborts a silent connection, and requests messages that were lost.
         """
         now = self._clock.turn()
         if now - self._heard > _SILENCE_S:
@@ -575,7 +574,7 @@ class SessionStream:
         self._leaving.set()
 
     def detach(self, lease: float) -> None:
-        """Leaves the session as it is when the commands have left."""
+        """Leaves the session as it is when the commands have been sent."""
         wish = controller_pb2.DetachSession(lease_s=lease).SerializeToString()
         self._out.part_with(envelope(EnvelopeKind.DETACH, wish, session=self._ready.session))
 
@@ -621,9 +620,9 @@ class GrpcTransport:
         credentials: How to reach it.
 
     Raises:
-        AccessDenied: Somebody answers there, and one of both refuses the other.
+        AccessDenied: A controller answers there, and one side refuses the other.
         ConfigError: The credentials do not fit, or cannot be read.
-        ConnectionFailed: Nobody answers there.
+        ConnectionFailed: No controller answers there.
     """
 
     def __init__(
@@ -651,19 +650,19 @@ class GrpcTransport:
         on_made: Callable[[GrpcTransport], object] = lambda _made: None,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> Self:
-        """Asks for a session and waits until its ranks run.
+        """Requests a session and waits until its ranks run.
 
         Args:
             address: ``HOST:PORT`` or ``unix:/path``.
             wish: What to ask for.
             connect_timeout: Seconds to wait for the controller to answer at all.
-            on_queued: Told whenever the session's place in the queue changes.
+            on_queued: Called whenever the session's place in the queue changes.
             on_made: Gets it before it waits; :meth:`abandon` ends the wait.
             credentials: How to reach it.
 
         Raises:
-            AccessDenied: This program may not, or the controller is not the right one.
-            ConnectionFailed: Nobody answers there, or speaks another protocol.
+            AccessDenied: The controller refuses this program, or cannot be verified.
+            ConnectionFailed: No controller answers there, or it speaks another protocol.
             NoSlots: The cluster had no room in time.
             ConfigError: The controller refused the request as wrong.
             SessionLost: A worker process could not be started.
@@ -688,15 +687,15 @@ class GrpcTransport:
         Args:
             address: ``HOST:PORT`` or ``unix:/path``.
             name: The session's name or id.
-            owner: Who attaches.
+            owner: The owner of the attaching program.
             connect_timeout: Seconds to wait for the controller to answer at all.
             credentials: How to reach it.
 
         Raises:
-            AccessDenied: The session is somebody else's, or as for :meth:`create`.
-            ConnectionFailed: Nobody answers there, or speaks another protocol.
-            ConfigError: There is no such session, or somebody uses it.
-            SessionLost: The session cannot be gone on with.
+            AccessDenied: The session belongs to another owner, or as for :meth:`create`.
+            ConnectionFailed: No controller answers there, or it speaks another protocol.
+            ConfigError: There is no such session, or a program is connected to it.
+            SessionLost: The session cannot be continued.
         """
         made = cls(address, connect_timeout, credentials)
         made._begin(lambda: made._stream.attach(name, owner))
@@ -711,8 +710,8 @@ class GrpcTransport:
             raise
         addresses = {rank.worker: rank.array_address for rank in ready.ranks}
         credentials = self._line.credentials
-        # A channel of its own, because what goes through it is broken off with the session;
-        # what the ranks did may be asked for afterwards. gRPC shares the connection.
+        # A channel of its own, because its calls are aborted with the session; inspections may
+        # follow afterwards. gRPC shares the connection.
         self._arrays = ArrayClient(
             lambda: ReloadingChannel(self._line.address, credentials),
             ready.session,
@@ -728,7 +727,7 @@ class GrpcTransport:
         )
 
     def abandon(self) -> None:
-        """Breaks off a wait for the session to begin, from another thread."""
+        """Aborts a wait for the session to begin, from another thread."""
         self._stream.cancel()
 
     @property
@@ -744,7 +743,7 @@ class GrpcTransport:
     # The stream --------------------------------------------------------------
 
     def start(self, events: Events) -> None:
-        """Begins to send what ``events`` yields and to deliver what comes."""
+        """Starts sending what ``events`` yields and delivering what arrives."""
         self._reader = threading.Thread(
             target=self._read, args=(events,), name="disco-replies", daemon=True
         )
@@ -761,11 +760,11 @@ class GrpcTransport:
         self._ended.set()
         events.lost(error)
         self._stream.cancel()
-        # Whoever waits for a daemon in another thread would not learn of it.
+        # Wakes threads that wait for a daemon; they would not learn of the end otherwise.
         self._arrays.close()
 
     def check_alive(self) -> None:
-        """To be called while somebody waits: sees to it that the session goes on or ends."""
+        """To be called while a caller waits: makes sure that the session continues or ends."""
         if not self._ended.is_set():
             self._stream.check()
 
@@ -793,11 +792,11 @@ class GrpcTransport:
             raise self._transfer_failed("upload", error) from None
 
     def give_up(self, uploads: Sequence[tuple[int, int]], why: str = "") -> None:
-        """Says of arrays that they will not come, or not the rest of them."""
+        """Reports arrays that will not arrive, or not completely."""
         self._stream.give_up(uploads, why)
 
     def decline(self, downloads: Sequence[tuple[int, int]]) -> None:
-        """Says of arrays that no download of them will come any more."""
+        """Reports arrays that will not be downloaded any more."""
         self._stream.decline(downloads)
 
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
@@ -811,7 +810,7 @@ class GrpcTransport:
             raise errors.SessionError(msg)
 
     def _transfer_failed(self, what: str, error: TransferFailed) -> errors.SessionError:
-        # When the session is gone its own error says more; it may be on its way.
+        # If the session has ended, its own error is more precise; it may not have arrived yet.
         if not isinstance(error, TransferRefused) and self._ended.wait(2.0):
             return self._error or errors.SessionLost(f"the {what} ended with its session")
         return errors.SessionError(f"the {what} of an array failed: {error}")
@@ -819,7 +818,7 @@ class GrpcTransport:
     # The end ---------------------------------------------------------------------
 
     def close(self, timeout: float) -> None:
-        """Waits until what was sent has left, then ends; idempotent."""
+        """Waits until pending messages are sent, then ends; idempotent."""
         self._stream.leave()
         reader = self._reader
         if reader is not None and reader is not threading.current_thread():
@@ -831,5 +830,5 @@ class GrpcTransport:
         self._stream.join(timeout)
 
     def disown(self) -> None:
-        """Closes what a forked child has of endpoints for arrays; gRPC's own sockets stay."""
+        """Closes a forked child's copies of array endpoints; gRPC's own sockets stay."""
         self._arrays.disown()

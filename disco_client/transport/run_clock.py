@@ -1,9 +1,9 @@
-"""The time in which a process ran: by which it may judge the silence of others.
+"""The time in which a process ran, for timeouts of silent peers.
 
 A process that was stopped, or whose machine was suspended, finds afterwards that it has
-heard nothing of anybody for a long time. That was not their silence: what they said waits
-in its sockets, unread. It cannot see that it stood still either, only that its own turns
-came late; so no more counts between two turns than a turn takes.
+received nothing from any peer for a long time. The peers were not silent: their messages
+wait unread in its sockets. It cannot detect the standstill directly, only that its own
+turns came late; so between two turns at most the longest time of a turn is counted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RunClock:
         return own + min(self._real() - real, self._longest)
 
     def turn(self) -> float:
-        """The time now, at a turn: whoever judges others calls this again and again."""
+        """The time now, at a turn: a thread that checks for silent peers calls this repeatedly."""
         real, own = self._turned
         now = self._real()
         own += min(now - real, self._longest)
@@ -47,7 +47,7 @@ class RunClock:
 
     @contextlib.contextmanager
     def turning(self) -> Generator[None]:
-        """Turns from a thread of its own while the block runs, which may wait in calls for long."""
+        """Turns from a thread of its own while the block runs, whose calls may block for long."""
         over = threading.Event()
 
         def turn() -> None:

@@ -17,7 +17,7 @@ __all__ = ["SentBatch", "SentLog"]
 
 @dataclass(frozen=True, slots=True)
 class SentBatch:
-    """Commands that leave together, encoded.
+    """Commands that are sent together, encoded.
 
     Attributes:
         first_seq, last_seq: The numbers of the first and the last of them.
@@ -35,7 +35,7 @@ class SentLog:
     """What a session has sent to its workers, over however many connections.
 
     A batch stays here until every worker has executed it, because the connection may lose
-    it: worker daemons drop what they get twice, so each batch is executed once. Then the
+    it: worker daemons drop duplicates, so each batch is executed once. Then the
     retention policy gets it. This holds for its own batches and for those of :meth:`add`.
 
     Args:
@@ -67,11 +67,11 @@ class SentLog:
 
     @property
     def num_unsent(self) -> int:
-        """How many batches leave before the program's next one."""
+        """How many batches are sent before the program's next one."""
         return len(self._unsent)
 
     def send(self) -> bytes | None:
-        """Returns the next envelope that should leave, or None; never waits."""
+        """Returns the next envelope to send, or None; never waits."""
         with self._lock:
             batch = self._unsent.popleft() if self._unsent else self._take()
         if batch is None:
@@ -94,13 +94,13 @@ class SentLog:
         return batch
 
     def add(self, batch: SentBatch) -> None:
-        """Lets a batch leave that does not come from the program."""
+        """Adds a batch that does not come from the program."""
         with self._lock:
             self._in_flight.append(batch)
             self._unsent.append(batch)
 
     def rewind(self, seq: int) -> None:
-        """Lets every batch leave again that goes beyond a command, as far as it is here."""
+        """Sends every batch again that goes beyond a command, as far as it is still kept."""
         with self._lock:
             self._unsent = deque(batch for batch in self._in_flight if batch.last_seq > seq)
 

@@ -36,11 +36,11 @@ CHUNK_BYTES = 1 << 20
 """Bytes in a chunk: the size at which gRPC streams were measured fastest."""
 
 PIECE_BYTES = 4 << 20
-"""How much of an array one process copies before it lets the next one begin with that."""
+"""How much of an array one process copies before the next one can start on that piece."""
 
 TICKETS_SHIFT = 20
-"""A program's tickets begin behind the number of the command before its first one, shifted
-so far to the left: those of programs that used a session one after the other differ."""
+"""A program's tickets start from the number of the command before its first one, shifted left
+by this: so programs that use a session one after the other have different tickets."""
 
 ALIGNMENT = 64
 """Where a worker's own arrays begin: at a multiple of this many bytes, as compilers want it."""
@@ -101,7 +101,7 @@ def encode_chunk(data: memoryview) -> bytes:
 
 
 def encode_end(error: str) -> bytes:
-    """Encodes what ends a stream whose array, or the rest of it, will not come."""
+    """Encodes the end of a stream whose array will not arrive, or not completely."""
     return controller_pb2.ArrayChunk(
         transfer=controller_pb2.Transfer(error=error)
     ).SerializeToString()
@@ -119,7 +119,7 @@ def chunk_data(raw: bytes) -> memoryview:
 
     Raises:
         EncodingError: The bytes are no ``ArrayChunk``.
-        OSError: It says why no more will come.
+        OSError: It says why no more will follow.
     """
     view = memoryview(raw)
     if view and view[0] == _DATA_TAG:

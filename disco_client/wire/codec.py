@@ -118,7 +118,7 @@ class EnvelopeKind(enum.IntEnum):
 
 
 class FailureKind(enum.IntEnum):
-    """The families of failures a client tells apart."""
+    """The families of failures that a client distinguishes."""
 
     EXCEPTION = 1
     NOT_FOUND = 2
@@ -510,7 +510,7 @@ def tickets_in(values: Iterable[EncodedValue]) -> Iterator[int]:
             yield from tickets_in(value.map.items.values())
 
 
-# The version of the protocol, and what two versions say to each other.
+# The version of the protocol, and the error for two versions that do not match.
 
 
 PROTOCOL = 2
@@ -518,7 +518,7 @@ PROTOCOL = 2
 
 
 def mismatch(mine: str, my_protocol: int, theirs: str, their_protocol: int) -> str | None:
-    """Says why two peers cannot talk, or None when they can.
+    """Says why two peers cannot communicate, or None when they can.
 
     Args:
         mine: The side that judges, with its release: ``"controller 0.1.0"``.

@@ -1,4 +1,4 @@
-"""Which of the lines that ranks print are missing: each says how many came before it."""
+"""Detects missing lines of ranks' output: each batch carries the number of lines before it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def dropped(count: int) -> str:
 
 
 class LineCounter:
-    """Counts the lines of each rank of a session, for whoever receives them.
+    """Counts the lines of each rank of a session at a receiver.
 
     Args:
         from_first: Whether it receives them from the first on. Otherwise what a rank
-            printed before it was heard of is not missed.
+            printed before its first batch here does not count as missing.
     """
 
     def __init__(self, *, from_first: bool = True) -> None:
@@ -29,10 +29,10 @@ class LineCounter:
         return self._seen.get(worker, 0)
 
     def receive(self, worker: int, first: int, lines: Iterable[str]) -> list[str]:
-        """Returns lines that came, behind one that says how many are missing before them.
+        """Returns the received lines, after one that says how many are missing before them.
 
         Args:
-            worker: Who printed them.
+            worker: The worker that printed them.
             first: How many lines of this worker came before these.
             lines: The lines.
         """

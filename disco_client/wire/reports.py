@@ -1,4 +1,4 @@
-"""What is found out about the ranks of a session from outside, and how it travels."""
+"""Reports about the ranks of a session, made from outside, and their messages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ACTION_NAMES: dict[int, str] = {
     Action.DEFINE_PROGRAM: "capture",
     Action.RUN_PROGRAM: "run_program",
 }
-"""What the client's methods are called by which a person asks for an action."""
+"""The names of the client's methods that request an action."""
 
 _PLAIN = {
     **ACTION_NAMES,
@@ -71,7 +71,7 @@ _KNOWN = frozenset(int(action) for action in Action)
 
 
 class RankState(StrEnum):
-    """What the system says of a rank's process."""
+    """The state of a rank's process, as the system reports it."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -124,7 +124,7 @@ class CollectiveReport:
         nbytes: Of this rank's array.
         members: The workers that take part.
         seconds: How long ago the rank entered it.
-        met: Whether all have come, and data moves.
+        met: Whether all have entered it, and data moves.
     """
 
     number: int
@@ -175,14 +175,14 @@ class RankReport:
         worker: Which.
         node: Where.
         pid: Its process.
-        state: What the system says of that.
+        state: The state of that process.
         current: The command that runs, if one does.
         finished: The last one that ended.
         collective: The collective that it is in, if it is in one.
         stack: Its Python stacks as faulthandler writes them, or empty.
         note: Why there is no stack.
-        flight: A compressed copy of its flight recorder's memory, where it was asked for.
-        emptied: What to read that with; see ``wire.flight``.
+        flight: A compressed copy of its flight recorder's memory, where it was requested.
+        emptied: Needed to read that; see ``tracing.ring``.
         clock_offset_ns: What to add to its times for those of the controller.
         memory_bytes: How much of its process is in memory; 0 where that is not known.
         collectives: How many it has entered.
@@ -225,7 +225,7 @@ class NodeSilence:
     Attributes:
         node: Which.
         workers: The ranks on it.
-        seconds: For how long nothing was heard of it; 0 where it is not connected.
+        seconds: For how long nothing was received from it; 0 where it is not connected.
     """
 
     node: str
@@ -243,7 +243,7 @@ class Inspection:
         num_workers: How many ranks it has.
         ranks: Those that are known of, in order.
         silent: The nodes that did not answer.
-        clock: How the clock of whoever asked differs from the controller's.
+        clock: How the clock of the asking client differs from the controller's.
     """
 
     session: int
@@ -312,8 +312,8 @@ def decode_inspection(
 
     Args:
         result: The answer.
-        asked_ns: When the question left, by the clock of whoever asked.
-        heard_ns: When the answer came, by the same.
+        asked_ns: When the request was sent, by the client's clock.
+        heard_ns: When the answer arrived, by the same.
     """
     silent = (NodeSilence(s.node, tuple(s.workers), s.seconds) for s in result.silent)
     offset, error = clock_offset(asked_ns, result.received_ns, result.sent_ns, heard_ns)
@@ -379,8 +379,7 @@ class NodeView:
         devices: The device of each slot.
         version: Its release.
         age_s: For how long it has been here, in seconds.
-        latency_s: How long a question and its answer were under way; None where it did
-            not answer.
+        latency_s: The round-trip time of a request; None where it did not answer.
     """
 
     name: str
@@ -399,7 +398,7 @@ class RankView:
 
     Attributes:
         worker, node, pid, device: Which, and where.
-        state: What the system says of its process: ``running``, ``stopped``,
+        state: The state of its process: ``running``, ``stopped``,
             ``uninterruptible`` or ``ended``; ``unknown`` where its node did not answer, and
             then all that follows is empty.
         executed: The newest command that it has executed.
@@ -408,7 +407,7 @@ class RankView:
         memory_bytes: How much of its process is in memory; 0 where that is not known.
         collectives, collective_bytes: How many collectives it entered, and the bytes of its
             arrays in them.
-        commands_per_s, collective_bytes_per_s: Lately; None where nobody asked lately.
+        commands_per_s, collective_bytes_per_s: Lately; None without a recent request.
     """
 
     worker: int
@@ -447,26 +446,26 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """A session; of those of others some things are left out.
+    """A session; for those of other owners some things are left out.
 
     Attributes:
         session: Its id.
         name: Its name.
-        owner: Who made it, for people.
+        owner: Its owner, for people.
         state: ``queued``, ``starting``, ``running``, ``returning``, ``detached`` or ``ending``;
-            of one that is over ``ended``, or ``failed`` where nobody wanted that.
+            of one that is over ``ended``, or ``failed`` if that was not intended.
         num_workers: How many ranks it has.
         attached: Whether a client is connected to it.
-        age_s: Seconds since it was asked for.
+        age_s: Seconds since it was requested.
         lease_left_s: Where it waits for its client, for how much longer; else None.
-        yours: Whether whoever asked may know the rest; otherwise `issued` and `executed` are
-            0, and of the ranks at most their places are there.
-        issued: The newest command that came to its nodes.
+        yours: Whether the asking client may see the rest; otherwise `issued` and `executed`
+            are 0, and of the ranks at most their places are there.
+        issued: The newest command that arrived at its nodes.
         executed: The newest command that all of its ranks have executed.
         ranks: Its ranks.
         ended_s: Where it is over, for how many seconds; else None.
         end_reason: The family of the reason, as metrics name it: ``closed``, ``rank_lost``, ...;
-            empty while there is none, or where it is somebody else's.
+            empty while there is none, or where it belongs to another owner.
         end_message: The reason in words, likewise.
     """
 
@@ -488,7 +487,7 @@ class SessionView:
 
     @property
     def queued(self) -> int:
-        """How many commands came to its nodes, and wait for a rank."""
+        """How many commands arrived at its nodes, and wait for a rank."""
         return max(self.issued - self.executed, 0)
 
     @property
@@ -537,7 +536,7 @@ class Overview:
         taken_s: When nodes were asked, in seconds of a clock of the controller that never
             goes back; the same in two views of the same answers.
         nodes: The worker daemons.
-        sessions: Those that are not gone, and where they were asked for, those that ended lately.
+        sessions: Those that have not ended, and if requested, those that ended lately.
     """
 
     version: str

@@ -228,7 +228,7 @@ class ArrayPorter:
         return content
 
     def arrived(self, array: np.ndarray[Any, Any]) -> Any:
-        """What becomes of an array that came inside a value."""
+        """Converts an array that arrived inside a value."""
         return array
 
     def offer(self, array: Any) -> int:
@@ -237,7 +237,7 @@ class ArrayPorter:
         raise EncodingError(msg)
 
     def offer_pieces(self, nbytes: int, pieces: Iterable[memoryview]) -> int:
-        """Hands over an array whose bytes come piece by piece, and returns its ticket."""
+        """Hands over an array whose bytes arrive piece by piece, and returns its ticket."""
         whole = np.empty(nbytes, np.uint8)
         at = 0
         for piece in pieces:
@@ -246,7 +246,7 @@ class ArrayPorter:
         return self.offer(whole)
 
     def withdraw(self) -> None:
-        """Takes back what was offered since the last reply, because none leaves that names it."""
+        """Takes back what was offered since the last reply, because no reply will name it."""
 
     def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
         """Returns the array that was offered under this ticket."""
@@ -258,7 +258,7 @@ class ArrayPorter:
         out[...] = self.collect(ticket, out.dtype, out.shape)
 
     def discard(self, ticket: int) -> None:
-        """Lets go of the array under this ticket, now or when it comes."""
+        """Discards the array under this ticket, now or when it arrives."""
 
     @contextlib.contextmanager
     def lend(
@@ -272,7 +272,7 @@ class ArrayPorter:
     ) -> Generator[memoryview]:
         """Yields the bytes of the array under this ticket in order, piece by piece.
 
-        Each piece has at most PIECE_BYTES, and is good until the next is asked for.
+        Each piece has at most PIECE_BYTES, and is valid until the next is requested.
         """
         with self.lend(ticket, dtype, shape) as array:
             yield from in_pieces(byte_view(array))

@@ -1,1 +1,1 @@
-"""The commands a person starts."""
+"""The command-line programs."""

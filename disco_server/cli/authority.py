@@ -1,4 +1,4 @@
-"""A certificate authority for one cluster: makes what its daemons and clients show each other."""
+"""A certificate authority for one cluster: makes the certificates of its daemons and clients."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["Authority", "Issued", "write_private"]
 
 _SKEW = timedelta(minutes=5)
-"""How far back a certificate begins to be valid: clocks differ."""
+"""How long before its issue a certificate is valid: clocks differ."""
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Writes a file that nobody but its owner may read; what was there is replaced at once."""
+    """Writes a file that only its owner may read; an existing file is replaced atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.unlink(missing_ok=True)
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -82,7 +82,7 @@ class Authority:
         """Reads an authority that was written before.
 
         Raises:
-            ConfigError: The files cannot be read, or are no such thing.
+            ConfigError: The files cannot be read, or are not an authority's.
         """
         try:
             loaded = serialization.load_pem_private_key(key.read_bytes(), None)
@@ -96,7 +96,7 @@ class Authority:
         return cls(made, loaded)
 
     def pem(self) -> Issued:
-        """Its own certificate, which everybody may have, and its key, which nobody may."""
+        """Its own certificate, which is public, and its key, which must stay secret."""
         return Issued(self._cert.public_bytes(serialization.Encoding.PEM), _key_pem(self._key))
 
     def issue(
@@ -110,8 +110,8 @@ class Authority:
         """Makes a certificate.
 
         Args:
-            identity: Who shows it: ``controller``, ``worker/NAME``, ``client/NAME`` and so on.
-            hosts: The names and addresses of who serves with it; nobody serves without.
+            identity: Its holder: ``controller``, ``worker/NAME``, ``client/NAME`` and so on.
+            hosts: The names and addresses of the server that uses it; none for a client.
             days: How long it is valid; a negative number makes one that has expired.
             prefix: What stands before the identity in its URI.
         """

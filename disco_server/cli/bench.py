@@ -74,7 +74,7 @@ def bench(
     program, so they take the way between it and the cluster. Of each figure the median of
     the rounds is shown, and the best.
     """
-    # Help loads none of what this needs.
+    # Imported here, so that --help loads none of it.
     from disco_client.transport.admin import ask_for_overview
     from disco_server.cli.measuring import free_workers, measure_all
 

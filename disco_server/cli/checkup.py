@@ -1,7 +1,7 @@
 """The checks of ``disco doctor``: what this machine needs for sessions, section by section.
 
-What may crash or hang is looked at in child processes; the libraries of Python that
-the commands need are in one that is this module run as a program.
+What may crash or hang is checked in child processes; the Python libraries that the
+commands need are imported in one that runs this module as a program.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ __all__ = [
 ]
 
 
-# Checks of ``disco doctor`` for what a cluster of several machines needs of this one.
+# Checks of ``disco doctor`` for a cluster of several machines.
 
 
 PORTS: Final = {7600: "--listen", 7601: "--http"}
-"""The ports that daemons take unless they are told another, and how to tell it."""
+"""The default ports of daemons, and the options that choose others."""
 
 _ANSWER_S: Final = 1.0
 _SOON: Final = timedelta(days=14)
@@ -72,7 +72,7 @@ _STATUS_AT: Final = 40
 
 
 def look_at_ports() -> list[CheckResult]:
-    """Whether the ports of the daemons are free on the loopback address, or who has them."""
+    """Whether each port of the daemons is free on the loopback address, or what uses it."""
     return [_look_at_port(port, flag) for port, flag in PORTS.items()]
 
 
@@ -96,11 +96,11 @@ def _look_at_port(port: int, flag: str) -> CheckResult:
 
 
 def _serves_disco(port: int) -> bool:
-    """Whether a controller answers at a port, if only that it lets nobody in."""
+    """Whether a controller answers at a port, even if only with a refusal."""
     try:
         from disco_client.transport.admin import ask_for_sessions
         from disco_client.transport.channel import ReloadingChannel
-    except ImportError:  # that is for the section of the libraries
+    except ImportError:  # reported in the section of the libraries
         return False
     with contextlib.closing(ReloadingChannel(f"127.0.0.1:{port}")) as line:
         try:
@@ -113,7 +113,7 @@ def _serves_disco(port: int) -> bool:
 
 
 def look_at_host_name() -> CheckResult:
-    """Whether this machine knows itself by its name, as MPI asks it to."""
+    """Whether this machine resolves its own name, as MPI requires."""
     name, own = "host name", socket.gethostname()
     try:
         found = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(own, None)})
@@ -126,7 +126,7 @@ def look_at_host_name() -> CheckResult:
 
 
 def look_at_clock() -> CheckResult:
-    """Whether the clock is kept right, without which certificates are refused."""
+    """Whether the clock is synchronised; otherwise certificates may be refused."""
     name = "clock"
     installed = Path(disco_server.__file__).stat().st_mtime
     now = datetime.now(UTC).isoformat(" ", "seconds")
@@ -160,10 +160,10 @@ def _ask_kernel() -> tuple[bool, float] | None:
 
 
 def look_at_certificates(credentials: Credentials) -> list[CheckResult]:
-    """Whether what commands show a controller is of use today.
+    """Whether the certificates and tokens that commands show a controller are valid now.
 
     Args:
-        credentials: As the options or the environment say.
+        credentials: From the options or the environment.
     """
     if credentials.ca is None:
         detail = "none given (--tls-ca, DISCO_TLS_CA)"
@@ -226,7 +226,7 @@ def _look_at_dates(name: str, path: Path, cert: Certificate) -> CheckResult:
 
 _INSTALL: Final = "pip install 'disco-runtime[server]'"
 _LIBRARIES: Final = {
-    # What is imported includes the generated code, which refuses what is too old for it.
+    # The imports include the generated code, which refuses libraries too old for it.
     "grpcio": "disco_client.pb.controller_pb2_grpc",
     "protobuf": "disco_client.pb.controller_pb2",
     "numpy": "numpy",
@@ -245,7 +245,7 @@ class CheckGroup:
     Attributes:
         name: What they are about.
         required: Whether a session on the CPU needs every one of them.
-        look: Makes them.
+        look: Runs them.
     """
 
     name: str
@@ -254,11 +254,11 @@ class CheckGroup:
 
 
 def sections(kind: str, credentials: Credentials) -> tuple[CheckGroup, ...]:
-    """What there is to check on one machine; ``gpu`` comes last.
+    """The checks of one machine; ``gpu`` comes last.
 
     Args:
-        kind: Of GPU, ``cuda`` or ``rocm``.
-        credentials: What is shown to a controller.
+        kind: The kind of GPU, ``cuda`` or ``rocm``.
+        credentials: Shown to a controller.
     """
     return (
         CheckGroup(
@@ -341,7 +341,7 @@ def look_at_library(name: str, module: str) -> CheckResult:
     facts = {"version": version}
     try:
         importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001  (what a damaged or too old one raises)
+    except Exception as error:  # noqa: BLE001  (a damaged or outdated one may raise anything)
         detail = f"{name} {version} cannot be imported: {first_line(error)}"
         return CheckResult(name, State.BROKEN, detail, f"install it anew: {_INSTALL}", facts)
     return CheckResult(name, State.OK, version, facts=facts)
@@ -379,11 +379,11 @@ _UPDATE: Final = "install the same release on all machines"
 
 
 def look_at_controller(line: ReloadingChannel, view: Overview) -> CheckResult:
-    """Its release, and how long a call takes from here.
+    """The controller's release, and how long a call from here takes.
 
     Args:
-        line: To the controller.
-        view: Of its cluster.
+        line: A channel to the controller.
+        view: Its cluster.
     """
     from disco_client.transport.admin import ask_for_sessions
 
@@ -399,7 +399,7 @@ def look_at_controller(line: ReloadingChannel, view: Overview) -> CheckResult:
 
 
 def look_at_nodes(view: Overview) -> list[CheckResult]:
-    """Each node's release, and how long it and the controller take to hear each other."""
+    """Each node's release, and the round trip between it and the controller."""
     if not view.nodes:
         hint = "start worker daemons: disco-worker --controller HOST:PORT"
         return [CheckResult("nodes", State.MISSING, "no worker daemon is there", hint)]
@@ -424,7 +424,7 @@ def _look_at_node(node: NodeView, version: str) -> CheckResult:
 
 
 def look_at_allreduce(controller: Controller, view: Overview) -> CheckResult:
-    """Whether the workers of all free slots come together, and how fast their sums are."""
+    """Whether the workers of all free slots can run an allreduce, and how fast it is."""
     from disco_server.cli.measuring import free_workers, measure_allreduce
 
     name = "allreduce"

@@ -41,7 +41,7 @@ _COLOURS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A result, in which section, and whether it has to be there."""
+    """A result, its section, and whether it is required."""
 
     section: str
     required: bool
@@ -49,7 +49,7 @@ class _Checked:
 
     @property
     def is_problem(self) -> bool:
-        """What is broken always is one; what is missing, where it has to be there."""
+        """Whether it is broken, or missing though required."""
         state = self.result.state
         return state is State.BROKEN or (self.required and state is not State.OK)
 
@@ -110,7 +110,7 @@ def _look_at_cluster(controller: Controller, *, as_json: bool) -> NoReturn:
         found = [look_at_controller(line, view), *look_at_nodes(view)]
         found.append(look_at_allreduce(controller, view))
     checked = [_Checked("cluster", required=True, result=each) for each in found]
-    # Nothing is wrong with a cluster that is busy.
+    # A busy cluster is no problem.
     ok = not any(c.is_problem and c.result.state is not State.NOT_APPLICABLE for c in checked)
     if as_json:
         about = {"version": __version__, "address": controller.address, "ok": ok}
@@ -121,7 +121,7 @@ def _look_at_cluster(controller: Controller, *, as_json: bool) -> NoReturn:
 
 
 def _look_at(session: str, controller: Controller, *, as_json: bool) -> None:
-    # It must also run where gRPC is broken, and help loads none of what this needs.
+    # Imported here: this must also run if gRPC is broken, and --help loads none of it.
     from disco_client.diagnosis import diagnose
     from disco_client.transport.admin import ask_for_inspection
 
@@ -176,7 +176,7 @@ def _show_table(out: Console, checked: Sequence[_Checked], title: str) -> None:
             table.add_section()
         word = "-" if found.state is State.NOT_APPLICABLE else found.state.value
         section = each.section if each.section != before else ""
-        # As Text, because brackets in what was found would be taken for markup.
+        # As Text, because brackets in results would be taken for markup.
         state = Text(word, style=_COLOURS[found.state])
         table.add_row(section, found.name, state, Text(found.detail))
         before = each.section
@@ -185,5 +185,5 @@ def _show_table(out: Console, checked: Sequence[_Checked], title: str) -> None:
     if hints:
         out.print("what to do:")
     for found in hints:
-        # Not folded, so that a command can be copied.
+        # Not wrapped, so that a command can be copied.
         out.print(f"  {found.name}: {found.hint}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Where the commands begin: they are installed with the client, which may be all there is."""
+"""The entry points of the commands; they are installed with the client, even without extras."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def worker() -> None:
 
 
 def _run(command: str, module: str) -> None:
-    """Runs a command; whatever of it needs an extra imports it when it begins, or when it runs."""
+    """Runs a command; modules that need an extra are imported when it starts or later."""
     try:
         import_module(module).main()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("disco_client", "disco_server"):
-            raise  # ours are always there; this is a fault, not an extra that is missing
+            raise  # this package's own modules are always there: a fault, not a missing extra
         _refuse(command, error.name)
 
 

@@ -30,14 +30,14 @@ __all__ = ["LocalCluster", "local", "share_devices"]
 _READY_S = 60.0
 _STOP_S = 10.0
 _GRACE_S = 0.25
-"""How long a command that may have had the same signal has to end before it is passed on."""
+"""How long a command that may have received the same signal has to end before it is passed on."""
 
 
 class LocalCluster:
     """A controller and worker daemons as child processes; a context manager.
 
-    They listen on a Unix socket in a folder that only this user can enter, so
-    nobody else on the machine can run code through them, and what sessions may
+    They listen on a Unix socket in a folder that only this user can enter, so no
+    other user of the machine can run code through them, and what sessions may
     import, read, save and load is not restricted unless ``allow_modules``,
     ``allow_read``, ``allow_save`` or ``allow_load`` say so.
 
@@ -55,11 +55,11 @@ class LocalCluster:
         import_path: Folders that the workers' Python searches first.
         listen: Listen on this address instead, ``HOST:PORT``.
         insecure: Whether that may be an address that other machines reach although
-            connections are neither encrypted nor asked who makes them.
-        http: Where the controller serves its metrics, ``HOST:PORT``; the others choose a
-            free port then. None for nowhere.
+            connections are neither encrypted nor authenticated.
+        http: Where the controller serves its metrics, ``HOST:PORT``; the worker daemons
+            choose free ports then. None for nowhere.
         devices: What `WorkerConfig.devices` takes, for all nodes together: GPUs are
-            dealt out in their order, as many to each, and are its slots.
+            divided in their order, equally many to each node, and are its slots.
 
     Attributes:
         address: Where the controller listens, once started.
@@ -91,7 +91,7 @@ class LocalCluster:
         self._allow = ("*",) if allow_modules is None else tuple(allow_modules)
         self._allow_read = tuple(allow_read)
         self._allow_save = tuple(allow_save)
-        # Who may load any file may import anything.
+        # A session that may load any file may import anything.
         self._allow_load = tuple(allow_load) or (("*",) if allow_modules is None else ())
         self._log_level = log_level
         self._http = http
@@ -158,7 +158,7 @@ class LocalCluster:
             stdout=subprocess.PIPE,
             text=True,
             env=self._environ,
-            # Ctrl-C is for the command; the daemons are told afterwards.
+            # Ctrl-C is for the command; the daemons are stopped afterwards.
             start_new_session=True,
         )
         self._processes.append(process)
@@ -177,7 +177,7 @@ class LocalCluster:
         return line.strip()
 
     def stop(self) -> None:
-        """Ends every daemon: workers first, gently, then by force; idempotent."""
+        """Ends every daemon: workers first, by SIGTERM, then by SIGKILL; idempotent."""
         processes = self._processes[::-1]
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
@@ -211,7 +211,7 @@ def share_devices(devices: str | Sequence[str], nodes: int) -> list[tuple[str, .
 
     Args:
         devices: What `WorkerConfig.devices` takes.
-        nodes: Among how many.
+        nodes: The number of nodes.
 
     Returns:
         The devices of each node; empty where all are CPUs, which nodes share.
@@ -395,7 +395,7 @@ def _run_command(command: tuple[str, ...], address: str) -> int:
         if not started:
             pass_on_soon()
 
-    # None of these raises: an exception while the command's end is read would lose its status.
+    # None of these raises: an exception while waiting for the command would lose its status.
     signal.signal(signal.SIGALRM, pass_on)
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGINT, pass_on_soon)

@@ -27,7 +27,7 @@ from disco_server.cli.trace import trace
 __all__ = ["completion", "main"]
 
 
-# ``disco completion``: what a shell needs to complete commands, options and sessions.
+# ``disco completion``: a script by which shells complete commands, options and sessions.
 
 
 _WHERE = {
@@ -72,7 +72,7 @@ else's; 5 there is no such session."""
 
 
 class _Disco(click.Group):
-    """Says in one line what went wrong, also where that is a fault of this program."""
+    """Reports errors in one line, faults of this program included."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -82,10 +82,10 @@ class _Disco(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except ModuleNotFoundError:
-            raise  # the beginning of all commands says which extra brings it
+            raise  # the entry point says which extra provides it
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # whoever read what is written has left; click ends in silence
+                raise  # the reader of the output is gone; click exits silently
             if wants_all():
                 traceback.print_exc()
             lines = str(error).splitlines() or [""]
@@ -108,7 +108,7 @@ class _Disco(click.Group):
 )
 def main(verbose: bool) -> None:
     """One program on many devices, driven from one place."""
-    del verbose  # whoever reports an error looks at it
+    del verbose  # read where errors are reported
 
 
 for _command in (

@@ -1,4 +1,4 @@
-"""What ``disco bench`` and ``disco doctor`` measure of a cluster, in a session of their own."""
+"""Measurements of ``disco bench`` and ``disco doctor``, in a session of their own."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _COMMANDS = 2_000
 _SYNCS = 50
 _MOST_WORKERS = 16
 _ROUND_BYTES = 32 << 20
-"""About so much is moved in a round: small arrays often, large ones once."""
+"""About how much is moved in a round: small arrays often, large ones once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What was measured.
+    """One measurement.
 
     Attributes:
-        name: Of what.
+        name: What was measured.
         unit: ``1/s``, ``B/s`` or ``s``.
         typical: The median of the rounds.
-        best: The best of them: the highest, or of seconds the lowest.
-        nbytes: Of the array, where there is one.
+        best: The best of the rounds: the highest, or of seconds the lowest.
+        nbytes: The size of the array, if there is one.
     """
 
     name: str
@@ -49,10 +49,10 @@ class Figure:
 
 
 def free_workers(view: Overview) -> int:
-    """How many workers there is room for now, with devices of one kind.
+    """For how many workers there is room now, with devices of one kind.
 
     Raises:
-        NoSlots: None.
+        NoSlots: There is no room.
     """
     kinds: dict[str, int] = {}
     for node in view.nodes:
@@ -75,8 +75,8 @@ def measure_all(session: Session, sizes: Sequence[int], rounds: int) -> Iterator
     """Measures a cluster, figure by figure.
 
     Args:
-        session: On its workers.
-        sizes: Of the arrays, in bytes.
+        session: The session.
+        sizes: The sizes of the arrays, in bytes.
         rounds: How often each is measured.
     """
     yield _figure("commands", "1/s", rounds, lambda: _commands(session))
@@ -88,7 +88,7 @@ def measure_all(session: Session, sizes: Sequence[int], rounds: int) -> Iterator
 
 
 def measure_allreduce(session: Session, nbytes: int, rounds: int) -> Iterator[Figure]:
-    """Measures how long an allreduce takes, and how many bytes of it pass in a second."""
+    """Measures how long an allreduce takes, and its bytes per second."""
     count = max(nbytes // 4, 1)
     array = session.broadcast(np.zeros(count, "float32"))
     calls = max(min(_ROUND_BYTES // nbytes, 100), 1)
@@ -122,7 +122,7 @@ def _commands(session: Session) -> float:
     session.sync_all()
     started = time.perf_counter()
     for _ in range(_COMMANDS):
-        # Kept until the next one is there, as a program that uses its results does.
+        # Kept until the next one has come, as a program that uses its results does.
         _result = function()
     session.sync_all()
     return _COMMANDS / (time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""What the commands share: their common options, and how they fail."""
+"""Common options and error handling of the commands."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ __all__ = [
 EXIT_FAILED: Final = 1
 """The exit code of a command that failed, or that found something wrong."""
 EXIT_USAGE: Final = 2
-"""Of one that was told what cannot be: an option, a setting, a file."""
+"""The exit code of a command with an invalid option, setting or file."""
 EXIT_UNREACHED: Final = 3
-"""Of one that found no controller."""
+"""The exit code of a command that reached no controller."""
 EXIT_DENIED: Final = 4
-"""Of one that was not let in, or asked for what is somebody else's."""
+"""The exit code of a command that was refused, or asked for another owner's session."""
 EXIT_UNKNOWN: Final = 5
-"""Of one that was to look for a session that there is not."""
+"""The exit code of a command for a session that does not exist."""
 
 _EXITS: Final[tuple[tuple[type[DiscoError], int], ...]] = (
     (ConfigError, EXIT_USAGE),
@@ -72,7 +72,7 @@ _EXITS: Final[tuple[tuple[type[DiscoError], int], ...]] = (
 
 _REACH_S = 5.0
 _COMPLETE_S = 0.7
-"""Who presses Tab does not wait longer."""
+"""How long a completion may take."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -106,7 +106,7 @@ def setting_options(kind: type[Settings]) -> Callable[[Callable[_P, _R]], Callab
 
 
 def setting_option(row: Setting) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Makes the option of a setting; who leaves it out gives None, or no values."""
+    """Makes the option of a setting; if it is left out the value is None, or no values."""
     more: dict[str, Any] = {"multiple": row.repeats}
     if isinstance(row.read, OneOf):
         more["type"] = click.Choice(row.read.choices, case_sensitive=False)
@@ -119,7 +119,7 @@ def setting_option(row: Setting) -> Callable[[Callable[_P, _R]], Callable[_P, _R
 
 
 def dial_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Adds where a controller is and how it is reached; arrives as ``controller: Controller``."""
+    """Adds the controller's address and credentials, which arrive as ``controller: Controller``."""
     file = click.Path(dir_okay=False, path_type=Path)
 
     @click.option(
@@ -161,7 +161,7 @@ def dial_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def json_option(text: str = "One JSON object instead of tables.") -> Callable[..., Any]:
-    """Adds ``--json``, which arrives as ``as_json: bool``; the text says what is written then."""
+    """Adds ``--json``, which arrives as ``as_json: bool``; the text is its help."""
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
@@ -171,7 +171,7 @@ def session_argument(*, required: bool = True, **options: Any) -> Callable[..., 
 
 
 def _complete_session(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The names of sessions, where the controller answers at once."""
+    """The names of sessions, if the controller answers at once."""
     quieten_grpc()
     from disco_client.transport.admin import ask_for_sessions
     from disco_client.transport.channel import ReloadingChannel
@@ -195,11 +195,11 @@ def _complete_session(context: click.Context, _: click.Parameter, incomplete: st
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Where a controller is, and how it is reached.
+    """A controller's address, and the credentials to connect with.
 
     Attributes:
         address: ``HOST:PORT`` or ``unix:/path``.
-        credentials: How.
+        credentials: The credentials.
     """
 
     address: str
@@ -207,15 +207,15 @@ class Controller:
 
     @contextlib.contextmanager
     def dialled(self) -> Generator[ReloadingChannel]:
-        """A line to it, once it answers.
+        """A channel to it, once it answers.
 
-        gRPC keeps its own lines to itself, unless they are asked for by GRPC_VERBOSITY.
+        gRPC's own log lines are suppressed, unless GRPC_VERBOSITY asks for them.
 
         Raises:
-            AccessDenied: One of both refuses the other.
-            ConnectionFailed: Nobody answers within some seconds.
+            AccessDenied: One side refuses the other.
+            ConnectionFailed: No controller answers within some seconds.
         """
-        # `disco doctor` must also run where gRPC is broken, and help need not load it.
+        # `disco doctor` must also run if gRPC is broken, and --help need not load it.
         quieten_grpc()
         from disco_client.transport.channel import ReloadingChannel, await_controller
 
@@ -239,12 +239,12 @@ class Controller:
         """Opens a session there, as ``disco_client.connect`` does with these options.
 
         Raises:
-            AccessDenied: One of both refuses the other.
-            ConnectionFailed: Nobody answers within some seconds.
+            AccessDenied: One side refuses the other.
+            ConnectionFailed: No controller answers within some seconds.
             SessionError: The session could not be opened.
         """
         with self.dialled():
-            pass  # connect() waits longer for somebody who may still be starting
+            pass  # connect() would wait longer, for a controller that may still be starting
         from disco_client import connect
 
         shown = self.credentials
@@ -254,9 +254,9 @@ class Controller:
 
 
 def quieten_grpc() -> None:
-    """Keeps gRPC's own lines out of the log, which nobody's format has room for.
+    """Keeps gRPC's own lines, which have another format, out of the log.
 
-    What they say is reported by this program too. To see them, set GRPC_VERBOSITY.
+    This program reports the same errors itself. To see the lines, set GRPC_VERBOSITY.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -264,22 +264,22 @@ def quieten_grpc() -> None:
 def avoid_grpc_forks() -> None:
     """Tells gRPC that this process starts others by exec alone; to be called before it is loaded.
 
-    Otherwise it ends its threads and starts them anew around a fork, and where the
-    system has no more threads to give, the daemon stood still for good.
+    Otherwise it ends its threads and restarts them around a fork, and if the system cannot
+    start more threads, the daemon hangs for good.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Prints what somebody else may have written: harmless on a terminal, else as it is."""
+    """Prints text that others may have written: escaped on a terminal, else as it is."""
     stream = sys.stderr if err else sys.stdout
-    click.echo(for_terminal(text, stream), err=err, color=True)  # colours are not ours to remove
+    click.echo(for_terminal(text, stream), err=err, color=True)  # the text's colours are kept
 
 
 def fail(error: DiscoError) -> NoReturn:
     """Ends the command with the error's first line on stderr and the exit code of its kind.
 
-    With ``--verbose`` before the command all of it is shown, and where it came from.
+    With ``--verbose`` before the command all of it is shown, with its traceback.
     """
     lines = str(error).splitlines() or [type(error).__name__]
     context = click.get_current_context(silent=True)
@@ -291,7 +291,7 @@ def fail(error: DiscoError) -> NoReturn:
 
 
 def wants_all() -> bool:
-    """Whether errors are to be shown with where they came from."""
+    """Whether errors are to be shown with their tracebacks."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.find_root().params.get("verbose"))
 
@@ -299,7 +299,7 @@ def wants_all() -> bool:
 def report_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:
     """Makes a command end by `fail` where it raises a `DiscoError`.
 
-    It stands below the options, next to the function. Other exceptions pass:
+    It must be the innermost decorator, below the options. Other exceptions pass:
     they are faults of this program, and their traceback is wanted.
     """
 

@@ -1,4 +1,4 @@
-"""What is shown again and again, until somebody has seen enough."""
+"""Output of the commands: tables, figures, and displays that are refreshed."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ __all__ = [
 
 _ENOUGH = frozenset(b"qQ\x03\x1b")
 _UNBOUNDED = 10_000
-"""Columns of what has no edge; a table takes what its longest row needs."""
+"""The width of unlimited output; a table takes what its longest row needs."""
 
 
 class _Harmless(Console):
-    """Writes texts of others so that they do nothing to a terminal; pipes get them as they are."""
+    """Escapes others' texts so that they cannot control a terminal; pipes get them as they are."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -55,7 +55,7 @@ class _Harmless(Console):
 
 
 def console(*, markup: bool = True, quiet: bool = False) -> Console:
-    """Where tables go; where that is no terminal nothing is folded or cut, for grep to find it."""
+    """The console for tables; off a terminal nothing is wrapped or cut, so that grep finds it."""
     width = None if sys.stdout.isatty() else _UNBOUNDED
     return _Harmless(width=width, highlight=False, markup=markup, quiet=quiet)
 
@@ -66,10 +66,10 @@ class Column:
 
     Attributes:
         name: Its heading.
-        weight: How important it is; where there is no room, the least important is left out.
-        right: Whether it is set on the right, as numbers are.
+        weight: How important it is; if there is no room, the least important is left out.
+        right: Whether it is aligned to the right, as numbers are.
         least: To how many characters it may be shortened before it is left out; 0 for none.
-        folded: Whether it takes several lines rather than being shortened.
+        folded: Whether it is wrapped rather than shortened.
     """
 
     name: str
@@ -83,7 +83,7 @@ class FittedTable:
     """A table that is as wide as the screen at most; it says what it has left out.
 
     Args:
-        title: Above it; may be empty.
+        title: Its title; may be empty.
         columns: From left to right.
         rows: A text for each column.
         framed: Whether it has lines around its cells.
@@ -105,7 +105,7 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draws it; see rich's ``ConsoleRenderable``."""
-        del console  # whose width is among the options
+        del console  # its width is among the options
         widths = self._fit(options.max_width)
         table = Table(title=self._title or None, title_justify="left")
         if not self._framed:
@@ -131,11 +131,11 @@ class FittedTable:
         texts = [[column.name, *(row[i] for row in self._rows)] for i, column in self._numbered()]
         widths = {i: max(map(cell_len, column)) for i, column in enumerate(texts)}
         by_weight = sorted(widths, key=lambda index: self._columns[index].weight)
-        # The most important one is kept; if it is too wide alone, it is folded or shortened.
+        # The most important one is kept; if it is too wide alone, it is wrapped or shortened.
         for leave in range(len(by_weight)):
             kept = {i: widths[i] for i in widths if i not in by_weight[:leave]}
             excess = sum(kept.values()) + self._gap * len(kept) + self._edge - room
-            # What is folded is whole all the same.
+            # Wrapped text is still complete.
             for index in sorted(by_weight[leave:], key=lambda i: not self._columns[i].folded):
                 least = self._columns[index].least or widths[index]
                 least = max(least, cell_len(self._columns[index].name))
@@ -151,12 +151,12 @@ class FittedTable:
 
 
 def repeat(act: Callable[[], None], interval: float, *, once: bool = False) -> None:
-    """Does something again and again until Ctrl-C.
+    """Repeats an action until Ctrl-C.
 
     Args:
-        act: What.
-        interval: Seconds from one time to the next.
-        once: Whether one time will do.
+        act: The action.
+        interval: Seconds from one call to the next.
+        once: Whether to call it only once.
     """
     with contextlib.suppress(KeyboardInterrupt):
         while True:
@@ -170,16 +170,16 @@ def repeat(act: Callable[[], None], interval: float, *, once: bool = False) -> N
 def show_live(draw: Callable[[], RenderableType], interval: float, *, once: bool = False) -> None:
     """Shows something that changes, until q or Ctrl-C.
 
-    On a terminal it has the screen to itself; elsewhere one is printed below the other. A
-    controller that goes away later on is waited for.
+    On a terminal it uses the whole screen; elsewhere each state is printed below the former.
+    If the controller goes away later on, this waits for it.
 
     Args:
-        draw: Makes what is to be shown.
-        interval: Seconds between two of them.
-        once: Whether one will do.
+        draw: Makes what is shown.
+        interval: Seconds between two states.
+        once: Whether to show only one.
 
     Raises:
-        ConnectionFailed: No controller answers at the first time.
+        ConnectionFailed: No controller answers the first time.
     """
     out = console()
     first = draw()
@@ -210,7 +210,7 @@ def _redraw(draw: Callable[[], RenderableType]) -> RenderableType:
 
 
 def _enough(keys: int | None, seconds: float) -> bool:
-    """Waits some seconds; whether a key was pressed that ends it."""
+    """Waits some seconds; returns whether a key was pressed that ends it."""
     if keys is None:
         time.sleep(seconds)
         return False
@@ -225,7 +225,7 @@ def _enough(keys: int | None, seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _single_keys() -> Generator[int | None]:
-    """Lets keys be read one by one; gives None where there is no keyboard."""
+    """Lets keys be read one by one; yields None if there is no keyboard."""
     if not sys.stdin.isatty():
         yield None
         return

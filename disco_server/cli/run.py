@@ -1,4 +1,4 @@
-"""``disco run``: a script with a session at hand."""
+"""``disco run``: a script with an open session."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _run(code: object, script: Path, arguments: tuple[str, ...], session: Sessio
         except KeyboardInterrupt as error:
             _show(error, str(script))
             return 128 + signal.SIGINT
-        except BaseException as error:  # noqa: BLE001  (whatever a script raises)
+        except BaseException as error:  # noqa: BLE001  (a script may raise anything)
             _show(error, str(script))
             return 1
     return 0
@@ -141,7 +141,7 @@ def _run(code: object, script: Path, arguments: tuple[str, ...], session: Sessio
 
 @contextlib.contextmanager
 def _in_place_of_main(script: Path, arguments: tuple[str, ...]) -> Generator[dict[str, Any]]:
-    """Makes everything look as if Python itself ran a script; gives the script's globals."""
+    """Sets up the process as if Python itself ran a script; yields the script's globals."""
     main = ModuleType("__main__")
     main.__dict__.update(__file__=str(script), __builtins__=__builtins__)
     before = sys.modules["__main__"], sys.argv, sys.path
@@ -171,7 +171,7 @@ def _show(error: BaseException, script: str) -> None:
     while frames is not None and frames.tb_frame.f_code.co_filename != script:
         frames = frames.tb_next
     if frames is None and isinstance(error, DiscoError):
-        # The session's end found it, and no line of the script.
+        # It was found at the session's end, not by a line of the script.
         say(f"disco: {error}", err=True)
     else:
         say("".join(traceback.format_exception(type(error), error, frames)).rstrip("\n"), err=True)

@@ -106,7 +106,7 @@ def sessions(session: str | None, with_ended: bool, as_json: bool, controller: C
 
 
 def choose(view: Overview, name: str) -> SessionView:
-    """The session of that name or id; of several one's own, and of those the newest.
+    """The session of that name or id; of several the caller's own, and of those the newest.
 
     Raises:
         NoSuchSession: There is none.
@@ -120,7 +120,7 @@ def choose(view: Overview, name: str) -> SessionView:
 
 
 def _client(session: SessionView) -> str:
-    """Whether its client is there, and if not how long it is waited for."""
+    """Whether its client is connected, and if not how long the session waits for it."""
     if session.attached:
         return "attached"
     left = session.lease_left_s
@@ -141,7 +141,7 @@ def _list(found: Sequence[SessionView]) -> FittedTable:
 
 
 def _list_ended(found: Sequence[SessionView]) -> FittedTable:
-    """Those that are over, the last one first."""
+    """A table of the sessions that are over, the last one first."""
     over = sorted(((s.ended_s, s) for s in found if s.ended_s is not None), key=itemgetter(0))
     rows = [
         (
@@ -204,8 +204,8 @@ def ranks_table(ranks: Sequence[RankView], *, rates: bool = False) -> FittedTabl
     """A row for each rank.
 
     Args:
-        ranks: Which.
-        rates: Whether to show how much they do in a second.
+        ranks: The ranks.
+        rates: Whether to show rates per second.
     """
     columns = [column for column in _RANKS if rates or column.name not in _RATES]
     rows: list[tuple[str, ...]] = []
@@ -241,7 +241,7 @@ def status(controller: Controller, watch: bool, as_json: bool) -> None:
 
 
 def _ask(line: ReloadingChannel) -> controller_pb2.ListResult:
-    # Help loads none of what this needs.
+    # Imported here, so that --help loads none of it.
     import grpc
 
     from disco_client.pb import controller_pb2

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["top"]
 
 _AGAIN_S = 1.1
-"""After so long the controller has asked the nodes anew."""
+"""After this long the controller has asked the nodes again."""
 
 
 @click.command()
@@ -75,7 +75,7 @@ def top(
             return view if session is None else _only(view, choose(view, session))
 
         if once or as_json:
-            look()  # what is done in a second is known from the second look on
+            look()  # rates are known from the second look on
             time.sleep(_AGAIN_S)
         if as_json:
             repeat(lambda: _write(look()), interval, once=once)

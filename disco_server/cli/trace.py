@@ -38,7 +38,7 @@ def trace(session: str, output: str | None, as_json: bool, controller: Controlle
     may run, hang, or have ended some minutes ago. The
     file is in Chrome's trace format: open it at https://ui.perfetto.dev.
     """
-    # Help loads none of what this needs.
+    # Imported here, so that --help loads none of it.
     from disco_client.tracing.trace import Flight
     from disco_client.transport.admin import ask_for_inspection
 

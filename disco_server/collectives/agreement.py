@@ -1,7 +1,7 @@
 """How a rank agrees with its peers to begin something, as `preflight` describes.
 
 Everything that is the same for all groups of one rank and for every library: the
-meetings and what becomes of them, the words of the errors, and who is waited for.
+agreement rounds and their outcomes, the texts of the errors, and which ranks are waited for.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 __all__ = ["Agreement", "Notes", "unstage"]
 
 
-# What the flight recorder learns of collectives.
+# What the flight recorder records of collectives.
 
 
 def _nothing() -> None:
-    """What is done where nobody writes anything down."""
+    """The hook where no flight recorder is attached."""
 
 
 class Notes:
-    """Writes down which collectives a rank enters; for its one thread.
+    """Records which collectives a rank enters; for its one thread.
 
-    It stands in the way of each small collective, whose ranks may share processors:
+    It is on the critical path of each small collective, whose ranks may share processors:
     everything here is done once for each of them.
 
     Attributes:
-        meet: All have come to the collective that was entered last, and begin.
-        leave: The rank goes on.
+        meet: All ranks have entered the collective that was entered last, and begin.
+        leave: The rank continues after it.
     """
 
     def __init__(self) -> None:
@@ -56,10 +56,10 @@ class Notes:
         self._forms: dict[tuple[Channel, int, int, tuple[int, ...]], int] = {}
 
     def begin(self, flight: FlightRecorder) -> None:
-        """Writes from now on; nothing is written before.
+        """Records from now on; nothing is recorded before.
 
         Args:
-            flight: Where to.
+            flight: The recorder.
         """
         self._flight, self.meet, self.leave = flight, flight.meet, flight.leave
         self._forms.clear()
@@ -67,10 +67,10 @@ class Notes:
     def enter(
         self, channel: Channel, signature: CollectiveSignature, src: object, dst: object
     ) -> None:
-        """The rank is about to wait for its peers in a channel.
+        """Notes that the rank is about to wait for its peers in a channel.
 
         Args:
-            channel: Where; the header for it has been made.
+            channel: The channel; the header for it has been made.
             signature: What it brings.
             src: Its source, or what was given as one.
             dst: Its destination, likewise.
@@ -96,7 +96,7 @@ class Notes:
         shape: tuple[int, ...],
     ) -> int:
         if len(self._forms) == layout.FORMS:
-            self._forms.clear()  # the oldest is about to lose its place
+            self._forms.clear()  # the oldest is about to be overwritten
         name, itemsize = validation.dtype_of(signature)
         form = flight.describe(
             validation.op_name(signature.op), name, itemsize, channel.members, shape
@@ -121,7 +121,7 @@ class Agreement:
         preflight: Its rounds in all channels.
         xp: The module of the arrays that may be on GPUs: numpy where none may.
         no_device: Why arrays of GPUs cannot take part; empty if they can.
-        notes: What of all this is written down.
+        notes: Records the collectives that are entered.
         with_shapes: Whether shapes must be equal too, and not only their elements' number.
     """
 
@@ -148,9 +148,9 @@ class Agreement:
         return signature
 
     def stage(self, signature: CollectiveSignature, src: Array, dst: Array) -> tuple[Array, Array]:
-        """Stands in contiguous arrays for those that are not.
+        """Replaces arrays that are not contiguous by contiguous ones.
 
-        It may fail for want of memory, so it comes before the meeting, after which a
+        It may fail for want of memory, so it comes before the agreement round, after which a
         rank must not fail any more.
         """
         if signature.problem or not signature.elements:
@@ -169,7 +169,7 @@ class Agreement:
         dst: object,
         payload: bytes = NO_DATA,
     ) -> None:
-        """Meets the peers, if there are any; returns if the operation may begin.
+        """Agrees with the peers, if there are any; returns if the operation may begin.
 
         Raises:
             MismatchError: The ranks do not fit one another.
@@ -188,14 +188,14 @@ class Agreement:
         dst: object,
         payload: bytes = NO_DATA,
     ) -> None:
-        """Meets the peers; returns if all may begin, raises the same on all otherwise.
+        """Agrees with the peers; returns if all may begin, raises the same on all otherwise.
 
         Args:
-            channel: Where.
+            channel: The channel.
             signature: What this rank brings.
-            src: Its source, for the words of an error.
+            src: Its source, for the text of an error.
             dst: Its destination, likewise.
-            payload: Stands behind the header with which data rides.
+            payload: The bytes behind the header, which stand for the data that it carries.
 
         Raises:
             MismatchError: The ranks do not fit one another.
@@ -214,14 +214,14 @@ class Agreement:
         *,
         first: bool,
     ) -> None:
-        """Does the same for one of several rounds of a collective.
+        """Does the same as `enter` for one of several rounds of a collective.
 
         Args:
-            channel: Where.
+            channel: The channel.
             signature: What this rank brings.
-            src: Its source, for the words of an error.
+            src: Its source, for the text of an error.
             dst: Its destination, likewise.
-            payload: Stands behind the header with which data rides.
+            payload: The bytes behind the header, which stand for the data that it carries.
             first: Whether the collective begins with this round.
         """
         if self.with_shapes:
@@ -265,7 +265,7 @@ class Agreement:
         return f"{text}: {signature.problem}" if signature.problem else text
 
     def close(self, *, orderly: bool) -> None:
-        """Ends all channels; with leave of the peers, which must take it too, if orderly."""
+        """Ends all channels; after `Preflight.leave`, which the peers must call too, if orderly."""
         self._watch.close()
         if orderly:
             _drive(self.preflight.leave())
@@ -274,7 +274,7 @@ class Agreement:
 
 
 def unstage(target: Array, dst: Array) -> None:
-    """Brings what is in a stand-in to where it belongs."""
+    """Copies the content of a contiguous stand-in to the actual destination."""
     if target is not dst:
         dst[...] = target
 

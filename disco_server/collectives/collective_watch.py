@@ -1,8 +1,8 @@
 """Says which ranks the others wait for, where a collective does not begin for long.
 
 What waits is a rank's one thread, deep in a library, so another thread looks. It
-only reads what the waiting one has written down, and stops nobody: a rank that is
-slow may still come.
+only reads what the waiting one has recorded, and aborts nothing: a slow rank may
+still enter the collective.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _LOOKS_A_WAIT = 8
 
 
 def say(message: str) -> None:
-    """Tells the client, who sees what its workers print."""
+    """Prints a message; the client receives what its workers print."""
     sys.stderr.write(f"disco: {message}\n")
     sys.stderr.flush()
 
 
 class WaitingRank(NamedTuple):
-    """A rank that has come to a collective and waits for the others.
+    """A rank that has entered a collective and waits for the others.
 
     Attributes:
         op: The collective, as in `CollectiveSignature`.
         seq: The command.
         members: The ranks of the channel.
-        exchange: Where they meet.
+        exchange: Carries the headers of the channel.
     """
 
     op: int
@@ -48,13 +48,13 @@ class WaitingRank(NamedTuple):
 
 
 class CollectiveWatch:
-    """Watches over one rank's waits.
+    """Watches one rank's waits.
 
     Args:
         me: The rank.
         look: Returns what it waits in at this moment; None if it does not wait.
-        slow_s: After how many seconds something is said; 0 for never.
-        tell: Where it is said.
+        slow_s: After how many seconds a wait is reported; 0 for never.
+        tell: Called with the report.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CollectiveWatch:
             threading.Thread(target=self._run, name=f"meeting-watch-{me}", daemon=True).start()
 
     def close(self) -> None:
-        """Ends it; idempotent."""
+        """Ends the watch; idempotent."""
         self._over.set()
 
     def _run(self) -> None:
@@ -86,7 +86,7 @@ class CollectiveWatch:
     def _report(self, waiting: WaitingRank) -> None:
         absent = [waiting.members[index] for index in waiting.exchange.absent()]
         present = [member for member in waiting.members if member not in absent]
-        # All who wait see the same; one of them is enough.
+        # All ranks that wait see the same; a report from one of them is enough.
         if not absent or min(present, default=self._me) != self._me:
             return
         verb = "has" if len(present) == 1 else "have"

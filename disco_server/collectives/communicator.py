@@ -2,19 +2,19 @@
 
 A `Communicator` belongs to one rank of one session and to the one thread that
 runs that rank; nothing in it may be called from another thread. Its arrays are
-numpy arrays of the dtypes in `checks`, or cupy's where a library for GPUs was
+numpy arrays of the dtypes in `validation`, or cupy's where a library for GPUs was
 started; only element counts matter, never shapes, and parts lie flat, one after
 the other, in the order of the ranks.
 
 The errors::
 
     CollectiveError
-    ├── MismatchError      ranks brought different things; nobody began
-    ├── AbortedError       another rank cannot come; nobody began
+    ├── MismatchError      ranks brought different things; no rank began
+    ├── AbortedError       another rank cannot enter; no rank began
     ├── UnavailableError   the library is missing or did not start
-    └── CommunicatorLost   it failed at work; nothing goes on with it
+    └── CommunicatorLost   it failed in use; no operation works any more
 
-After the first two the communicator is as good as before.
+After the first two the communicator can be used as before.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["Communicator"]
 
 
 class Communicator(ABC):
-    """One rank's place among the workers of its session.
+    """One rank's membership among the workers of its session.
 
     What is the same for every library: ranks compare what they bring before anything
     moves, as `preflight` describes. A library adds how headers travel (`HeaderExchange`), how
@@ -56,14 +56,14 @@ class Communicator(ABC):
     Every method except `send`, `recv`, `follow`, `cannot_enter` and `poll` is collective:
     all workers, or with `in_group` all workers of the group, must call it in the
     same order. Before anything moves the ranks compare what they brought, so a
-    wrong call raises `MismatchError` everywhere instead of hanging someone.
+    wrong call raises `MismatchError` on all of them and no rank hangs.
     A destination may be the source itself, or the part of the source or
     destination that belongs to this rank; other overlaps are copied first.
     Arrays that are not C-contiguous work through a contiguous copy.
 
     Attributes:
         ccl: The name by which a session chooses this library.
-        loss: Whether a library of it has failed at work.
+        loss: Whether a library of it has failed in use.
     """
 
     ccl: str
@@ -77,7 +77,7 @@ class Communicator(ABC):
         make_backend: Callable[[Tag, tuple[int, ...]], Backend],
         loss: Loss | None = None,
     ) -> None:
-        """Takes a place.
+        """Joins the workers of the session.
 
         Args:
             worker_id: This rank.
@@ -86,7 +86,7 @@ class Communicator(ABC):
             make_exchange: Makes this rank's end of a channel of these members.
             make_backend: Makes what moves data among them; not asked for pairs, whose
                 data moves as that of all workers does, nor for teams.
-            loss: Is told of it if a library fails at work.
+            loss: Is notified if a library fails in use.
 
         Raises:
             ConfigError: The numbers do not fit one another.
@@ -178,7 +178,7 @@ class Communicator(ABC):
         """Combines equally long sources element by element, everywhere.
 
         AVG divides the sum; integers, whose sums wrap, are divided toward zero.
-        float16 and bfloat16 are combined in float32 and rounded once. Booleans know
+        float16 and bfloat16 are combined in float32 and rounded once. Booleans have
         SUM and MAX as "or", PROD and MIN as "and".
 
         Args:
@@ -188,8 +188,8 @@ class Communicator(ABC):
             in_group: Among the group instead of all workers.
 
         Raises:
-            MismatchError: The ranks do not fit one another; nobody began.
-            AbortedError: A rank cannot come; nobody began.
+            MismatchError: The ranks do not fit one another; no rank began.
+            AbortedError: A rank cannot enter; no rank began.
         """
         (self._group if in_group else self._world).allreduce(src, dst, op)
 
@@ -202,8 +202,8 @@ class Communicator(ABC):
             in_group: Among the group instead of all workers.
 
         Raises:
-            MismatchError: The ranks do not fit one another; nobody began.
-            AbortedError: A rank cannot come; nobody began.
+            MismatchError: The ranks do not fit one another; no rank began.
+            AbortedError: A rank cannot enter; no rank began.
         """
         (self._group if in_group else self._world).allgather(src, dst)
 
@@ -216,8 +216,8 @@ class Communicator(ABC):
             in_group: From the leader to its group instead of worker 0 to all.
 
         Raises:
-            MismatchError: The ranks do not fit one another; nobody began.
-            AbortedError: A rank cannot come; nobody began.
+            MismatchError: The ranks do not fit one another; no rank began.
+            AbortedError: A rank cannot enter; no rank began.
         """
         (self._group if in_group else self._world).broadcast(src, dst)
 
@@ -230,8 +230,8 @@ class Communicator(ABC):
             in_group: From the leader to its group instead of worker 0 to all.
 
         Raises:
-            MismatchError: The ranks do not fit one another; nobody began.
-            AbortedError: A rank cannot come; nobody began.
+            MismatchError: The ranks do not fit one another; no rank began.
+            AbortedError: A rank cannot enter; no rank began.
         """
         (self._group if in_group else self._world).scatter(src, dst)
 
@@ -244,8 +244,8 @@ class Communicator(ABC):
             in_group: From the group to its leader instead of all to worker 0.
 
         Raises:
-            MismatchError: The ranks do not fit one another; nobody began.
-            AbortedError: A rank cannot come; nobody began.
+            MismatchError: The ranks do not fit one another; no rank began.
+            AbortedError: A rank cannot enter; no rank began.
         """
         (self._group if in_group else self._world).gather(src, dst)
 
@@ -261,8 +261,8 @@ class Communicator(ABC):
             in_group: Among the group instead of all workers.
 
         Raises:
-            MismatchError: The ranks do not fit one another; nobody began.
-            AbortedError: A rank cannot come; nobody began.
+            MismatchError: The ranks do not fit one another; no rank began.
+            AbortedError: A rank cannot enter; no rank began.
         """
         (self._group if in_group else self._world).reduce_scatter(src, dst, op)
 
@@ -275,30 +275,30 @@ class Communicator(ABC):
             in_group: Among the group instead of all workers.
 
         Raises:
-            MismatchError: The ranks do not fit one another; nobody began.
-            AbortedError: A rank cannot come; nobody began.
+            MismatchError: The ranks do not fit one another; no rank began.
+            AbortedError: A rank cannot enter; no rank began.
         """
         (self._group if in_group else self._world).all_to_all(src, dst)
 
     def barrier(self, *, in_group: bool = False) -> None:
-        """Waits until every rank is here.
+        """Waits until every rank has entered it.
 
         Raises:
             MismatchError: Another rank is in a different collective.
-            AbortedError: A rank cannot come.
+            AbortedError: A rank cannot enter.
         """
         (self._group if in_group else self._world).barrier()
 
     def send(self, buf: Array, worker: int) -> None:
         """Gives an array to one other worker, which must be in the matching `recv`.
 
-        It returns only when the receiver has come, so workers that all send
+        It returns only when the receiver has entered, so workers that all send
         around a ring before any of them receives wait for ever.
 
         Raises:
             MismatchError: The receiver expects another dtype or count, or `worker`
                 is not another worker of the session.
-            AbortedError: The receiver cannot come.
+            AbortedError: The receiver cannot enter.
         """
         self._transfer(buf, worker, receives=False)
 
@@ -308,14 +308,14 @@ class Communicator(ABC):
         Raises:
             MismatchError: The sender brought another dtype or count, or `worker`
                 is not another worker of the session.
-            AbortedError: The sender cannot come.
+            AbortedError: The sender cannot enter.
         """
         self._transfer(buf, worker, receives=True)
 
     def make_teams(self, lines: Sequence[Sequence[int]]) -> ProcessGroup | None:
-        """Lets some workers do collectives of their own, as along an axis of a mesh.
+        """Makes teams: workers that do collectives of their own, as along an axis of a mesh.
 
-        All workers of the session must call it, those that are in no line too. Either
+        All workers of the session must call it, also those that are in no line. Either
         all have their teams afterwards or none has; those that were made before are
         found again. Teams live as long as the communicator.
 
@@ -327,23 +327,23 @@ class Communicator(ABC):
             The team that this worker is in; None if it is in no line.
 
         Raises:
-            ConfigError: These cannot be lines of teams; this rank did not come.
+            ConfigError: These cannot be lines of teams; this rank did not enter.
             MismatchError: The workers want different teams, or one of them could not
                 build its end; nothing was made.
-            AbortedError: A worker cannot come; nothing was made.
+            AbortedError: A worker cannot enter; nothing was made.
         """
         return self._teams.make(lines)
 
     @property
     def received_bytes(self) -> int:
-        """How many bytes of others this rank's teams have brought; see `ProcessGroup`."""
+        """How many bytes this rank's teams have received from others; see `ProcessGroup`."""
         return self._teams.received_bytes
 
     def follow(self, look_up: Callable[[], int]) -> None:
-        """Lets teams find out by themselves which command runs, before each operation.
+        """Makes teams look up which command runs before each operation.
 
-        Who has a team may use it without asking for the communicator, which is when
-        `position` would be set.
+        A function that holds a team may use it without getting the communicator first, which
+        is when `position` would be set.
 
         Args:
             look_up: Returns what `position` should be.
@@ -351,15 +351,15 @@ class Communicator(ABC):
         self._look_up = look_up
 
     def record(self, flight: FlightRecorder) -> None:
-        """Writes down from now on which collectives this rank enters, and when.
+        """Records from now on which collectives this rank enters, and when.
 
         Args:
-            flight: This rank's.
+            flight: This rank's recorder.
         """
         self._agreement.notes.begin(flight)
 
     def compare_shapes(self, enabled: bool) -> None:
-        """Lets ranks compare the shapes that they bring too, not only how many elements.
+        """Makes ranks compare the shapes of their arrays too, not only how many elements.
 
         All workers of the session must call it in the same command.
         """
@@ -375,7 +375,7 @@ class Communicator(ABC):
         self._preflight.cannot_enter(seq)
 
     def poll(self) -> bool:
-        """Carries on what `cannot_enter` began; to be called between commands only.
+        """Continues what `cannot_enter` began; to be called between commands only.
 
         Returns:
             Whether it should be called again, in about a millisecond.
@@ -383,10 +383,10 @@ class Communicator(ABC):
         return self._preflight.poll()
 
     def close(self, *, orderly: bool = True) -> None:
-        """Gives everything back; further calls do nothing.
+        """Releases everything; further calls do nothing.
 
         Args:
-            orderly: Take leave of the other ranks, which must close too. Without
+            orderly: Leave all channels with the other ranks, which must close too. Without
                 it nothing is waited for, and the process should end.
         """
         if self._closed:
@@ -427,7 +427,7 @@ class Communicator(ABC):
         make_backend: Callable[[Tag, tuple[int, ...]], Backend],
         open_device: OpenDevice,
     ) -> None:
-        """Lets arrays of GPUs take part from now on; to be called on every rank.
+        """Enables arrays on GPUs from now on; to be called on every rank.
 
         Args:
             ccl: The name of the library that moves them.
@@ -442,7 +442,7 @@ class Communicator(ABC):
         self._teams.add_device(open_device)
 
     def refuse_device(self, why: str) -> None:
-        """Says why arrays of GPUs cannot take part; the same on every rank."""
+        """Sets why arrays on GPUs cannot take part; the same on every rank."""
         self._agreement.no_device = why
 
     def _arrive(self) -> None:
@@ -451,11 +451,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def _open_line(self, lines: Lines, place: int | None) -> LineParts | None:
-        """Builds this rank's end of a team's line; see `teams.OpenLine`."""
+        """Builds this rank's end of a team's line; see `group.OpenLine`."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Gives back what the library holds; every rank has taken its leave."""
+        """Releases what the library holds; every rank has left its channels."""
 
     def _transfer(self, buf: Array, worker: int, *, receives: bool) -> None:
         agreement = self._agreement

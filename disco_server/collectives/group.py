@@ -1,7 +1,7 @@
 """The collectives of some ranks: of all workers, of a group or of a team.
 
-Each is checked, agreed on and then moved, in this order; what can fail on one rank
-alone comes before the agreement. Small data rides along with the agreement.
+Each is validated, agreed on and then run, in this order; what can fail on one rank
+alone comes before the agreement. Small data travels with the agreement's headers.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Transfer(Protocol):
         """Sends to a worker or receives from one."""
 
 
-# Every rank widens the halves of all that ride, which numpy does slowly.
+# Every rank widens the halves of all ranks, which numpy does slowly.
 _MOST_HALF_BYTES = 16 << 10
 
 
@@ -115,7 +115,7 @@ class Known(NamedTuple):
 
     Attributes:
         signature: What it brings.
-        slots: Where its data rides, piece by piece; none if it is too large.
+        slots: Where its data is exchanged, piece by piece; none if it is too large.
     """
 
     signature: CollectiveSignature
@@ -128,7 +128,7 @@ _BARRIER = CollectiveSignature(int(Op.BARRIER), 0, 0)
 
 
 def _nothing() -> None:
-    """What is done before an operation where nothing is to be done."""
+    """The default hook before an operation."""
 
 
 class ProcessGroup:
@@ -145,14 +145,14 @@ class ProcessGroup:
     parts are as long as one another, and a `root` of None is the first rank.
 
     All of them raise `MismatchError` where the members do not fit one another, and
-    `AbortedError` where a member cannot come; then nobody began.
+    `AbortedError` where a member cannot enter; then no member began.
 
     Args:
         members: The worker ids, in the order of their ranks here.
         worker_id: This rank's.
         agreement: How it agrees with others.
         backend: How data moves on the host.
-        channel: Where the members meet; None if this rank is alone.
+        channel: Where the members agree; None if this rank is alone.
         exchange: What carries the headers of that channel.
         arrive: Called before each operation.
         transfer: Sends to a worker or receives from one.
@@ -165,8 +165,8 @@ class ProcessGroup:
         device_backend: How data on GPUs moves, where a library for it was started.
         known: Allreduces seen before, by operation, then dtype and size. Finding
             one saves most checks, which matter where a call takes microseconds.
-        received_bytes: How many bytes of other members this rank has been given so
-            far. It counts what an operation needs, not how a library brings it, with
+        received_bytes: How many bytes of other members this rank has received so
+            far. It counts what an operation needs, not how a library transfers it, with
             `own` this rank's part and n the elements of an array, times their size:
 
             - allgather: the size of the destination - own
@@ -214,7 +214,7 @@ class ProcessGroup:
         return self.backend
 
     def find_slot(self, src: Array, widest: int) -> Slot | None:
-        """Where sources ride along with the headers; None if they are too large.
+        """The slot in which sources travel with the headers; None if they are too large.
 
         Args:
             src: This rank's.
@@ -226,7 +226,7 @@ class ProcessGroup:
         return exchange.find_slot(src.dtype, widest)
 
     def find_slots(self, src: Array, family: Family) -> tuple[tuple[slice, Slot], ...]:
-        """Where what is to be reduced rides, in one round or in several.
+        """The slots in which data to be reduced travels, in one round or in several.
 
         It depends on nothing but what the headers compare, so all ranks find the same.
         """
@@ -238,7 +238,7 @@ class ProcessGroup:
         return self._cut(exchange, src)
 
     def find_rounds(self, src: Array) -> tuple[tuple[slice, Slot], ...]:
-        """Where what is to be gathered rides, round by round; as `find_slots`."""
+        """The slots in which data to be gathered travels, round by round; as `find_slots`."""
         exchange = self.exchange
         if exchange is None or src.nbytes > exchange.most_gathered:
             return ()
@@ -254,7 +254,7 @@ class ProcessGroup:
         )
 
     def put(self, slot: Slot | None, src: Array) -> bytes:
-        """Lays down data that rides along; returns what stands behind its header."""
+        """Puts data that travels with a header; returns the payload behind that header."""
         if slot is None or self.exchange is None:
             return NO_DATA
         if src.size != slot.size:
@@ -268,7 +268,7 @@ class ProcessGroup:
         """After a round: copies the data of all ranks, one part after the other.
 
         Args:
-            slot: Where it rode.
+            slot: Where it was put.
             dst: Where it goes.
             counts: How many elements each rank brought, if not all as many.
         """
@@ -297,7 +297,7 @@ class ProcessGroup:
         self._count(dst, (self.size - 2) * own + src.size)
 
     def _checked_allreduce(self, src: Array, dst: Array, op: ReduceOp) -> None:
-        """Checks them, unless their like has been checked before, and reduces."""
+        """Checks them, unless equal arrays have been checked before, and reduces."""
         if type(src) is _HOST is type(dst):
             known = self.known[op].get((src.dtype, src.size))
             if known is not None and dst.dtype is src.dtype and dst.size == src.size:
@@ -354,7 +354,7 @@ class ProcessGroup:
         self._arrive()
         agreement, parts = self._agreement, None
         slot, rounds = None, ()
-        # As in allreduce, what is small should cost little besides the meeting.
+        # As in allreduce, what is small should cost little besides the agreement round.
         if counts is None:
             signature = validation.check_parts(Op.ALLGATHER, src, dst, self.size, root=True)
         else:
@@ -388,7 +388,7 @@ class ProcessGroup:
         src: Array,
         dst: Array,
     ) -> None:
-        """Gathers contiguous arrays whose parts ride in several rounds."""
+        """Gathers contiguous arrays whose parts travel in several rounds."""
         channel, exchange = cast("Channel", self.channel), cast("HeaderExchange", self.exchange)
         parts = dst.reshape(self.size, -1)
         in_place = src.ctypes.data == parts[self.rank].ctypes.data
@@ -404,7 +404,7 @@ class ProcessGroup:
     def _allgather_whole(
         self, signature: CollectiveSignature, src: Array, dst: Array, parts: Parts | None
     ) -> None:
-        """Lets a library gather contiguous arrays, whose ranks have met."""
+        """Gathers contiguous arrays by a library, after the ranks have agreed."""
         if not signature.elements:
             return
         counts = None if parts is None else parts.counts
@@ -549,7 +549,7 @@ class ProcessGroup:
         self._notes.leave()
 
     def barrier(self) -> None:
-        """Waits until every member is here; the meeting itself is the barrier."""
+        """Waits until every member has entered; the agreement round itself is the barrier."""
         self._arrive()
         self._agreement.meet(self.channel, _BARRIER, None, None)
         self._notes.leave()
@@ -605,7 +605,7 @@ class ProcessGroup:
 
 # The data operations of a rank that is alone: each of them is one copy.
 #
-# They serve arrays of either kind, so a team of one worker holds nothing of any library.
+# They work on arrays of either kind, so a team of one worker holds nothing of any library.
 
 
 class LoneBackend:
@@ -616,7 +616,7 @@ class LoneBackend:
         del rest, more
         if src is None or dst is None or src is dst:
             return
-        # numpy sees by itself that arrays overlap, the libraries of GPUs do not.
+        # numpy detects overlapping arrays by itself, the libraries of GPUs do not.
         if on_device(src) and overlap(src, dst):
             src = src.copy()
         dst.reshape(-1)[...] = src.reshape(-1)
@@ -624,7 +624,7 @@ class LoneBackend:
     allreduce = reduce_scatter = allgather = broadcast = scatter = gather = all_to_all = copy
 
     def send(self, buf: Array, rank: int) -> None:
-        """Never called, but a part of `Backend`: who is alone has nobody to send to."""
+        """Never called, but a part of `Backend`: a lone rank has no peer."""
         del buf
         msg = f"a worker that is alone cannot send to or receive from rank {rank}"
         raise RuntimeError(msg)
@@ -634,11 +634,11 @@ class LoneBackend:
 
 # Makes the teams of one rank, and keeps them.
 #
-# A team's channel begins while the session runs; `preflight` says why that is sound. Two
-# meetings of all workers stand around it. After the first all know that they make the
-# same teams. Then each builds its end, which can fail on one of them alone, for want of
-# memory say. In the second they learn whether all have done so; if not, none of them
-# has the team.
+# A team's channel begins while the session runs; `preflight` says why that is sound. An
+# agreement round of all workers comes before it and another one after it. After the first
+# all know that they make the same teams. Then each builds its end, which can fail on one
+# of them alone, for want of memory say. The second shows whether all have done so; if not,
+# none of them has the team.
 
 
 class LineParts(NamedTuple):
@@ -699,12 +699,12 @@ class Teams:
         self._teams: dict[tuple[int, ...], ProcessGroup] = {}
 
     def make(self, lines: object) -> ProcessGroup | None:
-        """Makes teams, or finds those that were made; see `Communicator.make_teams`."""
+        """Makes teams, or finds existing ones; see `Communicator.make_teams`."""
         wanted = read_lines(lines, self._world.size)
         signature = sign_lines(wanted)
         self._agreement.meet(self._world.channel, signature, None, None)
         mine = next((line for line in wanted if self._me in line), None)
-        # All workers have made the same teams so far, so they find the same ones missing.
+        # All workers have made the same teams so far, so the same ones are missing on all.
         lone = mine is not None and len(mine) == 1
         if mine is not None and lone and mine not in self._teams:
             self._teams[mine] = self._make(mine, LoneBackend())
@@ -714,8 +714,8 @@ class Teams:
             try:
                 built = self._open_line(missing, self._place(missing))
             except CommunicatorLost:
-                raise  # there is nowhere left to meet
-            except Exception as error:  # noqa: BLE001  (the others must learn of it)
+                raise  # there is no channel left to agree in
+            except Exception as error:  # noqa: BLE001  (the others must be notified)
                 problem = f"its end could not be built: {type(error).__name__}: {error}"
             self._agreement.meet(
                 self._world.channel, signature._replace(problem=problem), None, None
@@ -730,14 +730,14 @@ class Teams:
         return None if mine is None else self._teams[mine]
 
     def add_device(self, open_device: OpenDevice) -> None:
-        """Lets arrays of GPUs take part from now on, in the teams that there are too."""
+        """Enables arrays on GPUs from now on, in existing teams too."""
         self._open_device = open_device
         for lines in self._made:
             self._add_device(lines)
 
     @property
     def received_bytes(self) -> int:
-        """How many bytes the teams of this rank have brought to it."""
+        """How many bytes this rank has received in its teams."""
         return sum(team.received_bytes for team in self._teams.values())
 
     def _add_device(self, lines: Lines) -> None:

@@ -1,7 +1,7 @@
 """What carries the headers of a channel, and small data with them; see `preflight`.
 
-Data that is small enough rides along behind a header, which saves a collective its
-own messages: its ranks have all the data as soon as they know that they agree.
+Data that is small enough travels behind a header, which saves a collective its own
+messages: its ranks have all the data as soon as they know that they agree.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ __all__ = [
 
 
 NO_DATA = b""
-"""Stands behind a header with which no data rides."""
+"""The bytes behind a header that carries no data."""
 
 TEXT_BYTES = 400
-"""How much of what a rank tells its peers about a call reaches them."""
+"""How many bytes of a rank's description of a call reach its peers."""
 
 _MOST_SLOTS = 256
 
 
 class Slot:
-    """Where data of one dtype and size rides.
+    """Where data of one dtype and size is exchanged.
 
     Attributes:
         dtype, size: Of one rank's data, flat.
         nbytes: Of one rank's data.
-        payload: Stands behind the header with which it rides.
+        payload: The bytes behind a header that carries it.
     """
 
     __slots__ = ("dtype", "nbytes", "payload", "size")
@@ -71,7 +71,7 @@ class HeaderExchange(ABC):
     """One rank's end of a channel; satisfies `preflight.Exchange`.
 
     Attributes:
-        data_bytes: How much of one rank's data may ride along with one header.
+        data_bytes: How much of one rank's data one header may carry.
         most_bytes: How much of it is worth reducing in one round after the other.
         most_gathered: How much of it is worth gathering so.
     """
@@ -84,7 +84,7 @@ class HeaderExchange(ABC):
         self._slots: dict[tuple[np.dtype[Any], int], Any] = {}
 
     def find_slot(self, dtype: np.dtype[Any], size: int) -> Any:
-        """Finds where data rides along with headers, at most `data_bytes` of it.
+        """Finds the slot for data that headers carry, at most `data_bytes` of it.
 
         Args:
             dtype: Of the data.
@@ -105,10 +105,9 @@ class HeaderExchange(ABC):
 
     @abstractmethod
     def put(self, slot: Any, data: Array) -> None:
-        """Lays down this rank's data; the next header with the slot's payload takes it along.
+        """Puts this rank's data; the next header with the slot's payload carries it.
 
-        A token that is posted meanwhile, or pending, is not disturbed: none rides
-        along with it.
+        A token that is posted meanwhile, or pending, is not affected: it carries no data.
         """
 
     @abstractmethod
@@ -117,7 +116,7 @@ class HeaderExchange(ABC):
 
     @abstractmethod
     def start(self, header: bytes) -> None:
-        """Posts this rank's header, with the data that the bytes behind it stand for."""
+        """Posts this rank's header, with the data that the payload behind it stands for."""
 
     @abstractmethod
     def test(self) -> bool:
@@ -135,7 +134,7 @@ class HeaderExchange(ABC):
     def absent(self) -> list[int]:
         """In a round that is not complete: the places of the members that have not posted.
 
-        May be asked on any thread; what it says may be out of date at once.
+        May be called on any thread; the result may be out of date at once.
         """
 
     @abstractmethod
@@ -147,7 +146,7 @@ class HeaderExchange(ABC):
 
     @abstractmethod
     def free(self) -> None:
-        """Gives everything back; no round may be under way."""
+        """Releases everything; no round may be under way."""
 
 
 def cut_text(text: str) -> bytes:
@@ -169,7 +168,7 @@ def read_text(raw: bytes | bytearray) -> str:
 # A channel has two boards, used in turns. On each there is a counter, a header and room for
 # data for each rank. To post, a rank writes its data and its header and then sets its
 # counter to the number of the round; the round is complete when all counters of its
-# board show that number. Nobody writes to a board again before all have read it: the
+# board show that number. No rank writes to a board again before all have read it: the
 # next but one round begins for a rank only when all have posted in the next one,
 # which they do after they have read this one.
 #
@@ -180,10 +179,10 @@ def read_text(raw: bytes | bytearray) -> str:
 
 _COUNTER_BYTES = 8
 _LINE_BYTES = 64
-# About 10 ms: longer than ranks differ in most programs, and shorter than a person notices.
+# About 10 ms: longer than ranks differ in most programs, and too short to be noticed.
 _SPINS = 20_000
 _NAP_S = 50e-6
-# Every rank reads what all have laid down. Two ranks reduce 64 MiB in a third of MPI's
+# Every rank reads what all have put. Two ranks reduce 64 MiB in a third of MPI's
 # time in this way; four are faster up to 4 MiB, and slower from 16 MiB on. Gathering is
 # faster up to 4 MiB of each of four or eight, and never with two or three in several rounds.
 _FEW_RANKS, _MOST_PIECES = 3, 4
@@ -222,7 +221,7 @@ class _Board:
 
 
 class _SharedSlot(Slot):
-    """See `Slot`; here it has its views.
+    """See `Slot`; this one holds its views.
 
     Attributes:
         parts: The data of all members, for either board.
@@ -243,7 +242,7 @@ class SharedMemoryExchange(HeaderExchange):
         memory: The channel's, `channel_bytes` of it, all zero at first; shared by the ranks.
         index: This rank's place among the members.
         members: How many ranks the channel has.
-        data_bytes: How much of each rank's data may ride along.
+        data_bytes: How much of each rank's data one header may carry.
     """
 
     def __init__(self, memory: memoryview, index: int, members: int, data_bytes: int) -> None:
@@ -261,12 +260,12 @@ class SharedMemoryExchange(HeaderExchange):
         self._round = 0
         self._board = self._boards[0]
         self._complete = bytes(_COUNTER_BYTES * members)
-        # Where this rank's data was laid: on a board, or aside.
+        # Where this rank's data was put: on a board, or aside.
         self._aside = np.empty(max(data_bytes, TEXT_BYTES), np.uint8)
         self._laid = self._aside
 
     def start(self, header: bytes) -> None:
-        """See `HeaderExchange.start`; the number of bytes that ride stands behind the header."""
+        """See `HeaderExchange.start`; the number of data bytes stands behind the header."""
         number = self._round = self._round + 1
         board = self._board = self._boards[number & 1]
         if len(header) > HEADER_BYTES and self._laid is not board.mine:
@@ -283,7 +282,7 @@ class SharedMemoryExchange(HeaderExchange):
         return self._board.counters == self._complete
 
     def meet(self, header: bytes) -> bytes:
-        """See `HeaderExchange.meet`; waiting here gives way to other ranks."""
+        """See `HeaderExchange.meet`; waiting here yields to other ranks."""
         self.start(header)
         self._wait()
         return self._board.headers.tobytes()
@@ -318,7 +317,7 @@ class SharedMemoryExchange(HeaderExchange):
             self._laid = self._boards[which].mine
             slot.parts[which][self._index][:] = data.reshape(-1)
         else:
-            # A token is out: its peers may still read the board that comes next.
+            # A token is pending: its peers may still read the board that comes next.
             self._laid = self._aside
             self._aside[: slot.nbytes].view(slot.dtype)[:] = data.reshape(-1)
 
@@ -327,7 +326,7 @@ class SharedMemoryExchange(HeaderExchange):
         return slot.parts[self._round & 1]
 
     def tell(self, text: str) -> list[str]:
-        """See `HeaderExchange.tell`; a round without a header that anybody reads."""
+        """See `HeaderExchange.tell`; a round whose headers are not read."""
         board = self._boards[(self._round + 1) & 1]
         self._laid = board.mine
         board.mine[:TEXT_BYTES] = np.frombuffer(cut_text(text), np.uint8)
@@ -339,7 +338,7 @@ class SharedMemoryExchange(HeaderExchange):
         ]
 
     def free(self) -> None:
-        """Forgets the memory, which is its owner's."""
+        """Drops the views; the memory belongs to its owner."""
         self._slots.clear()
         self._boards.clear()
 
@@ -347,7 +346,7 @@ class SharedMemoryExchange(HeaderExchange):
 # Carries the headers of a channel between threads of one process.
 #
 # As in `SharedMemoryExchange` a channel has two boards that are used in turns. A thread that waits
-# sleeps: one that looked again and again would keep the interpreter from the others.
+# sleeps: a polling one would keep the interpreter from the others.
 
 
 _DATA_BYTES = 16 << 10
@@ -372,7 +371,7 @@ class LocalChannel:
     Attributes:
         boards: For either board what each member posted there last.
         arrived: Notified when a round is complete, or when it never will be.
-        closed: The session is over; nobody shall wait.
+        closed: The session is over; no thread may wait any more.
     """
 
     def __init__(self, members: int) -> None:
@@ -466,7 +465,7 @@ class LocalExchange(HeaderExchange):
         return Slot(dtype, size, _PAYLOAD)
 
     def put(self, slot: Slot, data: Array) -> None:
-        """See `HeaderExchange.put`; what is laid down is a copy that nobody changes."""
+        """See `HeaderExchange.put`; what is put is a copy that is never changed."""
         self._data = data.reshape(slot.size).copy()
 
     def parts(self, slot: Slot) -> list[Array]:
@@ -474,14 +473,14 @@ class LocalExchange(HeaderExchange):
         return [posted[2][: slot.size] for posted in self._board]
 
     def tell(self, text: str) -> list[str]:
-        """See `HeaderExchange.tell`; a round without a header that anybody reads."""
+        """See `HeaderExchange.tell`; a round whose headers are not read."""
         self._data = np.frombuffer(cut_text(text), np.uint8)
         self.meet(bytes(HEADER_BYTES) + _PAYLOAD)
         texts = [read_text(posted[2].tobytes()) for posted in self._board]
         return texts[: self._index] + texts[self._index + 1 :]
 
     def free(self) -> None:
-        """Forgets its data."""
+        """Drops its data."""
         self._data = _NO_DATA
 
 
@@ -491,14 +490,14 @@ class LocalExchange(HeaderExchange):
 # Persistent requests make a round two calls. Against MPI's own collectives that has
 # three advantages: a rank that failed posts without waiting in just the way in which
 # one that has not posts and waits (MPI does not match blocking with non-blocking
-# collectives); what nobody came for can be drained at the end; and of the four ways
+# collectives); messages that were not received can be drained at the end; and of the four ways
 # tried it is the fastest for 2 to 8 ranks. A channel of n ranks takes n(n - 1) messages,
 # which stay in eager buffers of MPI until they are wanted.
 
 
-# Among more ranks the copies to everyone cost more than a collective of MPI.
+# Among more ranks the copies to every rank cost more than a collective of MPI.
 _MOST_RANKS = 8
-# How much data may ride. A header is sent with the least of these that holds its data,
+# How much data a header may carry. It is sent with the least of these that holds its data,
 # as a persistent request has one length.
 _LENGTHS = (256, 1024, 4096, 16384)
 _TEXT_TAG = 16
@@ -507,7 +506,7 @@ _CALL = 3
 
 
 class _MpiSlot(Slot):
-    """See `Slot`; here it has its views.
+    """See `Slot`; this one holds its views.
 
     Attributes:
         parts: The data of all members after the round.
@@ -528,8 +527,8 @@ class MpiExchange(HeaderExchange):
         comm: Carries headers and texts only.
         me: This rank in it.
         members: The ranks of the channel, this one among them, in order.
-        tag: Tells channels of the same ranks apart.
-        with_data: Data may ride along.
+        tag: Distinguishes channels of the same ranks.
+        with_data: Headers may carry data.
     """
 
     def __init__(
@@ -560,7 +559,7 @@ class MpiExchange(HeaderExchange):
         ]
         sends = [self._prepare(mine[: HEADER_BYTES + length]) for length in (0, *lengths)]
         self._all = receives + [request for each in sends for request in each]
-        # Receives stand first, so that a message finds its place when it comes.
+        # Receives stand first, so that a message finds its buffer when it arrives.
         self._rounds = [receives + each for each in sends]
         self._active = self._rounds[0]
         self._lengths = lengths
@@ -575,13 +574,13 @@ class MpiExchange(HeaderExchange):
         self._start_all(self._active)
 
     def test(self) -> bool:
-        """Whether all headers have come and this rank's has gone."""
+        """Whether all headers have arrived and this rank's was sent."""
         return bool(self._test_all(self._active))
 
     def meet(self, header: bytes) -> bytes:
-        """Does all of a round at once; waiting here gives way to other ranks."""
+        """Does all of a round at once; waiting here yields to other ranks."""
         # What `start` and `headers` do, spelled out: after large operations the
-        # interpreter finds its caches cold, and each call counts threefold.
+        # interpreter finds its caches cold, and each call costs three times as much.
         self._head[:] = header[:HEADER_BYTES]
         active = self._rounds[len(header) - HEADER_BYTES]
         self._start_all(active)
@@ -593,7 +592,7 @@ class MpiExchange(HeaderExchange):
         return self._heads.tobytes()
 
     def absent(self) -> list[int]:
-        """See `HeaderExchange.absent`; a header of this round says the same command as ours."""
+        """See `HeaderExchange.absent`; a header of this round names this rank's command."""
         headers = self._heads.view(np.int64)
         mine = headers[self._index, :_CALL]
         return [place for place, header in enumerate(headers) if (header[:_CALL] != mine).any()]
@@ -624,7 +623,7 @@ class MpiExchange(HeaderExchange):
         return [read_text(part) for part in theirs]
 
     def free(self) -> None:
-        """Gives the requests back; no round may be under way."""
+        """Frees the requests; no round may be under way."""
         for request in self._all:
             request.Free()
 
@@ -640,10 +639,10 @@ class MpiExchange(HeaderExchange):
 # ranks end. Where that is not possible, as between containers, there is none.
 
 
-# Among more ranks the copies that each makes of everyone's data cost more than a
+# Among more ranks the copies that each makes of all ranks' data cost more than a
 # collective of MPI does.
 # Up to here it beats MPI with 2, 4 and 8 ranks on 2 processors: an allreduce of 1 MiB
-# takes 0.7 to 1.0 of its time, one of 256 KiB 0.3. A page is used when data first rides.
+# takes 0.7 to 1.0 of its time, one of 256 KiB 0.3. A page is used when it first holds data.
 _PAGE_BYTES = 1 << 20
 
 _Key = tuple[Tag, tuple[int, ...]]
@@ -709,7 +708,7 @@ class NodeMemory:
 
 
 def _share(mpi: Any, node: Any, nbytes: int) -> memoryview | None:
-    """Makes memory on the first of some ranks of a machine; None if one cannot map it."""
+    """Makes memory on the first of these ranks of a machine; None if one cannot map it."""
     first = node.Get_rank() == 0
     fd, path = -1, ""
     if first and keeps_order():

@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 
-# The data operations between threads, which see each other's arrays.
+# The data operations between threads, which read each other's arrays.
 #
-# Every thread shows its array, and when all have done so each takes or computes its
+# Every thread publishes its array, and when all have done so each copies or computes its
 # share. numpy lets other threads run while it copies or reduces, so the shares are
-# worked on at the same time. Before anybody returns all have finished reading.
+# worked on at the same time. No thread returns before all have finished reading.
 
 
 # Elements that are combined at once: some hundred KiB, which stay in a cache.
@@ -45,7 +45,7 @@ _PIECE = 1 << 15
 
 
 class LocalTable:
-    """Where the threads of one group show their arrays.
+    """Where the threads of one group publish their arrays.
 
     Args:
         members: How many they are.
@@ -56,7 +56,7 @@ class LocalTable:
         self._barrier = threading.Barrier(members)
 
     def meet(self) -> None:
-        """Waits for all.
+        """Waits for all threads.
 
         Raises:
             UnavailableError: The session is over.
@@ -92,14 +92,14 @@ class LocalBackend:
         self._open_pair = open_pair
 
     def _show(self, value: Any) -> list[Any]:
-        """Shows a value and waits until all have shown theirs."""
+        """Publishes a value and waits until all have published theirs."""
         table = self._table
         table.shown[self._rank] = value
         table.meet()
         return list(table.shown)
 
     def _done(self) -> None:
-        """Waits until nobody reads any more."""
+        """Waits until no thread reads any more."""
         self._table.meet()
         self._table.shown[self._rank] = None
 
@@ -255,7 +255,7 @@ def keep(src: Array, dst: Array, own: Array) -> Array:
 
 
 def copy_into(target: Array, source: Array) -> None:
-    """Copies what is not there already."""
+    """Copies an array unless the target is the same memory."""
     if not same_place(target, source):
         target[:] = source
 
@@ -287,7 +287,7 @@ class LocalWorld:
         self._closed = False
 
     def channel(self, tag: Tag, members: tuple[int, ...]) -> LocalChannel:
-        """Where the headers of these ranks meet; made by who comes first."""
+        """The channel of these ranks' headers; the first caller makes it."""
         with self._lock:
             found = self._channels.get((tag, members))
             if found is None:
@@ -297,7 +297,7 @@ class LocalWorld:
         return found
 
     def table(self, tag: Tag, members: tuple[int, ...]) -> LocalTable:
-        """Where their data meets; made by who comes first."""
+        """The table of these ranks' arrays; the first caller makes it."""
         with self._lock:
             found = self._tables.get((tag, members))
             if found is None:
@@ -320,7 +320,7 @@ class LocalCommunicator(Communicator):
     Args:
         worker_id: This rank.
         world: Shared by the ranks.
-        loss: Is told of it if a library for GPUs fails at work.
+        loss: Is notified if a library for GPUs fails in use.
     """
 
     ccl = "local"
@@ -356,4 +356,4 @@ class LocalCommunicator(Communicator):
         return self._shared.table(Tag.PAIR, pair), pair.index(self._worker_id)
 
     def _release(self) -> None:
-        """The world is its owner's."""
+        """Does nothing: the world belongs to its owner."""

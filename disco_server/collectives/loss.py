@@ -1,9 +1,9 @@
-"""What becomes of a rank whose communicator is lost, by whichever library.
+"""How a rank whose communicator is lost ends, whichever the library.
 
 A collective that fails in its library cannot be taken back: peers may be in it for
 ever. And what failed is often the consequence of another rank's death. So no command
-fails of it where the process can be ended instead, and whoever watches the process
-waits for the cause before it tells of the end.
+fails of it where the process can be ended instead, and the parent that watches the process
+waits for the cause before it reports the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["CAUSE_FIRST_S", "LOST", "Guarded", "Loss", "lost_first", "may_follow
 
 
 def _nothing(_text: str) -> None:
-    """What is done where nobody can end the rank."""
+    """The hook where the rank cannot be ended."""
 
 
 class Loss:
@@ -29,7 +29,7 @@ class Loss:
 
     Args:
         worker_id: The rank.
-        tell: Called once with what failed, on the thread that saw it. Where it ends
+        tell: Called once with what failed, on the thread that detected it. Where it ends
             the process it does not return.
     """
 
@@ -40,12 +40,12 @@ class Loss:
         self._text = ""
 
     def lose(self, operation: str, library: str, why: str) -> None:
-        """Notes what failed first, and tells it; nothing works from then on.
+        """Notes what failed first and calls `tell`; nothing works from then on.
 
         Args:
             operation: What was to be done, such as "allgather of command #7".
             library: The library's name and version.
-            why: What it says.
+            why: The library's error.
         """
         text = f"worker {self._worker_id}: {operation} failed in {library}: {why}"
         with self._telling:
@@ -57,11 +57,11 @@ class Loss:
     def check(self) -> None:
         """Raises if the communicator is lost.
 
-        Whoever finds it lost waits until it is told: where that ends the process, no
-        command of it fails by itself.
+        A thread that finds it lost waits until `tell` was called: where that ends the process,
+        no command of it fails by itself.
 
         Raises:
-            CommunicatorLost: It is, so what came is worth nothing.
+            CommunicatorLost: It is lost, so received data is invalid.
         """
         if self._text:
             with self._telling:
@@ -69,10 +69,10 @@ class Loss:
 
 
 class Guarded:
-    """A part of a communicator that uses a library: errors of the library are its loss.
+    """A part of a communicator that uses a library, whose errors lose the communicator.
 
-    What user functions call in the same library is not guarded, so their errors are
-    theirs.
+    What user functions call in the same library is not guarded, so its errors are raised
+    in the user function.
 
     Args:
         part: What moves data, or headers.
@@ -104,12 +104,12 @@ class Guarded:
         return run
 
 
-# Which ends of ranks may be the consequence of another's, whose report must come first.
+# Which ends of ranks may follow from another rank's end, which must be reported first.
 #
 # A killed process closes its connections before its parent can know of its end, and a
 # dead daemon is given two seconds to come back. What a collective library fails of may be
 # either: then its rank ends by itself (:data:`LOST`), or the library ends it, by `exit` or
-# `abort`, in the middle of a collective. Whoever watches such a rank waits for the cause.
+# `abort`, in the middle of a collective. The parent of such a rank waits for the cause.
 
 
 LOST = 74
@@ -124,7 +124,7 @@ def may_follow_another(status: int, memory: RankMemory) -> bool:
 
     Args:
         status: A code, or a negative signal number.
-        memory: Where the rank wrote down what it did.
+        memory: Where the rank recorded what it did.
     """
     if status == LOST:
         return True
@@ -136,11 +136,11 @@ def may_follow_another(status: int, memory: RankMemory) -> bool:
 def lost_first(memories: Iterable[RankMemory]) -> RankMemory:
     """Which of several ranks, whose ends may follow another's, lost its communicator first.
 
-    A rank writes down when it lost it before it ends, so before a peer can lose its own of
-    that. The order in which a loaded machine tells of their ends says nothing.
+    A rank records when it lost it before it ends, so before a peer can lose its own because
+    of that. The order in which a loaded machine reports their ends says nothing.
 
     Args:
-        memories: Where ranks of this machine wrote it down, in the order in which their ends
-            were seen; that decides between those that did not say.
+        memories: Where ranks of this machine recorded it, in the order in which their ends
+            were seen; that decides between those without a record.
     """
     return min(memories, key=lambda memory: memory.lost_at() or math.inf)

@@ -427,7 +427,7 @@ class MpiCommunicator(Communicator):
         local_workers: int = 0,
         loss: Loss | None = None,
     ) -> MpiCommunicator:
-        """Starts MPI if need be and takes the rank's place; collective over all ranks.
+        """Starts MPI if necessary and joins as this rank; collective over all ranks.
 
         Args:
             worker_id: This rank.
@@ -436,7 +436,7 @@ class MpiCommunicator(Communicator):
             library: "mpich", "impi" or empty for DISCO_MPI, or else what is there.
             local_workers: How many of the ranks run on this machine; 0 for what
                 the launcher says, or else all.
-            loss: Is told of it if MPI fails at work.
+            loss: Is notified if MPI fails in use.
 
         Raises:
             ConfigError: The numbers do not fit one another.
@@ -453,7 +453,7 @@ class MpiCommunicator(Communicator):
         rank, size = int(mpi.COMM_WORLD.Get_rank()), int(mpi.COMM_WORLD.Get_size())
         if size != num_workers or rank != worker_id:
             if started and size == 1:
-                # Alone it can leave at once, and takes its shared memory along.
+                # A lone rank can end at once, and removes its shared memory.
                 mpi.Finalize()
             raise UnavailableError(
                 f"this process is rank {rank} of {size} in the MPI world, but worker"
@@ -508,13 +508,13 @@ class MpiCommunicator(Communicator):
         return cast("HeaderExchange", Guarded(exchange, self._mpi.Exception, self._lose_exchange))
 
     def _make_data(self, members: int) -> Backend:
-        """What moves data in the communicator that was made last."""
+        """The backend of the communicator that was made last."""
         backend = MpiBackend(self._mpi, self._data_comms[-1], self._library.cut(members))
         return cast("Backend", Guarded(backend, self._mpi.Exception, self._lose_data))
 
     @contextlib.contextmanager
     def _losing(self, operation: str) -> Generator[None]:
-        """Makes what MPI raises the loss of this communicator."""
+        """Turns what MPI raises into the loss of this communicator."""
         try:
             yield
         except self._mpi.Exception as error:

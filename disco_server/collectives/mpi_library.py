@@ -52,8 +52,8 @@ class MpiLibrary:
     """What is known of one MPI library.
 
     Attributes:
-        name: How settings and messages call it.
-        mark: The text by which its file and its version string are known.
+        name: Its name in settings and messages.
+        mark: The text that identifies its file and its version string.
         package: The distribution to install.
         pieces: How large allreduces among up to so many ranks are cut. Measured
             with 2 and 4 ranks on one node.
@@ -82,20 +82,20 @@ LIBRARIES = (
 )
 _OTHER = MpiLibrary("other", "", "")
 _INTERFACES = ("UCX_NET_DEVICES", "FI_TCP_IFACE")
-"""Where UCX and libfabric, on which MPI libraries stand, are told their network."""
+"""The variables by which UCX and libfabric, which MPI libraries use, choose a network."""
 
 
 def load_mpi(
     library: str, *, oversubscribed: bool, one_machine: bool = False
 ) -> tuple[Any, MpiLibrary, bool]:
-    """Imports mpi4py with the wanted library and starts MPI if nobody has.
+    """Imports mpi4py with the wanted library and starts MPI unless it is started already.
 
     Args:
         library: "mpich", "impi", or empty for what DISCO_MPI says, or else for
             what is there.
         oversubscribed: This machine has more ranks than processors, so a rank that
             waits must let others run.
-        one_machine: All ranks run on this one, so that nobody elsewhere has to reach them.
+        one_machine: All ranks run on this one, so that no other machine has to reach them.
 
     Returns:
         The module `mpi4py.MPI`, what is known of the library, and whether this call
@@ -112,7 +112,7 @@ def load_mpi(
         # Intel MPI's ranks spin through their whole time slice otherwise, 8 ms a step.
         os.environ.setdefault("I_MPI_WAIT_MODE", "1")
     if one_machine and sys.platform == "linux":
-        # A rank listens for its peers, at every address that it may, and asks nobody's name.
+        # A rank listens for its peers at every address that it may, without authentication.
         for variable in _INTERFACES:
             os.environ.setdefault(variable, "lo")
     try:

@@ -41,7 +41,7 @@ def look() -> CheckResult:
     """Starts MPI in this process and ends it."""
     if find_spec("mpi4py") is None:
         return CheckResult("mpi", State.MISSING, "mpi4py is not installed", _INSTALL)
-    # They load numpy, which may be what is broken in the process that asks.
+    # They load numpy, which may be what is broken in the calling process.
     from disco_server.collectives.mpi_library import load_mpi, version_text
     from disco_server.collectives.types import UnavailableError
 

@@ -1,4 +1,4 @@
-"""The files in which MPICH's ranks share memory: their names, and who removes them.
+"""The files in which MPICH's ranks share memory: their names and their removal.
 
 MPICH names its shared memory after the key-value space, so a killed run leaves a
 file that would break the next run of the same name: `kvsname` gives each start of
@@ -39,7 +39,7 @@ def nameless_memory(name: str, *, first: bool, folder: Path = _FOLDER) -> Genera
 
     Args:
         name: The key-value space, from `kvsname`.
-        first: Whether this rank is the one that has to care for its own sudden end.
+        first: Whether this rank starts the shell that cleans up if this process is killed.
         folder: Where shared memory has its names.
     """
     guardian = _start_guardian(name, folder) if first else None
@@ -53,7 +53,7 @@ def nameless_memory(name: str, *, first: bool, folder: Path = _FOLDER) -> Genera
 
 
 def _start_guardian(name: str, folder: Path) -> subprocess.Popen[bytes] | None:
-    """Starts a shell that waits for a word; without one it removes the files."""
+    """Starts a shell that waits for a line of input; without one it removes the files."""
     files = [str(folder / f"mpich_{kind}_{_hash_name(name):x}_") for kind in ("shm", "vci")]
     script = 'read -r word || rm -f -- "$0"* "$1"*'
     with suppress(OSError):
@@ -115,7 +115,7 @@ def _find_mapped() -> frozenset[str]:
 
 
 def _read(maps: Path) -> Iterator[str]:
-    # A process may end, or belong to somebody else, between listing and reading.
+    # A process may end, or belong to another user, between listing and reading.
     with suppress(OSError):
         for line in maps.read_text(errors="replace").splitlines():
             if "/mpich_" in line:

@@ -1,11 +1,11 @@
-"""Lets arrays on GPUs take part in a session's collectives, by NCCL or RCCL.
+"""Enables arrays on GPUs in a session's collectives, by NCCL or RCCL.
 
-The ranks keep the communicator through which they meet on the host, MPI's or that
-of threads: before each operation they compare there what they bring, so that only
-operations that fit one another ever reach NCCL, which knows no way out of others.
-NCCL's unique id takes the same way, whose own addresses came through the session's
-rendezvous. Before that the ranks tell each other what they have, so that what is
-missing on one of them is an error on all and not a wait for ever.
+The ranks keep the communicator of the host, MPI's or that of threads: before each
+operation they compare there what they bring, so that only operations that fit one
+another ever reach NCCL, which cannot recover from others. NCCL's unique id is sent
+through the same communicator, whose own addresses came through the session's
+rendezvous. Before that the ranks exchange what they have, so that what is missing on
+one of them is an error on all and not a wait for ever.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NcclBackend:
         size: How many ranks it has.
         library: Where it comes from.
         arrays: This rank's device.
-        watch: Is told what was enqueued.
+        watch: Is notified of what was enqueued.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class NcclBackend:
     def _enqueue(
         self, name: str, src: Array, dst: Array, own: int | None = 0
     ) -> Generator[tuple[Array, int]]:
-        """Around the calls of one operation: orders it among what is computed.
+        """Wraps the calls of one operation and orders it among what is computed.
 
         Args:
             name: The operation.
@@ -205,7 +205,7 @@ class NcclBackend:
 
     @contextmanager
     def _together(self) -> Generator[None]:
-        """Around sends and receives that must not wait for one another."""
+        """Wraps sends and receives that must not wait for one another."""
         binding = self._library.binding
         binding.groupStart()
         try:
@@ -261,7 +261,7 @@ _NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR: takes part in a split and gets nothing
 
 
 class NcclHooks(NamedTuple):
-    """What a rank's process does for its watch.
+    """The hooks of a rank's process for its watch.
 
     Attributes:
         on_slow: Called with what takes long.
@@ -273,12 +273,12 @@ class NcclHooks(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """What one rank says of itself before NCCL starts.
+    """What one rank reports of itself before NCCL starts.
 
     Attributes:
         problem: Why it cannot take part; empty if it can.
         version: Of its library.
-        gpu: Tells GPUs of all machines apart.
+        gpu: Identifies its GPU among those of all machines.
         ids: The unique ids that it made, of all workers and of its group.
     """
 
@@ -307,21 +307,21 @@ def start_nccl(
     """Starts the library on all ranks; every rank calls it in the same command.
 
     Args:
-        comm: Where the ranks meet; its `ccl` is `name` from now on.
+        comm: The communicator of the host; its `ccl` is `name` from now on.
         arrays: This rank's device.
         name: "nccl" or "rccl".
-        host: Tells this rank's machine from others.
+        host: Identifies this rank's machine.
         hooks: What to do when something takes long.
 
     Returns:
-        What watches over the operations of this rank.
+        The watch of this rank's operations.
 
     Raises:
         UnavailableError: A rank has not what it needs, or two share a GPU; the same
             on every rank, and none has begun.
         CommunicatorLost: The library failed while it started; peers may still be in
             it, so this process should end.
-        AbortedError: A rank cannot come; nobody began.
+        AbortedError: A rank cannot enter; no rank began.
     """
     library, mine = _prepare(comm, arrays, name, host)
     parts = np.empty((comm.num_workers, _RECORD_BYTES), np.uint8)
@@ -349,7 +349,7 @@ def start_nccl(
 def _prepare(
     comm: Communicator, arrays: Arrays, name: str, host: str
 ) -> tuple[NcclLibrary | None, _Record]:
-    """Finds out what this rank has; what it lacks is told to the others, not raised."""
+    """Finds out what this rank has; what it lacks is reported to the others, not raised."""
     if arrays.on_host:
         return None, _Record(f"it computes on {arrays.device}")
     try:
@@ -407,7 +407,7 @@ class _CommunicatorOpener:
         self._world: Any = None
 
     def make_backend(self, tag: Tag, members: tuple[int, ...]) -> NcclBackend:
-        """Makes what moves data among these members, of whom this rank is one."""
+        """Makes the backend of these members, of which this rank is one."""
         rank, size = members.index(self._comm.worker_id), len(members)
         try:
             if tag == Tag.WORLD:
@@ -426,7 +426,7 @@ class _CommunicatorOpener:
         return self._wrap(made, rank, size)
 
     def open_device(self, lines: Lines, place: int | None, backend: Backend) -> NcclBackend | None:
-        """Makes what moves data in a line of teams; see `teams.OpenDevice`.
+        """Makes the backend of a line of teams; see `group.OpenDevice`.
 
         Raises:
             CommunicatorLost: It failed; peers may still be in it.
@@ -451,7 +451,7 @@ class _CommunicatorOpener:
         )
 
     def _share_id(self, rank: int, backend: Backend) -> bytes:
-        """Brings a unique id of the first member to all, on the host."""
+        """Broadcasts a unique id of the first member to all, on the host."""
         shared = np.zeros(_ID_BYTES, np.uint8)
         if rank == 0:
             with contextlib.suppress(self._library.error):

@@ -133,12 +133,12 @@ class NcclLibrary:
         return text.decode("utf-8", "replace").strip() if text else ""
 
     def explain(self, error: Exception) -> str:
-        """An error in the library's words, and what it says besides."""
+        """The text of an error, and the library's last error message."""
         more = self.last_error()
         return f"{error} ({more})" if more else str(error)
 
     def version_text(self) -> str:
-        """Its version as people write it."""
+        """Its version in the usual notation, such as 2.32.3."""
         return version_text(self.version)
 
 

@@ -1,10 +1,10 @@
-"""Watches over what one rank has asked of NCCL.
+"""Watches the operations of one rank in NCCL.
 
-NCCL tells nobody that a peer or the network failed: the operation just never
-completes, and whoever waits for the device waits for ever. Only asking for the
-communicator's asynchronous error shows it. So a thread asks while something is
-under way, and says what failed; it also says what takes long. No call is made on
-a communicator while another thread is in one, because cupy's binding does not
+NCCL does not report that a peer or the network failed: the operation just never
+completes, and a thread that waits for the device waits for ever. Only querying the
+communicator's asynchronous error shows it. So a thread queries it while an operation
+is under way, and reports what failed; it also reports what takes long. No call is made
+on a communicator while another thread is in one, because cupy's binding does not
 guard its handle.
 """
 
@@ -37,7 +37,7 @@ class TimeLimits(NamedTuple):
     """How long operations may take, in seconds.
 
     Attributes:
-        slow: After this it is said that one takes long; 0 for never.
+        slow: After this a slow operation is reported; 0 for never.
         stuck: After this one counts as failed; 0 for never.
     """
 
@@ -63,7 +63,7 @@ class _Flight:
         seq: The command.
         event: Recorded behind it.
         since: When it was enqueued, on the monotonic clock.
-        told: Whether it was said to take long.
+        told: Whether it was reported to take long.
     """
 
     name: str
@@ -81,8 +81,8 @@ class NcclWatch:
         arrays: The rank's device.
         worker_id: The rank.
         position: Returns the command that runs.
-        loss: Is told what failed: on the watch's thread, or on the rank's if an
-            operation could not even be asked for.
+        loss: Is notified of what failed: on the watch's thread, or on the rank's if an
+            operation could not even be enqueued.
         on_slow: Called once for each operation that takes long.
         limits: How long that is.
     """
@@ -113,14 +113,14 @@ class NcclWatch:
         )
 
     def add(self, comm: Any) -> None:
-        """Watches over a communicator from now on."""
+        """Watches a communicator from now on."""
         self._comms.append(comm)
         if not self._thread.is_alive():
             self._thread.start()
 
     @contextlib.contextmanager
     def launching(self, name: str) -> Generator[None]:
-        """Around all that one operation asks of the device, on the rank's thread.
+        """Wraps all that one operation enqueues on the device, on the rank's thread.
 
         The ranks have agreed to begin, so one that cannot leaves its peers in an
         operation that never ends: whatever goes wrong here loses the communicator.
@@ -142,12 +142,12 @@ class NcclWatch:
         self._wake.set()
 
     def settled(self) -> None:
-        """Notes that the device has done all that was asked of it; for the rank's thread.
+        """Notes that the device has done all that was enqueued; for the rank's thread.
 
-        If something fails there afterwards, it was none of that.
+        A later failure there does not concern those operations.
 
         Raises:
-            CommunicatorLost: A communicator is lost, so what came is worth nothing.
+            CommunicatorLost: A communicator is lost, so received data is invalid.
         """
         self._loss.check()
         with self._landing:
@@ -211,7 +211,7 @@ class NcclWatch:
         with self._landing:
             oldest = self._flights[0] if self._flights else None
         if oldest is None:
-            return True  # an error without an operation will meet the next one
+            return True  # an error without an operation will be reported with the next one
         waited = time.monotonic() - oldest.since
         if not why and 0 < self._limits.stuck <= waited:
             why = f"it was not done after {waited:.0f} s (DISCO_NCCL_TIMEOUT_S)"
@@ -232,8 +232,8 @@ class NcclWatch:
                 self._idle.append(self._flights.popleft().event)
 
     def _ask(self) -> str:
-        """Asks every communicator for its asynchronous error; says what it is."""
-        # A rank in a call is not waited for: the next look asks again.
+        """Queries every communicator's asynchronous error; returns its text."""
+        # A rank in a call is not waited for: the next look queries again.
         if not self._calls.acquire(blocking=False):
             return ""
         try:
@@ -242,7 +242,7 @@ class NcclWatch:
         except KeyError as error:
             # What this cupy has no name for; one of them is no error.
             return "" if error.args == (_IN_PROGRESS,) else f"its error number {error}"
-        except Exception as error:  # noqa: BLE001  (a watch must not end unheard)
+        except Exception as error:  # noqa: BLE001  (a watch must not end silently)
             return self._explain(error)
         finally:
             self._calls.release()

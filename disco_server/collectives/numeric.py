@@ -40,7 +40,7 @@ def combine(parts: Sequence[Array], dst: Array, op: ReduceOp, family: Family) ->
         wide = np.stack(parts).astype(np.float32)
         narrow(ufunc.reduce(wide, axis=0), dst, divisor)
         return
-    # What does not fit becomes infinite without a word, as it does in every other library.
+    # What does not fit becomes infinite without a warning, as it does in every other library.
     _quiet.run(_reduce, ufunc, parts, dst)
     if divisor > 1:
         divide(dst, divisor)

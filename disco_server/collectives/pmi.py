@@ -1,9 +1,9 @@
-"""The answers that ranks of an MPI library get to their PMI-1 requests; no I/O.
+"""The replies to the PMI-1 requests of an MPI library's ranks; no I/O.
 
 A library of the MPICH family asks what started it for its rank, its neighbours and
 their addresses, in the PMI-1 text protocol (described by Flux RFC 13) on the
 descriptor that PMI_FD names. `PmiExchange` knows what to answer the ranks of one
-session on one node, keeps what they put, and says when all of them have come to a
+session on one node, keeps what they put, and reports when all of them have entered a
 barrier, where what they put is exchanged with the other nodes.
 """
 
@@ -46,7 +46,7 @@ class _ProtocolError(Exception):
 
 
 class Barrier(NamedTuple):
-    """All ranks of this node have come to a barrier.
+    """All ranks of this node have entered a barrier.
 
     Attributes:
         name: The same on each node.
@@ -67,7 +67,7 @@ class PmiExchange:
         kvsname: The key-value space; the same on all nodes.
         send: Sends bytes to a rank; must not block.
         on_abort: Called with a rank, or -1 where none is to blame, and a reason
-            when a rank aborts, speaks nonsense or leaves before it finalized, or a
+            when a rank aborts, violates the protocol or leaves before it finalized, or a
             barrier fails.
 
     Raises:
@@ -158,7 +158,7 @@ class PmiExchange:
         return frozenset(self._waiting)
 
     def is_done(self, rank: int) -> bool:
-        """Whether nothing more is expected of a rank: its line may be closed."""
+        """Whether nothing more is expected of a rank: its connection may be closed."""
         return rank in self._done
 
     def _refuse(self, rank: int, why: str) -> None:
@@ -166,7 +166,7 @@ class PmiExchange:
         self._break(rank, f"rank {rank} does not speak PMI-1: {why}")
 
     def left(self, rank: int) -> None:
-        """Notes that a rank's line was closed at its end."""
+        """Notes that a rank closed its connection."""
         self._waiting.discard(rank)
         if rank not in self._done:
             self._done.add(rank)
@@ -233,12 +233,12 @@ class PmiExchange:
         return None
 
     def met(self, merged: Mapping[str, bytes]) -> None:
-        """Frees the ranks of a barrier, with what all nodes have put."""
+        """Releases the ranks of a barrier, with what all nodes have put."""
         self._store.update({key: value.decode("ascii") for key, value in merged.items()})
         self._release(-1 if self._broken else 0)
 
     def not_met(self, name: str, why: object) -> None:
-        """Frees the ranks of a barrier that cannot complete."""
+        """Releases the ranks of a barrier that cannot complete."""
         self._break(-1, f"the nodes did not meet in {name}: {why}")
 
     def _release(self, status: int) -> None:
@@ -247,7 +247,7 @@ class PmiExchange:
             self._send(rank, f"cmd=barrier_out rc={status}\n".encode())
 
     def _break(self, rank: int, reason: str) -> None:
-        """Reports a failure; ranks in a barrier that cannot complete are freed."""
+        """Reports a failure; ranks in a barrier that cannot complete are released."""
         first = not self._broken
         self._broken = self._broken or reason
         self._release(-1)
@@ -256,7 +256,7 @@ class PmiExchange:
 
 
 def map_processes(nodes: Sequence[Sequence[int]]) -> str:
-    """Says which ranks share a node, in the words of PMI_process_mapping.
+    """Says which ranks share a node, in the format of PMI_process_mapping.
 
     Args:
         nodes: The ranks of each node, each rank from 0 up once.

@@ -2,7 +2,7 @@
 
 Channels and rounds
 ----------------
-A channel is a fixed set of ranks that meet in collectives: all workers, a group, or
+A channel is a fixed set of ranks that take part in collectives: all workers, a group, or
 the two ends of a transfer. Its life is a sequence of rounds; in each round every
 rank of the channel posts exactly one header of eight numbers and then sees the headers of
 all. A header is one of two things:
@@ -20,7 +20,7 @@ For a rank with a call in command H:
 - only calls came, all equal and without a problem: *run*;
 - only calls came, but they differ: *mismatch*.
 
-A rank with a token asks whether anybody might still wait for it. Each header tells
+A rank with a token determines whether a peer might still wait for it. Each header says
 how far its rank is: its *floor*, the first command in which that rank can enter
 anything later, is H for a call of H and seq + 1 for a token. If some floor is not
 beyond the last command that this rank failed, it posts a token again; so it does
@@ -32,9 +32,9 @@ Why this is right
 *Only equal calls run.* Run needs a round in which every rank posted an equal call,
 and all ranks see that round; each then does the data operation, on a communicator of
 its own, before it posts again. So the data operations of a channel happen in the
-order of its rounds on every rank and never meet another one's data.
+order of its rounds on every rank and their data never mixes.
 
-*Nobody is aborted who could have run.* Say A's call (H, nth) meets C's token with
+*No call is aborted that could have run.* Say A's call (H, nth) meets C's token with
 seq >= H in round k. C is done with H. Had C entered its own (H, nth) in a round
 before k, then A posted in that round something else: an older token, then C
 repeated and was not done; an older call, then both saw a mismatch, and C failed H.
@@ -42,51 +42,51 @@ So C never entered it together with A, and now never will.
 
 *Every call ends.* A call in round k waits until all ranks of the channel post in k. A
 rank that reaches the channel posts; a rank that fails a command posts a token or has
-one pending; a rank whose token completes posts again while anybody's floor says
-they might wait for a command it failed. So in every round that somebody waits in,
-all ranks that are done with his command have posted, and the others will either
-come or fail. A repeat needs an older token in that round, each rank posts older
+one pending; a rank whose token completes posts again while any peer's floor says that
+the peer might wait for a command it failed. So in every round in which a rank waits,
+all ranks that are done with its command have posted, and the others will either
+enter or fail. A repeat needs an older token in that round, each rank posts older
 tokens only while its own progress grows, and the log is finite. While a rank waits
 in one channel it serves the tokens of all its other channels, otherwise two ranks could
 wait for each other through two channels.
 
-*Who is aborted is done with the command.* A rank posts a token for the command of a call
+*An aborted rank is done with the command.* A rank posts a token for the command of a call
 that was aborted as if it had failed the command, and further calls in it are aborted
 without a round, also where its function catches the error. Otherwise it could wait in a
 second channel for a peer that had an older token in the round, comes to the first call
 later, and waits there for it.
 
-*No call meets a strange call* unless the ranks' programs differ: a rank posts a
+*No call meets a call of another command* unless the ranks' programs differ: a rank posts a
 call for a later command only when it has no pending token, that is, when all
 floors have gone beyond what it failed.
 
 Channels that begin later
 ----------------------
-A channel may begin while the session runs (`teams`): its members add it when a call of
-all workers has run, in a command M, before they do anything else. Then all that is
-said above holds of it as if it had been there from the beginning:
+A channel may begin while the session runs (`group.Teams`): its members add it when a call of
+all workers has run, in a command M, before they do anything else. Then all of the
+above holds for it as if it had existed from the beginning:
 
 - *All its members have it, or none.* They see the same round and decide the same. One
-  that has not yet added it waits for nobody before it does, so who posts in it early
-  waits for a rank that will come.
+  that has not yet added it waits for no peer before it does, so a rank that posts early
+  in it waits for a rank that will come.
 - *No token is missing in it.* A rank that failed a command F before would have one
-  pending there. It would tell those who wait in F or earlier; but calls in this channel
+  pending there. It would inform ranks that wait in F or earlier; but calls in this channel
   are of M or later, and F < M, because tokens are posted for commands that are over.
   A rank that fails M or anything later posts a token in all channels, this one included.
 - *Floors* are those of ranks, in whatever channel they were seen, so what is known of a
   rank holds in the new channel as well. `busy` is about pending tokens only, of which a
   new channel has none.
-- *Who leaves has it.* A rank takes leave after its last command, M among them, so each
+- *A rank that leaves has it.* A rank leaves after its last command, M among them, so each
   channel is left by all its members.
 
 What carries the headers of a new channel must hold a header of a member until another one looks
 for it; therefore all members have built their ends before the call that begins it.
 
-What it cannot see: a rank that goes past a collective without failing and stays
+What it cannot detect: a rank that goes past a collective without failing and stays
 idle. Its peers wait until it reaches another collective of that channel (mismatch)
 or fails; likewise ranks that enter two channels in different orders.
 
-A pending token costs nothing until its peers come, but somebody must look whether
+A pending token costs nothing until its peers come, but the rank must test whether
 it completed while it could matter: it does while some peer's floor, as far as it
 is known from any channel, is not beyond the last failed command. `Preflight.busy`
 says whether there is such a token; only then do waits become polls.
@@ -151,7 +151,7 @@ class RoundHeader(NamedTuple):
 
 
 class Outcome(Enum):
-    """What becomes of a call after a round."""
+    """The outcome of a call after a round."""
 
     RUN = "run"
     REPEAT = "repeat"
@@ -161,7 +161,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a call, and because of whom.
+    """The outcome of a call, and the ranks that caused it.
 
     Attributes:
         kind: What happens next.
@@ -177,7 +177,7 @@ _REPEAT = Decision(Outcome.REPEAT)
 
 
 def decide(headers: Sequence[tuple[int, RoundHeader]], mine: RoundHeader) -> Decision:
-    """Decides what becomes of a call.
+    """Decides the outcome of a call.
 
     Args:
         headers: Each rank of the channel with what it posted, this one included.
@@ -202,7 +202,7 @@ def decide(headers: Sequence[tuple[int, RoundHeader]], mine: RoundHeader) -> Dec
 
 
 def _find_odd(headers: Sequence[tuple[int, RoundHeader]]) -> tuple[int, ...]:
-    """Finds the ranks outside the largest party; of equal ones the lowest rank's counts."""
+    """Finds the ranks outside the largest set; of equally large ones the lowest rank's counts."""
     parties: dict[RoundHeader, list[int]] = {}
     for worker, header in sorted(headers):
         parties.setdefault(header, []).append(worker)
@@ -266,7 +266,7 @@ class Preflight:
         channels: Every channel with peers.
         position: The command being executed, or the last one.
         failed: The last command that this rank failed or skipped.
-        busy: A pending token must be looked after.
+        busy: A pending token must be polled.
     """
 
     me: int
@@ -279,7 +279,7 @@ class Preflight:
 
     @property
     def cannot_come(self) -> bool:
-        """Whether this rank has told its peers that it enters nothing more in this command."""
+        """Whether this rank has posted that it enters nothing more in this command."""
         return 0 <= self.position <= self.failed
 
     def add_channel(self, members: Sequence[int], exchange: Exchange) -> Channel:
@@ -305,7 +305,7 @@ class Preflight:
         return pack_header(1, seq, nth, op, dtype, elements, problem != "", extra)
 
     def enter_now(self, channel: Channel, header: bytes, payload: bytes) -> bool:
-        """Enters by the short way: one round, waited for.
+        """Enters by the fast path: one round, waited for.
 
         Args:
             channel: Where to enter; with no pending token, and not while `busy`.
@@ -324,7 +324,7 @@ class Preflight:
     def negotiate(
         self, channel: Channel, header: bytes, *, posted: bool = False
     ) -> Generator[None, None, Decision]:
-        """Enters by the long way; yields whenever it would have to wait.
+        """Enters by the slow path; yields whenever it would have to wait.
 
         Args:
             channel: Where to enter.
@@ -370,14 +370,14 @@ class Preflight:
         self._look_around()
 
     def poll(self) -> bool:
-        """Looks after pending tokens between commands; returns `busy`."""
+        """Polls pending tokens between commands; returns `busy`."""
         if self.busy:
             self._serve(None, self.position)
             self._look_around()
         return self.busy
 
     def leave(self) -> Generator[None, None, None]:
-        """Takes leave in all channels at once; yields whenever it would have to wait.
+        """Leaves all channels at once; yields whenever it would have to wait.
 
         After it every channel is at rest on all its ranks, since each repeats its
         last token until it has seen the last token of all.

@@ -40,7 +40,7 @@ def open_communicator(
         local_workers: How many of them run on this machine; 0 if unknown.
         library: The MPI library: "mpich", "impi" or empty to choose.
         world: What the workers share if they are threads of this process.
-        loss: Is told of it if a library fails at work.
+        loss: Is notified if a library fails in use.
 
     Raises:
         ConfigError: The numbers do not fit one another, or there is no such MPI
@@ -65,7 +65,7 @@ def open_communicator(
             "'local' works between threads of one process, and the workers of this session are"
             " processes; use 'mpi', or a ThreadedSession"
         )
-    # mpi4py costs a tenth of a second to import; a rank without it pays nothing.
+    # mpi4py costs a tenth of a second to import; a rank that does not use it pays nothing.
     from disco_server.collectives.mpi import MpiCommunicator
 
     return MpiCommunicator.create(

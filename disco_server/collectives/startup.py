@@ -1,8 +1,8 @@
 """How far a session's ranks are with opening their communicator, and which of them hang in it.
 
-Ranks come to it when their programs do, which may be much later than their peers; that
-is waited for. But once all of them have begun it is a matter of moments, and a rank that
-is not done with it after the limit never will be. No I/O but a look at /proc.
+Ranks begin it when their programs do, which may be much later than their peers; that
+is waited for. But once all of them have begun it takes a moment, and a rank that is not
+done with it after the limit never will be. No I/O but a look at /proc.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["CommunicatorStartup"]
 
 
 class CommunicatorStartup:
-    """The ranks of one session, as one node or program sees them.
+    """The ranks of one session, as one node or program tracks them.
 
     Args:
         num_workers: How many ranks the session has.
@@ -56,7 +56,7 @@ class CommunicatorStartup:
         self._done[worker] += 1
 
     def blame(self, attempt: int, here: Collection[int]) -> tuple[list[int], str]:
-        """Finds out who hangs, when the limit is over.
+        """Finds the ranks that hang, when the limit is over.
 
         Args:
             attempt: What :meth:`begins` returned.
@@ -64,7 +64,7 @@ class CommunicatorStartup:
 
         Returns:
             The ranks to end, none where all are done or wait for another node's, and
-            why, in words that follow a rank's name.
+            why, as text that follows a rank's name.
         """
         missing = sorted(worker for worker in here if self._done[worker] < attempt)
         blamed = [worker for worker in missing if worker not in self._waiting()]

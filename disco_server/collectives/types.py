@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 
 
 class ReduceOp(IntEnum):
-    """How elements of several ranks become one; the numbers travel."""
+    """How elements of several ranks become one; the numbers are sent in headers."""
 
     SUM = 0
     PROD = 1
@@ -95,7 +95,7 @@ class AbortedError(CollectiveError):
 
 
 class UnavailableError(CollectiveError):
-    """A collective library is not there, or it did not start; the message says what to do."""
+    """A collective library is missing or did not start; the message says what to do."""
 
 
 class CommunicatorLost(CollectiveError):
@@ -103,7 +103,7 @@ class CommunicatorLost(CollectiveError):
 
 
 def name_workers(workers: Iterable[int]) -> str:
-    """Lists workers as a person would: "worker 2", "workers 0, 1 and 3"."""
+    """Lists workers in plain English: "worker 2", "workers 0, 1 and 3"."""
     names = [str(worker) for worker in sorted(workers)]
     if len(names) == 1:
         return f"worker {names[0]}"

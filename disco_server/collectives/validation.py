@@ -1,8 +1,8 @@
-"""What one rank brings to a collective, checked before it meets its peers.
+"""What one rank brings to a collective, checked before it agrees with its peers.
 
 The checks here need this rank's arrays only. Each returns a `CollectiveSignature`: three
 small numbers that the ranks compare, and what is wrong with the call, if
-anything is. Nothing raises: a rank with a wrong call must still meet its peers,
+anything is. Nothing raises: a rank with a wrong call must still post to its peers,
 which would wait for it otherwise.
 """
 
@@ -74,7 +74,7 @@ class Family(IntEnum):
     """float16 and bfloat16: combined in float32, rounded once."""
     COMPLEX = 4
     OPAQUE = 5
-    """Moved as bytes; no reduction knows it."""
+    """Moved as bytes; no reduction supports it."""
 
 
 class CollectiveDtype(NamedTuple):
@@ -84,7 +84,7 @@ class CollectiveDtype(NamedTuple):
         code: Its number in headers.
         name: Its name as numpy writes it.
         family: How its elements are combined.
-        refused: The reductions it does not know.
+        refused: The reductions that it does not support.
     """
 
     code: int
@@ -129,7 +129,7 @@ _known: dict[np.dtype[Any], CollectiveDtype | None] = {}
 _ON_DEVICE = 64
 """Added to the code of a dtype where the arrays are on a GPU."""
 
-# What the libraries of GPUs cannot reduce, besides what nobody can.
+# What the libraries of GPUs cannot reduce, besides what no library can.
 _REFUSED_ON_DEVICE = {
     "int16": frozenset(ReduceOp),
     "uint16": frozenset(ReduceOp),
@@ -139,7 +139,7 @@ _REFUSED_ON_DEVICE = {
 
 
 class CollectiveSignature(NamedTuple):
-    """What a rank brings.
+    """What a rank brings to a collective.
 
     Attributes:
         op: The collective, plus 16 times the reduction where there is one.
@@ -148,7 +148,7 @@ class CollectiveSignature(NamedTuple):
         problem: What is wrong on this rank; empty if nothing is.
         family: How the elements are combined.
         extra: What else must agree, as a number.
-        note: The same for people; stands behind what is told of the call.
+        note: The same as text, appended to the description of the call.
     """
 
     op: int
@@ -296,7 +296,7 @@ def check_point(
 
 
 def add_shapes(signature: CollectiveSignature, src: object, dst: object) -> CollectiveSignature:
-    """Adds to an signature a checksum of the shapes that all ranks must have in common.
+    """Adds to a signature a checksum of the shapes that all ranks must have in common.
 
     Not of an array that only the root has, nor of parts that may differ.
     """
@@ -367,7 +367,7 @@ def _check(
 def _check_place(
     signature: CollectiveSignature, src: Array, dst: Array, reduce: ReduceOp | None
 ) -> CollectiveSignature:
-    """Adds to an signature what matters where an array may be on a GPU."""
+    """Adds to a signature what matters where an array may be on a GPU."""
     device = on_device(src)
     problem = signature.problem
     if device is not on_device(dst):
@@ -413,8 +413,8 @@ def _name(value: object) -> str:
 
 # Checks of what collectives of teams bring besides arrays: counts, tables, roots, lines.
 #
-# The ranks compare a checksum of these in their rows; where it differs they tell each
-# other the text. As in `checks` nothing raises where a rank must still meet its peers.
+# The ranks compare a checksum of these in their headers; where it differs they send each
+# other the text. As above nothing raises where a rank must still post to its peers.
 
 
 Table = tuple[tuple[int, ...], ...]
@@ -436,7 +436,7 @@ class Parts(NamedTuple):
         widest: The largest.
         even: Whether all are equal.
         digest: A checksum.
-        note: For people.
+        note: A description, for messages.
     """
 
     counts: tuple[int, ...]
@@ -526,7 +526,7 @@ def check_table(
 
 
 def add_root(signature: CollectiveSignature, root: int, size: int) -> CollectiveSignature:
-    """Adds to an signature from or to which rank it goes; all ranks must mean the same."""
+    """Adds to a signature from or to which rank it goes; all ranks must name the same."""
     try:
         at = operator.index(root)
     except TypeError:
@@ -600,7 +600,7 @@ def _parts_of(counts: tuple[int, ...]) -> Parts | str:
 
 
 def _digest(numbers: Iterable[int]) -> int:
-    """A checksum that leaves room in a row's number for a root to be added."""
+    """A checksum that leaves room in a header's number for a root to be added."""
     text = ",".join(map(str, numbers))
     return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "little")
 

@@ -1,4 +1,4 @@
-"""The gate of a controller: every call passes it, and is refused unless the table allows it."""
+"""Authentication of a controller's calls: each is refused unless the table of methods allows it."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ _GROUP_READS: Final = 0o044
 
 
 def caller() -> Identity:
-    """Who makes the call that is being answered."""
+    """The identity of the caller of the call that is being answered."""
     return _caller.get()
 
 
 def peer_of(context: Any) -> str:
-    """From where a call comes, as ``ipv4:10.0.0.7:41234``."""
+    """The address that a call comes from, as ``ipv4:10.0.0.7:41234``."""
     return unquote(str(context.peer()))
 
 
 def _others_may_read(status: os.stat_result) -> bool:
-    """Whether a file of secrets is open to more than its user.
+    """Whether users other than its owner may read a file of secrets.
 
-    A file of root's may be open to a group: that is how a daemon that is not root gets it,
-    and how Kubernetes mounts Secrets for one.
+    A file of root's may be readable by a group: that is how a daemon that is not root reads
+    it, and how Kubernetes mounts Secrets for one.
     """
     return bool(status.st_mode & (_ANYBODY_READS if status.st_uid == 0 else _GROUP_READS))
 
@@ -90,7 +90,7 @@ class TokenBook:
         return accepted(read_tokens(text, where))
 
     def find(self, token: str) -> Identity | None:
-        """Who shows a token; None for nobody known."""
+        """The identity that a token belongs to; None if the token is unknown."""
         state = state_of(self._path)
         if state != self._seen:
             self._seen = state
@@ -104,10 +104,10 @@ class TokenBook:
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Finds out who calls, and lets through what the table of methods allows him.
+    """Authenticates each caller, and admits the calls that the table of methods allows its role.
 
     Args:
-        guard: Who is asked for what.
+        guard: Which credentials callers must show.
 
     Raises:
         ConfigError: The file of the tokens cannot be read.
@@ -123,7 +123,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Puts the gate before a handler; a method that nobody serves has none."""
+        """Puts the check before a handler; a method without a handler needs none."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -151,7 +151,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return answer
 
     async def _admit(self, method: str, context: Any) -> None:
-        """Lets a call go on, or ends it; sets who makes it."""
+        """Lets a call go on, or aborts it; sets the identity of its caller."""
         allowed = METHODS.get(method, frozenset())
         if allowed is None:
             return
@@ -176,14 +176,14 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return self.identify(_bearer(context.invocation_metadata() or ()), texts)
 
     def identify(self, token: str, names: Sequence[str]) -> Identity | str:
-        """Says who calls.
+        """Identifies a caller.
 
         Args:
-            token: That he shows; may be empty.
-            names: The alternative names in the certificate that he shows, if he does.
+            token: The caller's token; may be empty.
+            names: The alternative names in the caller's certificate, if there is one.
 
         Returns:
-            Who it is; a text where that cannot be known, which says what was expected.
+            The identity; where it cannot be determined, a text that says what was expected.
         """
         if self._book is not None:
             if not token:

@@ -44,7 +44,7 @@ _OPEN = Guard()
 
 
 def run(config: ControllerConfig) -> int:
-    """Runs a controller until it is told to stop; returns the exit code.
+    """Runs a controller until a signal stops it; returns the exit code.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -115,16 +115,16 @@ class ControllerListener:
     """An address at which a hub takes calls; belongs to the running event loop.
 
     Args:
-        hub: Who is behind it.
-        listen: Where; port 0 lets the system choose.
+        hub: The hub.
+        listen: The address; port 0 lets the system choose.
         services: Which of the controller's services it offers, besides health
             and reflection.
-        guard: Who is let in, and how connections are encrypted.
+        guard: Which callers are admitted, and how connections are encrypted.
         max_connections: How many connections it takes; further ones are closed at once.
 
     Attributes:
         address: Where it listens.
-        interceptor: Knows who is let in.
+        interceptor: Authenticates callers.
 
     Raises:
         ConfigError: The address cannot be listened on, or a certificate or the file of the
@@ -152,7 +152,7 @@ class ControllerListener:
         self.address = _bind(server, listen, guard)
 
     async def open(self) -> None:
-        """Begins to take calls; those who came since it was made have waited."""
+        """Begins to take calls; connections made since the address was bound have waited."""
         await self._server.start()
         for name in ("", *self._services):
             await self._checks.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -178,7 +178,7 @@ def _bind(server: grpc.aio.Server, wanted: Address, guard: Guard) -> Address:
 
 
 def _write_port(path: Path, address: Address) -> None:
-    """Writes the port (of a Unix socket the path) at once, for whoever waits for the file."""
+    """Writes the port (of a Unix socket the path) atomically: other processes wait for the file."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_text(f"{address.path or address.port}\n")
     part.replace(path)
@@ -194,7 +194,7 @@ def _on_signals(stop: asyncio.Event, stop_now: asyncio.Event) -> None:
 
 
 async def beat(hub: Hub) -> None:
-    """Lets time pass for a hub; waits and leases are looked at more often than peers are told."""
+    """Runs a hub's timers; waits and leases are checked more often than heartbeats are sent."""
     loop = asyncio.get_running_loop()
     next_beat = loop.time()
     while True:

@@ -1,8 +1,8 @@
-"""The dashboard: a page that shows what the cluster does, and the stream of events it lives on.
+"""The dashboard: a page that shows what the cluster does, and the stream of events that feeds it.
 
-Who looks is asked what the other door of the controller asks, and sees what he would see
-there. The page itself is the same for everybody and holds no data; it asks for nothing
-but itself and its stream.
+A viewer must show the same credentials as a caller of the gRPC port, and sees what that
+caller would see. The page itself is the same for every viewer and holds no data; it
+requests only its own files and its stream.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["MOST_WATCHERS", "PARTS", "SECONDS", "Feed", "Page", "timeline"]
 SECONDS: Final = 10.0
 PARTS: Final = 200
 _NAMED: Final = 40
-"""Of so many of the longest commands the name is told."""
+"""For how many of the longest commands the name is sent."""
 
 _PART_NS: Final = round(SECONDS * 1e9) // PARTS
 Span = tuple[int, int]
@@ -62,8 +62,8 @@ def timeline(found: Inspection, now_ns: int | None = None) -> list[dict[str, obj
 
     Returns:
         For each rank ``busy``, ``wait`` and ``collective``, each `PARTS` shares from 0 to 1:
-        of commands, of waiting for others in collectives, and of collectives once all had
-        come; and ``longest``, the longest commands, with names and seconds ago.
+        of commands, of waiting for other ranks in collectives, and of collectives once all
+        ranks had entered; and ``longest``, the longest commands, with names and seconds ago.
     """
     now = time.monotonic_ns() if now_ns is None else now_ns
     try:
@@ -114,32 +114,32 @@ def _shares(spans: Iterable[Span], begin: int) -> list[float]:
     return [round(each / _PART_NS, 3) for each in filled]
 
 
-# What the dashboard is told: the cluster each second, and more of the session looked at.
+# What the dashboard receives: the cluster each second, and more of the session it shows.
 
 
 INTERVAL_S: Final = 1.0
 TIMELINE_S: Final = 2.0
 DIAGNOSIS_S: Final = 10.0
-"""How long a command may take before somebody asks why."""
+"""How long a command may take before it is diagnosed."""
 
 LINES: Final = 500
-"""Of a log that is opened, so many of the last lines."""
+"""How many of the last lines of a log are shown when it is opened."""
 
 _NODES_S: Final = 5.0
 
 _LOOK_S: Final = 0.75
-"""Who has not come further in so long is said to stand where he is."""
+"""The time between the two inspections that a diagnosis compares."""
 
 Event = tuple[str, object]
 
 
 class Feed:
-    """The events of one who looks.
+    """The events for one viewer.
 
     Args:
         hub: What is shown.
-        who: Who looks.
-        session: The id of the session that he looks at, in hexadecimal; may be empty.
+        who: The viewer's identity.
+        session: The id of the session that is viewed, in hexadecimal; may be empty.
     """
 
     def __init__(self, hub: Hub, who: Identity, session: str) -> None:
@@ -148,7 +148,7 @@ class Feed:
         self._session = session
 
     def streams(self) -> tuple[AsyncGenerator[Event], ...]:
-        """What comes at its own pace each."""
+        """The streams of events, each of its own period."""
         if not self._session:
             return (self._overviews(),)
         return self._overviews(), self._timelines(), self._diagnoses(), self._logs()
@@ -160,17 +160,17 @@ class Feed:
             await asyncio.sleep(INTERVAL_S)
 
     async def _timelines(self) -> AsyncGenerator[Event]:
-        """What each rank did in the last seconds, while somebody looks at its session."""
+        """What each rank did in the last seconds, while its session is viewed."""
         while True:
             found = await self._inspect(flights=True)
             if found is not None:
-                # Thousands of records, which would keep the daemon from its work.
+                # Thousands of records, which would block the daemon's event loop.
                 data = await asyncio.to_thread(timeline, found)
                 yield "timeline", {"seconds": SECONDS, "ranks": data}
             await asyncio.sleep(TIMELINE_S)
 
     async def _diagnoses(self) -> AsyncGenerator[Event]:
-        """Why the session does not go on, when it does not seem to."""
+        """Why the session makes no progress, when it seems to make none."""
         while True:
             view = await self._hub.overviews.snapshot(self._who)
             verdict = ""
@@ -201,7 +201,7 @@ class Feed:
             yield "logs", _plain(part)
 
     async def _inspect(self, *, stacks: bool = False, flights: bool = False) -> Inspection | None:
-        """Asks the nodes of the session; None where it is over, or is not his."""
+        """Asks the nodes of the session; None where it is over, or the viewer may not see it."""
         request = controller_pb2.InspectRequest(
             name=self._session, stacks=stacks, flights=flights, timeout_s=_NODES_S
         )
@@ -240,7 +240,7 @@ _TYPES: Final = {
     "/charts.js": ("charts.js", "text/javascript"),
 }
 _WATCH: Final = "/disco.v1.SessionService/Overview"
-"""Whoever may call that may look at the page."""
+"""Callers that may call this method may view the page."""
 
 _HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -257,7 +257,7 @@ class Page:
 
     Args:
         hub: What is shown.
-        interceptor: Knows who is let in.
+        interceptor: Authenticates viewers.
     """
 
     def __init__(self, hub: Hub, interceptor: AuthInterceptor) -> None:
@@ -266,7 +266,7 @@ class Page:
         self._watchers = 0
 
     def routes(self) -> Mapping[str, Answer]:
-        """What answers which path."""
+        """The handler of each path."""
         return {**dict.fromkeys(_TYPES, self._file), "/events": self._events}
 
     async def _file(self, request: web.Request) -> web.Response:
@@ -278,7 +278,7 @@ class Page:
         return web.Response(text=text, content_type=kind, headers=_HEADERS)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Sends what changes, as server-sent events, until whoever looks has seen enough."""
+        """Sends what changes, as server-sent events, until the viewer disconnects."""
         from aiohttp import web
 
         who = self._admit(request)
@@ -293,18 +293,18 @@ class Page:
                 for stream in feed.streams():
                     tasks.create_task(_carry(stream, response))
         except* ConnectionError:
-            pass  # whoever looked has left
+            pass  # the viewer has disconnected
         finally:
             self._watchers -= 1
         return response
 
-    # Who is let in --------------------------------------------------------------------
+    # Admission ------------------------------------------------------------------------
 
     def _check_host(self, request: web.Request) -> None:
-        """Refuses pages of others that borrow a name to read what only this machine may.
+        """Refuses requests by a foreign host name, as DNS rebinding makes them.
 
-        Where nobody is asked who he is, a browser here would show what this page shows to
-        any site whose name is made to lead to this machine; an address has no such name.
+        Without authentication, a browser on this machine would give the page's data to any site
+        whose name resolves to this machine; a request by address cannot come from such a site.
         """
         from aiohttp import web
 
@@ -364,7 +364,7 @@ def _event(name: str, data: object) -> bytes:
 
 
 async def _carry(stream: AsyncGenerator[tuple[str, object]], response: web.StreamResponse) -> None:
-    """Writes what a stream brings; a slow reader makes it wait."""
+    """Writes the events of a stream; a slow reader makes it wait."""
     async with contextlib.aclosing(stream):
         async for name, data in stream:
             await response.write(_event(name, data))

@@ -46,12 +46,12 @@ _SERVER_STOPPED = "_ServerStoppedError"
 """What gRPC raises in calls that outlast their server; it has no public name."""
 
 MAX_NAME = 128
-Context: TypeAlias = Any  # grpc.aio.ServicerContext, whose type parameters help nobody here
+Context: TypeAlias = Any  # grpc.aio.ServicerContext, whose type parameters are of no use here
 Stream: TypeAlias = AsyncIterator[bytes]
 
 
 def guarded(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Keeps the text of unforeseen exceptions from peers, who get an id of the log line."""
+    """Hides the text of unforeseen exceptions from peers, which get the id of the log line."""
 
     @wraps(handler)
     async def guarded_handler(self: Any, request: Any, context: Context) -> Any:
@@ -66,7 +66,7 @@ def guarded(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
             raise
         except Exception as error:
             if type(error).__name__ == _SERVER_STOPPED:
-                raise  # gRPC ends the call; nobody is there any more to be told
+                raise  # gRPC ends the call; the peer is already gone
             error_id = secrets.token_hex(4)
             _logger.exception("handler failed, error id %s", error_id)
             await context.abort(
@@ -77,11 +77,11 @@ def guarded(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 
 class NotYours(Exception):
-    """A session belongs to somebody else than who asks for it."""
+    """The session belongs to another owner than the caller."""
 
 
 def not_yours(name: str) -> str:
-    """What is said to who asks for a session of somebody else."""
+    """The error message for a caller that asks for another owner's session."""
     return f"session {name!r} belongs to somebody else; its owner and administrators may use it"
 
 
@@ -96,20 +96,20 @@ async def refuse_call(context: Context, event: str, name: str, why: str) -> None
 
 
 async def refuse(context: Context, message: str) -> None:
-    """Tells a peer why its stream will not go on."""
+    """Tells a peer why its stream is refused."""
     refused = node_pb2.Refused(message=message).SerializeToString()
     await context.write(envelope(EnvelopeKind.REFUSED, refused))
 
 
 FIRST_MESSAGE_S = 10.0
-"""A peer that has said nothing for this long after it came is sent away."""
+"""A peer that has sent no message for this long after it connected is refused."""
 
 
 async def first_message(stream: Stream) -> bytes | None:
-    """Waits for what a peer says first; None if it leaves without a word.
+    """Waits for a peer's first message; None if it leaves without one.
 
     Raises:
-        ConnectionError: It stays, and says nothing.
+        ConnectionError: The peer stays connected and sends nothing.
     """
     try:
         async with asyncio.timeout(FIRST_MESSAGE_S):
@@ -120,35 +120,35 @@ async def first_message(stream: Stream) -> bytes | None:
 
 
 _END_S = 1.0
-"""How long a stream's tasks are waited for when it is over."""
+"""How long to wait for a stream's tasks when it is over."""
 
 
 async def end_stream(
     outbox: Outbox, writing: asyncio.Task[None], reading: asyncio.Task[Any]
 ) -> None:
-    """Lets the tasks of a stream end, as far as they do.
+    """Cancels the tasks of a stream, and waits a limited time for them.
 
     What must happen when a stream is over comes before this: a peer that breaks off
     may cancel the handler once more while it waits here. A message on its way is not
-    cut off, because gRPC could not send the stream's status after it; and gRPC keeps a
-    cancellation to itself now and then, so that the wait has a limit.
+    cut off, because gRPC could not send the stream's status after it; and gRPC swallows a
+    cancellation now and then, so the wait has a limit.
     """
     for task in (reading, writing):
-        task.add_done_callback(_see)  # it may end when nobody waits here any more
+        task.add_done_callback(_see)  # it may end after the wait below
     reading.cancel()
     outbox.close()
     await asyncio.wait((reading, writing), timeout=_END_S)
     for task in (reading, writing):
-        task.cancel()  # which does nothing where it has ended
+        task.cancel()  # which does nothing if it has ended
 
 
 def _see(task: asyncio.Task[Any]) -> None:
-    """Takes a task's exception, which asyncio would otherwise write down as lost."""
+    """Retrieves a task's exception, which asyncio would otherwise log as never retrieved."""
     if not task.cancelled():
         task.exception()
 
 
-# Finds the session that somebody names, if it is his.
+# Finds the session that a caller names, if the caller may use it.
 
 
 _NAMED = 5
@@ -160,14 +160,14 @@ def find_session(
     """Finds a session by its name or its id in hexadecimal.
 
     Args:
-        cluster: Where.
-        name: Which.
-        who: Who asks.
-        ended: Whether one that is over will do where none is there.
+        cluster: Has the sessions.
+        name: The name or the id.
+        who: The caller's identity.
+        ended: Whether a session that is over may be returned if none runs.
 
     Raises:
         LookupError: There is none; the text says which there are.
-        NotYours: It is somebody else's.
+        NotYours: It belongs to another owner.
     """
     found = cluster.find(name, who, ended=ended)
     if found is None:
@@ -178,7 +178,7 @@ def find_session(
 
 
 def unknown_session(cluster: Cluster, name: str, who: Identity, *, ended: bool = True) -> str:
-    """What is said to who asks for a session that nobody knows."""
+    """The error message for a caller that asks for an unknown session."""
     known = [repr(s.name) for s in cluster.sessions.values() if who.owns(s.principal)]
     names = ", ".join(known[:_NAMED]) + ", ..." * (len(known) > _NAMED)
     over = ", or that ended within the last minutes," if ended else ","

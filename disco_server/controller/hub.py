@@ -64,13 +64,13 @@ __all__ = [
 
 @dataclass(slots=True)
 class ControllerCounters:
-    """Counts since the start; plain numbers, because they stand in the way of each batch.
+    """Counts since the start; plain numbers, because each batch updates them.
 
     Attributes:
         commands, batches: Of clients, relayed to nodes.
         to_workers, to_clients: Bytes relayed, of batches and of replies and output.
         created: Sessions asked for.
-        resumed: Connections of sessions that came back, or that others attached to.
+        resumed: Connections of clients that came back or attached to a session.
         ended: Sessions that are over, by the reason.
         joined: Registrations of nodes.
         node_round_trip: Seconds from a heartbeat to the node's answer.
@@ -117,7 +117,7 @@ class _Open:
 
 
 class SessionSpans:
-    """Follows the effects of a controller's decisions; knows no more than they say."""
+    """Makes spans from the effects of a controller's decisions alone."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
@@ -150,7 +150,7 @@ class SessionSpans:
         found = self._open.get(session.session)
         if found is None:
             found = self._open[session.session] = _Open.begin(session)
-            # Its nodes go on where this process does, if it makes spans at all.
+            # Its nodes continue the trace from this process, if it makes spans at all.
             session.trace = dict(found.start.carrier) or session.trace
         return found
 
@@ -211,12 +211,12 @@ class Hub:
         min_slots: How many slots a node must offer to be let in.
         node_return: Seconds in which a node whose connection broke may come back.
         limits: How many sessions there may be.
-        expect_nodes: How many nodes there will ever be; 0 if nobody knows.
+        expect_nodes: How many nodes there will ever be; 0 if unknown.
         clock: The time by which waits and silences are judged.
 
     Attributes:
         clock: The same.
-        settled_at: From then on nobody tells any more of sessions of an earlier controller.
+        settled_at: When nodes no longer report sessions of an earlier controller.
         overviews: Says what the cluster does at a moment.
         logs: What ranks printed.
         counters: What is counted for its metrics.
@@ -299,7 +299,7 @@ class Hub:
         self._changed.set()
 
     async def wait_for_nodes(self, count: int) -> None:
-        """Waits until this many nodes are here."""
+        """Waits until this many nodes have registered."""
         while len(self.cluster.members.nodes) < count:
             await self.change(None)
 
@@ -349,7 +349,7 @@ class Hub:
         self._post(node, raw, session=session.session)
 
     def _find_routes(self, session: SessionTable) -> None:
-        """Notes the streams of a session's nodes, of those that are here."""
+        """Notes the streams of a session's nodes, of those that are connected."""
         found = [self.links.get(share.node) for share in session.shares]
         self.routes[session.session] = tuple(link.outbox for link in found if link is not None)
         self.exchanges.open(session.session)
@@ -379,7 +379,7 @@ class Hub:
         )
 
     def _with_listener(self, info: controller_pb2.RankInfo) -> controller_pb2.RankInfo:
-        """Adds where the rank's daemon takes arrays; for the owner of the session only."""
+        """Adds the rank's array address; for the session's own client only."""
         node = self.cluster.members.nodes.get(info.node)
         info.array_address = node.array_address if node is not None else ""
         return info
@@ -428,7 +428,7 @@ class Hub:
     def new_session(
         self, create: controller_pb2.CreateSession, who: Identity = EVERYBODY
     ) -> SessionTable:
-        """Makes the record of a session that somebody asks for."""
+        """Makes the record of a session that a client requests."""
         session_id = 0
         while not session_id or session_id in self.cluster.sessions:
             session_id = secrets.randbits(63)
@@ -448,7 +448,7 @@ class Hub:
     def session_of(
         self, transfer: controller_pb2.Transfer, who: Identity = EVERYBODY
     ) -> SessionTable | None:
-        """The running session that a transfer names, if its key is right and it is his who asks.
+        """The running session that a transfer names, if its key is right and the caller may use it.
 
         An administrator needs no key.
         """
@@ -484,7 +484,7 @@ class Hub:
         self.apply(self.cluster.tick(self.clock()))
 
     def beat(self) -> None:
-        """Tells every peer that this loop turns, and who waits what for."""
+        """Sends every peer a heartbeat, and every waiting session its place in the queue."""
         self.apply(self.cluster.tell_queue())
         self._say_dropped()
         self._beats += 1
@@ -497,13 +497,13 @@ class Hub:
     def printed(
         self, session: int, node: str, said: controller_pb2.LogLines, raw: bytes | None = None
     ) -> None:
-        """Keeps what a rank has printed, and passes it on to the client if that reads.
+        """Keeps what a rank has printed, and passes it on to the client if that keeps up.
 
         Args:
-            session: Whose rank.
-            node: Where it runs.
+            session: The rank's session.
+            node: The rank's node.
             said: What it printed.
-            raw: The same as it came.
+            raw: The same as the envelope received.
         """
         client = self.clients.get(session)
         whole = self.logs.add(session, said.worker, node, said.stderr, said.lines, first=said.first)
@@ -517,7 +517,7 @@ class Hub:
             self._unsaid[session, said.worker] = node, said.first + len(said.lines)
 
     def _say_dropped(self) -> None:
-        """Says of lines that were dropped here how many there were, unless later ones did."""
+        """Reports how many lines were dropped here, unless later lines have reported it."""
         unsaid, self._unsaid = self._unsaid, {}
         for (session, worker), (node, count) in unsaid.items():
             if session in self.clients:
@@ -539,7 +539,7 @@ class Hub:
         await self._empty.wait()
 
     def dismiss(self, message: str) -> None:
-        """Says goodbye to every node; they may come again, to whoever listens here then."""
+        """Dismisses every node; each may register with the next controller at this address."""
         for link in self.links.values():
             _dismiss(link, message)
 
@@ -550,7 +550,7 @@ def _dismiss(link: NodeLink, message: str) -> None:
 
 
 def ended_message(end: End) -> controller_pb2.SessionEnded:
-    """What a client is told of the end of its session."""
+    """The message to a client about the end of its session."""
     return controller_pb2.SessionEnded(
         reason=int(end.reason),  # type: ignore[arg-type]  (the numbers are the same)
         message=end.message,
@@ -562,5 +562,5 @@ def ended_message(end: End) -> controller_pb2.SessionEnded:
 
 
 def signed(owner: str, who: Identity) -> str:
-    """How lists name the client of a session: as he shows who he is, and as he says it."""
+    """How lists name a session's client: its authenticated name, and the owner that it states."""
     return f"{who.name} ({owner[:200]})" if who.name else owner[:200]

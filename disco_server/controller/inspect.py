@@ -29,7 +29,7 @@ __all__ = ["INTERVAL_S", "Inspections", "Overviews", "node_info", "rank_infos", 
 _LONGEST_S = 60.0
 _CLOCK_ROUNDS = 3
 _CLOCK_S = 1.0
-"""For how long a comparison of clocks is good enough for whoever follows a session."""
+"""For how long a comparison of clocks is good enough for a client that follows a session."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Inspections:
     Args:
         cluster: Knows the nodes and the sessions.
         post: Sends an envelope to a node; does nothing if it is not connected.
-        clock: The time by which nodes were heard of.
+        clock: The clock of the times at which nodes were heard.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Inspections:
     async def inspect(
         self, request: controller_pb2.InspectRequest, who: Identity = EVERYBODY
     ) -> controller_pb2.InspectResult:
-        """Finds out what the ranks of a session do, or did before it ended.
+        """Returns what the ranks of a session do, or did before it ended.
 
         Args:
-            request: What is asked.
-            who: Who asks.
+            request: The request.
+            who: The caller's identity.
 
         Raises:
-            LookupError: Nobody knows such a session; the text says which there are.
-            NotYours: It is somebody else's.
+            LookupError: There is no such session; the text says which there are.
+            NotYours: It belongs to another owner.
         """
         received_ns = time.monotonic_ns()
         name = request.name
@@ -114,12 +114,12 @@ class Inspections:
         """Asks one node what all its ranks do at this moment.
 
         Args:
-            node: Which.
-            seconds: How long it is waited for.
+            node: The node.
+            seconds: The time limit.
 
         Returns:
-            Its answer, and for how many seconds that and the question were under way; None
-            where none came in time.
+            Its answer, and for how many seconds question and answer were in transit; None if
+            no answer came in time.
         """
         asked = time.monotonic_ns()
         try:
@@ -132,7 +132,7 @@ class Inspections:
     def _find(self, name: str, who: Identity) -> SessionTable | None:
         found = self._cluster.find(name, who)
         if found is not None and not who.owns(found.principal):
-            # He may have had one of that name, which has ended.
+            # The caller may have had a session of that name, which has ended.
             ended = self._cluster.find(name, who, ended=True)
             if ended is None or not who.owns(ended.principal):
                 raise NotYours(not_yours(name))
@@ -142,7 +142,7 @@ class Inspections:
     def _of_ended(
         self, request: controller_pb2.InspectRequest, who: Identity
     ) -> controller_pb2.InspectRequest:
-        """Asks for a session that has ended by its id: nodes do not know whose a name is."""
+        """Asks for a session that has ended by its id: nodes do not know the owner of a name."""
         ended = self._cluster.find(request.name, who, ended=True)
         if ended is None:
             raise LookupError(unknown_session(self._cluster, request.name, who))
@@ -167,7 +167,7 @@ class Inspections:
     async def _ask_node(
         self, node: str, request: controller_pb2.InspectRequest, seconds: float
     ) -> node_pb2.NodeInspected | None:
-        """Asks one node; None where it does not answer in time."""
+        """Asks one node; None if it does not answer in time."""
         try:
             async with asyncio.timeout(seconds):
                 clock = await self._clock_of(node, request)
@@ -190,14 +190,14 @@ class Inspections:
     async def _clock_of(
         self, node: str, request: controller_pb2.InspectRequest
     ) -> ClockSample | None:
-        """How the clock of a node differs from ours, where that is needed."""
+        """The offset of a node's clock from this one, if the request needs it."""
         if not (request.flights or request.follow):
             return None
         known = self._clocks.get(node) if request.follow else None
         if known is None:
             return await self._compare_clocks(node)
         if time.monotonic() - known[0] > _CLOCK_S and node not in self._comparing:
-            # Not waited for: what is new is overwritten meanwhile.
+            # In the background: waiting would let new records be overwritten meanwhile.
             self._comparing[node] = asyncio.create_task(self._compare_in_time(node))
         return known[1]
 
@@ -210,7 +210,7 @@ class Inspections:
             del self._comparing[node]
 
     async def _compare_clocks(self, node: str) -> ClockSample:
-        """Asks several times, and takes what the quickest answer says."""
+        """Asks several times, and takes the offset from the quickest answer."""
         found: list[tuple[int, ClockSample]] = []
         for _ in range(_CLOCK_ROUNDS):
             asked = time.monotonic_ns()
@@ -254,12 +254,9 @@ def node_info(node: Node, free_slots: int) -> controller_pb2.NodeInfo:
 def session_info(
     session: SessionTable, now: float, places: bool = True
 ) -> controller_pb2.SessionInfo:
-    """What lists say about a session; to some not where its ranks run.
+    """What lists say about a session at a time by the cluster's clock.
 
-    Args:
-        session: Which.
-        now: The time by which waits end.
-        places: Whether to say where its ranks run.
+    `places` adds where its ranks run.
     """
     return controller_pb2.SessionInfo(
         session=session.session,
@@ -282,25 +279,25 @@ def rank_infos(session: SessionTable) -> list[controller_pb2.RankInfo]:
     ]
 
 
-# What the cluster does at this moment, for all who watch it: one source, asked rarely.
+# What the cluster does at this moment, for all viewers: one source, asked rarely.
 #
-# Nodes are asked when somebody looks, once a second at most however many look, and what they
-# said is shared. Who may know what of it is decided for each of them.
+# Nodes are asked only while there are viewers, once a second at most however many there are,
+# and their answers are shared. What each viewer may see of them is decided per viewer.
 
 
 INTERVAL_S = 1.0
-"""Nodes are asked so often at most."""
+"""The shortest interval between two rounds of questions to the nodes."""
 
 _NODES_S = 1.0
-"""How long a node is waited for."""
+"""How long to wait for a node's answer."""
 
 _RECENT_S = 10.0
-"""What was seen longer ago says nothing about how much is done in a second."""
+"""Samples older than this are not used for rates."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What was heard of a rank, and when."""
+    """A rank's report, and when it was received."""
 
     at: float
     report: controller_pb2.RankReport
@@ -318,7 +315,7 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What all nodes said at one time."""
+    """The answers of all nodes at one time."""
 
     at: float = -INTERVAL_S
     latency: dict[str, float] = field(default_factory=dict[str, float])
@@ -351,20 +348,19 @@ class Overviews:
     async def snapshot(
         self, who: Identity = EVERYBODY, *, ended: bool = False
     ) -> controller_pb2.OverviewResult:
-        """What somebody may know of the cluster; nothing in it is older than a second or two.
+        """What a viewer may see of the cluster; nothing in it is older than a second or two.
 
         Args:
-            who: Who looks: administrators see everything, owners their sessions, and
-                otherwise there are the lists alone, of whose sessions observers also see
-                where they run.
-            ended: Whether sessions that ended lately are wanted too.
+            who: The viewer: administrators see everything and owners their sessions; of other
+                sessions only the list entry is visible, to observers with where they run.
+            ended: Whether to include sessions that ended lately.
         """
         left = self._answers.at + INTERVAL_S - time.monotonic()
         if self._asking is None and (left <= 0 or self._misses_some()):
             self._asking = asyncio.ensure_future(self._ask(max(left, 0.0)))
             self._asking.add_done_callback(self._asked)
         if self._asking is not None:
-            await asyncio.shield(self._asking)  # others wait for it too
+            await asyncio.shield(self._asking)  # shared with other callers
         now, cluster = time.monotonic(), self._cluster
         nodes = sorted(cluster.members.nodes.values(), key=lambda node: natural(node.name))
         sessions = [*cluster.sessions.values(), *(cluster.lately_over(now) if ended else ())]
@@ -378,7 +374,7 @@ class Overviews:
     def _asked(self, task: asyncio.Task[None]) -> None:
         self._asking = None
         if not task.cancelled():
-            task.exception()  # whoever waits has it
+            task.exception()  # the callers that wait get it too
 
     def _misses_some(self) -> bool:
         """Whether sessions have begun since the nodes were asked."""
@@ -405,7 +401,7 @@ class Overviews:
 
     def _node(self, node: Node) -> controller_pb2.NodeOverview:
         return controller_pb2.NodeOverview(
-            # Of one that takes no sessions too, because who looks asks how many are held.
+            # Also those of a node that takes no sessions: viewers see how many are in use.
             info=node_info(node, len(node.devices) - len(node.taken)),
             latency_s=self._answers.latency.get(node.name),
         )

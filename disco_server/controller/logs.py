@@ -1,7 +1,7 @@
-"""What ranks print: the last lines of each session, for those who look later or go on reading.
+"""What ranks print: the last lines of each session, for readers that come later or follow.
 
-Nobody is waited for: whoever reads has a place in the lines that are kept, and when it has
-fallen behind them it is told how many it has missed.
+Writing never waits for a reader: each reader has a position in the lines that are kept, and
+one that falls behind them learns how many it has missed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENDED_SESSIONS = 64
 """For how long sessions are kept that are over, and how many of them."""
 
 _OF_A_LINE = 64
-"""What a line takes beyond its text, about."""
+"""What a line takes beyond its text, approximately."""
 
 _PART_LINES = 1_000
 
@@ -48,7 +48,7 @@ class Printed:
         number: How many lines of the session came before these.
         nth: How many lines of this rank did.
         time_s: When they came, in seconds since 1970.
-        worker, node: Who printed them.
+        worker, node: The rank that printed them.
         stderr: Whether to standard error.
         lines: Without their ends.
     """
@@ -63,12 +63,12 @@ class Printed:
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take, about."""
+        """How much memory they take, approximately."""
         return sum(map(len, self.lines)) + _OF_A_LINE * len(self.lines)
 
     @property
     def message(self) -> controller_pb2.Printed:
-        """The same for who reads."""
+        """The same as readers get it."""
         return controller_pb2.Printed(
             time_s=self.time_s,
             lines=controller_pb2.LogLines(
@@ -91,7 +91,7 @@ def _end(printed: Printed) -> int:
 
 @dataclass(slots=True)
 class _LogPosition:
-    """Where a reader is: in the lines of the session, and in those of his rank."""
+    """A reader's position in the lines of the session, and in those of its rank."""
 
     number: int
     nth: int = 0
@@ -105,10 +105,10 @@ class SessionLog:
         max_bytes: In how many bytes.
 
     Attributes:
-        lines: Which of them came here.
+        lines: Counts which of each rank's lines came here.
         budget: How many bytes more are taken.
-        nbytes: How much memory they take, about.
-        over: Since when there will be no more; None while the session runs.
+        nbytes: How much memory they take, approximately.
+        over: When the session ended; None while it runs.
     """
 
     def __init__(self, max_lines: int = KEPT_LINES, max_bytes: int = KEPT_BYTES) -> None:
@@ -127,7 +127,7 @@ class SessionLog:
         self.over: float | None = None
 
     def add(self, worker: int, node: str, stderr: bool, lines: Sequence[str]) -> None:
-        """Adds lines that came together; lets go of the oldest where there are too many."""
+        """Adds lines that came together; drops the oldest if there are too many."""
         printed = Printed(
             self._count, self._counts[worker], time.time(), worker, node, stderr, tuple(lines)
         )
@@ -142,7 +142,7 @@ class SessionLog:
         self._tell()
 
     def drop_oldest(self) -> None:
-        """Lets go of the oldest lines that came together."""
+        """Drops the oldest lines that came together."""
         oldest = self._kept[self._first]
         self._first += 1
         self._lines -= len(oldest.lines)
@@ -152,12 +152,12 @@ class SessionLog:
             self._first = 0
 
     def close(self) -> None:
-        """Nothing more will come; those who follow come to their end."""
+        """Marks the end of the lines; readers that follow them end."""
         self.over = time.monotonic()
         self._tell()
 
     def _tell(self) -> None:
-        """Wakes all who wait."""
+        """Wakes all waiting readers."""
         self._change.set()
         self._change = asyncio.Event()
 
@@ -166,11 +166,11 @@ class SessionLog:
     async def read(
         self, *, worker: int | None = None, last: int | None = None, follow: bool = False
     ) -> AsyncGenerator[controller_pb2.LogsPart]:
-        """Gives what is kept, and then what comes.
+        """Yields the lines that are kept, and then new ones.
 
         Args:
-            worker: One rank alone.
-            last: At most so many of the lines that are kept.
+            worker: Only this rank's lines.
+            last: At most this many of the lines that are kept.
             follow: Whether to go on until the session is over.
         """
         place = self._begin(worker, last)
@@ -196,7 +196,7 @@ class SessionLog:
         return _LogPosition(mine[0].number, max(mine[0].nth, of_rank - last))
 
     def _take(self, place: _LogPosition, worker: int | None) -> controller_pb2.LogsPart:
-        """Takes some lines, and moves the place behind them."""
+        """Takes some lines, and moves the position behind them."""
         at = max(bisect_right(self._kept, place.number, key=_end), self._first)
         found: list[Printed] = []
         lost, many = 0, 0
@@ -261,7 +261,7 @@ class Logs:
         """Adds what a rank has printed; False where the session has printed too much of late.
 
         Args:
-            session: Whose it is.
+            session: The rank's session.
             worker: The rank.
             node: Where it runs.
             stderr: Whether it went to standard error.
@@ -287,7 +287,7 @@ class Logs:
         return True
 
     def end(self, session: int) -> None:
-        """A session is over; what it printed can be read for a while."""
+        """Marks a session as over; what it printed can be read for a while."""
         log = self._sessions.get(session)
         if log is None:
             return

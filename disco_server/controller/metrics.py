@@ -22,7 +22,7 @@ __all__ = ["collect"]
 
 
 def collect(hub: Hub) -> Iterator[Metric]:
-    """What Prometheus is told of a controller; names of sessions and nodes are not among it."""
+    """A controller's metrics for Prometheus; they contain no names of sessions or nodes."""
     yield from _cluster(hub)
     yield from _relayed(hub)
 

@@ -45,7 +45,7 @@ class NodeStreams:
     """The handler of the streams of worker daemons.
 
     Args:
-        hub: Who is behind it.
+        hub: The hub.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -90,7 +90,7 @@ class NodeStreams:
         try:
             await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
             if not writing.done():
-                reading.result()  # what went wrong there must not look like a goodbye
+                reading.result()  # an error there must not look like a regular end
         finally:
             if hub.links.get(info.name) is link:
                 del hub.links[info.name]
@@ -168,7 +168,7 @@ class NodeStreams:
                 self._notice(kind, received, name)
 
     def _notice(self, kind: int, received: envelope_pb2.Envelope, name: str) -> None:
-        """Acts on what is rarer than replies and output."""
+        """Handles messages that are rarer than replies and output."""
         hub = self._hub
         if kind == EnvelopeKind.RANK_EXITED:
             self._rank_exited(received.session, name, received.payload)
@@ -183,7 +183,7 @@ class NodeStreams:
             self._answered(kind, received, name)
 
     def _answered(self, kind: int, received: envelope_pb2.Envelope, name: str) -> None:
-        """Acts on what a node answers to a question of this controller."""
+        """Handles a node's answer to a question of this controller."""
         hub = self._hub
         if kind == EnvelopeKind.INSPECTED:
             hub.inspections.receive(name, received.payload)
@@ -223,7 +223,7 @@ def _check_name(name: str) -> None:
     """Lets a daemon whose certificate names a node register as that node alone.
 
     Raises:
-        NodeRefused: It is another one's.
+        NodeRefused: The certificate names another node.
     """
     who = caller()
     if who.how == "certificate" and who.name and who.name != name:
@@ -236,7 +236,7 @@ def _texts(info: node_pb2.RegisterNode) -> list[str]:
 
 
 def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
-    """The record of a session as a node tells it.
+    """The record of a session as a node reports it.
 
     Raises:
         NodeRefused: It is none that this node could run.
@@ -264,7 +264,7 @@ def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
         transfer_key=start.transfer_key,
         principal=start.principal,
         created=time.monotonic(),
-        deadline=0.0,  # set by who takes it over
+        deadline=0.0,  # set when the cluster takes the session over
         lease=start.lease_s,
         state=SessionState.RETURNING,
         trace=carrier_of(start.trace.items()),

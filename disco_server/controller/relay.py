@@ -1,13 +1,13 @@
-"""Host arrays on their way through the controller: two streams meet by ticket.
+"""Relays host arrays through the controller: two streams are matched by ticket.
 
-A client opens the relay, and the daemon of its worker is asked to come: it fetches
-what the client uploads, or pushes what the client downloads. The one who writes pulls
-from the one who reads, chunk by chunk, so gRPC's own flow control reaches from end to
-end and the controller holds no more than a chunk or two.
+A client opens the relay, and the daemon of its worker is asked to connect: it fetches
+what the client uploads, or pushes what the client downloads. The stream that is written
+pulls from the stream that is read, chunk by chunk, so gRPC's own flow control reaches
+from end to end and the controller holds no more than a chunk or two.
 
-Where one of the two goes away the other one hears of it. Nothing is kept here: a client
-that was cut opens another relay, which takes the place of the one before, and the
-array comes again from its beginning.
+If one side goes away, the other side fails. Nothing is kept here: a client whose
+connection broke opens another relay, which replaces the former one, and the array is
+sent again from its beginning.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class NodeRefusedTransfer(Exception):
 
 
 class TransferRelay:
-    """Where two streams of one transfer meet.
+    """Connects the two streams of one transfer.
 
     Args:
         node: The node of its worker.
-        nbytes: How large the array is, where the client knows.
+        nbytes: How large the array is, if the client knows.
 
     Attributes:
-        source: The stream of encoded chunks, once its side has come.
+        source: The stream of encoded chunks, once its side has connected.
         done: Set when the other end has the array.
     """
 
@@ -67,7 +67,7 @@ class TransferRelay:
             self._reading.cancel()
 
     def answer(self, error: str) -> None:
-        """Notes what the node says of an upload: it has all of it, or why it cannot."""
+        """Notes a node's answer to an upload: it has all of it, or why it cannot take it."""
         if error:
             _fail(self.done, NodeRefusedTransfer(error))
         elif not self.done.done():
@@ -77,8 +77,8 @@ class TransferRelay:
         """Passes the chunks on, each as soon as it is there.
 
         Raises:
-            ConnectionError: One of the two sides is gone, or less came than was said; or
-                somebody else passes them on.
+            ConnectionError: One of the two sides is gone, fewer bytes came than announced, or
+                another call carries the same transfer.
         """
         source = await self.source
         if self._carried:
@@ -98,8 +98,8 @@ class TransferRelay:
             self._check()
 
     async def _next(self, source: AsyncIterator[bytes]) -> bytes | None:
-        # Only this wait is cancelled from outside: a message that is being written must
-        # leave, or gRPC could send nothing behind it.
+        # Only this wait is cancelled from outside: a message that is being written must be
+        # sent, or gRPC could send nothing after it.
         task = self._reading = asyncio.current_task()
         try:
             return await anext(source, None)
@@ -163,7 +163,7 @@ class Transfers:
         await asyncio.shield(relay.done)
 
     def answer(self, key: TransferKey, error: str) -> None:
-        """Notes what a node says of an upload; nobody may be waiting."""
+        """Notes a node's answer to an upload, whose client may be gone."""
         relay = self._relays.get(key)
         if relay is not None:
             relay.answer(error)
@@ -186,7 +186,7 @@ def _fail(
 ) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # nobody may be waiting; that is no error of its own
+        future.exception()  # there may be no waiter, which is no error
 
 
 # The rendezvous of every session, with waiting added: futures around pure state.
@@ -207,7 +207,7 @@ class Exchanges:
             self._open[session] = Rendezvous()
 
     def close(self, session: int, why: str) -> None:
-        """Ends the exchange of a session; everyone who waits in it is told why."""
+        """Ends the exchange of a session; every waiting call fails with the reason."""
         rendezvous = self._open.pop(session, None)
         if rendezvous is not None:
             _wake(rendezvous.fail(why))
@@ -229,7 +229,7 @@ class Exchanges:
         """Waits for a key and returns its value.
 
         Raises:
-            ConnectionError: The session is over, or nobody wrote the key in time.
+            ConnectionError: The session is over, or the key was not written in time.
         """
         rendezvous = self._of(session)
         waiter: asyncio.Future[Wake] = asyncio.get_running_loop().create_future()
@@ -248,10 +248,10 @@ class Exchanges:
         return wake.value
 
     async def fence(self, request: node_pb2.FenceRequest) -> Mapping[str, bytes]:
-        """Waits for every participant; returns what all of them brought.
+        """Waits for every participant; returns the items of all of them.
 
         Raises:
-            ConnectionError: The session is over, somebody did not come in time, or
+            ConnectionError: The session is over, a participant did not arrive in time, or
                 the participants contradict each other.
         """
         rendezvous = self._of(request.session)

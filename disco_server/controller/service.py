@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 __all__ = ["NODE_SERVICES", "SERVICE_NAMES", "Edge", "Watching", "named"]
 
 
-# The calls of those who watch a cluster: what it does, and what its ranks print.
+# The calls for monitoring a cluster: what it does, and what its ranks print.
 
 
 class Watching:
     """The handlers of these calls.
 
     Args:
-        hub: Who is behind it.
+        hub: The hub.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -57,7 +57,7 @@ class Watching:
     async def overview(
         self, request: controller_pb2.OverviewRequest, _context: Context
     ) -> controller_pb2.OverviewResult:
-        """Says what the cluster does at this moment."""
+        """Returns what the cluster does at this moment."""
         return await self._hub.overviews.snapshot(caller(), ended=request.ended)
 
     @guarded
@@ -83,17 +83,18 @@ class Watching:
 async def named(
     hub: Hub, name: str, context: Context, event: str, *, ended: bool = False
 ) -> SessionTable:
-    """The session of that name or id, which must be whoever's who calls.
+    """The session of that name or id, which the caller must be allowed to use.
 
     Args:
-        hub: Knows the sessions.
-        name: Which.
-        context: Of the call, which ends where there is none, or it is somebody else's.
-        event: What the audit log says then.
-        ended: Whether one that is over will do.
+        hub: Has the sessions.
+        name: The name or the id.
+        context: Of the call, which is aborted if there is no such session or it is
+            another owner's.
+        event: The event in the audit log if it is another owner's.
+        ended: Whether a session that is over may be returned.
 
     Raises:
-        grpc.aio.AbortError: There is none, or it is somebody else's.
+        grpc.aio.AbortError: There is none, or it is another owner's.
     """
     try:
         return find_session(hub.cluster, name, caller(), ended=ended)
@@ -208,7 +209,7 @@ class Edge:
     async def list(
         self, _request: controller_pb2.ListRequest, _context: Context
     ) -> controller_pb2.ListResult:
-        """Says which nodes and sessions there are."""
+        """Lists nodes and sessions."""
         cluster, who, now = self._hub.cluster, caller(), self._hub.clock()
         nodes = [
             node_info(node, len(node.free.slots))
@@ -224,7 +225,7 @@ class Edge:
     async def close(
         self, request: controller_pb2.CloseRequest, context: Context
     ) -> controller_pb2.CloseResult:
-        """Ends a session, of which whoever asks must know the key, or own it."""
+        """Ends a session; the caller must own it or know its key."""
         by = ""
         if request.name:
             session = await named(self._hub, request.name, context, "close refused")
@@ -245,7 +246,7 @@ class Edge:
     async def inspect(
         self, request: controller_pb2.InspectRequest, context: Context
     ) -> controller_pb2.InspectResult:
-        """Says what the ranks of a session do."""
+        """Returns what the ranks of a session do."""
         try:
             return await self._hub.inspections.inspect(request, caller())
         except NotYours as error:
@@ -293,7 +294,7 @@ class Edge:
 
     @guarded
     async def fence(self, request: node_pb2.FenceRequest, context: Context) -> node_pb2.FenceResult:
-        """Waits until every node of a session has come to a fence."""
+        """Waits until every node of a session has arrived at a fence."""
         await self._check_node(request.session, request.node_key, context)
         items = await self._hub.exchanges.fence(request)
         return node_pb2.FenceResult(items=items)
@@ -321,7 +322,7 @@ class Edge:
         return session
 
     async def _of_client(self, head: controller_pb2.Transfer, context: Context) -> SessionTable:
-        """The session of a client, which may be one that nodes have yet to tell of."""
+        """The session of a client; waits for it while nodes may still report it."""
         hub = self._hub
         while head.session not in hub.cluster.sessions and hub.clock() < hub.settled_at:
             await hub.change(hub.settled_at - hub.clock())
@@ -330,7 +331,7 @@ class Edge:
     async def _link(
         self, session: SessionTable, head: controller_pb2.Transfer, context: Context
     ) -> NodeLink:
-        """The stream of a worker's node, which may be away for a moment."""
+        """The stream of a worker's node; waits while the node is disconnected."""
         name = self._hub.node_of_worker(session, head.worker)
         if name is None:
             await context.abort(
@@ -342,7 +343,7 @@ class Edge:
             if link is not None:
                 return link
             await self._hub.change(None)
-        # Who has the node's name by now may be another daemon, which would never answer.
+        # Another daemon may have the node's name by now, and would never answer.
         msg = "the session ended"
         raise ConnectionError(msg)
 

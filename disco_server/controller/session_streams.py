@@ -32,7 +32,7 @@ __all__ = ["MAX_WORKERS", "ClientStreams"]
 
 MAX_WORKERS = 4096
 MAX_DETACHED_S = 7 * 86_400.0
-"""The longest that a session waits for somebody to attach."""
+"""The longest that a session waits for a client to attach."""
 
 _RELAYED = (EnvelopeKind.BATCH, EnvelopeKind.RESUME, EnvelopeKind.RECEIVED)
 
@@ -41,7 +41,7 @@ class ClientStreams:
     """The handler of the streams of clients.
 
     Args:
-        hub: Who is behind it.
+        hub: The hub.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -94,7 +94,7 @@ class ClientStreams:
                 hub.apply(hub.cluster.client_left(session.session, hub.clock(), lease))
             await end_stream(outbox, writing, reading)
 
-    # How it begins ------------------------------------------------------------------
+    # Beginning ----------------------------------------------------------------------
 
     async def _create(
         self, received: envelope_pb2.Envelope, context: Context
@@ -136,7 +136,7 @@ class ClientStreams:
         return session
 
     async def _find(self, attach: controller_pb2.AttachSession) -> SessionTable | None:
-        """Finds a session; one that nodes may still tell of is waited for."""
+        """Finds a session; waits while nodes may still report it."""
         hub, cluster = self._hub, self._hub.cluster
         while True:
             if attach.session:
@@ -149,12 +149,12 @@ class ClientStreams:
                 return found
             await hub.change(hub.settled_at - hub.clock())
 
-    # What it says ---------------------------------------------------------------------
+    # Messages -------------------------------------------------------------------------
 
     async def _read(self, stream: Stream, session: SessionTable) -> float | None:
-        """Reads until the client leaves; how long it may be away, or that it will not be back.
+        """Reads until the client leaves; returns how long it may be away, or `_CLOSE`.
 
-        gRPC shows a stream that was broken off as one that ended; only CLOSE is a wish.
+        gRPC shows a broken stream as one that ended; only CLOSE means that the client is done.
         """
         routes, counters = self._hub.routes, self._hub.counters
         async for raw in stream:
@@ -179,7 +179,7 @@ class ClientStreams:
 
 
 _CLOSE = -1.0
-"""Instead of how long a client will be away: it is done with its session."""
+"""Returned instead of a time: the client is done with its session."""
 
 
 def _audit(event: str, session: SessionTable, context: Context) -> None:
@@ -196,7 +196,7 @@ def _audit(event: str, session: SessionTable, context: Context) -> None:
 async def _same_protocol(
     request: controller_pb2.CreateSession | controller_pb2.AttachSession, context: Context
 ) -> bool:
-    """Refuses a client of another protocol; whether it is of this one."""
+    """Refuses a client of another protocol; returns whether the client's is this one."""
     theirs = f"client {request.version or 'of unknown version'}"
     problem = mismatch(f"controller {__version__}", PROTOCOL, theirs, request.protocol)
     if problem is not None:

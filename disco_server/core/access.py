@@ -1,7 +1,7 @@
-"""Who may do what at a controller: tokens, certificates, roles and the table of methods.
+"""Access control of a controller: tokens, certificates, roles and the table of methods.
 
-No I/O: whoever asks has read the file and the certificate. Everything that is not
-allowed here is refused.
+No I/O: the caller has read the file and the certificate. Everything that is not allowed
+here is refused.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class Role(enum.Enum):
     OBSERVER = "observer"
     ADMIN = "admin"
     ANYBODY = "anybody"
-    """Where nobody is asked who he is: as on a Unix socket that only one user can enter."""
+    """The role without authentication: as on a Unix socket that only one user can open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who makes a call.
+    """The identity of a caller.
 
     Attributes:
-        role: What he is.
-        name: Who he is among those; may be empty.
-        how: How he showed it: ``token``, ``certificate`` or nothing.
+        role: The role.
+        name: The name within the role; may be empty.
+        how: What it was established by: ``token``, ``certificate`` or nothing.
     """
 
     role: Role
@@ -61,7 +61,7 @@ class Identity:
 
     @property
     def principal(self) -> str:
-        """Who owns what he makes; empty where nobody is asked."""
+        """The owner recorded for what this caller makes; empty without authentication."""
         return f"{self.how}:{self.name}" if self.how else ""
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Identity:
         return f"{self.role.value} {self.name}".rstrip()
 
     def owns(self, principal: str) -> bool:
-        """Whether he may use what somebody made."""
+        """Whether this identity may use a session of that owner."""
         if self.owns_all:
             return True
         return self.role is Role.CLIENT and hmac.compare_digest(
@@ -78,16 +78,16 @@ class Identity:
 
     @property
     def owns_all(self) -> bool:
-        """Whether he may use whatever anybody made."""
+        """Whether this identity may use the sessions of every owner."""
         return self.role in (Role.ADMIN, Role.ANYBODY)
 
     def may_carry(self, principal: str) -> bool:
-        """Whether he may bring and fetch the arrays of what somebody made, and knows its key."""
+        """Whether this identity may transfer arrays of that owner's session, given its key."""
         return self.role is Role.WORKER or self.owns(principal)
 
     @property
     def sees_places(self) -> bool:
-        """Whether lists tell him where the ranks of others run."""
+        """Whether lists show this identity where the ranks of other owners' sessions run."""
         return self.owns_all or self.role is Role.OBSERVER
 
 
@@ -113,13 +113,13 @@ METHODS: Final[Mapping[str, frozenset[Role] | None]] = {
     "/disco.v1.RendezvousService/Put": _WORKERS,
     "/disco.v1.RendezvousService/Get": _WORKERS,
     "/disco.v1.RendezvousService/Fence": _WORKERS,
-    # Those who watch over daemons have no token; they learn that it serves.
+    # Health probes have no token; they learn only that the controller serves.
     "/grpc.health.v1.Health/Check": None,
     "/grpc.health.v1.Health/Watch": None,
     "/grpc.health.v1.Health/List": None,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ALL,
 }
-"""Which roles may call what; None for everybody. What is not here nobody may call."""
+"""The roles that may call each method; None for every caller. Other methods are refused."""
 
 
 # Tokens ---------------------------------------------------------------------------
@@ -131,12 +131,12 @@ def _digest(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens that a controller takes; it keeps their digests alone."""
+    """The tokens that a controller accepts; only their digests are kept."""
 
     entries: tuple[tuple[bytes, Identity], ...] = field(default=(), repr=False)
 
     def find(self, token: str) -> Identity | None:
-        """Who shows a token, in a time that does not depend on which one it is."""
+        """The identity of a token, found in a time that does not depend on the token."""
         given, found = _digest(token), None
         for digest, identity in self.entries:
             if hmac.compare_digest(digest, given):
@@ -149,10 +149,10 @@ def read_tokens(text: str, where: str) -> tuple[tuple[str, Identity], ...]:
 
     Args:
         text: The content; empty lines and those that begin with # do not count.
-        where: What the file is called, for the error, in which no token stands.
+        where: What the file is called, for the error, which contains no token.
 
     Raises:
-        ConfigError: A line is not of this form, or the same token stands there twice.
+        ConfigError: A line is not of this form, or a token occurs twice.
     """
     roles = [role.value for role in Role if role is not Role.ANYBODY]
     found: list[tuple[str, Identity]] = []
@@ -194,7 +194,7 @@ def accepted(entries: Iterable[tuple[str, Identity]]) -> Tokens:
 
 
 def certificate_identity(names: Iterable[str], prefix: str) -> Identity | None:
-    """Who shows a certificate, by the first of its URIs that says a role and a readable name.
+    """The identity of a certificate: its first URI that has a role and a readable name.
 
     Args:
         names: The URIs among its alternative names.

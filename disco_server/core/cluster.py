@@ -122,7 +122,7 @@ Effect: TypeAlias = (
 )
 
 
-# Why a session has no room, and what to do about it: in words for who asked for it.
+# Why a session has no room, and what to do about it: a text for the session's client.
 
 
 def no_room(
@@ -133,7 +133,7 @@ def no_room(
     *,
     never: bool,
 ) -> str:
-    """Says how many slots there are, who holds them, and how to go on.
+    """Says how many slots there are, which sessions hold them, and how to go on.
 
     Args:
         asked: The session that has none.
@@ -179,7 +179,7 @@ def _go_on(asked: SessionTable, members: Membership, more: str) -> str:
 
 
 def _away(session: SessionTable, now: float) -> str:
-    """Says of a session whose program is away how long it holds its slots yet."""
+    """Says for how long a session whose program is away still holds its slots."""
     if session.state is not SessionState.DETACHED:
         return ""
     return f", which is away; free in {max(0.0, session.deadline - now):.0f} s unless it comes back"
@@ -194,8 +194,8 @@ class SessionLimits:
 
     Attributes:
         total: Of all clients.
-        per_client: Of one: what one token or certificate made, or, where nobody is asked
-            who he is, one process as it names itself.
+        per_client: Of one client: one token or certificate, or, without authentication, one
+            process by the name that it states.
     """
 
     total: int = 1024
@@ -250,12 +250,12 @@ class Cluster:
         node_return: Seconds in which a node whose connection broke may come back; what
             its link takes for that is added.
         limits: How many sessions there may be.
-        expect_nodes: How many nodes there will ever be; 0 if nobody knows.
+        expect_nodes: How many nodes there will ever be; 0 if unknown.
 
     Attributes:
         members: The nodes.
         sessions: Those that are not gone, by id.
-        over: The latest of those that are gone, for who asks for them.
+        over: The latest of those that are gone, for requests about them.
         draining: Whether nothing new begins.
     """
 
@@ -312,7 +312,7 @@ class Cluster:
         return effects + self._place_waiting()
 
     def _missing_after_return(self, name: str, runs: set[int]) -> list[Effect]:
-        """Ends sessions whose ranks a node has ended while it was apart."""
+        """Ends sessions whose ranks a node has ended while it was disconnected."""
         message = f"node {name!r} ended its workers while it had no connection"
         end = End(EndReason.NODE_LOST, message, node=name)
         effects: list[Effect] = []
@@ -348,7 +348,7 @@ class Cluster:
         return [Rejoined(session)]
 
     def node_away(self, name: str, now: float) -> list[Effect]:
-        """A daemon's stream broke without a goodbye: it may be back in a moment."""
+        """A daemon's stream broke, and the daemon did not leave: it may reconnect soon."""
         node = self.members.nodes.get(name)
         if node is None:
             return []
@@ -360,7 +360,7 @@ class Cluster:
         return self._end_all_on(name, End(EndReason.NODE_LOST, message, node=name), starting)
 
     def node_heard(self, name: str, now: float) -> None:
-        """A daemon said something."""
+        """A message from a daemon has arrived."""
         self.members.heard(name, now)
 
     def node_answered(self, name: str, seconds: float) -> None:
@@ -543,7 +543,7 @@ class Cluster:
         return [SessionGone(session.session)]
 
     def client_left(self, session_id: int, now: float, lease: float | None = None) -> list[Effect]:
-        """A client's stream broke, or it said how many seconds somebody may attach."""
+        """A client's stream broke, or it detached; `lease` is the time for another to attach."""
         session = self.sessions.get(session_id)
         if session is None or not session.alive:
             return []
@@ -567,12 +567,12 @@ class Cluster:
         """Finds a session by its name or by its id in hexadecimal.
 
         Args:
-            name: Which.
-            who: Who asks: what is his comes before what is not.
-            ended: Whether one that is gone will do where none is there.
+            name: The name or the id.
+            who: The caller's identity: its own sessions come first.
+            ended: Whether a session that is gone may be returned if no other matches.
 
         Returns:
-            Of several the newest; whoever asks has to see whether it is his.
+            The newest of several; the caller must check whether `who` may use it.
         """
         tables = [*self.over.values()] if ended else []
         tables += self.sessions.values()

@@ -146,7 +146,7 @@ class Node:
         host: The machine's name.
         host_id: The same for daemons whose ranks can share memory.
         array_address: Where it serves arrays to clients; may be empty.
-        heard: When it last said anything.
+        heard: When its last message arrived.
         taken: Slot number to the session that holds it.
         cordoned: It takes no new sessions; those that it has go on.
         leaving: It is about to end, and so are its sessions.
@@ -241,7 +241,7 @@ class Membership:
         return self.nodes.pop(name, None)
 
     def heard(self, name: str, now: float) -> None:
-        """Notes that a node said something."""
+        """Notes that a message from a node has arrived."""
         node = self.nodes.get(name)
         if node is not None:
             node.heard = now

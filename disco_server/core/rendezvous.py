@@ -1,12 +1,12 @@
-"""Where the ranks of one session meet before they can reach one another.
+"""The key-value exchange of one session's ranks, used before they can reach one another.
 
-It holds the session's keys and its fences and knows no clock and no waiting: each
+It holds the session's keys and its fences and has no clock and no waiting: each
 call returns the waiters it satisfied, and its owner wakes them. A waiter is any
 hashable thing the owner chose, for example a future.
 
 A key is written once and never changes, so a rank that reads early and one that
 reads late read the same. A fence is a barrier that carries items: every participant
-brings some, all leave with the union, and the union's keys are written as well.
+adds some, all get the union, and the union's keys are written as well.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Wake:
     Attributes:
         waiter: As given by the owner.
         value: What a `get` waited for.
-        items: What a `fence` brought together.
+        items: The union of a `fence`.
         error: Why neither will come.
     """
 
@@ -130,10 +130,10 @@ class Rendezvous:
 
         Args:
             name: Which fence; a name serves once.
-            participant: Who arrives, from 0.
-            participants: How many must; all of them must say the same.
-            items: What this one brings; written as keys when all are there.
-            waiter: Whom to wake.
+            participant: The number of the participant that arrives, from 0.
+            participants: How many there are; all of them must say the same.
+            items: The participant's items; written as keys when all have arrived.
+            waiter: The waiter to wake.
 
         Returns:
             All waiters of the fence with all items if this was the last one, and
@@ -171,13 +171,13 @@ class Rendezvous:
                 del self._getters[key]
 
     def fail(self, reason: str) -> list[Wake]:
-        """Ends it: nobody waits any more, and every later call is refused.
+        """Ends the exchange: all waits end, and every later call is refused.
 
         Args:
-            reason: What all waiters are told.
+            reason: The error for all waiters.
 
         Returns:
-            Everyone who waited.
+            All waiters.
         """
         if self._failed:
             return []
@@ -198,7 +198,7 @@ class Rendezvous:
         items = MappingProxyType(dict(fence.items))
         wakes = [Wake(waiter, items=items) for waiter in fence.waiters.values()]
         wakes += self._write(fence.items)
-        # The name stays, so that a straggler is told instead of waiting alone.
+        # The name stays, so that a straggler gets an error instead of waiting alone.
         fence.items = {}
         return wakes
 

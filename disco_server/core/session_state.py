@@ -12,7 +12,7 @@ A controller that is started again learns of its sessions from their nodes: each
 ``RETURNING`` until the last of them is back, and then ``DETACHED`` until its client is.
 
 A session holds its slots from ``place`` until ``gone``: until every node has
-said that none of its processes is left.
+reported that none of its processes is left.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class End:
 
     Attributes:
         reason: The family of the end.
-        message: What a person should read.
+        message: A text for people to read.
         worker, node, exit_status, output: For a lost rank: which, where, how it
             ended (an exit code, or the negative of a signal's number), and its
             last lines.
@@ -114,7 +114,7 @@ class End:
 
     @property
     def as_wished(self) -> bool:
-        """Whether somebody wanted it, and nothing failed."""
+        """Whether the end was requested, and nothing failed."""
         return self.reason in (EndReason.CLOSED, EndReason.STOPPED, EndReason.DRAINED)
 
 
@@ -126,7 +126,7 @@ class SessionTable:
         session: Its id: random, never zero.
         name: What lists call it.
         owner: ``user@host:pid`` of its client.
-        principal: Who made it, as far as anybody was asked; he and administrators may use it.
+        principal: Its owner as authenticated, if at all; the owner and administrators may use it.
         num_workers, num_groups, ccl: What was asked for.
         transfer_key: The secret that names its arrays.
         created: When it was asked for.
@@ -138,8 +138,8 @@ class SessionTable:
         waiting_for: Nodes that have not yet said "ready", or later "gone".
         ranks: (worker, node, pid, device) of each started rank.
         end: Why it ended, once it has.
-        ended: When; whoever tells the client of the end writes it down.
-        trace: The trace context of who asked for it, which goes on to its nodes.
+        ended: When; set by the code that tells the client of the end.
+        trace: The trace context of the client's request, which is passed on to its nodes.
     """
 
     session: int

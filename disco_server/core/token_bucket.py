@@ -11,8 +11,8 @@ class TokenBucket:
     Args:
         burst: How many there are at first, and at most.
         rate: How many come back in a second.
-        resume_at: Where none is left, there are none until so many have come back, so that
-            what is limited comes in pieces worth their while.
+        resume_at: Once none is left, none may be taken until so many have come back, so that
+            what is limited does not come in tiny pieces.
         now: The present, in seconds of a clock that never goes back.
     """
 

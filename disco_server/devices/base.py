@@ -1,8 +1,8 @@
-"""What a rank asks of the device on which its arrays lie.
+"""The interface of the device on which a rank's arrays lie.
 
 One `Arrays` belongs to one rank and to the one thread that runs it. Work on a
-device is asynchronous: what the functions here return may still be computed,
-except where it says that it waits.
+device is asynchronous: what the functions here return may still be in computation,
+except where the docstring says that the function waits.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Arrays(ABC):
     def read_pieces(self, array: Any) -> Iterator[memoryview]:
         """Yields the bytes of one of its arrays in C order, piece by piece.
 
-        Each piece is good until the next is asked for; the one after it is on its
-        way meanwhile.
+        Each piece is valid until the next is requested; the one after it is copied
+        meanwhile.
         """
 
     @abstractmethod
@@ -114,13 +114,13 @@ class Arrays(ABC):
         Args:
             held: The array.
             pieces: What to write, at most PIECE_BYTES each; a piece may be changed
-                when the next is asked for. Whatever they raise is raised here, and
+                when the next is requested. Whatever they raise is raised here, and
                 the array has part of them then.
         """
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Waits until the device has done all that this rank asked of it.
+        """Waits until the device has done all that this rank has enqueued.
 
         Raises:
             Exception: Something of it failed on the device.

@@ -1,6 +1,6 @@
-"""The driver of a kind of GPU, asked by ctypes; no context is made on any device.
+"""The driver of a kind of GPU, called by ctypes; no context is made on any device.
 
-Belongs into a child process: a driver that is loaded stays, and a broken one may
+To be used in a child process: a driver that is loaded stays, and a broken one may
 crash or hang.
 """
 
@@ -19,18 +19,18 @@ class GpuKind:
     """What is known of one kind of GPU.
 
     Attributes:
-        name: How devices are called: ``cuda`` or ``rocm``.
-        vendor: Who makes it.
-        platform: What its software is called.
+        name: The prefix of device names: ``cuda`` or ``rocm``.
+        vendor: Its manufacturer.
+        platform: The name of its software.
         ccl: Its collective library.
         libraries: The driver's library, the preferred name first.
         tool: The command that lists the GPUs.
         visible: The variable that hides some.
         device_files: Patterns of the files through which a process reaches the GPUs.
-        container: How a container gets them.
+        container: How a container gets access to them.
         prefix: Of the functions of the driver's library.
         count: The function that counts the GPUs.
-        memory: The function that tells how much memory one has.
+        memory: The function that returns how much memory one has.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Gpu:
 
     Attributes:
         index: Its number among them.
-        name: What its maker calls it.
+        name: Its product name.
         memory_bytes: How much memory it has.
         capability: CUDA's number of its generation, as in ``9.0``; otherwise empty.
     """
@@ -132,10 +132,10 @@ class Driver:
         self._library = _load(kind.libraries, load)
 
     def version(self) -> tuple[int, int]:
-        """The newest CUDA, or the HIP, that it speaks.
+        """The newest CUDA, or the HIP, that it supports.
 
         Raises:
-            DriverError: It does not say.
+            DriverError: The call failed.
         """
         number = ctypes.c_int()
         self._call(f"{self._kind.prefix}DriverGetVersion", ctypes.byref(number))
@@ -155,7 +155,7 @@ class Driver:
         """The GPUs that this process sees.
 
         Raises:
-            DriverError: It was not started, or does not say.
+            DriverError: It was not started, or a call failed.
         """
         count = ctypes.c_int()
         self._call(self._kind.count, ctypes.byref(count))

@@ -66,15 +66,14 @@ def load_cupy(device: Device) -> Any:
 #
 # A GPU copies to and from pages that cannot move; from others the driver copies
 # twice. On the way to the host one of two pinned buffers is read while the other
-# fills, so a large copy costs about as much as the slower of both steps. On the way to
-# the GPU a buffer is free again when the GPU has got to the copy, behind all that was
-# asked of it before; so that nobody waits for that, there are more of them, made as
-# they are needed.
+# fills, so a large copy costs about as much as the slower of both steps. In a copy to the
+# GPU a buffer is free again when the GPU has done it, after all that was enqueued before;
+# so that no caller waits for that, there are more of them, made as they are needed.
 
 
 _READ = 2
 _WRITE = 16
-"""At most so many buffers: what a rank may be ahead of its GPU with what it brings there."""
+"""At most so many buffers: how far a rank's copies to its GPU may run ahead of the GPU."""
 
 
 class _Buffer(NamedTuple):
@@ -100,13 +99,13 @@ class Staging:
         self._writing: deque[_Buffer] = deque()
 
     def read(self, pointer: int, nbytes: int) -> Iterator[memoryview]:
-        """Yields device memory piece by piece; each is good until the next is asked for."""
+        """Yields device memory piece by piece; each is valid until the next is requested."""
         starts = range(0, nbytes, PIECE_BYTES)
         for index, start in enumerate(starts):
             if index == 0:
                 self._fetch(pointer, nbytes, 0, start)
             if start + PIECE_BYTES < nbytes:
-                # The buffer it goes to was handed out last time, and is not read any more.
+                # The target buffer was yielded last time, and is not read any more.
                 self._fetch(pointer, nbytes, (index + 1) % _READ, start + PIECE_BYTES)
             buffer = self._reading[index % _READ]
             buffer.done.synchronize()
@@ -192,11 +191,11 @@ class GpuArrays(Arrays):
         self.compute.use()
 
     def bind(self) -> None:
-        """Makes the GPU current in a thread that only looks after it."""
+        """Makes the GPU current in a thread that only watches it."""
         self._gpu.use()
 
     def bus_id(self) -> str:
-        """Where on its machine the GPU is; the same from whichever process one looks."""
+        """Where on its machine the GPU is; the same in every process."""
         return self._gpu.pci_bus_id
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
@@ -248,11 +247,11 @@ class GpuArrays(Arrays):
         self.comm.synchronize()
 
     def enter_comm(self) -> None:
-        """Lets the communication stream begin when all that was computed so far is there."""
+        """Makes the communication stream wait for all that was computed so far."""
         self._entered.record(self.compute)
         self.comm.wait_event(self._entered)
 
     def leave_comm(self) -> None:
-        """Lets the compute stream go on when what was communicated so far is there."""
+        """Makes the compute stream wait for all that was communicated so far."""
         self._left.record(self.comm)
         self.compute.wait_event(self._left)

@@ -25,7 +25,7 @@ class HostArrays(Arrays):
         super().__init__(device, np)
 
     def attach(self) -> None:
-        """Every thread has the host."""
+        """Does nothing: every thread can use the host's memory."""
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> HostArray:
         """See `Arrays.empty`."""
@@ -58,7 +58,7 @@ class HostArrays(Arrays):
             held[...] = target
 
     def synchronize(self) -> None:
-        """It is done when the call returns."""
+        """Does nothing: all work is done when its call returns."""
 
 
 # Opens the arrays of a device by its name.

@@ -1,8 +1,8 @@
 """What a machine has for work on GPUs: driver, GPUs, cupy, its compiler, NCCL.
 
 `probe_gpus` looks in a child process, which is this module run as a program, so the
-process that asks loads no driver and makes no context, and survives a driver that
-does not.
+calling process loads no driver and makes no context, and survives a driver that
+crashes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CODES: Final = {
     999: "reload the kernel module nvidia_uvm, or restart the machine",
 }
 
-# Marks in the text of what a kernel met.
+# Marks in the error text of a kernel.
 _MARKS: Final = (
     (
         ("OutOfMemory", "cudaErrorMemoryAllocation", "out of memory", "hipErrorOutOfMemory"),
@@ -78,7 +78,7 @@ def extra_for(kind: str, driver: int = 0) -> str:
 
     Args:
         kind: ``cuda`` or ``rocm``.
-        driver: The major number of the CUDA that the driver speaks; 0 if unknown.
+        driver: The major number of the CUDA that the driver supports; 0 if unknown.
     """
     if kind == "rocm":
         return "rocm"
@@ -133,8 +133,8 @@ def no_kernel(kind: GpuKind, error: str, driver: int) -> str:
 
     Args:
         kind: Of GPU.
-        error: What was met.
-        driver: The major number of the CUDA that the driver speaks; 0 if unknown.
+        error: The error.
+        driver: The major number of the CUDA that the driver supports; 0 if unknown.
     """
     for marks, hint in _MARKS:
         if any(mark in error for mark in marks):
@@ -146,7 +146,7 @@ def no_kernel(kind: GpuKind, error: str, driver: int) -> str:
 
 
 def in_container(environ: Mapping[str, str], root: Path) -> bool:
-    """Whether this process runs in a container, as far as one can see."""
+    """Whether this process runs in a container, as far as is detectable."""
     marks = (".dockerenv", "run/.containerenv")
     return (
         any((root / mark).exists() for mark in marks)
@@ -250,7 +250,7 @@ class Probe:
         ]
 
     def driver(self) -> CheckResult:
-        """Whether the driver's library is there, and what it speaks."""
+        """Whether the driver's library is there, and which version it supports."""
         kind = self._kind
         try:
             self._driver = self._open_driver(kind)
@@ -328,7 +328,7 @@ class Probe:
     def _unfit(
         self, version: str, built: str, of: tuple[int, int], packages: list[str]
     ) -> tuple[str, str] | None:
-        """Why this cupy does not do here, and what to do; None where it does."""
+        """Why this cupy cannot be used here, and what to do; None where it can."""
         kind, driver = self._kind, self._version
         wanted = pip(extra_for(kind.name, driver[0]))
         afresh = f"in a fresh environment, {wanted}"
@@ -374,7 +374,7 @@ class Probe:
         """Without a GPU, whether at least the compiler can be loaded."""
         try:
             major, minor = self._cupy.cuda.nvrtc.getVersion()
-        except Exception as error:  # noqa: BLE001  (what is not found raises errors of its own)
+        except Exception as error:  # noqa: BLE001  (missing libraries raise various errors)
             detail = f"cupy's compiler cannot be loaded ({_missing(error)})"
             hint = no_kernel(self._kind, str(error), self._version[0])
             return CheckResult("kernels", State.MISSING, detail, hint)
@@ -385,7 +385,7 @@ class Probe:
         """Runs a kernel on one GPU; returns what went wrong."""
         cupy = self._cupy
         if index not in self._seen:
-            return None  # told by itself
+            return None  # reported by another check
         try:
             with cupy.cuda.Device(index):
                 # float16, because its kernels include the toolkit's own headers.
@@ -399,7 +399,7 @@ class Probe:
         return None if right else ValueError("the result is wrong")
 
     def ccl(self) -> CheckResult:
-        """Whether the collective library can be loaded, in which version."""
+        """Whether the collective library can be loaded, and its version."""
         name = self._kind.ccl
         if self._cupy is None:
             return _skipped(name, "cupy, by which it is called, is not usable")
@@ -448,7 +448,7 @@ def _ccl_version(number: int) -> str:
 
 
 def _cupy_packages() -> list[str]:
-    """The distributions that hold a cupy; more than one is one too many."""
+    """The distributions that contain cupy; only one may be installed."""
     names = {str(each.name).lower() for each in metadata.distributions() if each.name}
     prefixes = ("cupy-cuda", "cupy-rocm", "amd-cupy")
     return sorted(name for name in names if name == "cupy" or name.startswith(prefixes))
@@ -490,7 +490,7 @@ if __name__ == "__main__":
 
 # Refuses, when a daemon starts, devices that its sessions could not use.
 #
-# Asking costs a child process and some seconds, and spares every session on such a
+# The check costs a child process and some seconds, and spares every session on such a
 # node its failure.
 
 
@@ -501,7 +501,7 @@ _START_S: Final = 30.0
 def require_devices(
     devices: Sequence[str], *, where: str = "devices", environ: Mapping[str, str] | None = None
 ) -> None:
-    """Makes sure that ranks can use devices; of the CPU nothing is asked.
+    """Makes sure that ranks can use devices; the CPU is not checked.
 
     Args:
         devices: Names, ``cpu``, ``cuda:N`` or ``rocm:N``.
@@ -524,7 +524,7 @@ def require_devices(
 
 
 def explain(error: NoVisibleGpu) -> ConfigError:
-    """Makes the error of a machine without a visible GPU say what is missing."""
+    """Makes the error for a machine without a visible GPU, which says what is missing."""
     found = probe_gpus(error.kind, timeout=_START_S)
     problems = [each for each in found if each.state is not State.OK]
     expected = f"expected a machine with a visible {error.kind} device, found none"
@@ -540,7 +540,7 @@ def explain(error: NoVisibleGpu) -> ConfigError:
 
 
 def _message(where: str, what: str, problems: Iterable[CheckResult]) -> str:
-    """One line: every cause, what to do about the first, and who tells the rest."""
+    """One line: every cause, what to do about the first, and the command that shows the rest."""
     causes = [each for each in problems if each.state is not State.NOT_APPLICABLE]
     said = "; ".join(each.detail for each in causes)
     return (

@@ -1,1 +1,1 @@
-"""Sessions that bring their own workers: threads, processes, nodes that dial in."""
+"""Sessions that start their own workers: threads, processes, and nodes that dial in."""

@@ -71,22 +71,22 @@ __all__ = [
 #
 # Python runs signal handlers in the main thread between any two bytecodes, and
 # Ctrl-C's raises there. In the middle of sending or of reading replies that would
-# tear the session's stream apart. So while the main thread does such work, Ctrl-C
+# corrupt the session's stream. So while the main thread does such work, Ctrl-C
 # is only noted, and its handler runs when the work is done, or at once while the
 # thread only waits.
 
 
 # signal.signal turns numbers into enums and back, which costs more than a reply
-# takes to arrive; what it calls does the same without that.
+# takes to arrive; the function of `_signal` that it calls does the same without that.
 _signal: Any = importlib.import_module("_signal")
 _SIGINT = int(signal.SIGINT)
 
 
 class HeldInterrupts:
-    """A context in which Ctrl-C waits; does nothing outside the main thread.
+    """A context that defers Ctrl-C; does nothing outside the main thread.
 
     Attributes:
-        open: Set while Ctrl-C may be delivered at once, because nothing can tear.
+        open: Set while Ctrl-C may be delivered at once, because no transfer is under way.
         delivered: Whether one was.
     """
 
@@ -100,7 +100,7 @@ class HeldInterrupts:
     def __enter__(self) -> Self:
         if threading.get_ident() == threading.main_thread().ident:
             previous = _signal.getsignal(_SIGINT)
-            # What is no function of Python's could not be put back.
+            # A handler that is no Python function could not be restored.
             if callable(previous):
                 self._previous = previous
                 _signal.signal(_SIGINT, self._note)
@@ -108,7 +108,7 @@ class HeldInterrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.open:
-            self.open = False  # the next one finds this one being dealt with
+            self.open = False  # the next one is deferred while this one is handled
             self.delivered = True
             self._previous(number, frame)
         else:
@@ -129,40 +129,40 @@ class HeldInterrupts:
 # forwards what they print, answers their MPI library, notices their end, and reads
 # their replies while no thread of the program waits for one.
 #
-# A thread that waits reads the replies itself, which spares two hand-overs between
+# A thread that waits reads the replies itself, which saves two switches between
 # threads. There are two epoll objects for that: `replies` with the ranks' sockets,
-# and `house` with everything else and, while nobody waits, `replies` itself. Who
-# waits takes `replies` out of `house`, so the keeper does not wake for what is not
-# its business. A program that waits once waits again soon, so the keeper gets it
-# back only when nobody has waited for a moment, or at once where a socket was full
-# and the rest has to leave.
+# and `house` with everything else and, while no thread waits, `replies` itself. A
+# thread that waits removes `replies` from `house`, so the keeper does not wake for
+# what it need not handle. A program that waits once waits again soon, so the keeper
+# gets it back only when no thread has waited for a moment, or at once where a socket
+# was full and the rest has to be sent.
 
 
 _logger = logging.getLogger("disco.embedded")
 _READ = select.EPOLLIN
 _END_GRACE_S = 0.5
 _IDLE_S = 0.02
-"""How often the keeper looks whether somebody has waited since the last time; a failure
-that nobody waits for is known up to twice as much later."""
+"""How often the keeper checks whether a thread has waited since the last time; a failure
+that no thread waits for is detected up to twice as much later."""
 
 _LOOKS = 50
-"""How often a thread looks for replies before it sleeps: about 0.2 ms. Being woken takes
+"""How often a thread polls for replies before it sleeps: about 0.2 ms. A wake-up takes
 several times as long as a rank that is ready to answer."""
 
 
 class Watcher(Protocol):
-    """Who is told of the children; by the keeper, or by a thread that waits."""
+    """Is notified of the children's events; by the keeper, or by a thread that waits."""
 
     def frames(self, child: RankChild, frames: list[bytes]) -> None:
-        """Takes what came from a rank's socket."""
+        """Handles the frames of a rank's socket."""
         ...
 
     def output(self, worker: int, is_error: bool, lines: list[str]) -> None:
-        """Takes what a rank has printed."""
+        """Handles what a rank has printed."""
         ...
 
     def ended(self, error: SessionError) -> None:
-        """Takes the error that ended the session, once."""
+        """Handles the error that ended the session, once."""
         ...
 
 
@@ -176,8 +176,8 @@ class Children:
         session: The session's id.
         name: The session's name, for messages.
         node: The node's name, for messages.
-        watcher: Who is told.
-        begin: Makes the first frame that each rank is sent, of its number.
+        watcher: Is notified.
+        begin: Makes the first frame for a rank, given its number.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Children:
             nodes=[range(count)],
             kvsname=self._kvsname,
             send=self._answer_pmi,
-            on_abort=lambda _rank, _why: None,  # the rank's end says more
+            on_abort=lambda _rank, _why: None,  # the rank's end is more informative
         )
         self.opening = CommunicatorStartup(
             count,
@@ -252,7 +252,7 @@ class Children:
             raise self._start_error
 
     def _keep(self) -> None:
-        """The keeper's life."""
+        """Runs the keeper's thread."""
         try:
             self._house.register(self._wake, _READ)
             self._house.register(self._replies_fd, _READ)
@@ -295,7 +295,7 @@ class Children:
             self._full.discard(fd)
             return
         self._full.add(fd)
-        # Where the lock is taken, somebody leads, and hands back when it stops.
+        # Where the lock is taken, a thread leads, and hands back when it stops.
         if self._pending and self._reading.acquire(blocking=False):
             self._hand_back()
             self._reading.release()
@@ -308,17 +308,17 @@ class Children:
         if self._actions.pop(fd, None) is not None:
             self._house.unregister(fd)
 
-    # The keeper's turns ---------------------------------------------------------------------
+    # The keeper's loop ----------------------------------------------------------------------
 
     def opens(self, worker: int) -> None:
-        """Notes that a rank opens its communicator; once all do, they have so much time."""
+        """Notes that a rank opens its communicator; once all do, a time limit applies."""
         attempt = self.opening.begins(worker)
         if attempt is not None:
             self._openings[attempt] = time.monotonic() + self.opening.limit_s
-            os.eventfd_write(self._wake, 1)  # the keeper looks after the time
+            os.eventfd_write(self._wake, 1)  # the keeper watches the time
 
     def _check_openings(self) -> float:
-        """Ends ranks that hang in opening their communicator; when to look again, in seconds."""
+        """Ends ranks that hang in opening their communicator; when to check again, in seconds."""
         now = time.monotonic()
         for attempt in [number for number, end in list(self._openings.items()) if end <= now]:
             del self._openings[attempt]
@@ -359,7 +359,7 @@ class Children:
                 child.send(self._goodbye)
 
     def _read_for_nobody(self) -> None:
-        # Who holds the lock reads now, and has taken the sockets out of our sight.
+        # The thread that holds the lock reads now, and has removed the sockets from `house`.
         if self._reading.acquire(blocking=False):
             try:
                 self._handle(self._replies.poll(0))
@@ -375,7 +375,7 @@ class Children:
             self._reading.release()
 
     def _hand_back(self) -> None:
-        """Lets the keeper read; whoever calls this holds the lock."""
+        """Lets the keeper read; the caller holds the lock."""
         if self._pending and not self._closed:
             self._pending = False
             self._house.modify(self._replies_fd, _READ)
@@ -403,7 +403,7 @@ class Children:
             self._unwatch(child.pmi.fileno())
 
     def _answer_pmi(self, rank: int, data: bytes) -> None:
-        # A rank waits for each answer, so there is always room for the next one.
+        # A rank waits for each reply, so there is always room for the next one.
         with contextlib.suppress(OSError):
             self.ranks[rank].pmi.send(data)
 
@@ -418,13 +418,13 @@ class Children:
         if not over and may_follow_another(status, child.memory):
             self._late[child.memory] = child, status
             self._late_until = min(self._late_until, time.monotonic() + CAUSE_FIRST_S)
-            if not self._alive:  # nobody is left whose end could be the cause
+            if not self._alive:  # no rank is left whose end could be the cause
                 self._report_late()
             return
         self._report_end(child, status)
 
     def _check_late(self) -> float:
-        """Reports an end whose cause has not come in time; when to look again, in seconds."""
+        """Reports an end whose cause was not seen in time; when to check again, in seconds."""
         left = self._late_until - time.monotonic()
         if left > 0:
             return left
@@ -465,7 +465,7 @@ class Children:
         os.eventfd_write(self._over, 1)
 
     def _say_last_words(self, child: RankChild) -> None:
-        """Reads what the rank wrote before its end; what it started may write for longer."""
+        """Reads what the rank wrote before its end; its own children may write for longer."""
         for is_error in (False, True):
             if child.outputs[is_error] in self._actions:
                 lines = child.last_words(is_error)
@@ -509,11 +509,11 @@ class Children:
         if not self._pending:
             self._pending = True
             self._house.modify(self._replies_fd, 0)
-            os.eventfd_write(self._wake, 1)  # from now on it looks after the time
+            os.eventfd_write(self._wake, 1)  # from now on it watches the time
         return True
 
     def stop_leading(self) -> None:
-        """Lets another thread lead; in a while the keeper reads again."""
+        """Lets another thread lead; after a while the keeper reads again."""
         if self._full:
             self._hand_back()
         self._reading.release()
@@ -531,11 +531,11 @@ class Children:
             waiter: The lock; some reply will free it.
             seconds: How long to wait at most.
             held: Opened while this thread only waits.
-            seen: Whether the reply need not be waited for, because what it will say
-                is known.
+            seen: Whether the reply need not be waited for, because its content is
+                known.
 
         Returns:
-            Whether this thread holds the lock now, or need not.
+            Whether this thread holds the lock now, or need not hold it.
         """
         for _ in range(_LOOKS):
             if waiter.acquire(blocking=False) or (seen is not None and seen()):
@@ -557,7 +557,7 @@ class Children:
         return True
 
     def follow(self, waiter: threading.Lock, seconds: float, held: HeldInterrupts) -> bool:
-        """Waits for a lock that the thread that reads will free."""
+        """Waits for a lock that the leading thread will free."""
         held.open = True
         got = waiter.acquire(timeout=seconds)
         held.open = False
@@ -566,10 +566,10 @@ class Children:
     # The end ------------------------------------------------------------------------------------
 
     def end(self, goodbye: bytes, timeout: float) -> None:
-        """Lets the ranks leave, or kills them after a moment; returns when all are gone.
+        """Lets the ranks leave, or kills them after a moment; returns when all have ended.
 
         Args:
-            goodbye: The frame that tells them.
+            goodbye: The frame that makes them leave.
             timeout: Seconds to wait at most.
         """
         self._goodbye = goodbye
@@ -580,7 +580,7 @@ class Children:
             self._keeper.join(timeout)
 
     def _clean_up(self) -> None:
-        # Whoever leads finds its lock free by now, and stops.
+        # The leading thread finds its lock free by now, and stops.
         os.eventfd_write(self._over, 1)
         with self._reading:
             self._closed = True
@@ -597,7 +597,7 @@ class Children:
         os.close(self._over)
 
     def disown(self) -> None:
-        """Lets go of everything in a forked child, where the keeper does not live."""
+        """Releases everything in a forked child, where the keeper does not run."""
         if not self._closed:
             self._closed = True
             for child in self.ranks:
@@ -611,7 +611,7 @@ class Children:
 _OVER = "the session is over"
 _MAX_UNDER_WAY = 64
 _MAX_BYTES_UNDER_WAY = 256 << 20
-"""How much may be on its way before an upload waits for the workers to take some."""
+"""How many bytes may be in transfer before an upload waits for the workers to copy some."""
 
 _MAX_WAIT_S = 1.0
 """An upload waits no longer than this for the one before: what that waits for might be
@@ -621,12 +621,12 @@ _MAX_WHY = 500
 
 
 class SharedArrays:
-    """The arrays of one session that travel beside its log.
+    """The arrays of one session that are transferred beside its log.
 
     Args:
         session: The session's id.
         children: Its ranks.
-        wait: Waits for a lock, so many seconds.
+        wait: Waits for a lock, at most so many seconds.
     """
 
     def __init__(
@@ -649,7 +649,7 @@ class SharedArrays:
     # To a worker ----------------------------------------------------------------------------
 
     def upload(self, ticket: int, child: RankChild, data: memoryview) -> None:
-        """Gives an array's bytes to a rank, piece by piece; returns when they may be changed.
+        """Sends an array's bytes to a rank, piece by piece; returns when they may be changed.
 
         Raises:
             OSError: There is no memory for it, or no descriptor.
@@ -671,18 +671,18 @@ class SharedArrays:
             os.close(fd)
 
     def give_up(self, ticket: int, child: RankChild, why: str) -> None:
-        """Tells a rank, which may wait for it, that an array will not come."""
+        """Notifies a rank, which may wait for it, that an array will not come."""
         error = f"the upload was broken off: {why}" if why else "the upload was broken off"
         self._settle(child.worker, ticket)
         self._tell(child, EnvelopeKind.ARRAY_MORE, ticket=ticket, error=error[:_MAX_WHY])
 
     def decline(self, ticket: int, child: RankChild) -> None:
-        """Lets go of an array that a rank offered, unless it was fetched."""
+        """Releases an array that a rank offered, unless it was fetched."""
         with contextlib.suppress(KeyError):
             self._let_go(child, self._offers.take(child.worker, ticket))
 
     def _let_go(self, child: RankChild, array: IncomingArray) -> None:
-        """Gives the memory of an array back to its rank."""
+        """Returns the memory of an array to its rank."""
         if array.fd >= 0:
             self._tell(child, EnvelopeKind.ARRAY_BACK, array.fd)
 
@@ -715,14 +715,14 @@ class SharedArrays:
             self._await_room(nbytes)
 
     def _given_back(self, child: RankChild, told: controller_pb2.Transfer) -> None:
-        """Takes the memory back that a rank has copied from."""
+        """Recycles the memory that a rank has copied from."""
         if not told.error:
             with self._lock:
                 self._memory.give(child.reader.fds.popleft())
         self._settle(child.worker, told.ticket)
 
     def _settle(self, worker: int, ticket: int) -> None:
-        """Counts an array no more that a rank has, or that is given up."""
+        """Stops counting an array that a rank has received, or that was given up."""
         with self._lock:
             self._under_way.get(worker, {}).pop(ticket, None)
         self._wake_waiters()
@@ -736,7 +736,7 @@ class SharedArrays:
     # From a worker --------------------------------------------------------------------------
 
     def receive(self, child: RankChild, received: EncodedEnvelope) -> None:
-        """Acts on what a rank says about an array."""
+        """Handles a rank's message about an array."""
         told = controller_pb2.Transfer.FromString(received.payload)
         if received.kind == EnvelopeKind.ARRAY_BACK:
             self._given_back(child, told)
@@ -751,7 +751,7 @@ class SharedArrays:
 
         Raises:
             SessionError: There is none of that ticket and size.
-            OSError: Its rest will not come.
+            OSError: The rest of it will not come.
         """
         expected = f"expected an array of {len(into)} bytes from worker {child.worker}"
         try:
@@ -772,7 +772,7 @@ class SharedArrays:
             self._let_go(child, array)
 
     def _await(self, array: IncomingArray, end: int) -> None:
-        """Waits until an array is there up to one of its bytes."""
+        """Waits until an array has arrived up to one of its bytes."""
         while not array.reaches(end):
             waiter = threading.Lock()
             waiter.acquire()
@@ -785,7 +785,7 @@ class SharedArrays:
     # The end ----------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Lets those go who wait for room, or for the rest of an array."""
+        """Ends the waits for room and for the rest of an array."""
         self._over = True
         self._wake_waiters()
         self._offers.break_off(_OVER)
@@ -796,21 +796,21 @@ class SharedArrays:
         self._mapped.disown()
 
     def close(self) -> None:
-        """Gives all memory back."""
+        """Frees all memory."""
         self._offers.close()
         with self._lock:
             self._memory.close()
         self._mapped.close()
 
 
-# Hands a session's commands on, from whichever thread has the time.
+# Delivers a session's commands, from whichever thread is free.
 
 
 class Sender:
     """Takes batches from a session's log and delivers them in order.
 
-    A thread that waits for an answer calls :meth:`flush` itself; a thread of its
-    own does it for calls that nobody waits for.
+    A thread that waits for an answer calls :meth:`flush` itself; a thread of the sender
+    does it for calls that no thread waits for.
 
     Args:
         events: The session's.
@@ -818,7 +818,7 @@ class Sender:
             first; must not block.
 
     Attributes:
-        delivered: The newest command that was.
+        delivered: The newest command that was delivered.
     """
 
     def __init__(self, events: Events, deliver: Callable[[OutgoingBatch, int], None]) -> None:
@@ -847,7 +847,7 @@ class Sender:
             self.flush(kills=True)
 
     def join(self, timeout: float) -> None:
-        """Waits until everything has left; the log has been closed before."""
+        """Waits until everything was delivered; the log has been closed before."""
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
@@ -931,7 +931,7 @@ def _check_entrypoint(entrypoint: object) -> None:
 
 
 def _environ() -> dict[str, str]:
-    """What the workers inherit: all of it, and where this program finds its modules."""
+    """The workers' environment: this process's, and where it finds its modules."""
     path = os.pathsep.join(part or os.getcwd() for part in sys.path)  # noqa: PTH109  (as text)
     return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
@@ -1021,7 +1021,7 @@ class ProcessTransport(Bound):
         return self
 
     def start(self, events: Events) -> None:
-        """Begins to send what is issued and to deliver what comes."""
+        """Begins to send what is issued and to deliver what is received."""
         with self._state_lock:
             self._events = events
             early, self._early = self._early, []
@@ -1088,12 +1088,12 @@ class ProcessTransport(Bound):
         return self.wait(waiter, seconds)
 
     def _tear(self, error: BaseException) -> None:
-        """Ends the session: an exception came while its stream was half written or read."""
+        """Ends the session: an exception was raised while its stream was half written or read."""
         msg = f"session {self._name!r} was interrupted in the middle of its work: {error!r}"
         self._children.fail(SessionLost(msg))
 
     def frames(self, child: RankChild, frames: list[bytes]) -> None:
-        """Takes what came from a rank's socket."""
+        """Handles the frames of a rank's socket."""
         events = self._events
         for raw in frames:
             seq = progress_in(raw)
@@ -1129,7 +1129,7 @@ class ProcessTransport(Bound):
                 self._ready.release()
 
     def output(self, worker: int, is_error: bool, lines: list[str]) -> None:
-        """Takes what a rank has printed."""
+        """Handles what a rank has printed."""
         with self._state_lock:
             events = self._events
             if events is None:
@@ -1138,7 +1138,7 @@ class ProcessTransport(Bound):
             events.log(worker, NODE, is_error, lines)
 
     def ended(self, error: SessionError) -> None:
-        """Takes the error that ended the session."""
+        """Handles the error that ended the session."""
         with self._state_lock:
             self._error = self._error or error
             events = self._events
@@ -1159,7 +1159,7 @@ class ProcessTransport(Bound):
     def inspect(
         self, *, stacks: bool, flights: bool, since: Sequence[Since] | None = None
     ) -> Inspection:
-        """Finds out what the ranks do, or did before they ended."""
+        """Reports what the ranks do, or did before they ended."""
         ranks = self._children.ranks
         over = self._error is not None
         subjects = [Subject(c.worker, NODE, c.pid, c.memory, ended=over) for c in ranks]
@@ -1173,17 +1173,17 @@ class ProcessTransport(Bound):
     # Arrays -------------------------------------------------------------------------------
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
-        """Gives an array's bytes to a worker; returns when they may be changed."""
+        """Sends an array's bytes to a worker; returns when they may be changed."""
         self.check_alive()
         self._arrays.upload(ticket, self._children.ranks[worker], data)
 
     def give_up(self, uploads: Sequence[tuple[int, int]], why: str = "") -> None:
-        """Says of arrays, by ticket and worker, that they will not come, or not the rest."""
+        """Announces that arrays, by ticket and worker, or the rest of them will not come."""
         for ticket, worker in uploads:
             self._arrays.give_up(ticket, self._children.ranks[worker], why)
 
     def decline(self, downloads: Sequence[tuple[int, int]]) -> None:
-        """Says of arrays, by ticket and worker, that no download of them will come any more."""
+        """Announces that arrays, by ticket and worker, will not be downloaded any more."""
         for ticket, worker in downloads:
             self._arrays.decline(ticket, self._children.ranks[worker])
 
@@ -1199,7 +1199,7 @@ class ProcessTransport(Bound):
     # The end ------------------------------------------------------------------------------
 
     def close(self, timeout: float) -> None:
-        """Waits until what was sent has left, then ends the workers; idempotent."""
+        """Waits until everything was delivered, then ends the workers; idempotent."""
         if self._sender is not None:
             self._sender.join(timeout)
         self._children.end(

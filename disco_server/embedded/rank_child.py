@@ -1,4 +1,4 @@
-"""One rank that is a child process of its client, and how far it is."""
+"""One rank that is a child process of its client, and its progress."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class RankChild(RankProcess):
     Attributes:
         worker: Its number.
         pidfd: Readable when the process has ended.
-        waiters: The locks to free with the rank's next answers on how far it is.
-        heard: How many frames it has sent besides those answers, as far as known.
-        assigned: Whether it has said that it is ready.
+        waiters: The locks to free with the rank's next progress replies.
+        heard: How many frames it has sent besides those replies, as far as known.
+        assigned: Whether it has reported that it is ready.
 
     Raises:
         OSError: No process could be started.
@@ -63,10 +63,10 @@ class RankChild(RankProcess):
             super().__init__(self._process.pid, ours)
             self.pidfd = os.pidfd_open(self.pid)
 
-    # How far it is ----------------------------------------------------------------------
+    # Progress ---------------------------------------------------------------------------
 
     def ask(self, waiter: threading.Lock) -> None:
-        """Asks how far the rank is; the answers come in the order of the questions."""
+        """Requests the rank's progress; the replies arrive in the order of the requests."""
         with self._lock:
             self.waiters.append(waiter)
             self._unsent.add(_HOW_FAR)
@@ -74,19 +74,19 @@ class RankChild(RankProcess):
                 self._flush()
 
     def shows(self, seq: int) -> bool:
-        """Whether the rank has executed a command, and nothing it has sent is unknown here.
+        """Whether the rank has executed a command, and everything that it sent has been read.
 
-        On some systems never true, so ask as well.
+        On some systems never true, so call `ask` as well.
         """
         return self._page is not None and self._page.shows(seq, self.heard)
 
     def wake_waiters(self) -> None:
-        """Frees the locks that wait in vain; the session is over."""
+        """Frees the locks whose replies will not come; the session is over."""
         while self.waiters:
             self.answered()
 
     def answered(self) -> None:
-        """Frees the lock of the oldest question."""
+        """Frees the lock of the oldest request."""
         with contextlib.suppress(IndexError):  # the session's end has freed it
             self.waiters.popleft().release()
 
@@ -107,7 +107,7 @@ class RankChild(RankProcess):
     def last_words(self, is_error: bool) -> list[str]:
         """Returns what it had printed when it ended, also a last line that had no end."""
         nbytes = fcntl.fcntl(self.outputs[is_error], fcntl.F_GETPIPE_SZ)
-        lines, _ = self.read_output(is_error, nbytes)  # all of it lies in the pipe
+        lines, _ = self.read_output(is_error, nbytes)  # all of it is in the pipe
         return lines + self._cut(is_error, b"")
 
     def _cut(self, is_error: bool, data: bytes) -> list[str]:
@@ -126,11 +126,11 @@ class RankChild(RankProcess):
         return self.status
 
     def renew_lock(self) -> None:
-        """Frees the lock in a forked child, whoever held it in the parent."""
+        """Frees the lock in a forked child, whichever thread of the parent held it."""
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Lets go of sockets and pipes."""
+        """Closes sockets and pipes."""
         super().close()
         if self._page is not None:
             self._page.close()

@@ -47,16 +47,16 @@ __all__ = ["FIRST_NODE", "EmbeddedNode", "SocketSession"]
 #
 # The controller has two listeners over one hub: a private one on a Unix socket, for the
 # session and for node 0, and one at the address that the other nodes dial, which
-# offers nothing but what nodes need. So nobody who reaches that address can open a
-# session of their own on these workers. The thread starts every process of node 0
-# and lives until the last of them is gone, because the kernel ends them with it.
+# offers nothing but what nodes need. So a client that reaches that address cannot open a
+# session of its own on these workers. The thread starts every process of node 0
+# and lives until the last of them has ended, because the kernel ends them with it.
 
 
 FIRST_NODE = "node-0"
 """The name of the node that is the client's own process."""
 
 _logger = logging.getLogger("disco.embedded")
-# In a program that is not ours, what is logged is for the handlers it has set up.
+# In a user's program log records go to the handlers that it has set up.
 logging.getLogger("disco").addHandler(logging.NullHandler())
 
 _OPEN = Guard()
@@ -69,11 +69,11 @@ _RETURN_S = 5.0
 """How long the workers of other nodes outlive this process, or a broken connection to it."""
 
 _NODE_LEASE_S = 30.0
-"""A program may keep this process from turning its loop for a while."""
+"""A program may keep this process from running its event loop for a while."""
 
 
 class EmbeddedNode:
-    """Runs from its making until :meth:`stop`.
+    """A controller and node 0, which run from construction until :meth:`stop`.
 
     Args:
         listen: Where the other nodes find the controller; port 0 picks a free one.
@@ -167,7 +167,7 @@ class EmbeddedNode:
             except TimeoutError:
                 msg = f"the workers of this process were not ready within {_START_S:.0f} s"
                 raise ConnectionFailed(msg) from None
-            # Only now, so that nobody else can have taken the name of this node.
+            # Only now, so that no other node can have taken the name of this one.
             await public.open()
             self._started.set_result((hub, public.address, private.address))
             await self._stop.wait()
@@ -176,7 +176,7 @@ class EmbeddedNode:
 
     @property
     def joined(self) -> tuple[str, ...]:
-        """The names of the other nodes that are here."""
+        """The names of the other nodes that have joined."""
         return tuple(name for name in tuple(self._hub.cluster.members.nodes) if name != FIRST_NODE)
 
     def wait_for_nodes(self, timeout: float, waiting: Callable[[], object]) -> bool:
@@ -201,11 +201,11 @@ class EmbeddedNode:
 
     @property
     def is_current(self) -> bool:
-        """Whether the thread that asks is the node's own."""
+        """Whether the calling thread is the node's own."""
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """Ends the controller and every process of node 0, and says goodbye; idempotent."""
+        """Ends the controller and every process of node 0, and notifies the nodes; idempotent."""
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(_STOP_S)
@@ -233,11 +233,11 @@ class SocketSession(Session):
         disco-worker --controller HOST:PORT --slots NUM_WORKERS_PER_NODE
 
     Workers are numbered node by node, node 0 first and the others in the order in
-    which they came; what a node has beyond its workers stays unused. CommunicatorStartup waits
-    until all nodes have joined, and ``shutdown`` says goodbye to them: their daemons
-    end what ran there, and wait for the next controller at that address.
+    which they joined; further slots of a node stay unused. The constructor waits until all
+    nodes have joined, and ``shutdown`` releases them: their daemons end the workers there,
+    and wait for the next controller at that address.
 
-    Whoever reaches the address can take the place of a node. So an address that other
+    A program that reaches the address can join as a node. So an address that other
     machines reach needs TLS, and tokens or client certificates, as a controller daemon
     does; where only trusted machines are on the network, ``insecure=True`` does without.
     ``localhost`` is reachable from this machine only.
@@ -248,10 +248,10 @@ class SocketSession(Session):
         num_groups: Into how many equal, consecutive groups the workers are divided.
         host: Where to listen: a name or an address of this machine, ``0.0.0.0`` for
             all of them.
-        port: Where to listen; 0 picks a free port, which :attr:`address` tells.
+        port: Where to listen; 0 picks a free port, which is in :attr:`address`.
         timeout: Seconds to wait for the other nodes.
         ccl: The collective library; None lets the first collective choose.
-        name: What logs call the session.
+        name: The session's name in logs.
         logs: Whether workers' output is written to this process's standard error.
         hang_report: After how many seconds a call that waits prints what the ranks do
             to standard error, once; 0 or None for never. The default is what
@@ -259,16 +259,16 @@ class SocketSession(Session):
         tls_cert: This program's certificate, a PEM file, which nodes are shown; else
             ``DISCO_TLS_CERT``.
         tls_key: Its key; else ``DISCO_TLS_KEY``.
-        tls_ca: The certificate of who signs those of nodes; else ``DISCO_TLS_CA``.
+        tls_ca: The certificate authority that signs those of nodes; else ``DISCO_TLS_CA``.
         require_client_cert: Whether nodes must show one; else ``DISCO_REQUIRE_CLIENT_CERT``.
         auth_token_file: The tokens that nodes may show, ``worker NAME TOKEN`` a line; else
             ``DISCO_AUTH_TOKEN_FILE``.
         insecure: Whether other machines may join without; else ``DISCO_INSECURE``.
 
     Raises:
-        ConfigError: An argument is wrong, or the address cannot be listened on, or stands
-            open for other machines, or this process was forked from one that has used gRPC.
-        NoSlots: Not enough nodes came in time; the message says what to run there.
+        ConfigError: An argument is wrong, or the address cannot be listened on, or is open to
+            other machines, or this process was forked from one that has used gRPC.
+        NoSlots: Not enough nodes joined in time; the message says what to run there.
         WorkerLost: A worker process could not be started.
     """
 
@@ -350,7 +350,7 @@ class SocketSession(Session):
 
 
 class _EmbeddedTransport(Bound, GrpcTransport):
-    """A session of a controller that ends with it."""
+    """The transport of a session whose controller ends with it."""
 
     _node: EmbeddedNode
 
@@ -361,8 +361,8 @@ class _EmbeddedTransport(Bound, GrpcTransport):
     def close(self, timeout: float) -> None:
         """Ends the session, then the controller and node 0; idempotent."""
         if self._node.is_current:
-            # The garbage collector found a forgotten session here, of all threads;
-            # this one has to turn its loop for the end to come.
+            # The garbage collector finalizes an unreferenced session on this very thread,
+            # which has to run its loop for the session to end.
             threading.Thread(target=self.close, args=(timeout,), name="disco-close").start()
             return
         super().close(timeout)
@@ -383,14 +383,14 @@ def _where(host: object, port: object) -> Address:
     if isinstance(port, bool) or not isinstance(port, int):
         msg = f"expected a port from 0 to 65535, got {port!r}"
         raise ConfigError(msg)
-    # One address only: of a name with two, the second could be another program's.
+    # One address only: the second address of a name could be another program's.
     name = "127.0.0.1" if host == "localhost" else host
     text = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
     return Address.parse(text, where="host and port", any_port=True)
 
 
 def _command(address: Address, per_node: int, guard: Guard) -> str:
-    """What a person types on the other machines."""
+    """The command to run on the other machines."""
     reachable = socket.gethostname() if address.host in _EVERYWHERE else address.host
     where = Address(reachable, address.port)
     flags = " --tls-ca FILE" * guard.encrypts
@@ -404,7 +404,7 @@ def _command(address: Address, per_node: int, guard: Guard) -> str:
 def _await_nodes(
     node: EmbeddedNode, command: str, num_nodes: int, per_node: int, timeout: float
 ) -> None:
-    """Waits for the other nodes, and says what it waits for."""
+    """Waits for the other nodes, and prints what it waits for."""
     others = num_nodes - 1
     began, said = time.monotonic(), ""
 
@@ -416,7 +416,7 @@ def _await_nodes(
         if text != said and time.monotonic() - began > _QUIET_S:
             said = text
             shown = for_terminal(f"disco: {text}", sys.stderr)
-            print(shown, file=sys.stderr, flush=True)  # noqa: T201  (for the person who waits)
+            print(shown, file=sys.stderr, flush=True)  # noqa: T201  (for the waiting user)
 
     if not node.wait_for_nodes(timeout, tell):
         came = node.joined

@@ -72,8 +72,8 @@ __all__ = [
 # What worker threads print: cut into lines, with their rank, or left out.
 #
 # While a session with worker threads lives, ``sys.stdout`` and ``sys.stderr`` are
-# streams that look at the thread that writes: what a worker prints goes to its
-# session, everything else where it went before.
+# streams that check which thread writes: what a worker prints goes to its
+# session, everything else to the original stream.
 
 
 _here = threading.local()
@@ -83,7 +83,7 @@ class RankOutput:
     """The output of one worker thread.
 
     Args:
-        emit: Gets lines: whether from standard error, and the lines.
+        emit: Called with whether the lines are from standard error, and the lines.
 
     Attributes:
         last_lines: The last ones, for the report of a death.
@@ -99,7 +99,7 @@ class RankOutput:
         _here.output = self
 
     def write(self, is_error: bool, text: str) -> None:
-        """Takes text; complete lines go on."""
+        """Takes text and passes on complete lines."""
         if text:
             self._feed(is_error, text.encode("utf-8", "backslashreplace"))
 
@@ -112,7 +112,7 @@ class RankOutput:
         block = self._cutters[is_error].feed(data)
         if block is None:
             return
-        _here.output = None  # who shows them may do so in this thread
+        _here.output = None  # the sink may print them in this thread
         try:
             self._emit(is_error, decode_lines(block))
         finally:
@@ -120,7 +120,7 @@ class RankOutput:
 
 
 class ThreadStream:
-    """Stands for a standard stream; what worker threads write goes to their sessions."""
+    """Replaces a standard stream; what worker threads write goes to their sessions."""
 
     def __init__(self, inner: Any, is_error: bool) -> None:
         self.inner = inner
@@ -154,7 +154,7 @@ _streams: dict[str, ThreadStream] = {}
 
 
 def redirect() -> None:
-    """Makes the standard streams look at the thread; once for each session."""
+    """Makes the standard streams depend on the thread; once for each session."""
     global _sessions  # noqa: PLW0603  (the standard streams are the process's too)
     with _lock.held():
         _sessions += 1
@@ -165,7 +165,7 @@ def redirect() -> None:
 
 
 def restore() -> None:
-    """Undoes :func:`redirect`; a stream that somebody else replaced since stays."""
+    """Undoes :func:`redirect`; a stream that other code has replaced since stays."""
     global _sessions  # noqa: PLW0603  (as above)
     with _lock.held():
         _sessions -= 1
@@ -176,7 +176,7 @@ def restore() -> None:
             _streams.clear()
 
 
-# Host arrays handed from the client's thread to a worker's, with one copy.
+# Host arrays passed from the client's thread to a worker's, with one copy.
 
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -193,10 +193,10 @@ class TransferBroken(OSError):
 
 
 class BorrowedArray:
-    """One array on its way: the client's own memory, until a copy was made of it.
+    """One array in transfer: the client's own memory, until a copy was made of it.
 
-    Either the worker comes while the client still waits and copies straight to
-    where the array is wanted, or the client makes a copy, which the worker keeps.
+    Either the worker requests it while the client still waits, and copies it straight to
+    its destination, or the client makes a copy, which the worker keeps.
     """
 
     def __init__(self, data: memoryview) -> None:
@@ -218,13 +218,13 @@ class BorrowedArray:
                     self._copy, self._borrowed = self._borrowed.copy(), None
 
     def break_off(self, why: str = "") -> None:
-        """Takes the memory back without a copy; the worker will find nothing."""
+        """Withdraws the memory without a copy; the worker gets an error."""
         with self._lock:
             self._borrowed = self._copy = None
             self._why = why
 
     def drop(self) -> None:
-        """Gives the client's memory back: no worker wants the bytes."""
+        """Returns the client's memory: no worker needs the bytes."""
         with self._lock:
             self._give_back()
 
@@ -270,7 +270,7 @@ class BorrowedArray:
 
 
 class BorrowedArrays:
-    """The arrays on their way to one worker, by ticket."""
+    """The arrays in transfer to one worker, by ticket."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -291,7 +291,7 @@ class BorrowedArrays:
         return array
 
     def give_up(self, ticket: int, why: str) -> None:
-        """Notes that an array will not come; who waits for it is told why."""
+        """Notes that an array will not come; a thread that waits for it gets the reason."""
         with self._changed:
             array = self._arrays.get(ticket)
         if array is None:
@@ -299,7 +299,7 @@ class BorrowedArrays:
         array.break_off(why)
 
     def discard(self, ticket: int) -> None:
-        """Lets go of an array that no command will take, now or when it comes."""
+        """Drops an array that no command will take, now or when it arrives."""
         with self._changed:
             array = self._arrays.pop(ticket, None)
             if array is None:
@@ -341,12 +341,12 @@ class _SessionEnded(BaseException):
 
 
 class RankThread(ArrayPorter):
-    """Runs one rank; what it is given are objects, and so is what it answers.
+    """Runs one rank; its commands and its answers are objects.
 
     Args:
         worker: The rank.
         events: Where answers and output go.
-        on_death: Told when the thread ended by itself, which ends the session.
+        on_death: Called when the thread ended by itself, which ends the session.
     """
 
     def __init__(self, worker: Worker, events: Events, on_death: OnDeath) -> None:
@@ -400,7 +400,7 @@ class RankThread(ArrayPorter):
             if isinstance(given, OutgoingBatch):
                 executor.run_decoded(given)
             elif given is EnvelopeKind.OPEN_CCL:
-                with contextlib.suppress(Exception):  # whoever needs it reports the error
+                with contextlib.suppress(Exception):  # the command that needs it reports the error
                     self._worker.meet()
             elif not isinstance(given, EnvelopeKind):
                 executor.settle()
@@ -408,7 +408,7 @@ class RankThread(ArrayPorter):
                 given.release()
 
     def _next(self) -> _Given:
-        # Peers may wait for this rank's refusal; that needs turns of its own.
+        # Peers may wait for this rank's refusal, which needs calls of `poll`.
         while self._worker.poll():
             try:
                 return self._inbox.get(timeout=_POLL_S)
@@ -434,7 +434,7 @@ class RankThread(ArrayPorter):
         self._events.log(self._worker.worker_id, self._worker.node, is_error, lines)
 
     def report(self, *, stacks: bool, flights: bool) -> RankReport:
-        """Says what it does; for any thread."""
+        """Reports what the rank does; for any thread."""
         worker, ident, stack, note = self._worker, self._thread.ident, "", ""
         alive = self._thread.is_alive()
         if stacks and alive:
@@ -449,7 +449,7 @@ class RankThread(ArrayPorter):
         return replace(decode_report(report), state=state, stack=stack, note=note)
 
     def cut(self, since: Sequence[Since]) -> RankReport:
-        """What is new in its records; for any thread."""
+        """Returns what is new in its records; for any thread."""
         worker, ended = self._worker, not self._thread.is_alive()
         return decode_report(
             report_cut(
@@ -458,14 +458,14 @@ class RankThread(ArrayPorter):
         )
 
     def wake_waiters(self) -> None:
-        """Frees the locks that wait in vain; the rank is gone, or about to be."""
+        """Frees the locks that no answer will free; the rank has ended, or is about to."""
         with contextlib.suppress(Empty):
             while True:
                 given = self._inbox.get_nowait()
                 if given is not None and not isinstance(given, (OutgoingBatch, EnvelopeKind)):
                     given.release()
 
-    # What the executor asks of its sink -----------------------------------------------
+    # The executor's sink --------------------------------------------------------------
 
     @property
     def porter(self) -> ArrayPorter:
@@ -481,7 +481,7 @@ class RankThread(ArrayPorter):
         self._events.live(self._worker.worker_id, seq, value)
 
     def reply(self, raw: bytes) -> None:
-        """Passes on what is encoded all the same: acknowledgements and failures."""
+        """Passes on what is encoded even here: acknowledgements and failures."""
         self._events.reply(self._worker.worker_id, EncodedReply.FromString(raw))
 
     def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
@@ -493,7 +493,7 @@ class RankThread(ArrayPorter):
         return self.borrowed.get(ticket).take().view(dtype).reshape(tuple(shape))
 
     def collect_into(self, ticket: int, out: np.ndarray[Any, Any]) -> None:
-        """Waits for an uploaded array and copies it to where it is wanted.
+        """Waits for an uploaded array and copies it to its destination.
 
         Raises:
             OSError: It will not come.
@@ -502,7 +502,7 @@ class RankThread(ArrayPorter):
         self.borrowed.get(ticket).copy_into(out.reshape(-1).view(np.uint8))
 
     def discard(self, ticket: int) -> None:
-        """Lets go of an uploaded array that no command will collect."""
+        """Drops an uploaded array that no command will collect."""
         self.borrowed.discard(ticket)
 
     # The end ----------------------------------------------------------------------------
@@ -639,7 +639,7 @@ class ThreadTransport(Bound):
         )
 
     def _open_communicator(self, worker: Worker, ccl: str) -> Communicator:
-        # A rank that failed before its first collective would not come by itself.
+        # A rank that failed before its first collective would not open it by itself.
         for worker_id, rank in enumerate(self._ranks):
             if worker_id != worker.worker_id:
                 rank.give(EnvelopeKind.OPEN_CCL)
@@ -689,7 +689,7 @@ class ThreadTransport(Bound):
     def inspect(
         self, *, stacks: bool, flights: bool, since: Sequence[Since] | None = None
     ) -> Inspection:
-        """Finds out what the workers do, or did before they ended."""
+        """Reports what the workers do, or did before they ended."""
         if since is None:
             reports = [rank.report(stacks=stacks, flights=flights) for rank in self._ranks]
         else:
@@ -700,17 +700,17 @@ class ThreadTransport(Bound):
     # Arrays -----------------------------------------------------------------------------
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
-        """Gives an array's bytes to a worker; returns when they may be changed."""
+        """Passes an array's bytes to a worker; returns when they may be changed."""
         array = self._ranks[worker].borrowed.lend(ticket, data)
         try:
             self.flush()
             array.await_return()
         except BaseException:
-            array.break_off()  # the worker may have it in hand, where giving up finds nothing
+            array.break_off()  # the worker may have taken it, so that giving up finds nothing
             raise
 
     def give_up(self, uploads: Sequence[tuple[int, int]], why: str = "") -> None:
-        """Says of arrays, by ticket and worker, that they will not come."""
+        """Announces that arrays, by ticket and worker, will not come."""
         for ticket, worker in uploads:
             self._ranks[worker].borrowed.give_up(ticket, why)
 
@@ -761,4 +761,4 @@ class ThreadTransport(Bound):
             rank.end()
 
     def disown(self) -> None:
-        """Does nothing: its workers had no descriptors, and live in the parent alone."""
+        """Does nothing: its workers had no descriptors, and exist in the parent only."""

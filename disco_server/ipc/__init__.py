@@ -1,1 +1,1 @@
-"""What carries envelopes between a daemon and its ranks."""
+"""Transport of envelopes between a daemon and its ranks."""

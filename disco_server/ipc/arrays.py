@@ -1,8 +1,8 @@
 """Arrays in shared memory, read while another process fills them.
 
-The process that fills one tells the other after each piece how far it is. Each array
+The process that fills one reports its progress to the other after each piece. Each array
 has one reader, which waits in its own way: a rank reads its socket, a daemon awaits a
-future, a program waits for a lock. So this only keeps what was told, and calls back.
+future, a program waits for a lock. So this only keeps what was reported, and calls back.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ __all__ = ["FROM_RANKS", "IncomingArray", "Offers", "OutgoingArray"]
 
 
 FROM_RANKS = (EnvelopeKind.ARRAY_OUT, EnvelopeKind.ARRAY_MORE, EnvelopeKind.ARRAY_BACK)
-"""What ranks say about arrays."""
+"""The kinds of messages that ranks send about arrays."""
 
 
 def _nobody() -> None:
-    """Who is told while nobody waits."""
+    """The callback while no reader waits."""
 
 
 class IncomingArray:
     """An array that another process fills, and this one reads from its beginning on.
 
-    What happens may be told in another thread than the one that waits: this one sets
-    ``on_change`` and then looks again, the other one changes and then calls it.
+    Progress may be noted in another thread than the one that waits: the waiting thread sets
+    ``on_change`` and then looks again, the other changes the state and then calls it.
 
     Args:
-        fd: The memory, which belongs to whoever has this object.
+        fd: The memory, which belongs to the owner of this object.
         nbytes: How large it will be.
         there: How many of its bytes are there.
         error: Why the others will not come; empty while they may.
@@ -53,7 +53,7 @@ class IncomingArray:
 
     @classmethod
     def received(cls, reader: FrameReader, nbytes: int, there: int, error: str) -> Self:
-        """The array that a peer tells of, in the memory whose descriptor came along.
+        """The array that a peer announces, in the memory whose descriptor came along.
 
         Args:
             reader: Holds the descriptors that came.
@@ -67,7 +67,7 @@ class IncomingArray:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more will be heard of it."""
+        """Whether nothing more will be reported of it."""
         return bool(self.error) or self.there >= self.nbytes
 
     def grow(self, there: int, error: str = "") -> None:
@@ -89,12 +89,12 @@ class IncomingArray:
 
 
 class OutgoingArray:
-    """An array that this process fills; its reader is told of whole pieces and of the end.
+    """An array that this process fills; its reader is notified of whole pieces and of the end.
 
     Args:
         fd: The memory, which stays the caller's.
         nbytes: How large it will be.
-        tell: Sends how much is there; the first time also a descriptor, to be closed there.
+        tell: Sends how much is there; the first time also a descriptor, which it closes.
     """
 
     def __init__(self, fd: int, nbytes: int, tell: Callable[[int, int | None], None]) -> None:
@@ -112,7 +112,7 @@ class OutgoingArray:
 
 
 class Offers:
-    """The arrays that one session's ranks offer, until somebody asks for them.
+    """The arrays that one session's ranks offer, until they are taken.
 
     One thread may add them and note how they grow, while others take them.
     """
@@ -137,7 +137,7 @@ class Offers:
 
     @property
     def untaken(self) -> list[tuple[int, int]]:
-        """The workers and tickets of what nobody has asked for yet."""
+        """The workers and tickets of the arrays that have not been taken yet."""
         return list(self._untaken)
 
     def take(self, worker: int, ticket: int) -> IncomingArray:
@@ -149,13 +149,13 @@ class Offers:
         return self._untaken.pop((worker, ticket))
 
     def break_off(self, why: str, worker: int | None = None) -> None:
-        """Ends the waits for what a rank, or any, has not copied yet."""
+        """Ends the waits for what one rank, or every rank, has not copied yet."""
         for rank, ticket in list(self._incoming):
             if worker in (None, rank):
                 self.grow(rank, ticket, 0, why)
 
     def close(self) -> None:
-        """Lets go of what nobody asked for."""
+        """Releases the arrays that were not taken."""
         self.break_off("the session ended")
         while self._untaken:
             _, array = self._untaken.popitem()

@@ -3,8 +3,8 @@
 A frame is a 4-byte little-endian length and that many bytes. A file descriptor
 travels with the first byte of its frame, so descriptors and the frames that
 mention them arrive in the same order; the reader hands each to the frame that
-asks for it. Where the receiver had no descriptor left to put it into, it gets -1 in its
-place; where the sender could not pass it, another frame comes instead.
+asks for it. If the receiver had no free descriptor, it gets -1 in its place; if the
+sender could not pass it, another frame comes instead.
 
 Two frames are no envelopes, and are shorter than any: an empty one asks how far
 the receiver is, and one of eight bytes answers that with a sequence number.
@@ -85,7 +85,7 @@ class FrameReader:
         """Adds bytes and returns the frames that are complete.
 
         Raises:
-            ValueError: A frame is longer than any peer of ours sends.
+            ValueError: A frame is longer than any peer sends.
         """
         buffer = self._buffer
         source: bytes | bytearray | memoryview = data
@@ -114,7 +114,7 @@ class FrameReader:
         return frames
 
     def close(self) -> None:
-        """Closes descriptors that nobody took."""
+        """Closes descriptors that were not taken."""
         while self.fds:
             fd = self.fds.popleft()
             if fd >= 0:
@@ -126,7 +126,7 @@ def receive(sock: socket.socket, reader: FrameReader) -> list[bytes] | None:
 
     Raises:
         BlockingIOError: It does not block and there is nothing; or the kernel has no
-            memory to say what there is.
+            memory to deliver what there is.
     """
     try:
         count, ancillary, flags, _ = sock.recvmsg_into((reader.scratch,), _FD_SPACE, CLOSED_ON_EXEC)
@@ -163,23 +163,23 @@ def send_with_fd(
     """Sends one whole frame with a descriptor; for blocking sockets.
 
     Args:
-        sock: Where to.
+        sock: The socket.
         framed: The frame.
         fd: The descriptor, which stays the caller's.
-        without: Makes the frame that is sent instead where the descriptor cannot be passed,
-            of the reason.
+        without: Makes, from the reason, the frame that is sent instead if the descriptor
+            cannot be passed.
     """
     try:
         sent = socket.send_fds(sock, [framed], [fd])
     except ConnectionError:
         raise
-    except OSError as error:  # too many are under way, or there is no memory
+    except OSError as error:  # too many are in flight, or there is no memory
         framed, sent = without(str(error)), 0
     send_all(sock, memoryview(framed)[sent:])
 
 
 class Unsent:
-    """Frames that leave through a socket that does not block, as far as it takes them.
+    """Frames to be sent through a non-blocking socket, as far as it takes them.
 
     Args:
         sock: The socket.
@@ -203,13 +203,13 @@ class Unsent:
         Args:
             framed: The frame, its length included.
             fd: A descriptor to pass along; it is closed here.
-            without: Makes the frame that leaves instead where that cannot be passed, of the
-                reason.
+            without: Makes, from the reason, the frame that is sent instead if that cannot be
+                passed.
         """
         self._frames.append((memoryview(framed), fd, without))
 
     def flush(self) -> bool:
-        """Sends what the socket takes; whether nothing is left."""
+        """Sends what the socket takes; returns whether nothing is left."""
         frames = self._frames
         while frames:
             data, fd, without = frames[0]
@@ -224,7 +224,7 @@ class Unsent:
                 if fd is None and error.errno in _SCARCE:
                     return False
                 if fd is None or without is None or isinstance(error, ConnectionError):
-                    self.drop()  # the peer's exit is on the way, and says more
+                    self.drop()  # the peer's exit will be reported, with its cause
                     return True
                 frames[0] = memoryview(without(str(error))), None, None
                 os.close(fd)
@@ -238,23 +238,23 @@ class Unsent:
         return True
 
     def drop(self) -> None:
-        """Forgets what has not left."""
+        """Drops what has not been sent."""
         while self._frames:
             _, fd, _ = self._frames.popleft()
             if fd is not None:
                 os.close(fd)
 
 
-# How far a rank is, on a page of memory that its client looks at while it waits.
+# How far a rank is, on a page of memory that its client polls while it waits.
 #
 # Asking a rank takes a question through its socket and an answer back. A client that
-# looks for the answer all the time sees it sooner on a page that both map: the rank
-# writes there after each batch. The page says two things: up to which command
-# everything is executed, and how many frames the rank had sent before, because a
-# client that has not read all of those may not know of a failure yet.
+# polls for the answer sees it sooner on a page that both map: the rank writes there
+# after each batch. The page has two counters: up to which command everything is
+# executed, and how many frames the rank had sent before, because a client that has
+# not read all of those may not know of a failure yet.
 #
 # What is written first must be seen first (:func:`~disco_server.settings.keeps_order`);
-# other processors do without the page.
+# on other processors the page is not used.
 
 
 class ProgressPage:
@@ -270,9 +270,9 @@ class ProgressPage:
 
     @classmethod
     def make(cls) -> tuple[Self, int] | None:
-        """Makes a page and the descriptor that the other process maps; None where none can be.
+        """Makes a page and the descriptor that the other process maps; None if that is impossible.
 
-        Whoever calls this closes the descriptor.
+        The caller closes the descriptor.
         """
         if not keeps_order():
             return None

@@ -1,4 +1,4 @@
-"""The doors of daemons: gRPC servers whose certificates may be replaced while they run."""
+"""The ports of daemons: gRPC servers whose certificates may be replaced while they run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CannotListen(ConfigError):
 
 
 class CertificateFiles:
-    """The certificates that a door shows and asks for, as their files are now.
+    """The certificates that a port shows and requires, as their files are now.
 
     Args:
         guard: Names the files.
@@ -76,8 +76,8 @@ class CertificateFiles:
     def changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Reads them again if they have changed; called by gRPC for each new connection.
 
-        Files that are just being replaced may not fit together; then those before them
-        serve on, and the next connection looks again when more has changed.
+        Files that are just being replaced may not fit together; then the former ones stay in
+        use, and the next connection looks again when more has changed.
         """
         state = self._state()
         if state == self._seen:
@@ -93,8 +93,8 @@ class CertificateFiles:
 
 
 def _warn_of_end(path: Path, pem: bytes) -> None:
-    """Says of a certificate that it has expired, or soon will have."""
-    from cryptography import x509  # loaded only where somebody uses TLS
+    """Warns that a certificate has expired, or soon will."""
+    from cryptography import x509  # loaded only if TLS is used
 
     try:
         end = x509.load_pem_x509_certificate(pem).not_valid_after_utc
@@ -116,7 +116,7 @@ def add_port(server: grpc.aio.Server, address: str, guard: Guard) -> int:
         guard: How it is guarded.
 
     Returns:
-        The port; 0 where it cannot be listened there.
+        The port; 0 if the address cannot be listened on.
 
     Raises:
         ConfigError: A certificate cannot be read.
@@ -134,17 +134,17 @@ def add_port(server: grpc.aio.Server, address: str, guard: Guard) -> int:
 
 
 def http_secrets(guard: Guard) -> ssl.SSLContext | None:
-    """How a daemon's HTTP port is encrypted: with the certificate of its other door, if it has one.
+    """Makes the TLS context of a daemon's HTTP port, from the certificate of its gRPC port.
 
-    A browser, Prometheus or a kubelet has no certificate of its own, so none is asked for
-    that would be in the way; where `guard` wants one, who shows it is known by it.
+    A browser, Prometheus or a kubelet has no certificate of its own, so none is required;
+    if `guard` requires client certificates, one that is shown identifies its client.
 
     Args:
-        guard: How the other door is guarded.
+        guard: How the gRPC port is guarded.
 
     Returns:
-        None where connections are not encrypted. New connections use certificates that
-        were replaced.
+        The context, whose new connections use replaced certificates; None if connections are
+        not encrypted.
 
     Raises:
         ConfigError: A certificate cannot be read, or does not fit its key.
@@ -182,7 +182,7 @@ def _make_context(guard: Guard) -> ssl.SSLContext:
 
 
 def warn_of_open_listener(logger: logging.Logger, guard: Guard) -> None:
-    """Says at each start that a person takes a risk, where one does."""
+    """Warns at each start of a listener that the settings leave open to other machines."""
     if guard.insecure:
         logger.warning(
             "--insecure: connections may be neither encrypted nor asked who makes them; whoever"
@@ -190,15 +190,15 @@ def warn_of_open_listener(logger: logging.Logger, guard: Guard) -> None:
         )
 
 
-# Requests that are parsed here, and not by gRPC, which answers nonsense as if it had failed.
+# Requests parsed here rather than by gRPC, which answers malformed ones as internal errors.
 
 
 def parsed(handler: Callable[..., Awaitable[Any]], kind: type[Message]) -> Callable[..., Any]:
-    """Makes a handler of encoded requests out of one of messages.
+    """Makes a handler of encoded requests from one of messages.
 
     Args:
         handler: Takes a message and the call's context.
-        kind: The message; what is none ends the call as INVALID_ARGUMENT.
+        kind: The type of message; a request that is none ends the call as INVALID_ARGUMENT.
     """
 
     @wraps(handler)
@@ -221,8 +221,8 @@ _WRITE_FAILED = "ExecuteBatchError"
 def quiet_if_peer_left() -> Generator[None]:
     """Ends a call as cancelled where a write shows that its peer has left.
 
-    gRPC cancels a call whose peer leaves. Where a write fails a moment before that, it
-    logs the traceback of the write instead, as if the daemon had failed.
+    gRPC cancels a call whose peer leaves. If a write fails a moment before that, it logs
+    the traceback of the write instead, as if the daemon had failed.
 
     Raises:
         asyncio.CancelledError: The peer has left.
@@ -235,7 +235,7 @@ def quiet_if_peer_left() -> Generator[None]:
         raise
 
 
-# How the gRPC servers of daemons are stopped: nothing of theirs is cut off by the loop's end.
+# Stopping the gRPC servers of daemons, so that the loop's end cuts off nothing of theirs.
 
 
 _ENDING_S = 1.0
@@ -268,16 +268,16 @@ def _is_grpc_s(task: asyncio.Task[Any]) -> bool:
 # The messages of one session keep their order; sessions that share a stream take turns,
 # so that what one of them sends in bulk does not hold up another one's lone command.
 #
-# Posting never blocks, so a slow peer never holds up whoever relays to it. Memory
-# stays bounded because commands are bounded by the client's window, and because
-# what nobody waits for (workers' output) is dropped when too much of it waits.
+# Posting never blocks, so a slow peer never holds up the task that relays to it. Memory
+# stays bounded because commands are bounded by the client's window, and because droppable
+# messages (workers' output) are dropped when too much waits.
 
 
 _MAX_DROPPABLE_BYTES = 4 << 20
-"""What may be dropped is, where more than this of its session waits."""
+"""Droppable messages are dropped when more than this of their session waits."""
 
 _TURN_BYTES = 64 << 10
-"""How much of a session is written before it is another one's turn."""
+"""How much of a session is written before it is another session's turn."""
 
 
 @dataclass(slots=True)
@@ -304,11 +304,11 @@ class Outbox:
         return sum(queue.nbytes for queue in self._queues.values())
 
     def post(self, raw: bytes, *, session: int = 0, droppable: bool = False) -> bool:
-        """Adds an encoded envelope; whether it was taken.
+        """Adds an encoded envelope; returns whether it was taken.
 
         Args:
             raw: The envelope.
-            session: Whose it is; what is posted for one session is written in that order.
+            session: Its session; envelopes of one session are written in the order of posting.
             droppable: Refuse it when the peer reads too slowly.
         """
         if self._closed:
@@ -327,7 +327,7 @@ class Outbox:
         """Lets :meth:`run` end once everything posted has been written.
 
         Args:
-            farewell: An envelope to write behind all others.
+            farewell: An envelope to write after all others.
         """
         self._closed = True
         self._farewell = farewell or self._farewell
@@ -339,7 +339,7 @@ class Outbox:
             wake.set_result(None)
 
     def _take(self) -> bytes:
-        """Takes what is to be written next; there is something."""
+        """Takes the next envelope to write; there must be one."""
         queues = self._queues
         while True:
             session, queue = next(iter(queues.items()))

@@ -1,7 +1,7 @@
-"""One rank process as the process that started it sees it: its sockets, its output, its exit.
+"""One rank process as its starter sees it: its sockets, its output, its exit.
 
-There is no event loop here. Whoever started the rank waits for its descriptors in a way of
-its own, and calls :class:`RankProcess`.
+There is no event loop here. The starter waits for the rank's descriptors in its own way, and
+calls :class:`RankProcess`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["RankEnds", "RankProcess", "rank_ends"]
 
 
 _HELD_BYTES = 4 * 1024
-"""How much may wait for company before it is sent after all."""
+"""How much may be held before it is sent after all."""
 
 
 class RankEnds(NamedTuple):
@@ -35,8 +35,8 @@ class RankEnds(NamedTuple):
 
     Attributes:
         sock: The socket for frames.
-        pmi: The socket on which MPI asks.
-        memory: Where the rank writes down what it does.
+        pmi: The socket for MPI's requests.
+        memory: The memory into which the rank records what it does.
         outputs: The pipes of standard output and standard error.
     """
 
@@ -56,14 +56,14 @@ def rank_ends() -> Generator[tuple[RankEnds, tuple[int, int, int, int, int]]]:
         for MPI, the memory, standard output and standard error.
 
     Raises:
-        OSError: The system has no more of them.
+        OSError: The system has no descriptors left.
     """
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
         memory = RankMemory()
         undo.callback(memory.close)
         (sock, their_sock), (pmi, their_pmi) = (_pair(undo, theirs) for _ in range(2))
-        # With pipes of its own, which are not waited for at its exit: what the rank
-        # started may keep them open long after its death.
+        # With pipes of its own, whose end is not awaited at its exit: processes that the
+        # rank started may keep them open long after it.
         (output, their_output), (error, their_error) = (_pipe(undo, theirs) for _ in range(2))
         yield (
             RankEnds(sock, pmi, memory, (output, error)),
@@ -77,19 +77,19 @@ class RankProcess:
 
     Args:
         pid: The process, which leads a process group of its own.
-        ends: What connects it to this process; the pipes are closed by whoever reads them.
+        ends: What connects it to this process; the reader of the pipes closes them.
 
     Attributes:
         pid: The process.
         status: Its exit status, once that is known: a code, or a negative signal number.
         sock: The socket to the rank.
-        pmi: The socket on which MPI asks.
+        pmi: The socket for MPI's requests.
         outputs: The pipes of standard output and standard error.
         reader: Cuts what the socket brings into frames, and holds descriptors.
         cutters: Cut what each of the pipes brings into lines.
         last_lines: The end of its output.
-        memory: Where it writes down what it does; closed by whoever wants that last.
-        arm: Told whether to call :meth:`flush` when the socket takes more.
+        memory: The memory into which it records what it does; closed by its last user.
+        arm: Called with whether to call :meth:`flush` when the socket takes more.
     """
 
     def __init__(self, pid: int, ends: RankEnds) -> None:
@@ -118,12 +118,12 @@ class RankProcess:
     ) -> None:
         """Sends a frame, after all before it; never blocks.
 
-        What the socket does not take now is kept, and ``arm`` is told so.
+        What the socket does not take now is kept, and ``arm`` is called.
 
         Args:
             framed: The frame, its length included.
             fd: A descriptor to pass along; it is closed here.
-            without: Makes the frame to send where that cannot be passed; see `Unsent`.
+            without: Makes the frame to send if that cannot be passed; see `Unsent`.
         """
         with self._lock:
             if self._open:
@@ -134,7 +134,7 @@ class RankProcess:
                 os.close(fd)
 
     def hold(self, framed: bytes) -> None:
-        """Keeps a frame that nobody waits for until another one leaves, or many are there."""
+        """Keeps a frame that is not urgent until another one is sent, or many are kept."""
         with self._lock:
             self._unsent.add(framed)
             self._held += len(framed)
@@ -165,7 +165,7 @@ class RankProcess:
             return None
 
     def refuse(self, why: str) -> None:
-        """Kills the process because it does not speak our protocol: user code may write there."""
+        """Kills the process because it violates the protocol: user code may write to the socket."""
         self.end_because(f"was ended because it sent what is no message ({why})")
 
     # The exit ---------------------------------------------------------------------------
@@ -181,23 +181,23 @@ class RankProcess:
             try:
                 os.killpg(self.pid, signal.SIGKILL)
             except ProcessLookupError:
-                if self.status is None:  # it has not come to make its group
+                if self.status is None:  # it has not made its group yet
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(self.pid, signal.SIGKILL)
 
     def end_because(self, why: str) -> None:
-        """Kills the process, and says so where its end is reported."""
+        """Kills the process, and records why for the report of its end."""
         self._cause = why
         self.kill()
 
     def why_ended(self) -> str:
-        """Says why it ended, where more than its status is known; asked once, after its end."""
+        """Returns why it ended, if more than its status is known; called once, after its end."""
         if not self._cause and self.status == -signal.SIGKILL:
             self._cause = self._limits.explain()
         return self._cause or self.memory.read_cause()
 
     def close(self) -> None:
-        """Lets go of the sockets; idempotent."""
+        """Closes the sockets; idempotent."""
         with self._lock:
             self._open = False
             self._unsent.drop()

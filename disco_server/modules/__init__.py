@@ -1,1 +1,1 @@
-"""What comes from files: modules with functions, and weights."""
+"""What sessions load from files: modules with functions, and weights."""

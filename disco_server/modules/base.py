@@ -13,7 +13,7 @@ from disco_server.config import UPLOADS, file_allowed
 __all__ = ["FileRefused", "Functions", "LoadNotAllowed", "LoadRules", "LoadedModule", "Loader"]
 
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
-"""A module's functions by name; it may make them when they are asked for."""
+"""A module's functions by name; it may make them on first access."""
 
 Loader: TypeAlias = Callable[..., Functions]
 """What the entry-point group ``disco.module_loaders`` names, by suffix.
@@ -48,14 +48,14 @@ class LoadRules:
     cache_bytes: int = 0
 
     def check_file(self, path: Path) -> Path:
-        """Returns where a file really lies.
+        """Returns a file's real path.
 
         Raises:
             LoadNotAllowed: It may not be loaded; also where it does not exist, so
-                that nobody learns what there is.
+                that the error does not disclose which files exist.
         """
         real = Path(os.path.realpath(path))
-        # What other sessions brought is not reached by its path.
+        # Files that other sessions uploaded are not reachable by path.
         uploaded = self.cache is not None and real.is_relative_to(os.path.realpath(self.cache))
         if uploaded:
             self.check_uploads(path)
@@ -68,17 +68,17 @@ class LoadRules:
         return real
 
     def allowed(self, path: Path) -> Path | None:
-        """Where a file really lies, or would; None where it may not be loaded."""
+        """A file's real path, or what it would be; None where it may not be loaded."""
         try:
             return self.check_file(path)
         except LoadNotAllowed:
             return None
 
     def check_uploads(self, path: Path) -> None:
-        """Makes sure that files which clients bring may be loaded.
+        """Makes sure that files which clients upload may be loaded.
 
         Raises:
-            LoadNotAllowed: They may not.
+            LoadNotAllowed: They may not be loaded.
         """
         if not {UPLOADS, "*"}.intersection(self.allow):
             msg = (
@@ -94,7 +94,7 @@ class LoadedModule:
     """A module in a register.
 
     Attributes:
-        name: What errors call it: the name of its file.
+        name: Its name in errors: the name of its file.
         functions: What it offers.
     """
 

@@ -1,10 +1,10 @@
-"""The files that clients brought to this node, by the SHA-256 of their content.
+"""The files that clients uploaded to this node, by the SHA-256 of their content.
 
 Every rank of every session on a node may use one folder at the same time. A file
-under way is locked by who writes it and has a name of its own until its content
-is verified; then it takes its final name at once. A file in use carries a shared
-lock, and the longest unused one without a lock makes room for another. Locks end
-with their process, so what a killed one left behind is swept by the next.
+in transfer is locked by its writer and has a temporary name until its content is
+verified; then it is renamed atomically. A file in use has a shared lock, and the
+least recently used one without a lock is evicted for another. Locks end with their
+process, so what a killed one left behind is removed by the next.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _pins: dict[Path, int] = {}
 
 
 class Incoming:
-    """A file under way; what is not finished leaves nothing behind."""
+    """A file in transfer; an unfinished one leaves nothing behind."""
 
     def __init__(
         self, cache: ModuleCache, digest: str, suffix: str, size: int, fd: int, part: Path
@@ -61,7 +61,7 @@ class Incoming:
             data = data[written:]
 
     def finish(self) -> Path:
-        """Verifies what came and gives the file its name; this process may use it then.
+        """Verifies the content and renames the file; this process may use it then.
 
         Raises:
             FileRefused: It is not what was announced.
@@ -93,7 +93,7 @@ class ModuleCache:
         self._limit = limit
 
     def find(self, digest: str, suffix: str) -> Path | None:
-        """Returns a file whose content was verified just now, or None.
+        """Returns a file whose content was just verified, or None.
 
         The file stays while this process lives. One that was damaged is removed.
         """
@@ -133,7 +133,7 @@ class ModuleCache:
         return Incoming(self, digest, suffix, size, fd, Path(name))
 
     def keep(self, digest: str, suffix: str, fd: int, part: Path) -> Path:
-        """Gives a file its name, unless another session was faster; both belong to it now."""
+        """Renames a file, unless another session was faster; the cache owns both arguments now."""
         final = self._folder / f"{digest}{suffix}"
         with self._locked():
             if self.find(digest, suffix) is not None:

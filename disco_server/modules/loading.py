@@ -1,6 +1,6 @@
-"""From a file to its functions: finds the loader for its kind.
+"""Loads the functions of a file by the loader for its kind.
 
-Every rank imports this, and few load a file: what only that needs is imported then.
+Every rank imports this, and few load a file: what only loading needs is imported then.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def load(path: Path, name: str, device: Device, serve: Functions) -> LoadedModul
 
     Args:
         path: The file, without links.
-        name: What it is called at the client; its suffix says what kind it is.
+        name: Its name at the client; its suffix says what kind it is.
         device: Where its functions run.
         serve: Functions of this process that a compiled module may call by name.
 
     Raises:
-        FileRefused: No loader knows this kind, or the file is not of the kind its
-            name says, or it needs what is not there.
+        FileRefused: There is no loader for this kind, or the file is not of the kind its
+            name says, or it needs something that is missing.
     """
     suffix = refuse_kind(name)
     if suffix == ".py":
@@ -93,7 +93,7 @@ def refuse_kind(name: str) -> str:
     """Returns the suffix of a file's name.
 
     Raises:
-        FileRefused: No loader knows it.
+        FileRefused: There is no loader for it.
     """
     suffix = Path(name).suffix.lower()
     if suffix not in _BUILT_IN and not _entries(suffix):

@@ -96,12 +96,12 @@ def find_global(name: str) -> Callable[..., Any] | None:
 
 
 def serve(functions: Functions) -> None:
-    """Lets compiled modules call functions of this process by their names.
+    """Registers functions of this process for compiled modules to call by name.
 
     TVM's registry is one for the process, and a module looks names up when it
     starts. The collectives of ``runtime.disco`` replace what TVM may have under
-    these names; of the others, those that TVM has stay TVM's. Which rank a call
-    belongs to is told by its thread.
+    these names; of the others, those that TVM has stay TVM's. The calling thread
+    identifies the rank.
 
     Args:
         functions: The functions by name, looked up anew in each call.
@@ -143,13 +143,13 @@ _Copies = list[tuple[Array, Array]]
 _local = threading.local()
 
 _CARRIERS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
-"""Dtypes that DLPack in numpy does not know, and those of their size that it does."""
+"""Dtypes that numpy's DLPack does not support, and supported ones of the same size."""
 
 
 class _Raised:
-    """An exception that waits beside TVM, through which only a text goes.
+    """An exception that is kept outside TVM, which passes on only a text.
 
-    TVM would ask it for its text, and end the process where that raises.
+    TVM would call its ``__str__``, and end the process where that raises.
     """
 
     _count = itertools.count()
@@ -170,7 +170,7 @@ class TvmFunction:
         self.func = func
 
     def __call__(self, *args: Any) -> Any:
-        """Calls it, and raises what a function of ours raised within."""
+        """Calls it, and raises what a function of this process raised within."""
         copies: _Copies = []
         _local.raised = None
         try:
@@ -188,7 +188,7 @@ class TvmFunction:
 
 
 def served(find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Makes a function of ours one that TVM can call.
+    """Wraps a function of this process as one that TVM can call.
 
     Args:
         find: Returns the function, anew for each call.
@@ -197,7 +197,7 @@ def served(find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         try:
             return to_tvm(find()(*map(from_tvm, args)), [])
-        except Exception as error:  # noqa: BLE001  (it goes around TVM)
+        except Exception as error:  # noqa: BLE001  (it bypasses TVM)
             _local.raised = stashed = _Raised(error)
             raise RuntimeError(stashed.sign) from None
 
@@ -205,12 +205,12 @@ def served(find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
 
 
 def to_tvm(value: Any, copies: _Copies) -> Any:
-    """Makes a value one of TVM.
+    """Converts a value to TVM's type.
 
     Args:
         value: Any value that a register may hold.
-        copies: Gets the arrays whose copies TVM works on, with these copies:
-            those that lie in memory as compiled code does not take it.
+        copies: Is filled with the arrays whose copies TVM works on, and these copies:
+            arrays whose memory layout compiled code does not accept.
 
     Raises:
         EncodingError: TVM has no such dtype or device.
@@ -262,7 +262,7 @@ def _tensor(array: Array, copies: _Copies) -> Any:
         raise EncodingError(msg)
     lent = array
     flags = array.flags
-    # Compiled code reads whole vectors and ends the process where they lie askew.
+    # Compiled code reads whole vectors and ends the process where they are not aligned.
     if (
         not (flags.c_contiguous and flags.writeable and array.dtype.isnative)
         or array.ctypes.data % ALIGNMENT
@@ -284,7 +284,7 @@ def _viewed(tensor: Any, dtype: str) -> Any:
 
 
 def from_tvm(value: Any) -> Any:  # noqa: PLR0911  (one return a kind)
-    """Makes a value of TVM one of this process."""
+    """Converts a value of TVM to one of this process."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     ffi = runtime()
@@ -316,7 +316,7 @@ def from_tvm(value: Any) -> Any:  # noqa: PLR0911  (one return a kind)
 
 
 def _array(tensor: Any) -> Any:
-    """The memory of a tensor as an array; the tensor itself where numpy cannot see it."""
+    """The memory of a tensor as an array; the tensor itself where numpy cannot access it."""
     dtype = str(tensor.dtype)
     if tensor.device.type != "cpu":
         return tensor
@@ -349,7 +349,7 @@ class ModuleFunctions(Mapping[str, Callable[..., Any]]):
     """
 
     def __init__(self, module: Any, names: Sequence[str]) -> None:
-        """Takes a module and the names to show; it may have further functions."""
+        """Takes a module and the names to list; it may have further functions."""
         self.module = module
         self._names = tuple(names)
 

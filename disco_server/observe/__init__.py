@@ -1,1 +1,1 @@
-"""What the daemons show of themselves: logs, metrics, traces."""
+"""Observability of the daemons: logs, metrics, traces."""

@@ -1,9 +1,9 @@
-"""What was found out about a machine, and how a child process finds it out.
+"""Checks of a machine, made in a child process.
 
 Libraries of drivers, GPUs and MPI can crash, hang or change the process that loads
-them. So they are looked at in a child process, which says what it is about to do
-before it does it: where it ends or gets stuck, that check is broken, and the caller
-is not. The child's half is `tell`, the caller's is `ask`.
+them. So they are checked in a child process, which announces each check before it
+begins: if it ends or gets stuck, that check is broken, and the caller is not. The
+child's half is `tell`, the caller's is `ask`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["Check", "CheckResult", "State", "ask", "first_line", "tell"]
 
 _ANSWERS_VARIABLE = "DISCO_ANSWERS_FD"
 _KILLED_S = 2.0
-"""How long a killed child is waited for; one that is stuck in a driver may never go."""
+"""How long to wait for a killed child; one that is stuck in a driver may never end."""
 
 
 class State(StrEnum):
-    """How a check came out."""
+    """The outcome of a check."""
 
     OK = "ok"
     MISSING = "missing"
@@ -41,7 +41,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """How one check came out.
+    """The outcome of one check.
 
     Attributes:
         name: Of the check.
@@ -58,12 +58,12 @@ class CheckResult:
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def as_json(self) -> dict[str, Any]:
-        """Its fields, as JSON has them."""
+        """Its fields, as JSON."""
         return {**asdict(self), "state": self.state.value}
 
 
 Check = tuple[str, Callable[[], CheckResult]]
-"""The name of a check, and what finds it out."""
+"""The name of a check, and the function that makes it."""
 
 
 def first_line(error: BaseException) -> str:
@@ -76,9 +76,9 @@ def first_line(error: BaseException) -> str:
 
 
 def tell(checks: Iterable[Check]) -> None:
-    """Runs checks in this process, which `ask` started, and tells how each came out.
+    """Runs checks in this process, which `ask` started, and reports the outcome of each.
 
-    What libraries print cannot be taken for an answer: answers have a file of their own.
+    Output of libraries cannot be mistaken for an answer: answers have a file of their own.
     """
     die_with_parent_in(os.environ)
     with os.fdopen(int(os.environ.pop(_ANSWERS_VARIABLE)), "w", buffering=1) as answers:
@@ -113,7 +113,7 @@ def ask(
         environ: The child's environment; by default this process's.
     """
     inherited = os.environ if environ is None else environ
-    # Files, because a grandchild that holds a pipe open would be waited for.
+    # Files, because a grandchild may hold a pipe open, and reading would wait for it.
     with (
         tempfile.TemporaryFile() as answers,
         tempfile.TemporaryFile() as output,

@@ -1,9 +1,8 @@
-"""The flight recorder: each rank writes down what it executes, in memory that outlives it.
+"""The flight recorder: each rank records what it executes, in memory that outlives it.
 
-``disco_client.tracing.ring`` says what is where. Nothing here takes a lock or calls the
-system, and what a plain call costs is two stores into shared memory: taking the time
-of each would cost more than all the rest, so as long as commands take microseconds one
-time is taken for several of them.
+``disco_client.tracing.ring`` defines the layout. Nothing here takes a lock or makes a system
+call, and a plain call costs two stores into shared memory: timing each would cost more than
+all the rest, so as long as commands take microseconds one time is taken for several.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ __all__ = ["CAUSE_MARK", "SLOT_MASK", "STACK_BYTES", "FlightRecorder", "make_mem
 
 SLOT_MASK = layout.SLOTS - 1
 STACK_BYTES = 64 << 10
-"""Behind the records: room for what a rank writes of its stack when it is asked."""
+"""The room behind the records for the stack that a rank writes on request."""
 
 CAUSE_MARK = b"\x01"
-"""What stands there instead begins with it, and no stack does."""
+"""The first byte of a cause of the end in the stack's place; no stack begins with it."""
 
 _MAX_CAUSE = 1000
 _STRIDE = 32
 _FAST_NS = 10_000
 _CALM = 64
-"""As many commands in a row must take less than 10 µs for times to be taken in strides."""
+"""How many commands in a row must take less than 10 µs before times are taken in strides."""
 
 _MAX_NAME = 200
 _EMPTY_KINDS = memoryview(bytes(4 * layout.STEP)).cast("I")
@@ -54,16 +53,16 @@ class FlightRecorder:
     """Writes one rank's records; for its one thread.
 
     Args:
-        fd: Memory from :func:`make_memory`; without it the records are this
-            process's own, for whoever calls :meth:`copy`.
+        fd: Memory from :func:`make_memory`; without it the records stay in this process,
+            and :meth:`copy` returns them.
 
     Attributes:
-        kinds: For the executor's loop, which writes there itself, at ``seq &
-            SLOT_MASK``, what each command is when it begins.
+        kinds: For the executor's loop, which itself writes there, at ``seq & SLOT_MASK``,
+            what each command is when it begins.
     """
 
     def __init__(self, fd: int = -1) -> None:
-        # Not populated: pages come to be where something is written.
+        # Not populated: pages are allocated when they are first written.
         self._memory = mmap.mmap(fd, layout.RING_BYTES + STACK_BYTES)
         whole = memoryview(self._memory)
         self._behind = whole[layout.RING_BYTES :]
@@ -87,24 +86,24 @@ class FlightRecorder:
         self._header[Header.MAGIC] = layout.MAGIC
 
     def copy(self) -> tuple[bytes, int]:
-        """Copies the records; what ``read_flight`` takes. May be called on any thread."""
+        """Copies the records for ``read_flight``. May be called on any thread."""
         raw = self._memory[: layout.RING_BYTES]
         return raw, self._header[Header.EMPTIED]
 
     def read(self, at: int, size: int) -> bytes:
-        """Copies a part of the records; what ``cut_memory`` takes. On any thread."""
+        """Copies a part of the records for ``cut_memory``. May be called on any thread."""
         return self._memory[at : at + size]
 
     def explain_end(self, text: str) -> None:
-        """Writes why this process is about to end, where its starter reads it afterwards.
+        """Writes why this process is about to end, for its starter to read afterwards.
 
-        It stands where stacks are written, of which none is asked for after the end.
+        It takes the place of the stack, which is not requested after the end.
         """
         raw = b"".join((CAUSE_MARK, text.encode("utf-8", "replace")[:_MAX_CAUSE], b"\0"))
         self._behind[: len(raw)] = raw
 
     def lose_communicator(self) -> None:
-        """Writes when the communicator was lost, which ends this process; on any thread."""
+        """Records when the communicator was lost, which ends this process; on any thread."""
         self._header[Header.LOST] = _now()
 
     # Names --------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ class FlightRecorder:
         return found
 
     def label_of(self, action: int, name: str) -> int:
-        """What slots say of commands that do this with what is called so."""
+        """The slot's value for commands of this action on the object of this name."""
         return what_of(action, self.label(name))
 
     # Commands -----------------------------------------------------------------------------
@@ -157,7 +156,7 @@ class FlightRecorder:
             self.stamp(seq)
 
     def mark(self, seq: int, flag: Flag) -> None:
-        """Says more of a command that runs."""
+        """Adds a flag to a command that runs."""
         self.kinds[seq & SLOT_MASK] |= flag
 
     def _make_room(self, seq: int) -> None:
@@ -170,7 +169,7 @@ class FlightRecorder:
             self.kinds[at : at + step] = _EMPTY_KINDS
             self._starts[at : at + step] = _EMPTY_TIMES
             self._ends[at : at + step] = _EMPTY_TIMES
-            # Last, so that nobody takes what was there for a newer command.
+            # Last, so that no reader takes the old record for a newer command.
             self._header[Header.EMPTIED] = self._emptied = self._emptied + step
 
     # Collectives --------------------------------------------------------------------------
@@ -178,7 +177,7 @@ class FlightRecorder:
     def describe(
         self, op: str, dtype: str, itemsize: int, members: Iterable[int], shape: tuple[int, ...]
     ) -> int:
-        """Writes down what collectives have in common; returns the number of that form.
+        """Records what collectives have in common; returns the number of that form.
 
         The last ``FORMS`` of them may be entered.
 
@@ -192,7 +191,7 @@ class FlightRecorder:
         if len(shape) > layout.MAX_DIMS:
             kept = layout.MAX_DIMS - 1
             shape = (*shape[:kept], math.prod(shape[kept:]))
-        # Never 0, which memory holds that nobody has written into.
+        # Never 0, which unwritten memory holds.
         self._forms = form = self._forms % _MOST_FORMS + 1
         self._sizes[form % layout.FORMS] = itemsize * math.prod(shape)
         layout.FORM.pack_into(
@@ -214,9 +213,9 @@ class FlightRecorder:
 
         Args:
             form: What :meth:`describe` returned for it.
-            number: Which of this group it is on this rank, from 1.
+            number: Its number among this group's collectives on this rank, from 1.
             seq: The command.
-            nth: Which of this group in the command, from 0.
+            nth: Its number among this group's collectives in the command, from 0.
         """
         entered = self._entered
         at = entered % _COLLECTIVES * _COLLECTIVE_BYTES
@@ -227,11 +226,11 @@ class FlightRecorder:
         self._header[Header.BYTES] = self._moved & _MOST_BYTES
 
     def meet(self) -> None:
-        """All have come to the collective that was entered last, and begin."""
+        """All ranks have entered the collective that was entered last, and it begins."""
         self._times[self._open + 5] = _now()
 
     def leave(self) -> None:
-        """The rank goes on after the collective that it entered last, if it is in one."""
+        """The rank leaves the collective that it entered last, if it is in one."""
         if self._open >= 0:
             self._times[self._open + 6] = _now()
             self._open = -1

@@ -1,8 +1,8 @@
-"""A daemon's HTTP port: its metrics, whether it is well, and what else it has to show.
+"""A daemon's HTTP port: its metrics, its health, and other routes.
 
-What is served here itself may be known by whoever reaches the port: counts, no names of
-sessions or people. Other routes ask who it is. All of it is served by the daemon's own
-event loop, so an answer also says that this loop turns.
+The routes of this module need no authentication: they serve counts, and no names of
+sessions or people. Other routes authenticate the caller. All are served by the daemon's
+own event loop, so an answer also shows that this loop turns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFAULT_HTTP = "127.0.0.1:7601"
 
 _logger = logging.getLogger("disco.http")
 _CLOSE_S = 1.0
-"""How long answers that do not end by themselves are waited for."""
+"""How long to wait for answers that do not end by themselves."""
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,11 +45,11 @@ class HttpListener:
     does its work, else 503 with the reason in a line. ``/metrics`` has Prometheus' text format.
 
     Args:
-        listen: Where; port 0 lets the system choose. None: port 7601 of the loopback
+        listen: The address; port 0 lets the system choose. None: port 7601 of the loopback
             address, or a free one where that is taken, as by another daemon.
         metrics: Returns what is measured.
-        why_not_ready: Says why the daemon does not do its work now; empty if it does.
-        routes: What answers other paths.
+        why_not_ready: Returns why the daemon is not ready now; empty if it is.
+        routes: The handlers of other paths.
         secrets: How connections are encrypted; None for not at all.
     """
 
@@ -75,7 +75,7 @@ class HttpListener:
         Raises:
             ConfigError: The address cannot be listened on.
         """
-        from aiohttp import web  # a quarter of a second, which a daemon without it saves
+        from aiohttp import web  # takes a quarter of a second, which a daemon without it saves
 
         app = web.Application()
         app.router.add_get("/metrics", self._answer_metrics)
@@ -137,11 +137,11 @@ class HttpListener:
         return web.Response(status=503 if why else 200, text=f"{why or 'ready'}\n")
 
 
-# What all daemons measure in the same way, in the form that Prometheus reads.
+# Metrics that all daemons measure in the same way, in Prometheus' format.
 
 
 SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
-"""Bounds for what takes from a tenth of a millisecond to half a minute."""
+"""Bounds for durations from a tenth of a millisecond to half a minute."""
 
 
 class Buckets:
@@ -187,7 +187,7 @@ class _DaemonCollector(Collector):
 
 
 def exposition(collect: Callable[[], Iterable[Metric]]) -> Callable[[], bytes]:
-    """Returns what writes metrics in Prometheus' text format.
+    """Returns a function that writes metrics in Prometheus' text format.
 
     Those of the process itself, its memory, descriptors and processor time, are added.
 

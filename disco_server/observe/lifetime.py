@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with(parent: int, number: signal.Signals) -> None:
     """Asks the kernel for a signal when the parent dies, however that happens.
 
-    Only Linux offers this; elsewhere a closed pipe has to tell.
+    Only Linux offers this; elsewhere a closed pipe has to serve.
 
     Args:
         parent: The pid of the process that started this one.
@@ -29,12 +29,12 @@ def die_with(parent: int, number: signal.Signals) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # it died before the kernel was asked
+        if os.getppid() != parent:  # it died before the call above
             os.kill(os.getpid(), number)
 
 
 def die_with_parent_in(environ: MutableMapping[str, str]) -> None:
-    """Does so where the environment says that the parent wants it; forgets the wish."""
+    """Does so if the environment asks for it; removes the variable."""
     parent = environ.pop(PARENT_VARIABLE, None)
     if parent is not None and parent.isdigit():
         die_with(int(parent), signal.SIGTERM)

@@ -1,8 +1,8 @@
 """Log lines for people and for machines, on the standard library's logging.
 
-A daemon calls `setup` once. Whoever logs about a session, a rank, a command or
-a node binds those to its logger (`bind`), and they follow on every record: at
-the end of a text line, as members of a JSON object.
+A daemon calls `setup` once. Code that logs about a session, a rank, a command or
+a node binds those to its logger (`bind`), and they appear in every record: at the
+end of a text line, as members of a JSON object.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ __all__ = [
 
 
 FIELDS: Final = ("session", "rank", "seq", "node")
-"""The fields the house binds; they are shown first and in this order."""
+"""The fields that daemons bind; they are shown first and in this order."""
 
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every record carries by itself, as opposed to what was bound."""
+"""The attributes that every record has by itself, as opposed to those that were bound."""
 
 
 def _time_of(record: logging.LogRecord) -> str:
@@ -57,7 +57,7 @@ def _time_of(record: logging.LogRecord) -> str:
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """What was bound to a record, the house's own fields first; None counts as absent."""
+    """What was bound to a record, the fields of `FIELDS` first; None counts as absent."""
     bound = {k: v for k, v in vars(record).items() if k not in _OWN and v is not None}
     first = {name: bound.pop(name) for name in FIELDS if name in bound}
     return first | bound
@@ -161,8 +161,8 @@ def bind(logger: logging.Logger | BoundLogger, **fields: object) -> BoundLogger:
 def is_farewell(record: logging.LogRecord) -> bool:
     """Whether a record is gRPC's about a call that a stopping server cuts short.
 
-    It may write one, with a traceback, for a stream that is open at the end, as some
-    are whenever one of our daemons stops.
+    It may write one, with a traceback, for a stream that is open at the end, as some are
+    whenever a daemon stops.
     """
     if not record.name.startswith("grpc."):
         return False
@@ -174,7 +174,7 @@ class _Handler(logging.StreamHandler[TextIO]):
     """The handler `setup` installs; a type of its own, so that it finds it again."""
 
     def takes_more(self) -> bool:
-        """Whether its stream would take a short line now; what is no file always does."""
+        """Whether its stream would take a short line now; one that is no file always does."""
         try:
             fd = self.stream.fileno()
         except (OSError, ValueError):
@@ -220,10 +220,10 @@ def setup(level: str = "info", fmt: str = "text", stream: TextIO | None = None) 
     return handler
 
 
-# The audit log: who did what, from where, and whether it was allowed.
+# The audit log: which caller did what, from where, and whether it was allowed.
 #
 # Its lines are records of the logger ``disco.audit``, with the fields below bound. They
-# hold names and paths, and never what somebody keeps secret.
+# hold names and paths, and never secrets.
 
 
 AUDIT_LOGGER: Final = "disco.audit"
@@ -243,13 +243,13 @@ def record(
     outcome: str = "allowed",
     **more: object,
 ) -> None:
-    """Writes one line.
+    """Writes one line to the audit log.
 
     Args:
         event: What happened, as ``session created``.
-        who: Who did it.
-        peer: From which address.
-        what: To what: a name, a path.
+        who: The caller.
+        peer: The caller's address.
+        what: The object: a name, a path.
         session: The session's name.
         outcome: ``allowed``, or why it was refused.
         **more: Other fields, such as the node.
@@ -261,7 +261,7 @@ def record(
 
 
 class Refusals:
-    """Writes lines of what was refused, so many a second: nobody can fill the disk with them."""
+    """Writes lines about refusals, so many per second at most: they cannot fill the disk."""
 
     def __init__(self) -> None:
         self._second = 0.0
@@ -287,11 +287,11 @@ refusals: Final = Refusals()
 
 
 def setup_audit(file: Path | None) -> None:
-    """Lets the lines go to a file of their own, whatever else is logged.
+    """Sends the audit lines to a file of their own, whatever else is logged.
 
     Args:
-        file: Where; it is opened anew when somebody has moved it away. None leaves them
-            in the log.
+        file: The file; it is reopened after it was moved away. None leaves the lines in the
+            log.
 
     Raises:
         ConfigError: It cannot be written.

@@ -1,4 +1,4 @@
-"""What the ranks that a process has started do: read from their memory, not asked of them."""
+"""Reports what the ranks of a process do: read from their shared memory, not requested."""
 
 from __future__ import annotations
 
@@ -53,29 +53,29 @@ __all__ = [
 
 
 # The Python stack of a rank's main thread, which executes the commands: written by the rank
-# whatever it does, and read by its starter.
+# whatever the thread does, and read by its starter.
 #
 # The starter sends a signal, whose handler in Python writes the stack as soon as the thread
-# is between two instructions of Python. One that is inside a library does not come there;
-# it gets another signal, which ``faulthandler`` answers inside the signal handler, in C,
-# without the interpreter's lock. That is for nobody else: a thread whose frames change while
-# they are read can die of it (one of 6,000 times in a thread that looks at itself, one of
-# 400 where others are looked at), and inside a library no frame changes. The stack goes to
-# the end of the memory that both share, which has room for 64 KiB of it.
+# is between two instructions of Python. A thread inside a library does not get there; it
+# gets another signal, which ``faulthandler`` answers inside the signal handler, in C, without
+# the interpreter's lock. Other threads must not get that one: a thread whose frames change
+# while they are read can crash (once in 6,000 reads of the thread's own stack, once in 400
+# of another thread's), and inside a library no frame changes. The stack goes to the end of
+# the memory that both share, which has room for 64 KiB of it.
 
 
 STACK_SIGNAL = signal.SIGURG
 FORCED_STACK_SIGNAL = signal.SIGWINCH
-"""Ignored by processes that do not know them, so one that comes too early does no harm."""
+"""Ignored by processes without a handler, so a signal that comes too early does no harm."""
 
 _ASKED = b"?"
-"""Stands where the stack is to be, until somebody writes one."""
+"""The content of the stack's place from the request until a stack is written."""
 
 _MOST_FRAMES = 100  # as faulthandler
 _STATES = {"T": RankState.STOPPED, "t": RankState.STOPPED, "D": RankState.UNINTERRUPTIBLE}
 _GONE = frozenset("ZXx")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# How a whole stack ends: what this module writes last, or how `-m` begins, or many frames.
+# How a whole stack ends: this module's last frame, or the first one of `-m`, or many frames.
 _LAST_LINES = ("\n\n", "in _run_module_as_main\n", "  ...\n")
 
 
@@ -86,11 +86,11 @@ MEMORY_VARIABLE = "DISCO_FLIGHT_FD"
 def open_flight(environ: MutableMapping[str, str]) -> FlightRecorder:
     """Opens the flight recorder of this process, a rank.
 
-    It writes its stack into the same memory whenever a signal asks for it. Without memory
-    in the environment the records are for nobody. Only the main thread may call this.
+    It writes its stack into the same memory whenever a signal requests it. Without memory in
+    the environment no other process reads the records. Only the main thread may call this.
 
     Args:
-        environ: Names the memory; forgets it, because it is no child's.
+        environ: Names the memory; the variable is removed, because children must not use it.
     """
     text = environ.pop(MEMORY_VARIABLE, "")
     if not text.isdigit():
@@ -104,7 +104,7 @@ def open_flight(environ: MutableMapping[str, str]) -> FlightRecorder:
 
 
 def _write_stack(fd: int, frame: FrameType | None) -> None:
-    """Answers whoever asks for the stack; nobody does any more if this comes too late."""
+    """Answers a request for the stack; the request may have timed out by then."""
     if os.pread(fd, 1, RING_BYTES) == _ASKED:
         raw = f"{format_stack(frame)}\n".encode("utf-8", "replace")
         os.pwrite(fd, raw[: STACK_BYTES - 1], RING_BYTES)
@@ -121,7 +121,7 @@ def format_stack(frame: FrameType | None) -> str:
 
 
 def process_state(pid: int) -> RankState:
-    """What the system says of a process."""
+    """The state of a process as the system reports it."""
     letter = _state_letter(pid)
     return RankState.ENDED if letter in _GONE else _STATES.get(letter, RankState.RUNNING)
 
@@ -138,7 +138,7 @@ def _state_letter(pid: int) -> str:
 
 
 def resident_bytes(pid: int) -> int:
-    """How much of a process is in memory; 0 where that is not known."""
+    """How much of a process is in memory; 0 if unknown."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     except (OSError, IndexError, ValueError):
@@ -160,23 +160,23 @@ class RankMemory:
         self._kept = b"", 0
 
     def read(self) -> tuple[bytes, int]:
-        """Copies the records; what ``read_flight`` takes. Also after the rank has ended."""
+        """Copies the records for ``read_flight``; also after the rank has ended."""
         try:
-            # Read, not mapped: nobody who has the descriptor can make this crash.
+            # Read, not mapped: no holder of the descriptor can make this crash, as by truncation.
             raw = os.pread(self.fd, RING_BYTES, 0)
             return raw, int.from_bytes(os.pread(self.fd, 8, 8), "little")
         except OSError:  # closed, perhaps at this moment by another thread
             return self._kept
 
     def read_part(self, at: int, size: int) -> bytes:
-        """Copies a part of the records; what ``cut_memory`` takes. Also after the rank's end."""
+        """Copies a part of the records for ``cut_memory``; also after the rank has ended."""
         try:
             return os.pread(self.fd, size, at)
         except OSError:
             return self._kept[0][at : at + size]
 
     def ask_for_stack(self, pid: int) -> None:
-        """Asks a process for its stack; forgets an earlier one.
+        """Requests the stack of a process; discards an earlier one.
 
         Raises:
             OSError: There is no such process.
@@ -196,7 +196,7 @@ class RankMemory:
         os.kill(pid, FORCED_STACK_SIGNAL)
 
     def read_stack(self) -> tuple[str, bool]:
-        """What has been written of the stack, and whether that is surely all."""
+        """What has been written of the stack, and whether that is certainly all."""
         try:
             raw = os.pread(self.fd, STACK_BYTES, RING_BYTES).rstrip(b"\0")
         except OSError:
@@ -207,11 +207,11 @@ class RankMemory:
         return text.rstrip("\n"), text.endswith(_LAST_LINES)
 
     def lost_at(self) -> int:
-        """When it lost its communicator, in ns of this machine's clock; 0 if it did not say so."""
+        """When it lost its communicator, in ns of this machine's clock; 0 if not recorded."""
         return int.from_bytes(self.read_part(8 * Header.LOST, 8), "little")
 
     def read_cause(self) -> str:
-        """Why the process ended, as far as it could say so itself; empty if it could not."""
+        """Why the process ended, if it could record that itself; otherwise empty."""
         try:
             raw = os.pread(self.fd, STACK_BYTES, RING_BYTES)
         except OSError:
@@ -221,7 +221,7 @@ class RankMemory:
         return raw[len(CAUSE_MARK) :].partition(b"\0")[0].decode("utf-8", "replace")
 
     def close(self, *, keep: bool = False) -> None:
-        """Lets go of the memory; idempotent.
+        """Releases the memory; idempotent.
 
         Args:
             keep: Make a copy of the records first, which :meth:`read` returns.
@@ -234,18 +234,18 @@ class RankMemory:
 
 
 STACK_S = 1.0
-"""How long a rank's stack is waited for; one that can write it does so at once."""
+"""How long to wait for a rank's stack; a rank that can write it does so at once."""
 
 _asking = threading.Lock()
 _LOOK_S = 0.005
 _SETTLED = 8
-"""After so many looks at which a stack has not grown it is all there."""
+"""After this many looks at which a stack has not grown it counts as complete."""
 
 _ASLEEP = 4
-"""Who sleeps at so many looks one after the other, and does not answer, is inside a library."""
+"""A thread that sleeps at this many looks in a row without an answer is inside a library."""
 
 _PATIENCE = 50
-"""After so many looks, a quarter of a second, so is who runs and does not answer."""
+"""So is a thread that runs without an answer for this many looks, a quarter of a second."""
 
 
 @dataclass(slots=True)
@@ -253,10 +253,10 @@ class Subject:
     """One rank to look at.
 
     Attributes:
-        worker: Which.
-        node: Where.
+        worker: The rank.
+        node: Its node.
         pid: Its process.
-        memory: What it writes into.
+        memory: Its memory.
         ended: Whether it is known to have ended.
     """
 
@@ -271,7 +271,7 @@ class Subject:
     _forced: bool = field(default=False, init=False)
 
     def look(self) -> bool:
-        """Looks at the stack that was asked for; whether it is all there."""
+        """Looks at the stack that was requested; returns whether it is complete."""
         text, whole = self.memory.read_stack()
         self._looks = self._looks + 1 if text == self._stack else 0
         self._stack = text
@@ -286,14 +286,14 @@ class Subject:
 
     @property
     def stack(self) -> str:
-        """What has come of it."""
+        """What has been read of the stack."""
         return self._stack
 
 
 def inspect_ranks(
     subjects: Sequence[Subject], *, stacks: bool, flights: bool
 ) -> list[EncodedRankReport]:
-    """Finds out what ranks do; takes a second at most, and with no stack to wait for none.
+    """Reports what ranks do; takes a second at most, and no time if it waits for no stack.
 
     Args:
         subjects: The ranks.
@@ -305,7 +305,7 @@ def inspect_ranks(
         _why_no_stack(s, state) if stacks else "" for s, state in zip(subjects, states, strict=True)
     ]
     if stacks:
-        # There is room for one stack of each rank, so whoever asks too waits.
+        # There is room for one stack of each rank, so another thread that asks waits.
         with _asking:
             waiting = [i for i, note in enumerate(notes) if not note]
             for i in list(waiting):
@@ -327,11 +327,11 @@ def inspect_ranks(
 
 
 def cut_ranks(subjects: Sequence[Subject], since: Sequence[Since]) -> list[EncodedRankReport]:
-    """Cuts out what ranks have recorded since somebody looked; nothing else is said of them.
+    """Returns what ranks have recorded since the last look of a reader, and nothing else of them.
 
     Args:
         subjects: The ranks.
-        since: How far each was followed.
+        since: How far the reader has followed each rank.
     """
     return [
         report_cut(s.worker, s.node, s.pid, s.memory.read_part, since, ended=s.ended)
@@ -355,7 +355,7 @@ def report_cut(
         node: Where it runs.
         pid: Its process.
         read: Reads a part of the memory.
-        since: How far ranks were followed, this one perhaps among them.
+        since: How far the reader has followed ranks, this one perhaps among them.
         ended: Whether it is known to have ended.
     """
     known = (each for each in since if (each.worker, each.pid) == (worker, pid))
@@ -368,7 +368,7 @@ def report_cut(
 
 
 def _await_stacks(subjects: Sequence[Subject], waiting: list[int]) -> list[int]:
-    """Waits for stacks; returns whose did not come."""
+    """Waits for stacks; returns the ranks whose stacks did not come."""
     deadline = time.monotonic() + STACK_S
     while waiting and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
@@ -398,15 +398,15 @@ def _why_silent(subject: Subject, state: RankState) -> str:
 def report_memory(
     worker: int, node: str, pid: int, raw: bytes, emptied: int, *, flights: bool
 ) -> EncodedRankReport:
-    """Reports what the memory of a rank's flight recorder says.
+    """Makes a report from the memory of a rank's flight recorder.
 
     Args:
         worker: The rank.
         node: Where it runs.
         pid: Its process.
         raw: A copy of the memory.
-        emptied: What ``read_flight`` takes with it.
-        flights: Whether to hand the copy on.
+        emptied: The second argument of ``read_flight``.
+        flights: Whether the report includes the copy.
     """
     report = EncodedRankReport(state=RankState.RUNNING)
     with contextlib.suppress(ValueError):  # user code wrote into it
@@ -433,22 +433,22 @@ def read_record(raw: bytes, emptied: int) -> FlightRecord:
     return FlightRecord()
 
 
-# Whether a process was killed because memory ran out, as far as the system tells.
+# Whether a process was killed because memory ran out, as far as the system shows.
 #
-# The kernel ends such a process by SIGKILL, which says nothing of why. Two places do: the
-# kernel's log, which names the process but may be closed to us or count processes
-# differently inside a container; and the counter of the memory cgroup the process was
-# in, versions 1 and 2 of which have it in different files.
+# The kernel ends such a process by SIGKILL, which does not show the cause. Two sources do:
+# the kernel's log, which names the process but may be unreadable or number processes
+# differently inside a container; and the counter of the process's memory cgroup, which
+# versions 1 and 2 keep in different files.
 
 
 _KERNEL_LOG = Path("/dev/kmsg")
 _NO_LIMIT = 1 << 60
 _claimed: Counter[Path] = Counter()
-"""How many kills of each cgroup a death was explained with: each explains one."""
+"""How many kills of each cgroup have explained a death: each explains one."""
 
 
 def rank_limit() -> str:
-    """Says which limit of ``--max-memory`` this process is under; empty where there is none."""
+    """Says which limit of ``--max-memory`` this process is under; empty if there is none."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit in (resource.RLIM_INFINITY, -1):
         return ""
@@ -459,9 +459,9 @@ class _Cgroup(NamedTuple):
     """The memory cgroup of a process.
 
     Attributes:
-        folder: Where its files are.
-        top: Where the files of the uppermost visible one are.
-        name: What the system calls it.
+        folder: The folder of its files.
+        top: The folder of the uppermost visible one.
+        name: Its name in the system.
         events: The name of the file with its counter.
         limit: The name of the file with its limit.
     """
@@ -473,7 +473,7 @@ class _Cgroup(NamedTuple):
     limit: str
 
     def kills(self) -> int | None:
-        """How many of its processes were killed for memory; None where nothing says so."""
+        """How many of its processes were killed for memory; None if unknown."""
         with contextlib.suppress(OSError):
             found = re.search(
                 r"^oom_kill (\d+)$", (self.folder / self.events).read_text(), re.MULTILINE
@@ -483,7 +483,7 @@ class _Cgroup(NamedTuple):
         return None
 
     def tightest(self) -> str:
-        """Says which limit it is under, its own or one above it; empty where there is none."""
+        """Says which limit it is under, its own or one above it; empty if there is none."""
         best, where = _NO_LIMIT, self.folder
         for folder in (self.folder, *self.folder.parents):
             with contextlib.suppress(OSError, ValueError):  # v2 says "max" for none
@@ -499,11 +499,11 @@ class _Cgroup(NamedTuple):
 
 
 class MemoryWatch:
-    """Knows from a process's start what the system counts; asked when the process has died.
+    """Notes the system's counters at a process's start, to explain its death.
 
     Args:
         pid: The process, which runs.
-        kernel_log: Where the kernel's log is.
+        kernel_log: The path of the kernel's log.
     """
 
     def __init__(self, pid: int, kernel_log: Path = _KERNEL_LOG) -> None:
@@ -522,7 +522,7 @@ class MemoryWatch:
     def explain(self) -> str:
         """Says that memory ran out, if that killed the process; otherwise empty.
 
-        To be asked once, of a process that SIGKILL ended and nobody here had sent it.
+        To be called once, for a process that was ended by a SIGKILL not sent from here.
         """
         now = self._unclaimed()
         counted = self._kills is not None and now is not None and now > self._kills
@@ -542,7 +542,7 @@ class MemoryWatch:
             log = os.open(self._log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 while record := _read_record(log):
-                    # Of an older process with the same number it may tell as well.
+                    # It may also be about an older process with the same number.
                     found = killed.search(record)
                     if found is not None and _seconds(record) >= self._began:
                         return True
@@ -569,7 +569,7 @@ def _seconds(record: bytes) -> float:
 
 
 def _find_cgroup(pid: int) -> _Cgroup | None:
-    """Finds the memory cgroup of a process; None where there is none to be seen."""
+    """Finds the memory cgroup of a process; None if none is visible."""
     with contextlib.suppress(OSError, ValueError):
         mounts = _mounts()
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
@@ -590,7 +590,7 @@ def _find_cgroup(pid: int) -> _Cgroup | None:
 
 
 def _mounts() -> dict[str, tuple[str, Path]]:
-    """What is mounted of cgroups: of version 1's memory, and under "" of version 2.
+    """The mounted cgroup hierarchies: version 1's memory, and under "" version 2.
 
     Each with the cgroup that is mounted there, and where.
     """
@@ -608,8 +608,8 @@ def _mounts() -> dict[str, tuple[str, Path]]:
 
 # Lines of what a process prints: cut out of its stream, and the last of them kept.
 #
-# A process may print without end, so a block of lines stays in one piece as long as
-# nobody wants to see each of them.
+# A process may print without end, so a block of lines stays in one piece until the
+# single lines are needed.
 
 
 KEPT_LINES = 20
@@ -621,7 +621,7 @@ _CRASH_LINES = 40
 
 
 def decode_lines(block: bytes) -> list[str]:
-    """Takes a block of lines apart."""
+    """Splits a block of lines."""
     text = block.decode("utf-8", "replace")
     lines = text.split("\n")
     return [line.rstrip("\r") for line in lines] if "\r" in text else lines
@@ -631,7 +631,7 @@ class LineCutter:
     """Cuts a stream of bytes behind its lines.
 
     Args:
-        last_lines: Gets the lines too; several streams may share it.
+        last_lines: Receives the lines too; several streams may share it.
     """
 
     def __init__(self, last_lines: LastLines) -> None:
@@ -641,10 +641,10 @@ class LineCutter:
     def feed(self, data: bytes) -> bytes | None:
         """Adds bytes; returns the lines that are complete, without the end of the last one.
 
-        What is too long to wait for its end is a line. None where there is no line.
+        An overlong piece counts as a line before its end has come. None if there is no line.
 
         Args:
-            data: What came; nothing at the end of the stream.
+            data: The bytes; none at the end of the stream.
         """
         lines, end, rest = (self._rest + data).rpartition(b"\n")
         if len(rest) > _MAX_LINE or (rest and not data):
@@ -659,8 +659,8 @@ class LineCutter:
 class LastLines:
     """Keeps the end of what a process prints, and of a crash its beginning too.
 
-    Where Python dies of a signal such as SIGSEGV it prints its stack, innermost frame
-    first, so of a deep stack the last lines are the ones that say least.
+    When Python dies of a signal such as SIGSEGV it prints its stack, innermost frame
+    first, so the last lines of a deep stack are the least useful ones.
     """
 
     def __init__(self) -> None:
@@ -668,9 +668,9 @@ class LastLines:
         self._crash: list[bytes] = []
 
     def feed(self, block: bytes) -> None:
-        """Adds lines that were printed; only those that may be kept are taken apart."""
+        """Adds lines that were printed; only those that may be kept are split."""
         wanted = _CRASH_LINES - len(self._crash) if self._crash else 0
-        # A later crash is the one that counts; user code may have printed the first.
+        # The latest crash counts; user code may have printed the first.
         crash = block.rfind(b"\n" + _CRASH) + 1
         if crash or block.startswith(_CRASH):
             self._crash, block = [], block[crash:]
@@ -695,13 +695,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 def be_subreaper() -> None:
     """Makes this process the parent of every process that one of its descendants leaves behind.
 
-    Only Linux offers this; elsewhere they are the system's.
+    Only Linux offers this; elsewhere init becomes their parent.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-# Which processes there are below others.
+# The descendants of processes.
 
 
 def process_fields(pid: int | str) -> list[str]:

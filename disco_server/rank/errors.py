@@ -67,10 +67,10 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
 def describe_failure(
     error: Exception, *, worker: int, node: str, seq: int, function: str
 ) -> tuple[RemoteFailure, FailureKind]:
-    """Makes a report of an exception, cut to a size that may travel.
+    """Makes a report of an exception, cut to a size that can be sent.
 
-    What a rank refused by itself is told by its message; of everything else the
-    type and the traceback go along, without the frames of the executor.
+    What a rank refused by itself is reported by its message; of everything else the
+    type and the traceback are included, without the frames of the executor.
     """
     kind = next((k for kind, k in _KINDS if isinstance(error, kind)), FailureKind.EXCEPTION)
     own = kind is not FailureKind.EXCEPTION
@@ -87,14 +87,14 @@ def describe_failure(
 
 
 def describe_end(error: BaseException, flight: FlightRecorder) -> tuple[int, str]:
-    """Says how a rank ends that something was raised in which is no failure of a command.
+    """Describes how a rank ends after an exception that is no failure of a command.
 
     Args:
         error: What was raised: SystemExit, KeyboardInterrupt, or the like.
-        flight: Where the rank wrote down what it ran.
+        flight: Where the rank recorded what it ran.
 
     Returns:
-        The exit status, and what the end is called in errors.
+        The exit status, and the description of the end in errors.
     """
     kind, text = _qualified(type(error)), _cut(_text_of(error), _MAX_REPR)
     what = f"{kind}: {text}" if text else kind
@@ -121,14 +121,14 @@ def _format(error: Exception, trace: TracebackType | None) -> str:
 
 def _text_of(error: BaseException) -> str:
     try:
-        # An allocation that failed says how much was asked for, and not why it failed.
+        # An allocation that failed says how much was requested, and not why it failed.
         return str(error) + (rank_limit() if isinstance(error, MemoryError) else "")
     except Exception as another:  # noqa: BLE001  (an exception's own code may raise)
         return f"its text raised {type(another).__name__}"
 
 
 def repr_of(value: object) -> str:
-    """What an object that stays here says of itself; a repr is code that may raise."""
+    """The repr of an object that is not sent; a repr is code that may raise."""
     try:
         return sendable(repr(value)[:_MAX_REPR])
     except Exception as error:  # noqa: BLE001  (whatever the object's author did)

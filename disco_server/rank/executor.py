@@ -1,7 +1,7 @@
 """One command at a time, in order; errors become replies and poisoned registers.
 
-The executor does no I/O of its own: whoever runs it hands it batches, and gives
-it an :class:`ReplySink` for what goes back.
+The executor does no I/O of its own: its caller hands it batches, and gives it a
+:class:`ReplySink` for the replies.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ __all__ = ["Executor", "FunctionNames", "ReplySink"]
 # Whether what a register holds can be called, or copied into or out of.
 
 
-# What an executor asks of whoever runs it.
+# What an executor needs from its caller.
 
 
 class ReplySink(Protocol):
-    """Where an executor's answers go, and where arrays outside the log come from."""
+    """Takes an executor's answers, and provides arrays that are outside the log."""
 
     def reply(self, raw: bytes) -> None:
         """Sends one encoded reply to the client."""
@@ -101,7 +101,7 @@ class FunctionNames:
         self._resolve = partial(resolve, **allowed)
 
     def find(self, name: str) -> Callable[..., Any]:
-        """Finds a function that was registered, or that an allowed module gives away.
+        """Finds a function that was registered, or that an allowed module exports.
 
         Raises:
             Exception: There is none, it is not allowed, or its module raised when imported.
@@ -128,7 +128,7 @@ class FunctionNames:
         self.label(register, name)
 
     def label(self, register: int, name: str, action: int = Action.CALL_PACKED) -> None:
-        """Tells the flight recorder what is called when this register's content is."""
+        """Sets the name by which the flight recorder records calls of this register's function."""
         self._registers.labels[register] = self._worker.flight.label_of(action, name)
 
     def of(self, register: int) -> str:
@@ -143,7 +143,7 @@ class FunctionNames:
 
 
 _ACK_COMMANDS = 1024
-"""How many commands may run before the client hears of it, if nothing else is said."""
+"""How many commands may run before an acknowledgement, if no other reply is sent."""
 
 _ACK_BYTES = 1 << 20
 _MAX_REPLY_BYTES = 32 << 20
@@ -222,7 +222,7 @@ class Executor:
         flight.finish(self.seq)
 
     def _acknowledge(self) -> None:
-        """Tells the client how far this rank is, if it has not heard for long."""
+        """Acknowledges this rank's progress, if no reply was sent for many commands."""
         if self.seq - self._acked >= _ACK_COMMANDS or self._bytes >= _ACK_BYTES:
             self._send(EncodedReply(ack=self.seq), self.seq)
 
@@ -248,7 +248,7 @@ class Executor:
         self.seq = seq
 
     def _reserve(self, seq: int, command: EncodedCommand) -> bool:
-        """Makes sure that there is a command's register; otherwise says why not."""
+        """Makes sure that there is a command's register; otherwise reports why not."""
         try:
             self.registers.reserve(max((command.reg, *command.results)))
         except ArgumentRefused as error:
@@ -344,7 +344,7 @@ class Executor:
     def _end_call(
         self, seq: int, command: EncodedCommand, args: Sequence[EncodedValue], error: Exception
     ) -> None:
-        """Does what is left to do for a call that failed, or that has read poison."""
+        """Finishes a call that failed, or that has read poison."""
         into = self._destination(command.func, args)
         if not isinstance(error, Poisoned):
             self._fail(seq, command, error, into)
@@ -399,7 +399,7 @@ class Executor:
             self._names.put(command.reg, func, str(name))
 
     def _kill(self, _seq: int, command: EncodedCommand) -> None:
-        if command.args:  # a client that knows of none begins
+        if command.args:  # a client without any registers begins
             self.registers.clear()
         elif command.reg:
             self.registers.release((command.reg,))
@@ -407,7 +407,7 @@ class Executor:
     def _sync(self, seq: int, command: EncodedCommand) -> None:
         try:
             self._worker.settle()
-        except Exception as error:  # noqa: BLE001  (whatever the device says)
+        except Exception as error:  # noqa: BLE001  (whatever the device raises)
             self._fail(seq, command, error)
         else:
             self._send(EncodedReply(seq=seq, ack=seq), seq)
@@ -416,7 +416,7 @@ class Executor:
         """Waits until the device has done all that was executed; reports what failed there."""
         try:
             self._worker.settle()
-        except Exception as error:  # noqa: BLE001  (whatever the device says)
+        except Exception as error:  # noqa: BLE001  (whatever the device raises)
             self._report(self.seq, error, ACTION_NAMES[Action.SYNC_WORKER], answers=0)
 
     def _get(self, seq: int, command: EncodedCommand) -> None:
@@ -433,7 +433,7 @@ class Executor:
             value = self.registers.read(command.reg)
             check_fits(value, tuple(shape), dtype)
             if self._live is not None and is_array(value):
-                value = value.copy()  # what is in it now, whatever comes next
+                value = value.copy()  # its content now, whatever runs next
             self._answer(seq, value)
         except Poisoned as read:
             self._answer_poison(seq, read.poison)
@@ -458,7 +458,7 @@ class Executor:
     def _set(self, seq: int, command: EncodedCommand) -> None:
         register, held = command.reg, None
         try:
-            with contextlib.suppress(Poisoned):  # a good value heals the register
+            with contextlib.suppress(Poisoned):  # a good value replaces the poison
                 held = self.registers.to_overwrite(register)
             if is_any_array(held):
                 self._copy_into(held, command.args[0])
@@ -466,7 +466,7 @@ class Executor:
             else:
                 self.registers.write(register, self._args(command)[0])
         except Exception as error:  # noqa: BLE001  (whatever came is answered)
-            # What was refused has not been touched, and whoever asked hears of it at once.
+            # What was refused has not been touched, and the request is answered with the error.
             into = register if is_any_array(held) and not isinstance(error, ArgumentRefused) else 0
             self._fail(seq, command, error, into, poison=False)
         else:
@@ -534,7 +534,7 @@ class Executor:
         poison: Poison | None,
         done: int,
     ) -> None:
-        """Poisons what a run that failed has not overwritten, and makes good what was.
+        """Poisons what a run that failed has not overwritten, and clears the poison of what it has.
 
         Args:
             each: What steps of the program overwrite.
@@ -618,14 +618,14 @@ class Executor:
         self._send(reply, seq)
 
     def _skip(self, seq: int, register: int, poison: Poison, into: int = 0) -> None:
-        """Passes a cause on to what a command would have written that could not run for it."""
+        """Poisons, with the same cause, what a command that could not run would have written."""
         self.registers.write(register, poison.cause)
         if into:
             self.registers.spoil(into, poison)
         self._leave_out(seq, poison)
 
     def _leave_out(self, seq: int, poison: Poison) -> None:
-        """Tells of a command that could not run: the client why, the peers that it will not."""
+        """Reports a command that could not run to the client, with the cause, and to the peers."""
         self._flight.mark(seq, Flag.SKIPPED)
         if self._worker.num_workers > 1:
             # A peer's collective may be aborted for it, and the client looks for the cause.
@@ -669,9 +669,9 @@ class Executor:
         inside: tuple[int, int] = (0, 0),
         answers: int | None = None,  # the command, unless it is no command's own: 0
     ) -> Poison:
-        """Tells the client and the peers of a failure, perhaps in a step of a program."""
+        """Reports a failure to the client and the peers, perhaps in a step of a program."""
         self._flight.mark(seq, Flag.FAILED)
-        self._porter.withdraw()  # the answer in which it would have been is this failure
+        self._porter.withdraw()  # this failure replaces the answer that named it
         failure, kind = describe_failure(
             error,
             worker=self._worker.worker_id,
@@ -685,7 +685,7 @@ class Executor:
             self._worker.audit("refused", function, failure.message)
         reply = EncodedReply(seq=seq if answers is None else answers, ack=seq)
         encode_failure(reply.failure, failure, kind)
-        # Told before peers are released, so that the cause arrives first.
+        # Sent before peers are released, so that the cause arrives first.
         self._send(reply, seq)
         self._worker.cannot_enter(seq)
         return Poison(failure, kind)
@@ -705,7 +705,7 @@ def _column(args: Iterable[int]) -> list[EncodedValue]:
 
 _CALL: Any = Action.CALL_PACKED
 _ACTIONS = 0x7F
-"""More than there are; what a peer sends may be anything."""
+"""More than there are; a peer may send any number."""
 
 _WRITES = (
     Action.CALL_PACKED,

@@ -5,15 +5,15 @@ else: one thread, no MPI, no GPU, no gRPC. For each session the server forks a k
 the keeper forks the ranks, so that a rank is there in milliseconds and shares with the
 others what none of them changes. A keeper is the parent of its session's ranks and, as
 what Linux calls a child subreaper, becomes the parent of every process of theirs that
-loses its own, however it was started. So it can tell the daemon how ranks end, and it
-can end all that is left when the session is over or the daemon is gone.
+loses its own, however it was started. So it can report to the daemon how ranks end, and
+it can end all that is left when the session is over or the daemon is gone.
 
 Server and keepers run nothing that a client sends. They are not dumpable, so that ranks,
 which are the same user's, cannot look into them or change them; they hold nothing that
 ranks do not have too. Ranks are dumpable again.
 
 The daemon's end of the sockets is in `disco_server.worker.fork_server`. Messages are JSON
-objects, one a packet; descriptors travel along.
+objects, one a packet, sent with descriptors.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from disco_server.rank import process
 __all__ = ["DESCRIPTORS", "receive_message", "send_message"]
 
 DESCRIPTORS = ("socket", "pmi", "memory", "stdout", "stderr")
-"""What comes with the wish for a rank, in this order."""
+"""The descriptors sent with the request for a rank, in this order."""
 
 _MESSAGE_BYTES = 4096
 _NOT_STARTED = 127
 _PR_SET_DUMPABLE = 4
 _SHORTEST_S, _LONGEST_S = 0.001, 0.05
-"""How long processes that were killed are given before the next look at who is left."""
+"""How long to wait after killing processes before the next look for remaining ones."""
 
 _SERVER_S, _KEEPER_S = 2.0, 60.0
-"""How long each goes on killing: sessions wait for the server, and nobody for a keeper."""
+"""How long each keeps killing: sessions wait for the server, but not for a keeper."""
 
 
 # Messages.
@@ -81,7 +81,7 @@ def receive_message(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | N
     """Receives a message and its descriptors; None where the other end is gone.
 
     Raises:
-        BlockingIOError: There is none, and the socket does not wait.
+        BlockingIOError: There is none, and the socket does not block.
     """
     room = socket.CMSG_SPACE(len(DESCRIPTORS) * array("i").itemsize)
     try:
@@ -102,11 +102,11 @@ def _end_below(reap: Callable[[], None], limit_s: float, spared: Collection[int]
     """Kills the descendants of this process until none is left.
 
     Each look finds what those that were killed since the last one had started, because
-    whoever loses its parent becomes this process's child.
+    a process that loses its parent becomes this process's child.
 
     Args:
-        reap: Takes note of the children that have ended.
-        limit_s: How long to try: who waits inside the kernel does not end at once.
+        reap: Handles the children that have ended.
+        limit_s: How long to try: a process that is blocked in the kernel does not end at once.
         spared: Children that live on, with all that is below them.
     """
     me, backoff = os.getpid(), Backoff(_SHORTEST_S, _LONGEST_S)
@@ -160,28 +160,28 @@ class _Role(ABC):
                 return None
 
     def reap(self) -> None:
-        """Takes note of the children that have ended."""
+        """Handles the children that have ended."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self.on_exit(*ended)
 
     @abstractmethod
     def on_exit(self, pid: int, status: int) -> None:
-        """A child has ended."""
+        """Handles the end of a child."""
 
     @abstractmethod
     def clean_up(self) -> None:
         """Does what the ends of children have made necessary."""
 
     def leave(self) -> None:
-        """Lets go of what a forked child has no use for."""
+        """Releases what a forked child does not need."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for end in (self.sock, self._woken, self._wake):
             end.close()
 
     def tell(self, **message: Any) -> None:
-        """Tells the daemon, which may be gone; the next wait shows that."""
+        """Sends a message to the daemon, which may be gone; the next wait shows that."""
         with contextlib.suppress(OSError):
             send_message(self.sock, message)
 
@@ -242,7 +242,7 @@ class _KeeperRole(_Role):
             wanted = self.wait()
             if wanted is None or "end" in wanted[0]:
                 _end_below(self.reap, _KEEPER_S)
-                if wanted is None:  # otherwise the daemon does it
+                if wanted is None:  # otherwise the daemon sweeps it
                     with contextlib.suppress(OSError):
                         sweep_shared_memory(kvsname(self._session))
                 os._exit(0)
@@ -312,10 +312,10 @@ def _words(fd: str) -> list[str]:
 
 
 def _be_rank(fds: list[int], place: tuple[int, int]) -> None:
-    """Makes this process what an interpreter is that was started as a rank."""
+    """Puts this process in the state of an interpreter that was started as a rank."""
     _be_dumpable(True)
     os.environ.update(_variables(fds))
-    # The module `random` does so by itself; nothing else here was drawn when it was loaded.
+    # The module `random` reseeds itself; no other random state here was drawn at import.
     numpy_random.seed()  # noqa: NPY002  (the global state is what ranks must not share)
     words = _words(str(fds[0]))
     _show(words, place)
@@ -324,13 +324,13 @@ def _be_rank(fds: list[int], place: tuple[int, int]) -> None:
 
 
 def _argument_place() -> tuple[int, int]:
-    """Where the command line of this process lies in its memory, as others see it."""
+    """Where the command line that other processes see lies in this process's memory."""
     fields = process_fields("self")
     return int(fields[45]), int(fields[46])
 
 
 def _show(words: list[str], place: tuple[int, int]) -> None:
-    """Shows another command line of this process, in the room of the one that it had."""
+    """Replaces the visible command line of this process, in the memory of the original one."""
     begin, end = place
     room = end - begin - sum(len(os.fsencode(word)) + 1 for word in words) + len(words[4])
     if room < len(words[4]):
@@ -347,7 +347,7 @@ def _await_ranks() -> list[int]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         watched = os.pidfd_open(daemon)
-    except OSError:  # a sandbox that does not permit it: the socket has to tell
+    except OSError:  # a sandbox that does not permit it: only the socket shows it
         watched = -1
     if os.getppid() != daemon:
         os._exit(0)
@@ -359,7 +359,7 @@ def _await_ranks() -> list[int]:
         keeper = server.serve()
         fds = keeper.serve()
         _be_rank(fds, place)
-    except BaseException:  # noqa: BLE001  (no role may go on as another one)
+    except BaseException:  # noqa: BLE001  (no role may continue as another one)
         traceback.print_exc()
         os._exit(1)
     return fds

@@ -43,7 +43,7 @@ __all__ = [
 # one name that is on it. Nothing is looked for beside that list, so what it does not name is
 # refused, in this release of numpy and in the next.
 #
-# What a person allows by name, with ``--allow-module``, is offered as a whole: a name leads
+# What the operator allows by name, with ``--allow-module``, is offered as a whole: a name leads
 # through modules that are allowed, and from them to public callables that such a module
 # exports (in its ``__all__``) or that are defined in one. What a module imported for its own
 # use is not reached through it, whatever it is called there.
@@ -148,7 +148,7 @@ def _find_supported(
 
 
 def _look_up(name: str) -> Any:
-    """What stands under a name on the list; None where this release has nothing there."""
+    """The object of a name on the list; None where this release has none."""
     package, *parts = name.split(".")
     found: Any = import_allowed(package, ())
     path = package
@@ -165,7 +165,7 @@ def _look_up(name: str) -> Any:
 
 
 def _checking_self(owner: Any, found: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the check of its first argument to a method that would take anything for its own.
+    """Adds a check of the first argument to a method that does not check it itself.
 
     Cython compiles methods without it: numpy's generators read an array as one of theirs.
     """
@@ -222,7 +222,7 @@ def _refuse(name: str, modules: Sequence[str], functions: Sequence[str]) -> Any:
 
 
 def _has_module(owner: Any, part: str) -> bool:
-    """Whether a package has a module of a name that nobody has imported."""
+    """Whether a package has a module of a name that has not been imported."""
     inside = isinstance(owner, ModuleType) and hasattr(owner, "__path__") and part.isidentifier()
     return inside and find_spec(f"{owner.__name__}.{part}") is not None
 
@@ -231,7 +231,7 @@ def _covers(pattern: str, name: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
-# What a person allowed ------------------------------------------------------------------
+# What the operator allowed ---------------------------------------------------------------
 
 
 def _walk(
@@ -251,13 +251,13 @@ def _walk(
     for index, part in enumerate(parts[cut:], cut + 1):
         found = _enter(found, part, name, modules)
         if isinstance(found, ModuleType) and not module_allowed(found.__name__, modules):
-            # Only numpy and cupy come so far.
+            # Only numpy and cupy get here.
             return _find_supported(".".join((found.__name__, *parts[index:])), modules, functions)
     return found if callable(found) else None
 
 
 def _enter(owner: Any, part: str, name: str, modules: Sequence[str]) -> Any:
-    """Goes from a module, a class or an object to what it calls by a name."""
+    """Returns the attribute of a module, a class or an object."""
     _check_public(name, part)
     found = getattr(owner, part, None)
     if found is None and _is_foreign(owner, part, modules):
@@ -286,7 +286,7 @@ def _check_public(name: str, part: str) -> None:
 
 
 def _is_foreign(owner: Any, part: str, modules: Sequence[str]) -> bool:
-    """Whether a module is asked for one of Python's own, which another version of it may have."""
+    """Whether a part names a standard module that this module lacks, but others may import."""
     ours = part in sys.stdlib_module_names and not hasattr(owner, part)
     return isinstance(owner, ModuleType) and ours and not module_allowed(part, modules)
 
@@ -306,7 +306,7 @@ def _home(found: Any) -> str:
 
 
 def _is_listed(found: Any) -> bool:
-    """Whether this is a function of numpy's or cupy's list, whoever else has it."""
+    """Whether this is a function of numpy's or cupy's list, under whichever name."""
     called = getattr(found, "__qualname__", None) or getattr(found, "__name__", "")
     name = f"{_home(found)}.{called}"
     return name in supported_functions() and _look_up(name) is found
@@ -332,7 +332,7 @@ _destinations: dict[int, tuple[object, int]] = {}
 
 
 class NamedCall:
-    """A function that a call returned, with the name that messages call it by.
+    """A function that a call returned, with its name in messages.
 
     Args:
         name: The name.
@@ -351,10 +351,10 @@ class NamedCall:
 
 
 def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
-    """Makes a function known to sessions under a name; a decorator.
+    """Registers a function for sessions under a name; a decorator.
 
     Args:
-        name: What ``session.get_global_func`` asks for, such as ``"my.scale"``.
+        name: The name for ``session.get_global_func``, such as ``"my.scale"``.
         override: Replace a function of that name instead of refusing.
 
     Raises:
@@ -381,7 +381,7 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
 
 
 def writes_into(position: int) -> Callable[[_F], _F]:
-    """Says of a function which of its arguments it overwrites as a whole; a decorator.
+    """Declares which of its arguments a function overwrites as a whole; a decorator.
 
     Where it fails, or cannot run, that argument's register is poisoned.
 
@@ -390,7 +390,7 @@ def writes_into(position: int) -> Callable[[_F], _F]:
     """
 
     def note(func: _F) -> _F:
-        # By identity: what registers hold may have no hash, and is asked nothing.
+        # By identity: what registers hold may have no hash, and none of its code is called.
         _destinations[id(func)] = func, position
         return func
 
@@ -436,7 +436,7 @@ def resolve(
     if len(name) > MAX_NAME:
         msg = f"expected a name of at most {MAX_NAME} characters, got {len(name)}"
         raise ArgumentRefused(msg)
-    # Our own names are no dotted names, whatever may be imported here.
+    # Disco's own names are no dotted names, whatever may be imported here.
     func, more = None, ""
     try:
         func = None if name.startswith(OWN_NAMES) else find_dotted(name, patterns, functions)

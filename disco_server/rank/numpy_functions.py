@@ -94,7 +94,7 @@ def is_supported(name: str) -> bool:
 
 
 def reason_against(name: str) -> str:
-    """Why a name of numpy or cupy is not on the list; empty where nobody has said."""
+    """Why a name of numpy or cupy is not on the list; empty where no reason is given."""
     reasons = _reasons()
     if name in reasons:
         return reasons[name]

@@ -38,13 +38,13 @@ __all__ = ["DaemonGone", "RankPort"]
 
 
 _LOOKS = 50
-"""How often a rank looks for the next command before it sleeps, about 0.2 ms: who asked
-how far it is often goes on at once, and being woken takes several times that exchange."""
+"""How often a rank polls for the next command before it sleeps, about 0.2 ms: a client that
+requested its progress often continues at once, and a wake-up takes several times that."""
 
 
 _PAUSE_S = 0.001
 _MAX_ERROR = 500
-"""How much of an error's text travels; it has to fit into a message of every way to the client."""
+"""How much of an error's text is sent; it has to fit into a message of every transport."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class _Offer:
 
     @property
     def large(self) -> bool:
-        """Whether the client hears of it before it is copied."""
+        """Whether the client is notified of it before it is copied."""
         return self.nbytes > PIECE_BYTES
 
     def fill(self) -> Iterator[None]:
@@ -71,13 +71,13 @@ class _Offer:
                 self.mapped.write(self.fd, piece, self.there)
                 self.there += len(piece)
                 yield
-        except Exception as error:  # noqa: BLE001  (whatever a device says)
+        except Exception as error:  # noqa: BLE001  (whatever a device raises)
             self.error = f"{type(error).__name__}: {error}"
             yield
 
 
 class DaemonGone(Exception):
-    """The daemon closed the socket: this process has nobody to work for."""
+    """The daemon closed the socket: this process has no more commands to execute."""
 
 
 class RankPort(ArrayPorter):
@@ -85,7 +85,7 @@ class RankPort(ArrayPorter):
 
     Args:
         sock: To the daemon, or to the client whose child this rank is.
-        page: Where such a client looks how far this rank is.
+        page: Where such a client reads this rank's progress.
     """
 
     def __init__(self, sock: socket.socket, page: ProgressPage | None = None) -> None:
@@ -119,13 +119,13 @@ class RankPort(ArrayPorter):
         return None
 
     def become(self, session: int, worker: int) -> None:
-        """Learns on whose behalf it sends."""
+        """Sets the session and the rank for which it sends."""
         self._session, self._worker = session, worker
 
     # Envelopes ---------------------------------------------------------------------
 
     def next(self) -> EncodedEnvelope | None:
-        """Waits for the next envelope; None when :meth:`say_progress` is asked for.
+        """Waits for the next envelope; None when :meth:`say_progress` is requested.
 
         Raises:
             DaemonGone: The socket was closed.
@@ -135,7 +135,7 @@ class RankPort(ArrayPorter):
         return self._frames.popleft()
 
     def wait(self, seconds: float) -> bool:
-        """Waits a little; whether there is an envelope, or the end, to read."""
+        """Waits for so long; whether there is an envelope, or the end, to read."""
         return bool(self._frames) or bool(select.select((self._sock,), (), (), seconds)[0])
 
     def _read(self) -> None:
@@ -156,7 +156,7 @@ class RankPort(ArrayPorter):
                 self._frames.append(received)
 
     def _told(self, received: EncodedEnvelope) -> None:
-        """Notes what the daemon says about an upload."""
+        """Handles the daemon's message about an upload."""
         told = controller_pb2.Transfer.FromString(received.payload)
         if told.and_before:
             self._none_up_to = told.ticket, told.error
@@ -165,7 +165,7 @@ class RankPort(ArrayPorter):
         if array is not None:
             array.grow(told.there, told.error)
         elif received.kind == EnvelopeKind.ARRAY_IN or told.error:
-            # One that failed before it had memory is heard of for the first time.
+            # The first message of an upload that failed before it had memory.
             array = self._arrays[told.ticket] = IncomingArray.received(
                 self._reader, told.nbytes, told.there, told.error
             )
@@ -176,7 +176,7 @@ class RankPort(ArrayPorter):
             self._give_back(told.ticket, array)
 
     def _receive(self) -> list[bytes] | None:
-        """Waits for frames; where a question was just answered, with open eyes at first."""
+        """Waits for frames; where a request was just answered, it polls at first."""
         if self._answered:
             self._answered = False
             look = self._looker.poll
@@ -197,7 +197,7 @@ class RankPort(ArrayPorter):
         send_all(self._sock, frame(raw))
 
     def audit(self, what: str, name: str, refused: str) -> None:
-        """Tells the daemon what its audit log shall hold; a client's child has none."""
+        """Sends the daemon an entry of its audit log; a client's child has none."""
         if self._page is None:
             said = node_pb2.Audited(
                 what=what[:_MAX_ERROR],
@@ -207,7 +207,7 @@ class RankPort(ArrayPorter):
             self.send(EnvelopeKind.AUDIT, said.SerializeToString())
 
     def _send_with(self, fd: int, kind: EnvelopeKind, told: controller_pb2.Transfer) -> None:
-        """Sends what is told of an array with its memory; without it there is an error in it."""
+        """Sends the message about an array with its memory; without memory it has an error."""
 
         def framed(error: str) -> bytes:
             told.error = told.error or error
@@ -221,18 +221,18 @@ class RankPort(ArrayPorter):
             send_with_fd(self._sock, framed(""), fd, framed)
 
     def show_progress(self, seq: int) -> None:
-        """Shows a client that looks that everything up to this command is executed."""
+        """Writes to the shared page that everything up to this command is executed."""
         if self._page is not None:
             self._page.write(seq, self._sent)
 
     def say_progress(self, seq: int) -> None:
-        """Says that everything up to this command is executed."""
+        """Reports that everything up to this command is executed."""
         self.show_progress(seq)
         send_all(self._sock, frame_of_progress(seq))
         self._answered = True
 
     def reply(self, raw: bytes) -> None:
-        """Sends one encoded reply to the client, then what is in it beyond that.
+        """Sends one encoded reply to the client, then the rest of the arrays that it names.
 
         This is still part of the command: the next one may change the arrays.
         """
@@ -258,8 +258,8 @@ class RankPort(ArrayPorter):
     def offer_pieces(self, nbytes: int, pieces: Iterable[memoryview]) -> int:
         """Hands over an array whose bytes come piece by piece, and returns its ticket.
 
-        The client hears of a large one at once, and it is copied when the reply that
-        names it has left: the client fetches its beginning meanwhile.
+        The client is notified of a large one at once, and it is copied when the reply that
+        names it was sent: the client fetches its beginning meanwhile.
         """
         self._tickets += 1
         fd = self._memory.take(nbytes)
@@ -271,7 +271,7 @@ class RankPort(ArrayPorter):
         return self._tickets
 
     def withdraw(self) -> None:
-        """Keeps what was offered for a reply that does not leave; see :class:`ArrayPorter`."""
+        """Withdraws what was offered for a reply that is not sent; see :class:`ArrayPorter`."""
         while self._offers:
             self._memory.give(self._offers.pop().fd)
 
@@ -300,7 +300,7 @@ class RankPort(ArrayPorter):
         return out
 
     def collect_into(self, ticket: int, out: np.ndarray[Any, Any]) -> None:
-        """Copies an uploaded array to where it is wanted, as it comes.
+        """Copies an uploaded array to its destination, as it arrives.
 
         Raises:
             OSError: It will not come, or not all of it.
@@ -317,7 +317,7 @@ class RankPort(ArrayPorter):
     def collect_pieces(
         self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]
     ) -> Generator[memoryview]:
-        """Yields an uploaded array as it comes; see :class:`ArrayPorter`.
+        """Yields an uploaded array as it arrives; see :class:`ArrayPorter`.
 
         Raises:
             OSError: It will not come, or not all of it.
@@ -336,9 +336,9 @@ class RankPort(ArrayPorter):
     def _arrived(
         self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]
     ) -> Generator[Callable[[memoryview], None]]:
-        """Gives an uploaded array: each call fills a buffer with the bytes that follow.
+        """Returns a reader of an uploaded array: each call fills a buffer with the next bytes.
 
-        Other envelopes keep their order while this waits for some.
+        Other envelopes keep their order while this waits for its own.
         """
         while ticket not in self._arrays:
             newest, why = self._none_up_to
@@ -365,7 +365,7 @@ class RankPort(ArrayPorter):
             self._give_back(ticket, array)
 
     def discard(self, ticket: int) -> None:
-        """Gives the memory of an upload back that no command will collect, once it is there."""
+        """Returns the memory of an upload that no command will collect, once it has arrived."""
         array = self._arrays.get(ticket)
         if array is not None and array.settled:
             self._give_back(ticket, array)
@@ -373,11 +373,11 @@ class RankPort(ArrayPorter):
             self._unwanted.add(ticket)
 
     def _give_back(self, ticket: int, array: IncomingArray) -> None:
-        """Returns the memory of an upload when nobody writes there any more."""
+        """Returns the memory of an upload when no process writes there any more."""
         while not array.settled:
             self._read()
         del self._arrays[ticket]
-        # Of one that was broken off somebody else may have the memory still.
+        # An upload that was broken off may still have a writer to its memory.
         told = controller_pb2.Transfer(ticket=ticket, worker=self._worker, error=array.error)
         self._send_with(array.fd, EnvelopeKind.ARRAY_BACK, told)
         if array.fd >= 0:

@@ -2,10 +2,9 @@
 
 Started by a worker daemon with two inherited sockets: one to the daemon, and one
 on which MPI finds its peers (``PMI_FD``). A program that starts its workers itself
-adds memory in which it looks how far this rank is. The process imports what every
-rank needs, waits until it is told which rank of which session it is, and then
-executes commands until the session ends or the daemon goes away. It has one thread
-and no gRPC.
+adds memory in which it reads this rank's progress. The process imports what every
+rank needs, waits until it is assigned a rank of a session, and then executes commands
+until the session ends or the daemon goes away. It has one thread and no gRPC.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ __all__ = ["VARIABLE", "confine", "confinement_of", "enter_folder", "keep_freed_
 
 # What a rank process gives up before it runs anything for a client.
 #
-# The daemon says it in one variable of the rank's environment, which the rank forgets. It
+# The daemon sets it in one variable of the rank's environment, which the rank deletes. It
 # limits itself, rather than being limited between fork and exec: nothing of a client has
-# come by then, and a daemon with threads of gRPC cannot run Python code between the two.
+# been received by then, and a daemon with threads of gRPC cannot run Python code between the two.
 
 
 VARIABLE = "DISCO_CONFINEMENT"
@@ -70,12 +69,11 @@ def confinement_of(config: WorkerConfig) -> dict[str, str]:
 
 
 def confine(environ: MutableMapping[str, str]) -> None:
-    """Limits this process as its environment says, for good, and forgets that.
+    """Limits this process as its environment says, for good, and deletes that variable.
 
     Memory is limited by RLIMIT_DATA: what a process allocates for itself counts, what it
-    shares with others (arrays on their way, MPI's memory) and what libraries of GPUs only
-    reserve does not. What goes beyond is refused to whoever asks, who hears of it as of
-    any allocation that fails.
+    shares with others (arrays in transfer, MPI's memory) and what libraries of GPUs only
+    reserve does not. An allocation beyond the limit fails as any other that fails.
     """
     said = environ.pop(VARIABLE, "")
     wanted = dict(word.split("=", 1) for word in said.split(",") if word)
@@ -97,7 +95,7 @@ def _limit(which: int, amount: int) -> None:
 
 
 def enter_folder(path: str) -> None:
-    """Makes a folder the place of this process and of its temporary files; empty for none."""
+    """Makes a folder the working folder of this process and its temporary files; empty for none."""
     if not path:
         return
     os.chdir(path)
@@ -106,7 +104,7 @@ def enter_folder(path: str) -> None:
         tempfile.tempdir = None  # what it was found to be before
 
 
-# How a rank's process keeps memory that arrays gave back.
+# How a rank's process keeps memory that arrays have freed.
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h, for mallopt(3)
@@ -119,9 +117,9 @@ _THEIRS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 def keep_freed_memory() -> bool:
     """Lets glibc keep up to 256 MiB of freed memory, for the next arrays.
 
-    By itself it gives arrays from 128 KiB on back to the system at once, and gets the
-    next ones from there, page by page, each of them cleared first: of a model whose
-    layers make arrays of a megabyte that took a sixth of the time.
+    By default it returns arrays from 128 KiB on to the system at once, and gets the next
+    ones from there, page by page, each of them cleared first: in a model whose layers make
+    arrays of a megabyte that took a sixth of the time.
 
     Returns:
         Whether it does; not where the C library is another one, nor where one of glibc's
@@ -159,7 +157,7 @@ def _assigned(
     port.become(session, assign.worker)
 
     def open_communicator(worker: Worker, ccl: str) -> Communicator:
-        # A rank that failed before its first collective would not come by itself.
+        # A rank that failed before its first collective would not open it by itself.
         port.send(EnvelopeKind.OPEN_CCL)
         try:
             with nameless_memory(kvsname(session), first=worker.worker_id == 0):
@@ -218,7 +216,7 @@ def _serve(port: RankPort, flight: FlightRecorder) -> None:
     executor = Executor(worker, port)
     port.send(EnvelopeKind.ASSIGNED)
     while not executor.stopped:
-        # Peers may wait for this rank's refusal; that needs turns of its own.
+        # Peers may wait for this rank's refusal, which needs calls of `poll`.
         while worker.poll() and not port.wait(_POLL_S):
             pass
         received = port.next()
@@ -227,10 +225,10 @@ def _serve(port: RankPort, flight: FlightRecorder) -> None:
             port.say_progress(executor.seq)
         elif received.kind == EnvelopeKind.BATCH:
             executor.run_batch(received.first_seq, received.payload)
-            if worker.arrays.on_host:  # otherwise it is only known to be on its way
+            if worker.arrays.on_host:  # otherwise it is only known to be enqueued
                 port.show_progress(executor.seq)
         elif received.kind == EnvelopeKind.OPEN_CCL:
-            with contextlib.suppress(Exception):  # whoever needs it reports the error
+            with contextlib.suppress(Exception):  # the command that needs it reports the error
                 worker.meet()
         elif received.kind == EnvelopeKind.END_SESSION:
             return
@@ -246,7 +244,7 @@ def _map_page(fd: int) -> ProgressPage:
 def main() -> None:
     """Runs one rank; the arguments are descriptors and a pid, see above.
 
-    They are the socket's descriptor, the pid of who started this, and perhaps the
+    They are the socket's descriptor, the pid of the starting process, and perhaps the
     descriptor of the memory.
     """
     fd, parent, *memory = (int(argument) for argument in sys.argv[1:])
@@ -275,7 +273,7 @@ def main() -> None:
             traceback.print_exception(error)
     sys.stdout.flush()
     sys.stderr.flush()
-    # MPI's own farewell waits for peers, which may be gone; the daemon sweeps up.
+    # MPI's own finalization waits for peers, which may be gone; the daemon cleans up.
     os._exit(code)
 
 

@@ -8,7 +8,7 @@ read for the last time, its variable is taken for another value or emptied, so a
 program holds no more arrays at a time than it needs.
 
 The first step that fails ends the run on its rank. Later steps would either read
-what did not come to be, or enter collectives that the peers cannot count any more: a
+what was not made, or enter collectives that the peers cannot count any more: a
 rank that is done with a command is done with all collectives of that command,
 whichever they are (see ``collectives.preflight``), and so every rank that waits in
 one of them is released.
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-# The recorded commands of a program, and of those that it calls, in one row.
+# The recorded commands of a program, and of those that it calls, in one sequence.
 
 
 Token: TypeAlias = str | int
@@ -74,8 +74,8 @@ class Linker:
         read: Reads a register of the session.
         resolve: Finds a function by name.
         copy_into: Copies an encoded array into one that a register holds.
-        place: Brings an array that came with the program to the rank's device.
-        destination: Says which of its arguments a function overwrites, by the session's
+        place: Copies an array that was sent with the program to the rank's device.
+        destination: Returns which of its arguments a function overwrites, by the session's
             register in which it is, or its name; -1 for none.
     """
 
@@ -89,7 +89,7 @@ class Linker:
 
 @dataclass
 class Flattener:
-    """Puts the steps of a program, and of those that it calls, into one row.
+    """Puts the steps of a program, and of those that it calls, into one sequence.
 
     A value is what one step makes, an input, or a captured register; it has a number.
 
@@ -97,10 +97,10 @@ class Flattener:
         linker: What the program is bound to.
         definition_of: Finds the program in a register of the session; None where
             there is none.
-        steps: The row.
+        steps: The sequence.
         entry: The session's registers that are read at the start, with their values.
         names: The values that are functions, by the names they were found under.
-        written: The steps, by their places in the row, that overwrite a value as a whole,
+        written: The steps, by their index in the sequence, that overwrite a value as a whole,
             each with the value.
         constants: What the text refers to by a name.
     """
@@ -162,7 +162,7 @@ class Flattener:
         bound[reg] = self._append(tokens, number)
 
     def _note_written(self, func: int, args: list[int], bound: dict[int, int]) -> None:
-        """Notes what the step that comes next overwrites, beside making its result."""
+        """Notes what the next step overwrites, beside making its result."""
         value = _value_of(func, bound)
         if value in self.names:
             place = self.linker.destination(self.names[value])
@@ -207,7 +207,7 @@ class Flattener:
             self._append([f"{copy}(", held, f", {source})"], number)
 
     def _add_run(self, command: EncodedCommand, bound: dict[int, int], number: int) -> None:
-        """Puts the steps of a program here that this one calls."""
+        """Inlines the steps of a program that this one calls."""
         value = _value_of(command.func, bound)
         outside = next((reg for reg, held in self.entry.items() if held == value), 0)
         definition = self.definition_of(outside)
@@ -306,7 +306,7 @@ class StepFailed(Exception):
         step: Its number in the program, from 1.
         function: The name of the function that it called, if the program looked it up.
         register: The session's register from which the program took that function, or 0.
-        place: Its place in the row of all steps, from 0.
+        place: Its index in the sequence of all steps, from 0.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ class StepFailed(Exception):
 
 
 class _Label(NamedTuple):
-    """What a report says of a line: step, function, and the variable that held it."""
+    """What a report names for a line: step, function, and the variable that held it."""
 
     step: int
     function: str
@@ -417,7 +417,7 @@ class CompiledProgram:
 
 
 def _refusal_of(trace: TracebackType, label: _Label) -> ArgumentRefused | None:
-    """What to say where the step's function was none, in the words of a single call."""
+    """The refusal where the step's function was none, with the text of a single call."""
     if trace.tb_next is not None or not label.variable:
         return None
     function = trace.tb_frame.f_locals.get(label.variable)
@@ -431,7 +431,7 @@ def compile_program(definition: EncodedProgram, defined: int, linker: Linker) ->
 
     Args:
         definition: The commands.
-        defined: The number of the command that brought them.
+        defined: The number of the command that sent them.
         linker: What they are bound to.
 
     Raises:
@@ -456,7 +456,7 @@ def compile_program(definition: EncodedProgram, defined: int, linker: Linker) ->
     # Stacks show the line, which is the step where no step takes several lines.
     several = "" if steps == list(range(1, len(steps) + 1)) else ", with others inside"
     code = compile(text, f"<program {definition.name}{several}>", "exec")
-    exec(code, flat.constants)  # noqa: S102  (our own text; see the module's docstring)
+    exec(code, flat.constants)  # noqa: S102  (generated text; see the module's docstring)
     overwritten = tuple(_find_overwritten(flat, inputs, outputs))
     function = flat.constants["program"]
     return CompiledProgram(definition, defined, list(flat.entry), function, labels, overwritten)
@@ -503,7 +503,7 @@ class _Writer:
         self._variables = 0
 
     def write(self) -> tuple[str, list[_Label]]:
-        """Returns the text, and for each of its steps what a report says of it."""
+        """Returns the text, and for each of its steps what a report names."""
         lines = ["def program(frame, results):", f" {self._begin()}"]
         registers = {value: register for register, value in self._flat.entry.items()}
         labels: list[_Label] = []

@@ -23,12 +23,12 @@ __all__ = ["Poison", "Poisoned", "RegisterFile", "check_call", "check_fits", "is
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """Stands in a register for a result that never came to be, and says why.
+    """Stands in a register for a result that was never made, and holds the cause.
 
     Attributes:
         failure, kind: The first cause.
         array: What a failed collective or copy should have overwritten: the next one that
-            overwrites all of it makes it good again.
+            overwrites all of it clears the poison.
     """
 
     failure: RemoteFailure
@@ -54,9 +54,9 @@ class RegisterFile:
 
     Attributes:
         slots: The contents, for the one loop where a method call would matter.
-        labels: What the flight recorder writes of a call of each register's function;
+        labels: What the flight recorder records for a call of each register's function;
             as many as slots, for the same loop.
-        unnamed: What it writes where the function's name is not known.
+        unnamed: What it records where the function's name is not known.
         poisoned: Whether there was ever poison in one of them.
     """
 
@@ -127,7 +127,7 @@ class RegisterFile:
             self.write(register, Poison(cause.failure, cause.kind, array))
 
     def to_overwrite(self, register: int) -> Any:
-        """Returns the content for somebody who overwrites all of it.
+        """Returns the content for a caller that overwrites all of it.
 
         Raises:
             Poisoned: The register stands for a failed command, and has no array.
@@ -138,7 +138,7 @@ class RegisterFile:
         return self.read(register)
 
     def release(self, registers: Iterable[int]) -> None:
-        """Empties registers whose references died."""
+        """Empties registers whose references were deleted."""
         slots, labels = self.slots, self.labels
         size = len(slots)
         for register in registers:

@@ -1,4 +1,4 @@
-"""What one rank is: its place among the workers, its device, its communicator."""
+"""One rank: its number among the workers, its device, its communicator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WorkerDevice:
     Args:
         device: Where it computes at first.
         local_rank: Its number among the session's workers on its machine.
-        host: Tells its machine from others.
+        host: Identifies its machine.
         end_process: Ends the process of the worker where a collective library is
             lost; None where the process is not the worker's alone.
         end_session: Ends the session, for this reason, where such a library failed
@@ -120,7 +120,7 @@ class WorkerDevice:
         """Starts a library for GPUs; every worker does in the same command.
 
         Raises:
-            UnavailableError: A worker has not what it needs; nobody began.
+            UnavailableError: A worker lacks what it needs; no worker began.
             CommunicatorLost: The library failed while it started.
         """
         # Nothing of this is loaded where there is no GPU.
@@ -138,7 +138,7 @@ class WorkerDevice:
             raise
 
     def settle(self) -> None:
-        """Waits until the device has done all that was asked of it.
+        """Waits until the device has done all that was enqueued.
 
         Raises:
             Exception: Some of it failed.
@@ -148,15 +148,15 @@ class WorkerDevice:
             self._watch.settled()
 
     def close(self) -> None:
-        """Ends what looks after the device."""
+        """Ends what watches the device."""
         if self._watch is not None:
             self._watch.close()
 
     def lost(self, message: str) -> None:
-        """Ends what can be ended where a collective library has failed: it cannot go on.
+        """Ends the process or the session after a collective library has failed.
 
         Args:
-            message: What has failed; whoever sees the worker's output learns it.
+            message: What has failed; it is written to the worker's output.
         """
         say(message)
         if self._end_process is not None:
@@ -170,7 +170,7 @@ _local = threading.local()
 
 
 class Worker:
-    """One rank of a session, as the functions that run on it see it.
+    """One rank of a session; the interface for functions that run on it.
 
     Attributes:
         worker_id: Its number among the workers, from 0.
@@ -178,7 +178,7 @@ class Worker:
         num_groups: Into how many equal, consecutive groups they are divided.
         node: The name of the node it runs on.
         place: The device on which it computes.
-        loss: Whether its communicator has failed at work.
+        loss: Whether its communicator has failed in use.
         session_name: The name of its session.
         allow_modules: Patterns of the modules that its session may use as a whole.
         allow_functions: Patterns of functions of numpy and cupy that it may call besides
@@ -186,17 +186,17 @@ class Worker:
         allow_read: Folders and files that its session may read.
         allow_save: Folders in which its session may save.
         loading: What files its session may load modules from.
-        flight: Where it writes down what it executes.
+        flight: Where it records what it executes.
         position: The number of the command that runs; the executor sets it.
-        audit: Tells whoever runs it what it loaded or refused: what kind of thing, its name,
-            and why it was refused, if it was; nothing is told where nobody asks for it.
+        audit: Called with what it loaded or refused: its kind, its name, and why it was
+            refused, if it was; by default does nothing.
         published: Values that outlive their registers, with what a client notes of each.
-        registers: What its references stand for; the executor sets it.
-        failed_imports: The last few modules that it was asked to import and could not, with
-            a sentence that says why.
+        registers: What its references name; the executor sets it.
+        failed_imports: The last few modules that it could not import, each with a sentence
+            that says why.
     """
 
-    def __init__(  # noqa: PLR0913  (what a rank is told when it is assigned)
+    def __init__(  # noqa: PLR0913  (what an assignment contains)
         self,
         worker_id: int,
         num_workers: int,
@@ -275,7 +275,7 @@ class Worker:
     def comm(self) -> Communicator:
         """The communicator; the first use opens it, which needs every worker.
 
-        To be taken anew in each command, because it learns which one runs.
+        To be read anew in each command, because the access records which one runs.
 
         Raises:
             UnavailableError: The collective library is missing or did not start.
@@ -288,13 +288,13 @@ class Worker:
         return self.meet()
 
     def meet(self) -> Communicator:
-        """The communicator; opens it if need be, because a peer may wait for this rank.
+        """The communicator; opens it if necessary, because a peer may wait for this rank.
 
         Raises:
             UnavailableError: The collective library is missing or did not start.
         """
         if self._comm is None:
-            # Where arrays are on GPUs, the ranks still meet on the host.
+            # Where arrays are on GPUs, the ranks still agree on the host.
             host = self._ordinary_ccl if self._ccl in GPU_LIBRARIES else self._ccl
             self._comm = self._open_recorded(host)
             self._comm.record(self.flight)
@@ -319,7 +319,7 @@ class Worker:
     def _start_first(self, comm: Communicator) -> None:
         """Starts the library for the GPUs of the session's slots, where one is no CPU.
 
-        It happens when the communicator opens, to which every rank comes, whatever
+        It happens when the communicator opens, which every rank takes part in, whatever
         it does otherwise. Where it fails, collectives of arrays on GPUs say why.
         """
         ccl = self._ccl or self.place.ccl or "nccl"
@@ -372,7 +372,7 @@ class Worker:
             raise UnavailableError(msg)
 
     def settle(self) -> None:
-        """Waits until the device has done all that was asked of it.
+        """Waits until the device has done all that was enqueued.
 
         Raises:
             Exception: Some of it failed.
@@ -380,20 +380,20 @@ class Worker:
         self.place.settle()
 
     def cannot_enter(self, seq: int) -> None:
-        """Tells the peers that this rank is past ``seq`` without its collectives."""
+        """Notifies the peers that this rank is past ``seq`` without its collectives."""
         self._passed = seq
         if self._comm is not None:
             self._comm.cannot_enter(seq)
 
     def poll(self) -> bool:
-        """Carries on what :meth:`cannot_enter` began; whether to call it again soon."""
+        """Continues what :meth:`cannot_enter` began; whether to call it again soon."""
         if self._comm is None:
             return False
         self._comm.position = self.position
         return self._comm.poll()
 
     def close(self) -> None:
-        """Lets go of the communicator without waiting for anybody."""
+        """Closes the communicator without waiting for the peers."""
         self.place.close()
         if self._comm is not None:
             self._comm.close(orderly=False)
@@ -415,8 +415,8 @@ class Worker:
             The result: ``dst`` where it is given.
 
         Raises:
-            MismatchError: The workers brought different things; nobody began.
-            AbortedError: Another worker cannot come; nobody began.
+            MismatchError: The workers brought different things; no worker began.
+            AbortedError: Another worker cannot enter; no worker began.
         """
         out = self._like(src, src.shape) if dst is None else dst
         if self.group_size == 1 and (in_group or self.num_workers == 1):
@@ -448,13 +448,13 @@ class Worker:
         return xp.empty(shape, array.dtype)
 
     def barrier(self, *, in_group: bool = False) -> None:
-        """Waits until every worker (of the group) is here."""
+        """Waits until every worker (of the group) has entered it."""
         self.comm.barrier(in_group=in_group)
 
     def make_teams(self, lines: Sequence[Sequence[int]]) -> ProcessGroup | None:
-        """Lets some workers do collectives of their own, as along an axis of a mesh.
+        """Makes teams: workers that do collectives of their own, as along an axis of a mesh.
 
-        All workers of the session must call it, those that are in no line too. The
+        All workers of the session must call it, also those that are in no line. The
         same lines give the same team again, which lives as long as the session.
 
         Args:
@@ -467,14 +467,14 @@ class Worker:
         Raises:
             ConfigError: These cannot be lines of teams.
             MismatchError: The workers want different teams; nothing was made.
-            AbortedError: Another worker cannot come; nothing was made.
+            AbortedError: Another worker cannot enter; nothing was made.
         """
         comm = self.comm
         comm.follow(lambda: self.position)
         return comm.make_teams(lines)
 
     def compare_shapes(self, enabled: bool) -> None:
-        """Lets collectives refuse arrays whose shapes differ, though they have as many elements.
+        """Makes collectives refuse arrays whose shapes differ, though they have as many elements.
 
         For debugging, and on from the start where ``DISCO_DEBUG`` is 1. All workers
         must call it in the same command.
@@ -485,7 +485,7 @@ class Worker:
 
     @property
     def received_bytes(self) -> int:
-        """How many bytes of other workers its teams have brought; see `ProcessGroup`."""
+        """How many bytes it has received from other workers in teams; see `ProcessGroup`."""
         return 0 if self._comm is None else self._comm.received_bytes
 
     def __repr__(self) -> str:
@@ -515,11 +515,11 @@ def current_worker() -> Worker:
     return worker
 
 
-# Brings arrays between commands and the device on which a worker computes.
+# Copies arrays between commands and the device on which a worker computes.
 
 
 class DevicePorter(ArrayPorter):
-    """What came for a worker on a GPU lies there; what leaves it comes from there.
+    """Places arrays for a worker on its GPU, and reads the arrays it sends from there.
 
     Args:
         worker: The worker, whose device may change.
@@ -547,11 +547,11 @@ class DevicePorter(ArrayPorter):
         return self._inner.offer_pieces(array.nbytes, arrays.read_pieces(array))
 
     def withdraw(self) -> None:
-        """Takes back what was offered for a reply that does not leave."""
+        """Withdraws what was offered for a reply that is not sent."""
         self._inner.withdraw()
 
     def arrived(self, array: Array) -> Any:
-        """Brings an array that came inside a command to the worker's device."""
+        """Copies an array that was inside a command to the worker's device."""
         return self._worker.arrays.from_host(array)
 
     def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
@@ -579,12 +579,12 @@ class DevicePorter(ArrayPorter):
         return decode_args((value,), read, self._inner)[0]
 
     def begin(self) -> None:
-        """A command begins: what it collects is told apart from what it does not."""
+        """Begins a command: from here on records which arrays it collects."""
         if self._collected:
             self._collected.clear()
 
     def let_go(self, values: Iterable[EncodedValue]) -> None:
-        """Lets go of the arrays of a command that has not collected them, and will not."""
+        """Drops the arrays of a command that has not collected them, and will not."""
         for ticket in tickets_in(values):
             if ticket not in self._collected:
                 self._inner.discard(ticket)

@@ -24,7 +24,7 @@ A JSON object::
 
 The files lie in the folder of the generation beside the index. A part has the name of
 its tensor in its file; the parts of a tensor do not overlap, and together are the whole.
-What is in ``layout`` is for who loads it; here it is kept, and not looked at.
+What is in ``layout`` is for the program that loads it; here it is kept unread.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Entry:
         name: Its name.
         shape: Its extents.
         dtype: Its dtype.
-        layout: What the program says of how it lay.
+        layout: The program's description of its layout.
         parts: The parts, each with the number of the worker in whose file it is.
     """
 
@@ -109,7 +109,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """How a file of parts is told from others: its size, and the digest of its header."""
+    """What identifies a file of parts: its size, and the digest of its header."""
 
     nbytes: int
     header: str
@@ -125,7 +125,7 @@ class Index:
 
 
 def file_name(worker: int) -> str:
-    """What a worker's file is called."""
+    """The name of a worker's file."""
     return f"worker-{worker:05}.safetensors"
 
 
@@ -155,7 +155,7 @@ def encode_index(index: Index) -> bytes:
 
 
 def decode_index(path: Path, text: bytes) -> Index:
-    """Reads an index, and checks that it can be true.
+    """Reads an index, and checks that it is consistent.
 
     Raises:
         FileError: It is none, or of a later version, or was damaged.
@@ -272,7 +272,7 @@ class StoredCheckpoint:
     Attributes:
         path: Its index.
         entries: Its tensors.
-        fingerprint: Tells it from every other checkpoint, one in the same place too.
+        fingerprint: Differs from that of every other checkpoint, also one in the same folder.
         bytes_read: How many bytes of its files were read, their headers included.
 
     Raises:
@@ -393,7 +393,7 @@ def _overlap(one: Bounds, other: Bounds) -> Bounds | None:
 
 
 def _within(inner: Bounds, outer: Bounds) -> Bounds:
-    """Bounds as they are seen from the begin of others."""
+    """Bounds relative to the begin of others."""
     return tuple((a - c, b - c) for (a, b), (c, _) in zip(inner, outer, strict=True))
 
 

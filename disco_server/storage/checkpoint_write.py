@@ -1,9 +1,9 @@
-"""The folder of a checkpoint, as the worker sees it that leads a save.
+"""The folder of a checkpoint, for the worker that leads a save.
 
 A save makes the folder of a new generation beside the one in use, fills it, and then
-puts its index in the place of the old one by a single rename. Until that moment the
-old checkpoint is the checkpoint, from then on the new one. What a save that was cut
-off left behind, no index names; the next save removes it.
+replaces the old index by its own with a single rename. Until then the old checkpoint
+is the checkpoint, from then on the new one. What an interrupted save left behind is
+in no index; the next save removes it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ __all__ = [
 
 
 _LOCK_WAIT_S = 30.0
-"""For so long a save waits for another one: a controller that hears no more of a client
-ends its workers after ten seconds, and until then they are saving."""
+"""For so long a save waits for another one: a controller that has lost a client ends its
+workers after ten seconds, and until then they are saving."""
 
 _LOCK_POLL_S = 0.05
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -58,7 +58,7 @@ _NEW_INDEX = "index.json"
 
 
 class CheckpointFolder:
-    """A folder with room for a new generation, which nobody else writes meanwhile.
+    """A folder locked for a new generation, so that no other save writes there meanwhile.
 
     Args:
         path: The folder; made where it is missing.
@@ -100,7 +100,7 @@ class CheckpointFolder:
             self._close = weakref.finalize(self, opened.pop_all().close)
 
     def room(self) -> int | None:
-        """How many bytes may still be written here; None where the system does not say."""
+        """How many bytes may still be written here; None where the system does not report it."""
         status = os.fstatvfs(self._fd)
         return status.f_bavail * status.f_frsize if status.f_blocks else None
 
@@ -133,14 +133,14 @@ class CheckpointFolder:
         _remove(self._generation, self._fd)
 
     def close(self) -> None:
-        """Lets others save here; idempotent."""
+        """Unlocks the folder for other saves; idempotent."""
         self._close()
 
     def _current(self) -> str | None:
         """The generation in use.
 
         Raises:
-            FileError: There is an index that cannot be read, so that nobody knows
+            FileError: There is an index that cannot be read, so that it is unknown
                 which files belong to it.
         """
         try:
@@ -166,7 +166,7 @@ class CheckpointFolder:
 
 
 def current_generation(path: Path) -> str | None:
-    """The generation that is the checkpoint at a path; None where none can be told."""
+    """The generation that is the checkpoint at a path; None where it cannot be determined."""
     with contextlib.suppress(OSError, FileError), (path / INDEX).open("rb") as file:
         return decode_index(path / INDEX, file.read(MAX_INDEX)).generation
     return None
@@ -195,7 +195,7 @@ def write_whole(fd: int, data: memoryview, offset: int) -> None:
 
 @contextlib.contextmanager
 def refused_writes(path: Path) -> Generator[None]:
-    """Says of what the system refuses which file it is about."""
+    """Turns errors of the system into errors that name the file."""
     try:
         yield
     except FileError:
@@ -241,9 +241,9 @@ def _remove(name: str, parent: int) -> None:
 # The steps, of which each is done on all workers before the next begins on any:
 #
 # 1. The leader makes the folder of a new generation (`Save`).
-# 2. All learn what is to be saved (`add`), make their files (`start`), write their parts
+# 2. All are given what is to be saved (`add`), make their files (`start`), write their parts
 #    (`write`), and make them durable (`finish`).
-# 3. The leader looks whether every file is there, and puts the index in its place
+# 3. The leader checks that every file is there, and puts the index in its place
 #    (`commit`).
 #
 # `close` at any time before the last step leaves the checkpoint as it was.
@@ -274,7 +274,7 @@ class Save:
     ) -> None:
         where = absolute_path(path)
         check_allowed(where, allowed, write=True)
-        # A session that does its commands again saves what it has saved.
+        # A session that repeats its commands saves what it has saved.
         self._done = current_generation(where) == generation
         leads = leads and not self._done
         self._folder = CheckpointFolder(where, allowed, generation) if leads else None
@@ -295,7 +295,7 @@ class Save:
         return self._entries
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Learns of tensors that are to be saved."""
+        """Adds tensors that are to be saved."""
         for entry in entries:
             for worker, bounds in entry.parts:
                 self._parts.setdefault(worker, []).append((len(self._entries), bounds))
@@ -339,10 +339,10 @@ class Save:
 
         Args:
             number: Of the tensor.
-            pieces: Its bytes in C order; each is good until the next is asked for.
+            pieces: Its bytes in C order; each is valid until the next is requested.
 
         Raises:
-            FileError: The disk does not take them, or they are not as many as expected.
+            FileError: The write failed, or they are not as many as expected.
         """
         offset, nbytes = self._offsets[number]
         at, file = 0, self._path / file_name(self._worker)
@@ -379,7 +379,7 @@ class Save:
                 index could not be written; the previous checkpoint stays.
         """
         if self._folder is None:
-            self._committed = True  # from here on the leader decides what becomes of the files
+            self._committed = True  # from here on the leader decides whether the files stay
             return
         files: dict[int, StoredFile] = {}
         for worker in self._parts:

@@ -1,4 +1,4 @@
-"""CommunicatorStartup data files that the allow-list covers, and reading bytes of them."""
+"""Opens data files that the allow-list covers, and reads bytes of them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_allowed(path: Path, allowed: Sequence[str], *, write: bool = False) ->
         write: Whether it is to be written.
 
     Raises:
-        FileNotAllowed: The allow-list does not cover where it really lies.
+        FileNotAllowed: The allow-list does not cover its real path.
     """
     if not file_allowed(path, allowed):
         verb, flag, folder = (
@@ -122,7 +122,7 @@ class DataFile:
         self.bytes_read = 0
         try:
             # What was checked is opened: the last part is no link any more.
-            # CommunicatorStartup a pipe would wait for its writer.
+            # Opening a pipe would wait for its writer.
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
             self._fd = os.open(os.path.realpath(path), flags)
         except FileNotFoundError:
@@ -153,7 +153,7 @@ class DataFile:
         """Fills a buffer of bytes from an offset.
 
         Raises:
-            FileError: The file ends before, or the disk does not deliver.
+            FileError: The file ends before, or the read failed.
         """
         at = 0
         while at < len(out):
@@ -175,9 +175,9 @@ class DataFile:
 
 
 def _still_allowed(fd: int, allowed: Sequence[str]) -> bool:
-    """Whether what was opened lies where that is allowed, as far as the system tells.
+    """Whether what was opened lies where that is allowed, as far as the system reports it.
 
-    A folder on its way may have become a link after the path was looked at.
+    A folder of the path may have become a link after the path was checked.
     """
     try:
         where = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  (as text)
@@ -187,11 +187,11 @@ def _still_allowed(fd: int, allowed: Sequence[str]) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """What the system says went wrong, for a message."""
+    """The system's error, for a message."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-# What a file says of a tensor, and whether that can be true.
+# What a file says of a tensor, and whether that is consistent.
 
 
 _MAX_COUNT = (1 << 63) - 1

@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 
-# The tensor-cache.json that MLC models come with: data files, and what lies where in them.
+# The tensor-cache.json of MLC models: data files, and where each tensor lies in them.
 
 
 _NARROW = "f32-to-bf16"
@@ -156,7 +156,7 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells checkpoints apart that differ in a name, a shape or a dtype."""
+        """Differs between checkpoints that differ in a name, a shape or a dtype."""
         facts = [(record.name, record.shape, record.dtype) for record in self.records]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -171,7 +171,7 @@ class Checkpoint:
                 they are.
 
         Raises:
-            FileError: A file changed, or the disk does not deliver.
+            FileError: A file changed, or the read failed.
         """
         arrays: list[np.ndarray[Any, Any]] = []
         with ExitStack() as stack:
@@ -247,7 +247,7 @@ def open_checkpoint(path: str, allowed: Sequence[str]) -> Checkpoint:
 
 
 def _holds(question: Callable[[], bool]) -> bool:
-    """Asks about a path; one that the system refuses to look at is nothing."""
+    """Tests a path; False for one that the system refuses to access."""
     try:
         return question()
     except OSError:
@@ -348,7 +348,7 @@ class TensorFile:
 
         Raises:
             FileNotAllowed: The allow-list does not cover the file.
-            FileError: It is gone or was cut short, or the disk does not deliver.
+            FileError: It is gone or was cut short, or the read failed.
         """
         order = slice(None, None, -1 if self.reversed else None)
         part = bounds[order]

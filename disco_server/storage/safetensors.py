@@ -72,7 +72,7 @@ DTYPES: dict[str, tuple[str, int]] = {
     "F6_E3M2": ("", 6),
     "F4": ("", 4),
 }
-"""The format's words: the name of the dtype, and the bits of an element."""
+"""By the format's dtype names: the name of the dtype, and the bits of an element."""
 
 
 def read_header(file: DataFile) -> list[Record]:
@@ -168,9 +168,9 @@ class FileLayout:
 
 
 def stored_as(dtype: np.dtype[Any]) -> tuple[str, tuple[int, ...]]:
-    """How elements of a dtype lie in a file: the format's word, and axes that come last.
+    """How elements of a dtype are stored in a file: the format's dtype, and axes that come last.
 
-    What the format has no word for is written as what an element consists of: complex
+    A dtype that the format lacks is written as what an element consists of: complex
     numbers of 128 bits as pairs of F64, everything else as bytes.
     """
     word = _WORDS.get(dtype_name(dtype))
@@ -188,7 +188,7 @@ def lay_out(
 
     Args:
         tensors: Name, dtype and shape of each; all names are different.
-        metadata: What the file says of itself.
+        metadata: The metadata of the file.
     """
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     begins = [0] * len(tensors)

@@ -1,4 +1,4 @@
-"""Which bytes of a tensor a worker's part is, and how to read them sensibly."""
+"""Which bytes of a tensor a worker's part is, and how to read them efficiently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Strips", "plan_box", "plan_part", "read_box", "read_strips"]
 
 
 _GAP = 8 * 1024
-"""Bytes between two pieces that are read along rather than paid for with a call."""
+"""Bytes between two pieces up to which the gap is read rather than skipped with a call."""
 
 _BLOCK = 1 << 20
 """How much is read at once where pieces are picked out of what was read."""
@@ -122,7 +122,7 @@ def read_strips(file: DataFile, offset: int, strips: Strips, out: np.ndarray[Any
         out: Where they go: as many bytes, one-dimensional, contiguous.
 
     Raises:
-        FileError: The file ends before, or the disk does not deliver.
+        FileError: The file ends before, or the read failed.
     """
     if not strips.nbytes:
         return
@@ -166,13 +166,13 @@ def _pick_from_blocks(
 
 
 _AT_ONCE = 16 << 20
-"""How much is read beside its place, where that does not lie in one piece."""
+"""How much is read into a buffer, where the destination is not contiguous."""
 
 
 def read_box(
     file: DataFile, offset: int, shape: tuple[int, ...], bounds: Bounds, out: np.ndarray[Any, Any]
 ) -> None:
-    """Reads a part of a tensor, and no byte more than reading it sensibly takes.
+    """Reads a part of a tensor, and only small gaps besides.
 
     Args:
         file: The tensor's file.
@@ -183,7 +183,7 @@ def read_box(
             a larger one.
 
     Raises:
-        FileError: The file ends before, or the disk does not deliver.
+        FileError: The file ends before, or the read failed.
     """
     if out.flags.c_contiguous:
         flat, at = out.reshape(-1).view(np.uint8), 0

@@ -1,7 +1,7 @@
-"""The daemon's line to the controller: register, relay, beat, and come back.
+"""The daemon's connection to the controller: registration, relaying, heartbeats, reconnection.
 
-Ranks do not depend on it: they go on while it is broken, and what they say meanwhile is
-kept. A controller that comes back, or another one in its place, is told what runs here.
+Ranks do not depend on it: they go on while it is broken, and their messages are kept.
+After a reconnection, to the same controller or a new one, the daemon reports what runs here.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _SILENCE_S = 30.0
 
 
 class Agent:
-    """Keeps one daemon registered; reconnects by itself until it is told to stop.
+    """Keeps one daemon registered; reconnects by itself until it is stopped.
 
     Args:
         config: What the daemon offers.
-        fork_server: Where ranks come from; it outlives connections.
-        folders: Where sessions get their folders.
-        account: As whom ranks run, if not as this process's user.
+        fork_server: Starts ranks; it outlives connections.
+        folders: Makes the folders of sessions.
+        account: The user that ranks run as, if not this process's user.
         backoff: The pauses between attempts to connect; by default 0.1 to 1 s.
 
     Attributes:
-        array_address: Where clients can hand in arrays themselves; set before run().
+        array_address: Where clients can send arrays directly; set before run().
         registered: Set while the controller knows this daemon.
     """
 
@@ -104,7 +104,7 @@ class Agent:
         return self._supervisor
 
     def _post(self, raw: bytes, *, session: int = 0, droppable: bool = False) -> bool:
-        # What is lost with a connection is sent again over the next one.
+        # Messages lost with a connection are sent again over the next one.
         return self.registered.is_set() and self._outbox.post(
             raw, session=session, droppable=droppable
         )
@@ -119,7 +119,7 @@ class Agent:
             participant=index,
             participants=count,
             items=items,
-            timeout_s=0.0,  # as long as the session lives: programs come to it when they do
+            timeout_s=0.0,  # as long as the session lives: programs reach the fence at any time
         )
         while True:
             await self.registered.wait()
@@ -150,7 +150,7 @@ class Agent:
             except DecodeError as error:
                 why = f"it does not speak disco.v1 ({error})"
             except Exception as error:
-                # Without this line the daemon would live on, and serve nobody.
+                # Without this clause the daemon would live on, unconnected.
                 _logger.exception("the connection to the controller failed")
                 why = repr(error)
             finally:
@@ -172,7 +172,7 @@ class Agent:
             await asyncio.sleep(self._backoff.pause())
 
     async def _connect_once(self) -> str:
-        """One connection from its beginning to its end; says why it ended."""
+        """Runs one connection from its beginning to its end; returns why it ended."""
         self._outbox = outbox = Outbox()
         where = self._config.controller, self._credentials
         # Arrays have a connection of their own, as no command should wait behind one.
@@ -190,7 +190,7 @@ class Agent:
             return await self._talk(line, outbox)
 
     async def _why(self, error: grpc.RpcError) -> str:
-        """Why a connection failed; what gRPC does not tell is looked for."""
+        """Why a connection failed; finds out what gRPC does not say."""
         if not self.registered.is_set() and _is_broken(error):
             looked = asyncio.to_thread(why_refused, self._config.controller, self._credentials)
             return await looked or _reason(error)
@@ -200,7 +200,7 @@ class Agent:
         stream = line.stream_stream("/disco.v1.NodeService/Register")()
         await stream.write(self._introduction())
         writing = asyncio.ensure_future(outbox.run(stream.write))
-        # Who cannot speak any more need not listen: the next connection can do both.
+        # A connection that cannot write any more is ended: the next one can read and write.
         writing.add_done_callback(lambda _: stream.cancel())
         beating = asyncio.ensure_future(self._beat(outbox, stream))
         try:
@@ -217,7 +217,7 @@ class Agent:
                     self._supervisor.connected()
                 elif received.kind == EnvelopeKind.HEARTBEAT:
                     self._echoed = self._heard
-                    outbox.post(raw, droppable=True)  # the controller times the way and back
+                    outbox.post(raw, droppable=True)  # the controller measures the round trip
                 elif received.kind == EnvelopeKind.REFUSED:
                     return node_pb2.Refused.FromString(received.payload).message
                 else:
@@ -236,10 +236,10 @@ class Agent:
             stream.cancel()
 
     async def _beat(self, outbox: Outbox, stream: Any) -> None:
-        """Says that this loop turns, and ends the stream of a controller whose loop does not.
+        """Sends heartbeats, and ends the stream of a controller that sends nothing.
 
-        It says so halfway between two answers to the controller's own heartbeats: the longer
-        a daemon that stands still was heard of before, the sooner it is given up.
+        They are sent halfway between two answers to the controller's own heartbeats: the longer
+        before a standstill a daemon was last heard of, the sooner its lease ends.
         """
         loop = asyncio.get_running_loop()
         self._heard = self._echoed = loop.time()
@@ -283,7 +283,7 @@ class Agent:
 
 
 def _rules_of(config: WorkerConfig, account: Account | None) -> node_pb2.AssignRank:
-    """What every rank of the node is told of what its session may do."""
+    """The rules for sessions, as every rank of the node gets them."""
     cache = config.module_cache
     if account is not None and cache == read_cache(None, "module_cache"):
         cache = account.cache  # ranks cannot write where this process's user keeps its own
@@ -305,7 +305,7 @@ _AGAIN_S = 0.1
 
 
 def _end_if_cancelled() -> None:
-    """Raises the cancellation that gRPC may have kept to itself.
+    """Raises the cancellation that gRPC may have swallowed.
 
     A task that is cancelled while its stream is being prepared awaits a task of
     gRPC's, which ends as if nothing had happened; a stream that the peer has ended
@@ -317,7 +317,7 @@ def _end_if_cancelled() -> None:
 
 
 def _always(channel: grpc.aio.Channel) -> Callable[[str, Credentials], grpc.aio.Channel]:
-    """The line of a connection that is made anew anyway has one channel."""
+    """Always returns one channel: each connection makes its own anyway."""
     return lambda _address, _credentials: channel
 
 

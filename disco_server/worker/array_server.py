@@ -1,7 +1,7 @@
-"""Where clients bring host arrays to a worker daemon and fetch them.
+"""The servers of a worker daemon to which clients upload host arrays and download them.
 
-Clients elsewhere do it over gRPC; one that cannot reach the daemon goes through the
-controller, which offers the same service. Clients on the same machine share memory.
+Clients on other machines use gRPC; one that cannot reach the daemon uses the controller,
+which offers the same service. Clients on the same machine share memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OPEN = Guard()
 
 _OPTIONS = {
     **dict(SERVER_OPTIONS),
-    # Nothing larger than a chunk comes here, and who sends it is not known before that.
+    # No message is larger than a chunk, and its sender is not authenticated before it is read.
     "grpc.max_receive_message_length": 4 * CHUNK_BYTES,
 }
 
@@ -51,7 +51,7 @@ class ArrayService:
     """A gRPC server for host arrays.
 
     Args:
-        listen: Where.
+        listen: The address.
         store: The arrays of the node.
         guard: How its port is guarded.
 
@@ -140,10 +140,10 @@ class ArrayService:
 # Clients on this machine: arrays in memory that both processes share.
 #
 # A client asks over a Unix socket and gets the descriptor of memory: what a rank
-# offers, or room for what the client brings. Neither goes through the socket or this
+# offers, or room for what the client uploads. Neither goes through the socket or this
 # process, so the event loop only accepts connections and notices when they end. Each
 # connection carries one array and is a task of its own, which ends with the client,
-# with the session and with the service, and lets go of the memory however it ends.
+# with the session and with the service, and releases the memory however it ends.
 #
 # The messages are those of ``memory.proto``; see ``transport.memory_frames`` for how
 # they are framed.
@@ -160,17 +160,17 @@ _BACKLOG = 1024
 """How many connections may wait to be accepted; further clients take the other way."""
 
 _PAUSE_S = 0.5
-"""Between two looks whether a descriptor has become free."""
+"""The pause between two attempts to find a free descriptor."""
 
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 class _Refused(Exception):
-    """What a client asks for cannot be; the text tells it why."""
+    """A client's request cannot be met; the text tells it why."""
 
 
 class _Failed(Exception):
-    """The same, of a session that goes on here."""
+    """The same, for a session that still runs here."""
 
 
 class MemoryService:
@@ -196,7 +196,7 @@ class MemoryService:
         """Begins to listen.
 
         Raises:
-            ConfigError: The system does not let it.
+            ConfigError: The system does not permit it.
         """
         self._folder = OwnFolder(_PREFIX)
         path = self._folder.path / "socket"
@@ -259,10 +259,10 @@ class MemoryService:
         self._reserve = None
         try:
             sock, _ = listener.accept()
-        except OSError:  # nobody connects: without a descriptor that could not be seen
+        except OSError:  # no client connects, which could not be seen without a descriptor
             return False
         else:
-            # A client that leaves or asks for nothing is not waited for.
+            # Does not wait for a client that leaves or sends no request.
             with sock, contextlib.suppress(OSError, TimeoutError, _Refused):
                 sock.setblocking(False)
                 async with asyncio.timeout(_PAUSE_S):
@@ -290,7 +290,7 @@ class MemoryService:
                 _logger.debug("a client left before it was answered: %s", error)
 
     async def _serve(self, sock: socket.socket) -> memory_pb2.MemoryReply | None:
-        """Does what one client asks for; returns the last answer."""
+        """Handles one client's request; returns the last answer."""
         try:
             async with asyncio.timeout(REQUEST_S):
                 request = await _receive_request(sock)
@@ -335,7 +335,7 @@ class MemoryService:
 
 
 def _open_reserve() -> int | None:
-    """A descriptor to give up where none is free; None where none is."""
+    """A descriptor to close when none is free; None if none can be had."""
     try:
         return os.open(os.devnull, os.O_RDONLY)
     except OSError:
@@ -352,7 +352,7 @@ def _send(sock: socket.socket, reply: memory_pb2.MemoryReply, fd: int | None = N
 
 
 async def _receive_request(sock: socket.socket) -> memory_pb2.MemoryRequest:
-    """Waits for what the client asks for.
+    """Waits for the client's request.
 
     Raises:
         _Refused: It is no request.
@@ -389,7 +389,7 @@ async def _receive_done(sock: socket.socket) -> None:
         raise _Refused(msg)
 
 
-# Which of the two a daemon starts: where its clients are decides.
+# Which of the two a daemon starts depends on where its clients are.
 
 
 def make_array_server(
@@ -398,12 +398,14 @@ def make_array_server(
     """Makes the service that fits, not yet started.
 
     Args:
-        listen: Where a person wants it; None leaves it to this.
-        controller: Where the controller is.
+        listen: The configured address; None chooses one.
+        controller: The controller's address.
         store: The arrays of the node.
-        guard: How a port is guarded that other machines can reach. Where it cannot be
-            encrypted, and nobody takes the risk, there is none, and arrays go through the
-            controller: None.
+        guard: How a port is guarded that other machines can reach.
+
+    Returns:
+        The service; None where its port could not be encrypted, and the settings do not
+        accept that: then arrays go through the controller.
     """
     where = listen or choose_address(controller)
     if where is None:
@@ -417,11 +419,11 @@ def make_array_server(
 
 
 def choose_address(controller: Address) -> Address | None:
-    """Where to serve arrays when nobody said: as far as the controller is away.
+    """Where to serve arrays by default: as reachable as the controller is.
 
     A controller on a Unix socket or on loopback has its clients on this machine,
-    where memory is shared and no address is needed: None. Of another controller,
-    this machine's address on the way there is taken.
+    where memory is shared and no address is needed: None. For another controller,
+    it is this machine's address on the route there.
     """
     if is_local(str(controller)):
         return None

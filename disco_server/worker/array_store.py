@@ -67,10 +67,10 @@ class ArrayStore:
         return session.arrays
 
     async def fetch(self, session: NodeSession, transfer: controller_pb2.Transfer) -> None:
-        """Fetches an array that a client has brought to the controller, and answers it.
+        """Fetches an array that a client sends to the controller, and answers the client.
 
-        Where the array was here already, or was given up, there is only the answer. An
-        answer that is lost with the connection is given again when the client sends again.
+        If the array was here already, or was given up, there is only the answer. An answer
+        that is lost with the connection is sent again when the client sends the array again.
         """
         error = ""
         try:
@@ -92,7 +92,7 @@ class ArrayStore:
         )
 
     async def push(self, session: NodeSession, transfer: controller_pb2.Transfer) -> None:
-        """Sends an array that a rank offers to the controller, for a client that has not got it."""
+        """Sends an array that a rank offers to the controller, for a client that asks for it."""
         if transfer.there:
             session.arrays.confirm(transfer)
             return

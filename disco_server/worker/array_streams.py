@@ -1,7 +1,7 @@
 """Host arrays between gRPC streams and the memory that is shared with a rank.
 
-Both sides of a copy work at the same time: a rank fills what leaves already, and
-reads what is still coming.
+Both sides of a copy work at the same time: an array is sent while the rank still fills
+it, and read by the rank while it is still received.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_CONTROLLER = "the node has no connection to its controller"
 
 
 class BrokenOff(ConnectionError):
-    """The client is gone before all of an array was here; it may send it again."""
+    """The client went away before all of an array was here; it may send it again."""
 
 
 async def receive_array(chunks: AsyncIterable[bytes], array: OutgoingArray) -> None:
@@ -43,12 +43,12 @@ async def receive_array(chunks: AsyncIterable[bytes], array: OutgoingArray) -> N
 
     Args:
         chunks: Encoded data chunks.
-        array: Where to; told how much is there after each chunk, and that it is all of
-            it only when the stream has ended there.
+        array: The memory; notified after each chunk of how much is there, and that it is
+            all of it only when the stream has ended.
 
     Raises:
-        BrokenOff: Less came. gRPC shows a stream that was cut as one that ended.
-        OSError: More came, or the sender says why no more will.
+        BrokenOff: Too few bytes came. gRPC shows a stream that was cut as one that ended.
+        OSError: Too many bytes came, or the sender reports why no more will.
         grpc.RpcError: The sender went away.
     """
     at, nbytes = 0, array.nbytes
@@ -70,10 +70,10 @@ async def receive_array(chunks: AsyncIterable[bytes], array: OutgoingArray) -> N
 async def send_array(array: IncomingArray) -> AsyncIterator[bytes]:
     """Yields an array in encoded data chunks, as it grows.
 
-    Where it breaks off, because no more comes or the memory is smaller, the last
-    chunk says why.
+    If it breaks off, because no more comes or the memory is smaller, the last chunk
+    says why.
     """
-    # Read again and again into the same place: mapping the memory takes as long
+    # Read again and again into the same buffer: mapping the memory takes as long
     # as reading it, and so does clearing fresh pages for each piece.
     nbytes = array.nbytes
     try:
@@ -122,7 +122,7 @@ class ArrayCarrier:
         self._fetch = self._push = None
 
     def fetch(self, transfer: controller_pb2.Transfer) -> AsyncIterable[bytes]:
-        """Returns the chunks of an upload; they raise grpc.RpcError where it is broken off.
+        """Returns the chunks of an upload; they raise grpc.RpcError if it breaks off.
 
         Raises:
             ConnectionError: There is no connection.

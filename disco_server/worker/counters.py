@@ -25,7 +25,7 @@ SIZES = {
     256 << 20: "256MiB",
     1 << 62: "more",
 }
-"""Into which classes the sizes of arrays fall: up to so many bytes each."""
+"""The classes of array sizes, each with its upper bound in bytes."""
 
 
 def size_of(nbytes: int) -> str:
@@ -34,14 +34,14 @@ def size_of(nbytes: int) -> str:
 
 
 class CollectiveCounters:
-    """Counts the collectives of ranks, as they have written them down.
+    """Counts the collectives of ranks, from their flight recorders.
 
-    A rank is counted from when it is first looked at; what was overwritten since the last
-    look is not timed, but counted as missed.
+    A rank is counted from the first look at it; a collective that was overwritten since the
+    last look is not timed, but counted as missed.
 
     Attributes:
-        seconds: By operation and class of size, from coming to a collective to going on.
-        waits: The same, only until all had come.
+        seconds: By operation and class of size, from entering a collective to leaving it.
+        waits: The same, only until all ranks had entered.
         missed: How many were not timed.
     """
 
@@ -55,7 +55,7 @@ class CollectiveCounters:
         """Counts what ranks have done since the last look; others are forgotten.
 
         Args:
-            memories: Of the ranks that run now, or have just ended.
+            memories: Those of the ranks that run now, or have just ended.
         """
         seen: dict[RankMemory, int] = {}
         for memory in memories:
@@ -74,7 +74,7 @@ class CollectiveCounters:
     def _count(self, record: CollectiveRecord) -> None:
         key = (record.name.partition("(")[0] or "unknown", size_of(record.nbytes))
         whole = (record.left_ns - record.entered_ns) / 1e9
-        # Where data rides along with the agreement, both end at once.
+        # Where data is sent along with the agreement, both end at once.
         wait = (record.met_ns - record.entered_ns) / 1e9 if record.met_ns else whole
         self.seconds.setdefault(key, Buckets()).observe(whole)
         self.waits.setdefault(key, Buckets()).observe(wait)
@@ -85,7 +85,7 @@ class NodeCounters:
     """Counts since the start.
 
     Attributes:
-        commands, batches: That came for sessions here.
+        commands, batches: Received for sessions here.
         exits: Ranks that ended before their session did, by the cause.
         connections: Registrations with a controller.
         collectives: Of the ranks here.

@@ -1,4 +1,4 @@
-"""The worker daemon: its fork server, its line to the controller, its signals."""
+"""The worker daemon: its fork server, its connection to the controller, its signals."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _logger = logging.getLogger("disco.worker")
 
 
 def run(config: WorkerConfig) -> int:
-    """Runs a worker daemon until it is told to stop; returns the exit code.
+    """Runs a worker daemon until a signal stops it; returns the exit code.
 
     Raises:
-        ConfigError: It cannot listen where it was told to, or a variable is malformed.
+        ConfigError: It cannot listen at a configured address, or a variable is malformed.
     """
     setup_audit(config.audit_log)
     setup("disco-worker", {"disco.node": config.name})
@@ -95,7 +95,7 @@ async def _try_account(account: Account | None) -> None:
 
 @contextlib.asynccontextmanager
 async def _watched(node: WorkerNode, config: WorkerConfig) -> AsyncGenerator[None]:
-    """Serves the node's metrics over HTTP meanwhile, where they are wanted."""
+    """Serves the node's metrics over HTTP meanwhile, if configured."""
     if config.http == OFF:
         yield
         return
@@ -116,22 +116,22 @@ async def _watched(node: WorkerNode, config: WorkerConfig) -> AsyncGenerator[Non
 
 
 class WorkerNode:
-    """All of one node: its fork server, its array server, its line to the controller.
+    """All of one node: its fork server, its array server, its connection to the controller.
 
     An asynchronous context manager: inside it the node keeps itself registered,
     and when it is left nothing of the node runs any more.
 
     Args:
-        config: What it offers, and to whom.
+        config: The settings of the daemon.
         environ: The environment of its ranks.
-        account: As whom they run, if not as this process's user.
-        alone: Whether this process is the node's alone, as a daemon's is.
+        account: The user that they run as, if not this process's user.
+        alone: Whether this process runs nothing but the node, as a daemon's does.
 
     Attributes:
-        agent: The line to the controller.
+        agent: The connection to the controller.
 
     Raises:
-        ConfigError: It cannot listen where it was told to.
+        ConfigError: It cannot listen at a configured address.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def _announce(agent: Agent, config: WorkerConfig) -> None:
-    """Prints the one line that is promised, at the first registration."""
+    """Prints the one promised line at the first registration."""
     await agent.registered.wait()
     print(  # noqa: T201  (the line that scripts wait for)
         f"disco-worker ready: node {config.name}, {config.slots} slots, "

@@ -50,15 +50,15 @@ def rank_environment(
 ) -> dict[str, str]:
     """The environment of rank processes: what computing needs, and what the settings add.
 
-    Variables whose names speak of secrets are left out unless a setting names them, and
+    Variables whose names suggest secrets are left out unless a setting names them, and
     what belongs to the daemon itself (its tokens, its keys) always is. A rank's numerical
     libraries would each start a thread for every core, which on a node with several ranks
-    is far too many; what the person set stands.
+    is far too many, so they are limited; values that are set already are kept.
 
     Args:
         config: The settings of the daemon.
         environ: Its environment.
-        account: Whose processes the ranks will be, if not the daemon's user's.
+        account: The user that the ranks run as, if not the daemon's user.
     """
     names = [item for item in config.env if "=" not in item]
     given = dict(item.split("=", 1) for item in config.env if "=" in item)
@@ -75,7 +75,7 @@ def rank_environment(
         if not passes(name, _NEVER) and (name[:5] != "OTEL_" or passes(name, telemetry))
     }
     if out.get("PYTHONPATH"):
-        # Ranks have folders of their own, where other paths than whole ones mislead.
+        # Ranks have working folders of their own, where relative paths would be wrong.
         entries = out["PYTHONPATH"].split(os.pathsep)
         out["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in entries)
     if account is not None:
@@ -86,7 +86,7 @@ def rank_environment(
 
 
 def identity(account: Account | None) -> dict[str, Any]:
-    """What makes a process another user's before its program begins."""
+    """The arguments by which a process becomes another user's before its program begins."""
     if account is None:
         return {}
     return {"user": account.uid, "group": account.gid, "extra_groups": account.groups}
@@ -94,15 +94,15 @@ def identity(account: Account | None) -> dict[str, Any]:
 
 # A folder that belongs to one living daemon, which keeps it locked.
 #
-# What a killed daemon left behind, nobody has locked; the next one of its user removes it.
+# The folder of a killed daemon is not locked; the next daemon of its user removes it.
 
 
 class OwnFolder:
-    """Makes a folder that only this user enters, and removes those of killed daemons.
+    """Makes a folder that only this user can enter, and removes those of killed daemons.
 
     Args:
         prefix: How the names of all such folders begin.
-        parent: Where; None for the system's folder of temporary files.
+        parent: The folder above; None for the system's folder of temporary files.
 
     Attributes:
         path: The folder.
@@ -126,7 +126,7 @@ class OwnFolder:
 def _made(parent: Path, prefix: str) -> tuple[Path, int]:
     """Makes a folder of its own name and locks it.
 
-    Another daemon that sweeps may come in between, and remove it; then this makes another.
+    A sweep of another daemon may remove it in between; then this makes another.
     """
     while True:
         root = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -143,7 +143,7 @@ def _locked(folder: Path) -> int:
     """Opens a folder and locks it; the lock ends with the process.
 
     Raises:
-        BlockingIOError: Somebody else has locked it.
+        BlockingIOError: Another process has locked it.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -171,15 +171,15 @@ def _sweep(parent: Path, prefix: str) -> None:
 
 _PREFIX = "disco-work-"
 _ENTER = 0o711
-"""Others may pass through, because ranks may be another user's, and see no names."""
+"""Other users may pass through, as ranks may be another user's, but cannot list names."""
 
 
 class WorkFolders:
     """Makes folders, and removes them.
 
     Args:
-        parent: Where; None for the system's folder of temporary files.
-        account: Whom the folders are for, if not this process's user.
+        parent: The folder above; None for the system's folder of temporary files.
+        account: The user that the folders are for, if not this process's user.
     """
 
     def __init__(self, parent: Path | None = None, account: Account | None = None) -> None:
@@ -239,6 +239,6 @@ def host_id() -> str:
     try:
         parts = [_BOOT_ID.read_text().strip(), str(_SHARED.stat().st_dev)]
         parts += [str(Path(f"/proc/self/ns/{name}").readlink()) for name in _NAMESPACES]
-    except OSError:  # not Linux: the name has to do
+    except OSError:  # not Linux: the host name has to do
         parts = [socket.gethostname()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

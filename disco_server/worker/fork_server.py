@@ -47,11 +47,11 @@ _LOST = "was ended because the process that keeps the ranks of its session ended
 
 
 class CannotStart(OSError):
-    """There is no process from which ranks could be forked.
+    """There is no process to fork ranks from.
 
     Attributes:
         status: How the one that was tried ended: a code, or a negative signal number.
-        output: What it said last.
+        output: The end of its output.
     """
 
     def __init__(self, why: str, status: int, output: Iterable[str] = ()) -> None:
@@ -91,14 +91,14 @@ class _MessageLine(ABC):
 
     @abstractmethod
     def on_message(self, message: dict[str, Any]) -> None:
-        """A message has come."""
+        """Handles a message."""
 
     @abstractmethod
     def on_gone(self) -> None:
-        """The other end is gone, or this one was closed."""
+        """Handles that the other end is gone, or this one was closed."""
 
     def close(self) -> None:
-        """Lets go of the socket; idempotent."""
+        """Closes the socket; idempotent."""
         if not self.gone.done():
             self._loop.remove_reader(self._sock)
             self._sock.close()
@@ -110,7 +110,7 @@ class Keeper(_MessageLine):
     """The process that keeps the ranks of one session.
 
     Attributes:
-        pid: The process; 0 before it has said so.
+        pid: The process; 0 before it has reported it.
         gone: Done when the process has ended.
     """
 
@@ -124,7 +124,7 @@ class Keeper(_MessageLine):
         self._handles: list[RankHandle] = []
 
     async def greeting(self) -> None:
-        """Waits until the process is there.
+        """Waits until the process has started.
 
         Raises:
             OSError: It could not be started.
@@ -150,14 +150,14 @@ class Keeper(_MessageLine):
         return handle
 
     def on_message(self, message: dict[str, Any]) -> None:
-        """The keeper is there, a rank was started or could not be, or one has ended."""
+        """The keeper has started, a rank was started or could not be, or one has ended."""
         if "exited" in message:
             self._statuses[message["exited"]].set_result(message["status"])
             return
         if "started" in message:
             self._statuses[message["started"]] = self._loop.create_future()
         said = self._said.popleft()
-        if said.done():  # nobody waits for it any more
+        if said.done():  # its caller has given up
             return
         if "error" in message:
             said.set_exception(OSError(message["error"], message["why"]))
@@ -165,11 +165,11 @@ class Keeper(_MessageLine):
             said.set_result(message.get("started") or message["pid"])
 
     def on_gone(self) -> None:
-        """Nobody will tell of the ranks any more; the kernel kills them with their keeper."""
+        """No exit of a rank is reported any more; the kernel kills the ranks with their keeper."""
         for said in self._said:
             if not said.done():
                 said.set_exception(ConnectionError(_LOST))
-                said.exception()  # perhaps nobody waits for it any more
+                said.exception()  # its caller may have given up
         for handle in self._handles:
             if not handle.exited.done() and not self._ending:
                 handle.end_because(_LOST)
@@ -187,7 +187,7 @@ class Keeper(_MessageLine):
         """Ends every process that descends from the session's ranks, and the keeper.
 
         Returns:
-            Whether it could say that none is left.
+            Whether the keeper confirmed that none is left.
         """
         self._ending = True
         with contextlib.suppress(OSError):
@@ -222,10 +222,10 @@ class _ServerProcess(_MessageLine):
             self.ready.set_result(None)
 
     def on_gone(self) -> None:
-        """Nothing is to be done: its exit says more."""
+        """Does nothing: its exit is handled instead."""
 
     def on_output(self, data: bytes) -> None:
-        """Takes what it says; nothing at the end."""
+        """Takes its output; nothing at the end."""
         self._cutter.feed(data)
         if not data and not self._silent.done():
             self._silent.set_result(None)
@@ -245,18 +245,18 @@ class _ServerProcess(_MessageLine):
 
 
 class ForkServer:
-    """Where the processes of ranks come from; its owner closes it.
+    """Starts the processes of ranks; its owner closes it.
 
     A server that ends by itself, or does not answer, is replaced at once; sessions that need
     one meanwhile wait for the new one. Only one that never got ready is not tried again until
-    a session needs it, which hears why there is none.
+    a session needs it, which then fails with the reason.
 
     Args:
         environ: The environment of every rank process.
-        account: As whom they run, if not as this process's user.
+        account: The user that they run as, if not this process's user.
         alone: Whether all children of this process are started here, and it is a subreaper.
-            Then what ranks left behind is ended also where somebody killed the server and
-            a keeper, and so made it a child of this process.
+            Then processes that ranks left behind are ended also if the server and a keeper
+            were killed from outside, which makes them children of this process.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class ForkServer:
             try:
                 async with asyncio.timeout(_ANSWER_S):
                     return await self._fork_keeper(server, session)
-            except TimeoutError:  # it is stopped, or worse
+            except TimeoutError:  # it is stopped or hangs
                 await server.end()
             except ConnectionError:  # it has ended, and there will be another one
                 await asyncio.wait((server.exited,), timeout=_EXIT_S)
@@ -361,7 +361,7 @@ class ForkServer:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # whatever lies where it works is not for it to import
+                "-P",  # modules in its working folder are not for it to import
                 "-m",
                 "disco_server.rank.fork_server",
                 str(theirs.fileno()).zfill(_ROOM),
@@ -400,7 +400,7 @@ class ForkServer:
             self._current.add_done_callback(_log_outcome)
             self._tidy()
 
-    # What has become this process's although it was not started here ----------------------
+    # Processes inherited as a subreaper, not started here ----------------------------------
 
     def _forget(self, server: _ServerProcess, keeper: Keeper) -> None:
         self._keepers.discard(keeper)
@@ -412,12 +412,12 @@ class ForkServer:
             self._tidying = asyncio.ensure_future(self._end_strays())
 
     async def _end_strays(self) -> None:
-        """Ends what is not known here, with all that is below it."""
+        """Ends children that are not known here, with all that is below them."""
         me = os.getpid()
         for _ in range(_LOOKS):
             await asyncio.sleep(_LOOK_S)
             if self._current is not None and not self._current.done():
-                await asyncio.wait((self._current,))  # before that its pid is not known
+                await asyncio.wait((self._current,))  # its pid is not known before
             parents = living_parents()
             known = {self.pid, *(keeper.pid for keeper in self._keepers)}
             strays = [pid for pid, parent in parents.items() if parent == me and pid not in known]
@@ -427,7 +427,7 @@ class ForkServer:
             self._reap(known)
 
     def _reap(self, known: set[int]) -> None:
-        """Lets the system forget the children that have ended, those apart that are watched."""
+        """Reaps the children that have ended, except those that are watched."""
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if ended.si_pid in known:

@@ -1,4 +1,4 @@
-"""Answers what the ranks of this node do, and keeps for a while what they did."""
+"""Reports what the ranks of this node do, and keeps for a while what they did."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NodeInspector:
     """Used from the event loop only; looks at ranks in another thread.
 
     What ended sessions did is kept for ten minutes, of the last 16 sessions at most and
-    in 32 MiB at most; what is over either goes, the oldest first.
+    in 32 MiB at most; beyond either, the oldest is dropped.
 
     Args:
         node: This node's name.
@@ -62,7 +62,7 @@ class NodeInspector:
         self._ended: deque[_EndedSession] = deque()
 
     async def answer(self, payload: bytes) -> None:
-        """Answers the controller's question."""
+        """Answers a question of the controller."""
         received_ns = time.monotonic_ns()
         asked = node_pb2.InspectNode.FromString(payload)
         found = node_pb2.NodeInspected(request=asked.request, received_ns=received_ns)
@@ -75,7 +75,7 @@ class NodeInspector:
             found.session, found.session_name = running.session, running.start.session_name
             found.num_workers = running.start.num_workers
             if asked.follow:
-                # Here and now, because that takes less than another thread would.
+                # In this thread, because that takes less time than another thread would.
                 since = [Since(m.worker, m.pid, m.seq, m.collectives) for m in asked.since]
                 found.ranks.extend(cut_ranks(self._subjects(running), since))
             else:
@@ -104,7 +104,7 @@ class NodeInspector:
         every = [subject for each in subjects for subject in each]
         found = await asyncio.to_thread(inspect_ranks, every, stacks=False, flights=False)
         for report in found:
-            report.ClearField("entered")  # who looks every second does not compare that
+            report.ClearField("entered")  # the overview polls every second, and does not show that
         reports = iter(found)
         return [
             node_pb2.SessionGlance(

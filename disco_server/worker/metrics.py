@@ -21,7 +21,7 @@ __all__ = ["collect"]
 
 
 def collect(supervisor: Supervisor) -> Iterator[Metric]:
-    """What Prometheus is told of a node; a slot has a number, a session has no name here."""
+    """A node's metrics for Prometheus; slots have numbers, sessions have no names here."""
     counters = supervisor.counters
     yield GaugeMetricFamily("disco_node_sessions", "Sessions here.", len(supervisor.sessions))
     memory = GaugeMetricFamily(

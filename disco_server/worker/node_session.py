@@ -1,4 +1,4 @@
-"""What a node knows of one session: its ranks, and the arrays on their way."""
+"""What a node knows of one session: its ranks, and the arrays in transfer."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 __all__ = ["KeptReplies", "NodeSession", "RankSpans"]
 
 
-# What ranks have replied and the client may not have yet, because a connection may break.
+# Replies of ranks that the client may not have yet, because a connection may break.
 #
-# Each rank numbers its replies. The client says now and then up to which number it has
-# them, and they are forgotten here; after a lost connection it says so too, and gets what
-# came after. So every reply arrives, and the client knows which it has seen.
+# Each rank numbers its replies. The client acknowledges them now and then up to a number, and
+# they are dropped here; after a lost connection it does so too, and gets those that follow.
+# So every reply arrives, and the client knows which it has seen.
 
 
 FULL_BYTES = 64 << 20
-"""With more than this nobody reads further replies from the ranks, which then wait."""
+"""With more than this no further replies are read from the ranks, which then block."""
 
 
 class KeptReplies:
@@ -58,8 +58,8 @@ class KeptReplies:
         """Keeps a reply.
 
         Args:
-            worker: Whose it is.
-            number: How many replies that is from this rank.
+            worker: The rank.
+            number: The reply's number on this rank.
             raw: The encoded envelope.
         """
         self._kept.append((worker, number, raw))
@@ -95,7 +95,7 @@ class KeptReplies:
         return [self._sent.get(worker, 0) for worker in workers]
 
 
-# What a node's spans tell of the ranks of a session: their starts, their meeting, their ends.
+# A node's spans of the ranks of a session: starting, opening the communicator, running.
 
 
 class RankSpans:
@@ -103,7 +103,7 @@ class RankSpans:
 
     Args:
         session: The session's id.
-        start: What the controller said when it began.
+        start: The controller's request to start it.
     """
 
     def __init__(self, session: int, start: node_pb2.StartRanks) -> None:
@@ -128,14 +128,14 @@ class RankSpans:
 
     @property
     def ids(self) -> Mapping[str, str]:
-        """What log lines about the session say of its trace: under what its ranks start."""
+        """The trace fields of log lines about the session: the parent of its ranks' spans."""
         if not any(span.ids for span in self._starting.values()):
             return {}  # no spans are made here
         parts = self._trace.get("traceparent", "").split("-")
         return dict(zip(("trace_id", "span_id"), parts[1:3], strict=False))
 
     def ids_of(self, worker: int) -> Mapping[str, str]:
-        """What log lines about a rank say."""
+        """The trace fields of log lines about a rank."""
         span = self._running.get(worker) or self._starting.get(worker)
         return span.ids if span is not None else {}
 
@@ -182,27 +182,27 @@ class NodeSession:
 
     Attributes:
         session: Its id.
-        start: What the controller said when it began.
+        start: The controller's request to start it.
         log: Names the session in each line.
-        max_array_bytes: How large an array may be that its client brings.
-        arrays: The arrays on their way between its client and its ranks here.
+        max_array_bytes: How large an array may be that its client uploads.
+        arrays: The arrays in transfer between its client and its ranks here.
         keeper: The parent of its processes here.
         ranks: Its processes here.
         assigned: Of each rank, done when it is ready.
         ready: Whether all of them are.
-        received: The newest command that came; batches come in order and once.
+        received: The newest command received; batches are taken in order and once.
         gap_told: Whether the client was told that a batch is missing.
         replies: What the client may not have yet.
         exits: The reports of ranks that ended, encoded.
         asked_ccl: An envelope by which a rank opened the communicator.
-        orphan: Ends the session when no controller comes back for it.
-        pmi: Where its ranks meet for MPI.
+        orphan: Ends the session when no controller reconnects for it.
+        pmi: Serves its ranks' MPI libraries.
         opening: How far its ranks are with opening their communicator.
         output: What its ranks print.
         spans: Of its ranks.
         ending: Whether it is over.
-        audited: What the audit log has of it lately.
-        tasks: What is done on its behalf, and ends with it.
+        audited: Its latest entries in the audit log.
+        tasks: The tasks that work for it, and end with it.
     """
 
     session: int

@@ -1,7 +1,7 @@
-"""What the ranks of one session print, on its way to the controller and to the log.
+"""Passes what the ranks of one session print to the controller and to the log.
 
 A session has a budget of output; what it prints beyond that is counted and dropped, and
-whoever reads is told how many lines are missing. Nobody is waited for.
+readers learn how many lines are missing. Output never waits for a reader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BUDGET = (4 << 20, 256 << 10, 32 << 10)
 they are spent, the next ones come in pieces of the last of these."""
 
 _OF_A_LINE = 64
-"""What a line costs of it beyond its text, about as much as in memory."""
+"""What a line costs of the budget beyond its text, about as much as in memory."""
 
 _LOGGED = (300, 100, 50)
 """The same for the daemon's own log, in lines."""
@@ -42,8 +42,8 @@ class SessionOutput:
     Args:
         session: The session's id.
         node: This node's name.
-        log_of: Gives the logger for a rank.
-        post: Sends an envelope of the session if there is room; whether there was.
+        log_of: Returns the logger for a rank.
+        post: Sends an envelope of the session if there is room; returns whether there was.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class SessionOutput:
             self._saying = self._loop.call_later(_SAY_S, self._say_later)
 
     def _affordable(self, block: bytes, count: int) -> list[str]:
-        """Takes as many lines apart as the budget pays for."""
+        """Splits as many lines as the budget allows."""
         left = self._budget.left(self._loop.time())
         cost = len(block) + _OF_A_LINE * count
         if cost <= left:
@@ -108,7 +108,7 @@ class SessionOutput:
         """Writes as many lines to the daemon's log as fit there."""
         room = int(self._log_budget.left(self._loop.time()))
         log = self._log_of(worker)
-        # Without lines, what is missing is said; it is little.
+        # Without lines, only the number of missing ones is logged, which is short.
         for piece in [[line] for line in lines[:room]] if lines else [[]]:
             if not takes_more():
                 return
@@ -128,7 +128,7 @@ class SessionOutput:
             self._saying = self._loop.call_later(_SAY_S, self._say_later)
 
     def say(self) -> None:
-        """Says of each rank how many lines it has printed, where the last ones were dropped."""
+        """Reports how many lines each rank has printed, if the last ones were dropped."""
         for worker, printed in self._printed.items():
             if self._told[worker] < printed:
                 self._send(worker, printed, [])
@@ -136,7 +136,7 @@ class SessionOutput:
                 self._log(worker, printed, [])
 
     def close(self) -> None:
-        """Says what is left to say; nothing follows. Idempotent."""
+        """Reports dropped lines for the last time; nothing follows. Idempotent."""
         self.say()
         if self._saying is not None:
             self._saying.cancel()

@@ -1,10 +1,10 @@
-"""The host arrays of one session that are on their way between its client and the ranks here.
+"""The host arrays of one session in transfer between its client and the ranks here.
 
-The client keeps an array that it uploads until it is told that all of it is here, and
-sends it again from its beginning where it is not: the same bytes to the same place, of
+The client keeps an array that it uploads until the daemon confirms that all of it is here,
+and otherwise sends it again from its beginning: the same bytes to the same memory, of
 which the rank may have read some already. A download that breaks off leaves the array
-where it is, and the client asks again; it says when it has it. So what breaks off is
-kept, with its memory, for as long as its client may come back.
+where it is, and the client asks again; it confirms when it has it. So a transfer that
+breaks off is kept, with its memory, for as long as its client may come back.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Pending(Generic[_Array]):
         self.timer = asyncio.get_running_loop().call_later(seconds, give_up)
 
     def stop_timer(self) -> None:
-        """Keeps it for now."""
+        """Stops the timer: it is kept for now."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -94,7 +94,7 @@ class PendingArrays:
     Args:
         workers: The ranks here.
         send: Tells them about arrays.
-        lease: Seconds that a client which was cut off may come back; 0 for not at all.
+        lease: Seconds in which a disconnected client may come back; 0 for not at all.
         max_bytes: How large an upload may be.
     """
 
@@ -111,10 +111,10 @@ class PendingArrays:
         self._offers = Offers()
         self._downloads: dict[_Key, _Pending[IncomingArray]] = {}
 
-    # What ranks say -------------------------------------------------------------------
+    # Messages of ranks ----------------------------------------------------------------
 
     def receive(self, worker: int, received: EncodedEnvelope, reader: FrameReader) -> None:
-        """Acts on what a rank says about an array.
+        """Handles a rank's message about an array.
 
         Args:
             worker: The rank.
@@ -132,7 +132,7 @@ class PendingArrays:
             self._offers.grow(worker, told.ticket, told.there, told.error)
 
     def rank_ended(self, worker: int) -> None:
-        """Ends the waits for what a rank that has ended was still copying."""
+        """Ends the waits for arrays that a rank was still copying when it ended."""
         self._offers.break_off(f"worker {worker} ended", worker)
 
     # Uploads --------------------------------------------------------------------------
@@ -141,15 +141,15 @@ class PendingArrays:
     async def upload(
         self, transfer: controller_pb2.Transfer, *, resumable: bool = True
     ) -> AsyncGenerator[OutgoingArray | None]:
-        """Makes room for an array, which the block fills; the rank hears where that fails.
+        """Makes room for an array, which the block fills; the rank is notified if that fails.
 
-        The block gets None where all of the array has come already or it was given up,
-        and drops what comes.
+        The block gets None if all of the array has come already or it was given up, and then
+        drops what it receives.
 
         Args:
             transfer: Which array.
-            resumable: Whether the client may send one again that breaks off. Its memory is
-                then used on; otherwise never, for the client may have it still.
+            resumable: Whether the client may send the array again if it breaks off. Its memory
+                is then reused; otherwise never, as the client may still have it mapped.
 
         Raises:
             OSError: It is too large, there is no room, or it is of another size than it
@@ -192,7 +192,7 @@ class PendingArrays:
         return upload.hold()
 
     def _break_off(self, transfer: controller_pb2.Transfer, lease: float) -> None:
-        """Notes that a client is gone, which may send the array again for a while."""
+        """Notes that a client is gone; it may send the array again within the lease."""
         upload = self._uploads.get(_key(transfer))
         if upload is None or upload.holder is not asyncio.current_task():
             return  # it was given up, or another task has it
@@ -203,12 +203,12 @@ class PendingArrays:
         upload.leave(lease + _MARGIN_S, partial(self._fail, transfer, why))
 
     def _fail(self, transfer: controller_pb2.Transfer, why: str) -> None:
-        """Tells the rank that an array, or the rest of it, will not come."""
+        """Notifies the rank that an array, or the rest of it, will not come."""
         self._end_upload(_key(transfer))
         self._tell(transfer, error=why)
 
     def _end_upload(self, key: _Key) -> None:
-        """Lets go of an upload, and remembers that it is over."""
+        """Releases an upload, and remembers that it is over."""
         self._over[key] = None
         while len(self._over) > _REMEMBERED:
             self._over.popitem(last=False)
@@ -225,7 +225,7 @@ class PendingArrays:
         *,
         error: str = "",
     ) -> None:
-        """Tells a rank how much of an array is there, or why the rest will not come."""
+        """Notifies a rank of how much of an array is there, or why the rest will not come."""
         told = controller_pb2.Transfer(
             ticket=transfer.ticket,
             worker=transfer.worker,
@@ -233,7 +233,7 @@ class PendingArrays:
             there=there,
             error=error,
             and_before=transfer.and_before,
-        )  # the session's secret is not the rank's business
+        )  # without the session's secret, which ranks must not know
         self._send(EnvelopeKind.ARRAY_MORE if fd is None else EnvelopeKind.ARRAY_IN, told, fd)
 
     # Downloads ------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class PendingArrays:
 
         Args:
             transfer: Which array.
-            resumable: Whether the client says when it has it, and may ask again until then.
+            resumable: Whether the client confirms the array, and may ask again until then.
 
         Raises:
             KeyError: The rank offers none under this ticket.
@@ -259,7 +259,7 @@ class PendingArrays:
         try:
             yield download.hold()
         finally:
-            # One that the rank could not fill does not get better.
+            # An array that the rank could not fill will never be complete.
             if resumable and download.wanted and not download.array.error and self._lease > 0:
                 download.leave(self._lease, partial(self._let_go, key))
             else:
@@ -287,14 +287,14 @@ class PendingArrays:
         if array.fd >= 0:
             self._send(EnvelopeKind.ARRAY_BACK, controller_pb2.Transfer(worker=key[0]), array.fd)
 
-    # What the client gives up, and the end ----------------------------------------------
+    # Abandoned arrays, and the end ------------------------------------------------------
 
     async def settle(
         self,
         given_up: Iterable[controller_pb2.Transfer],
         unwanted: Iterable[controller_pb2.Transfer],
     ) -> None:
-        """Acts on what a client will not send, for a reason, or not fetch; of ranks here."""
+        """Handles arrays that a client will not send, each with a reason, or will not fetch."""
         for transfer in unwanted:
             self.confirm(transfer)
         for transfer in given_up:
@@ -308,11 +308,11 @@ class PendingArrays:
             self._fail(transfer, transfer.error)
 
     async def abandon(self, newest: int) -> None:
-        """Gives up what a program was sending or fetching that will not come back.
+        """Gives up the transfers of a program that will not come back.
 
         Args:
-            newest: The last ticket of the commands that are here: what these wait for and
-                has not come will not come.
+            newest: The last ticket of the commands that are here: arrays that these wait for
+                and that have not come will not come.
         """
         why = "the program that sent it is gone"
         uploads, downloads = list(self._uploads), list(self._downloads)
@@ -328,7 +328,7 @@ class PendingArrays:
             self._tell(none, error=why)
 
     def close(self) -> None:
-        """Lets go of everything; no task fills or reads anything any more."""
+        """Releases everything; no task fills or reads anything any more."""
         for key in list(self._uploads):
             self._end_upload(key)
         for key in list(self._downloads):

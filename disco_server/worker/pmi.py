@@ -1,7 +1,7 @@
 """Lets the ranks of a session form an MPI world without a launcher.
 
-Here the worker daemon answers what `disco_server.collectives.pmi` describes: `PmiNode` serves the
-ranks of one session on one node, and exchanges with the other nodes what they put.
+This is the worker daemon's side of the protocol in `disco_server.collectives.pmi`: `PmiNode`
+serves the ranks of one session on one node, and exchanges what they put with the other nodes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class PmiNode:
             several daemons may share one.
         kvsname: The key-value space, from the function of that name; the same on
             all nodes.
-        fence: Gives this node's puts to the other nodes and returns what all nodes
-            brought. It is called with the same names in the same order on each
-            node, and may raise.
-        on_abort: Called with a rank, or -1 where none is to blame, and a reason
-            when a rank aborts, speaks nonsense or leaves before it finalized, or a
-            fence fails.
+        fence: Gives this node's puts to the other nodes and returns those of all
+            nodes. It is called with the same names in the same order on each node,
+            and may raise.
+        on_abort: Called with a rank, or -1 if none is to blame, and a reason when a
+            rank aborts, violates the protocol or disconnects before it finalized, or
+            a fence fails.
 
     Raises:
         ConfigError: The nodes do not hold each rank once, the ranks are not those
@@ -63,7 +63,7 @@ class PmiNode:
 
     @property
     def waiting(self) -> frozenset[int]:
-        """The ranks that wait for others, here or on other nodes."""
+        """The ranks that wait for other ranks, here or on other nodes."""
         return self._exchange.waiting
 
     async def serve(self) -> None:
@@ -106,7 +106,7 @@ class PmiNode:
     ) -> None:
         while not self._exchange.is_done(rank) and (data := await reader.read(MAX_LINE)):
             for barrier in self._exchange.receive(rank, data):
-                # The rank that came last does the exchange in its own connection: the
+                # The rank that arrived last does the exchange in its own connection: the
                 # others send nothing while they wait.
                 await self._meet(barrier)
             await writer.drain()

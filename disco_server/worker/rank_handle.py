@@ -1,4 +1,4 @@
-"""The daemon's event loop reads what ranks say, and what they print."""
+"""Reads the envelopes and the output of ranks in the daemon's event loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["OutputPoller", "RankHandle"]
 
 # Reads what the ranks of a node print, in a bounded share of the event loop's time.
 #
-# A rank that prints without end always has more to read. So all pipes are read from one
-# place, which takes a little of each of those that have something, in turn, and pauses
+# A rank that prints without end always has more to read. So all pipes are read by one
+# poller, which takes a little of each of those that have something, in turn, and pauses
 # before it looks again: the other sessions of the node have the rest of the time. A pipe
-# is always emptied soon, so no rank waits for long in a call of print.
+# is always emptied soon, so no rank blocks for long in a call of print.
 
 
 _PIPE_BYTES = 64 * 1024
@@ -28,7 +28,7 @@ _PIPE_BYTES = 64 * 1024
 
 _TURN_S = 0.001
 _PAUSE_S = 0.009
-"""How long pipes are read at a time, and how long they are left alone then."""
+"""How long pipes are read at a time, and how long the pause after that is."""
 
 _Taker = Callable[[bytes], None]
 
@@ -48,19 +48,19 @@ class OutputPoller:
 
         Args:
             fd: The pipe, which never blocks and is closed here at its end.
-            take: Gets what it brings; nothing at its end.
+            take: Called with what was read; with nothing at its end.
         """
         self._takers[fd] = take
         self._epoll.register(fd, select.EPOLLIN)
 
     def remove(self, fd: int) -> None:
-        """Reads a pipe no more, and closes it; idempotent."""
+        """Stops reading a pipe, and closes it; idempotent."""
         if self._takers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
             os.close(fd)
 
     def _turn(self) -> None:
-        """Reads each pipe once, as far as time permits; the kernel names them in turn."""
+        """Reads each ready pipe once, as far as time permits; the kernel lists them in turn."""
         self._loop.remove_reader(self._epoll)
         self._pausing = self._loop.call_later(_PAUSE_S, self._recheck)
         until = self._loop.time() + _TURN_S
@@ -89,7 +89,7 @@ class OutputPoller:
         self._loop.add_reader(self._epoll, self._turn)
 
     def close(self) -> None:
-        """Reads nothing any more; idempotent."""
+        """Stops reading all pipes; idempotent."""
         if self._epoll.closed:
             return
         for fd in tuple(self._takers):
@@ -115,11 +115,11 @@ class RankHandle(RankProcess):
         poller: Reads what it prints.
 
     Attributes:
-        exited: Done with the exit status, when the last output has come.
-        on_envelope: Gets each envelope of the rank: its bytes, what they say, and
-            the reader that holds the descriptors.
-        on_output: Gets lines: whether from standard error, and the lines in one piece,
-            without the end of the last one.
+        exited: Done with the exit status, when the last output has been read.
+        on_envelope: Called with each envelope of the rank: its bytes, the decoded
+            envelope, and the reader that holds the descriptors.
+        on_output: Called with lines: whether from standard error, and the lines in one
+            piece, without the end of the last one.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class RankHandle(RankProcess):
             self._deliver(raw)
 
     def stop_reading(self) -> None:
-        """Leaves what the rank sends where it is, so that the rank waits at last."""
+        """Stops reading from the socket, so that the rank blocks once it is full."""
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self.sock)
@@ -172,8 +172,8 @@ class RankHandle(RankProcess):
             return
         try:
             self.on_envelope(raw, EncodedEnvelope.FromString(raw), self.reader)
-        except Exception as error:  # noqa: BLE001  (whatever its bytes made of this)
-            # Nobody else shall notice: not the daemon, not the sessions beside it.
+        except Exception as error:  # noqa: BLE001  (its bytes may cause any error)
+            # Neither the daemon nor its other sessions may be affected.
             self.refuse(f"{error!r:.200}")
 
     # Output and exit ------------------------------------------------------------------
@@ -187,12 +187,12 @@ class RankHandle(RankProcess):
 
     async def _watch(self, exit_status: asyncio.Future[int]) -> int:
         self.status = await exit_status
-        # Its children may hold the pipes open, so the last words are not waited for long.
+        # Its children may hold the pipes open, so the wait for the last output is short.
         await asyncio.wait(self._output_ends, timeout=_LAST_WORDS_S)
         return self.status
 
     async def end(self, envelope_: bytes, grace: float) -> int:
-        """Asks the rank to leave, kills it after a grace, and returns its exit status."""
+        """Asks the rank to exit, kills it after a grace period, and returns its exit status."""
         if grace > 0 and not self.exited.done():
             self.send(frame(envelope_))
             await asyncio.wait((self.exited,), timeout=grace)
@@ -202,7 +202,7 @@ class RankHandle(RankProcess):
         return status
 
     def close(self) -> None:
-        """Lets go of sockets and pipes; the process has exited. Idempotent."""
+        """Closes sockets and pipes; the process has exited. Idempotent."""
         if not self._open:
             return
         self._more = False

@@ -1,4 +1,4 @@
-"""What runs on this node: the rank processes of every session, from start to end."""
+"""The rank processes of every session on this node, from start to end."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ _REMEMBERED = 256
 
 
 def audit_rank(session: NodeSession, worker: int, node: str, payload: bytes) -> None:
-    """Writes down what a rank says that it did, or refused to do.
+    """Logs what a rank reports that it did, or refused to do.
 
-    All ranks of a session do the same; what one of them has said here, the others need
-    not say again.
+    All ranks of a session do the same, so a report that one of them has made here is not
+    logged again for the others.
 
     Args:
         session: Its session.
-        worker: Which of its ranks it is.
+        worker: The rank.
         node: This node's name.
-        payload: What it said; its process may be under somebody else's control by now.
+        payload: The report; not trusted, as the process runs user code.
     """
     try:
         said = node_pb2.Audited.FromString(payload)
@@ -97,12 +97,12 @@ class Supervisor:
 
     Args:
         node: This node's name.
-        rules: What sessions may do here: the fields of it that are the same for all ranks.
-        max_array_bytes: How large an array may be that a client brings.
-        folders: Where ranks get their folders.
-        fork_server: Where ranks come from.
+        rules: What sessions may do here: the fields that are the same for all ranks.
+        max_array_bytes: How large an array may be that a client uploads.
+        folders: Makes the folders of ranks.
+        fork_server: Starts ranks.
         post: Sends an encoded envelope of a ``session`` to the controller; with
-            ``droppable`` only if it is not too slow. Whether it did.
+            ``droppable`` only if that is not too slow. Returns whether it did.
         fence: Exchanges keys among a session's nodes.
         carrier: Moves host arrays.
 
@@ -142,7 +142,7 @@ class Supervisor:
         return self._sessions
 
     def memories(self) -> Iterator[RankMemory]:
-        """Where the ranks of this moment write down what they do."""
+        """The memory into which each current rank records what it does."""
         for session in self._sessions.values():
             for handle in session.ranks.values():
                 yield handle.memory
@@ -161,10 +161,10 @@ class Supervisor:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    # What the controller says ------------------------------------------------------
+    # Messages of the controller ----------------------------------------------------
 
     def receive(self, raw: bytes, received: EncodedEnvelope) -> None:
-        """Acts on one envelope from the controller."""
+        """Handles one envelope from the controller."""
         kind = received.kind
         session = self._sessions.get(received.session)
         if kind == EnvelopeKind.START_RANKS:
@@ -194,7 +194,7 @@ class Supervisor:
     def _is_next(self, session: NodeSession, batch: EncodedEnvelope) -> bool:
         """Whether a batch is the one that follows; ranks execute each once and in order."""
         if batch.last_seq <= session.received:
-            return False  # sent again, by a client that could not know
+            return False  # sent again by a client that did not know of its arrival
         if batch.first_seq != session.received + 1:
             if not session.gap_told:
                 session.gap_told = True
@@ -207,7 +207,7 @@ class Supervisor:
         return True
 
     def _received(self, session: NodeSession, kind: int, payload: bytes) -> None:
-        """Forgets the replies that the client has, and sends the others again if it asks."""
+        """Drops the replies that the client has, and sends the others again if it asks."""
         received = controller_pb2.Received.FromString(payload)
         replies, known = session.replies, received.replies
         replies.forget(known)
@@ -222,10 +222,10 @@ class Supervisor:
         if kind == EnvelopeKind.RESUME:
             self._resend(session)
 
-    # Connections to the controller that come and go -----------------------------------
+    # Connections to the controller ----------------------------------------------------
 
     def running(self) -> list[node_pb2.RunningSession]:
-        """What a controller that has forgotten it must know of the sessions here."""
+        """The sessions here, as a restarted controller must know them."""
         return [
             node_pb2.RunningSession(
                 session=session.session, start=session.start, ranks=self._rank_infos(session)
@@ -235,7 +235,7 @@ class Supervisor:
         ]
 
     def connected(self) -> None:
-        """A controller knows this node again; what it and the clients may have missed is sent."""
+        """The node is registered again; sends what the controller and clients may have missed."""
         for session in self._sessions.values():
             if session.orphan is not None:
                 session.orphan.cancel()
@@ -246,7 +246,7 @@ class Supervisor:
                 self._resend(session)
 
     def disconnected(self) -> None:
-        """Nobody drives the ranks for now; each session waits for a controller for its lease."""
+        """No controller drives the ranks for now; each session waits for one for its lease."""
         loop = asyncio.get_running_loop()
         for session in list(self._sessions.values()):
             if session.ending:
@@ -307,7 +307,7 @@ class Supervisor:
             keeper = session.keeper = await self._fork_server.keeper(session.session)
             for worker, device in zip(share.workers, share.devices, strict=True):
                 folder = self._folders.make(session.session, worker)
-                # What drives a GPU begins in a process that nothing was loaded into.
+                # A rank with a GPU starts in an interpreter that nothing was loaded into.
                 handle = await keeper.start_rank(fresh=device != "cpu")
                 if session.ending:
                     handle.kill()
@@ -398,7 +398,7 @@ class Supervisor:
         )
         self._spawn(session.pmi.serve(), session)
 
-    # What ranks say --------------------------------------------------------------------
+    # Messages of ranks -----------------------------------------------------------------
 
     def _from_rank(
         self,
@@ -436,7 +436,7 @@ class Supervisor:
         self._post(raw, session=session.session)
 
     def _watch_opening(self, session: NodeSession, worker: int) -> None:
-        """Notes that a rank opens its communicator; once all do, they have so much time."""
+        """Notes that a rank opens its communicator; once all do, a time limit runs."""
         opening = session.opening
         attempt = opening.begins(worker)
 
@@ -455,10 +455,10 @@ class Supervisor:
     async def _watch(self, session: NodeSession, worker: int, handle: RankHandle) -> None:
         status = await handle.exited
         if may_follow_another(status, handle.memory):
-            await asyncio.sleep(CAUSE_FIRST_S)  # cancelled where another end is heard of
+            await asyncio.sleep(CAUSE_FIRST_S)  # cancelled if another end is reported
             ended = [h.memory for h in session.ranks.values() if h.exited.done()]
             if lost_first([handle.memory, *ended]) is not handle.memory:
-                await asyncio.sleep(CAUSE_FIRST_S)  # that one's own report comes before
+                await asyncio.sleep(CAUSE_FIRST_S)  # the other rank's own report comes first
         session.arrays.rank_ended(worker)
         session.output.say()
         if session.ending:
@@ -498,18 +498,18 @@ class Supervisor:
         self._tell(session, EnvelopeKind.RANK_EXITED, session.exits[-1])
 
     async def _end(self, session: NodeSession) -> None:
-        """Ends every process of a session, then says that nothing is left of it."""
+        """Ends every process of a session, then reports that nothing is left of it."""
         session.ending = True
         if session.orphan is not None:
             session.orphan.cancel()
-        # Ranks wait for each other inside MPI; where one is gone there is no grace.
+        # Ranks wait for each other inside MPI; if one is gone there is no grace period.
         whole = all(not handle.exited.done() for handle in session.ranks.values())
         goodbye = envelope(EnvelopeKind.END_SESSION, session=session.session)
         grace = _END_GRACE_S if whole else 0.0
         ends = asyncio.gather(*(h.end(goodbye, grace) for h in session.ranks.values()))
         await asyncio.wait((ends,), timeout=_END_S)
         if not ends.done() and session.keeper is not None:
-            session.keeper.kill()  # it does not even say that they have ended
+            session.keeper.kill()  # the keeper has not reported their ends
         await ends
         self.counters.collectives.look(self.memories())  # the last of this session
         if session.pmi is not None:
@@ -533,10 +533,10 @@ class Supervisor:
         await self._inspector.keep(session)
 
     async def _remove_folders(self, session: int) -> None:
-        """Removes what the ranks left, which may be much, beside the loop."""
+        """Removes what the ranks left, which may be much, in another thread."""
         try:
             await asyncio.to_thread(self._folders.remove, session)
-        except RuntimeError:  # the system has no thread to give
+        except RuntimeError:  # the system cannot start a thread
             self._folders.remove(session)
 
     async def end_all(self) -> None:
@@ -562,7 +562,7 @@ def _kind_of_exit(status: int, cause: str, *, at_start: bool) -> str:
 
 
 def _by_host(start: node_pb2.StartRanks) -> list[list[int]]:
-    """The ranks of each machine: daemons that share one share its memory too."""
+    """The ranks of each machine: several daemons may share one and its memory."""
     hosts: dict[str, list[int]] = {}
     for node in start.nodes:
         hosts.setdefault(node.host_id, []).extend(node.workers)

@@ -1,1 +1,1 @@
-"""What the examples share: how they come by a session, and what they say when one fails."""
+"""What the examples share: how they get a session, and what they print when one fails."""

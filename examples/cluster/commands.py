@@ -1,4 +1,4 @@
-"""What the commands of the examples have in common: options, and how they complain."""
+"""What the commands of the examples have in common: options, and how they report errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["InputError", "options_of", "run_command"]
 
 
 class InputError(Exception):
-    """What was given to a command cannot be worked with; the text says what to do."""
+    """The input of a command cannot be used; the text says what to do."""
 
 
 def options_of(name: str, description: str, workers: int) -> argparse.ArgumentParser:
@@ -26,7 +26,7 @@ def options_of(name: str, description: str, workers: int) -> argparse.ArgumentPa
     Args:
         name: The command's.
         description: What it does.
-        workers: How many workers it takes unless told.
+        workers: How many workers it takes by default.
     """
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Opens a session whose workers compute on the device that was asked for."""
+"""Opens a session whose workers compute on the requested device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICES = ("cpu", *_LIBRARIES)
 
 
 class DeviceRefused(Exception):
-    """The workers that there are do not compute on the device that was asked for."""
+    """The available workers do not compute on the requested device."""
 
 
 def open_session(
@@ -42,7 +42,7 @@ def open_session(
 
     Raises:
         DeviceRefused: The cluster's slots are of another device.
-        disco_client.DiscoError: There is no session to be had, or no GPU for a worker.
+        disco_client.DiscoError: No session can be opened, or there is no GPU for a worker.
     """
     if device in _LIBRARIES and not (address or os.environ.get("DISCO_ADDRESS")):
         session = disco_client.ProcessSession(workers, timeout=timeout)

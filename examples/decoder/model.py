@@ -1,9 +1,9 @@
 """The decoder, written as for one array: nothing here says what moves between workers.
 
-Where the weights lie decides it. The matrices that lead into heads and into the inner
+The placements of the weights decide it. The matrices that lead into heads and into the inner
 layer are split by columns and those that lead out of them by rows, so that each worker
-has heads and inner columns of its own; what comes out are partial sums, of which it is
-said that they are wanted whole.
+has heads and inner columns of its own; the results are partial sums, which are then
+redistributed to be whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BY_ROWS = ("out", "down", "words")
 
 
 class State:
-    """Where a generation stands; all of it lies on the workers.
+    """The state of a generation; all of it is on the workers.
 
     Attributes:
         token: [1], integers: the newest token.

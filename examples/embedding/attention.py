@@ -17,7 +17,7 @@ def mix(xp: Any, math: Arithmetic, run: Run, parts: Floats, scores: Floats, out:
 
     Args:
         xp: The module that computes, numpy or cupy.
-        math: What it lacks.
+        math: The functions that it lacks.
         run: Sentences of one length, or padded to one.
         parts: [3, sentences, heads, tokens, head], at any distance from each other:
             queries, divided by the square root of a head's width, keys and values.

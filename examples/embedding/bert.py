@@ -1,10 +1,10 @@
 """One rank's share of a BERT-style encoder, from token numbers to sentence vectors.
 
 The hidden state is the same on every rank. A rank computes its own heads and
-its own feed-forward columns, and what comes out of them is one summand of the
-layer's result: two reductions a layer add the summands up. This module neither
-knows nor cares who does the adding: Disco, plain MPI, or nobody where there is
-one rank.
+its own feed-forward columns, whose result is one summand of the
+layer's result: two reductions a layer add the summands up. This module does not
+depend on what performs them: Disco, plain MPI, or nothing where there is one
+rank.
 
 The tokens of a batch stand one after the other, [tokens, H], without padding:
 everything but the attention takes tokens as they come. On a CPU the attention

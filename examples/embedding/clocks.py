@@ -2,7 +2,7 @@
 
 A CPU is done when a call returns. A GPU has hardly begun then: the host would see
 how long asking takes. So its own clock is read, by events between the pieces of
-work, and waited for only when somebody wants to know.
+work, and waited for only when the times are read.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def add_and_norm(
 def softmax_unscaled(scores: Floats) -> Floats:
     """Replaces scores by their exponentials, in place, and returns what to divide by.
 
-    Dividing is left to the caller, who can do it after the next matrix product,
+    Dividing is left to the caller, which can do it after the next matrix product,
     where there are fewer numbers to divide.
 
     Args:

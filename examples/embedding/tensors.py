@@ -2,8 +2,8 @@
 
 Nothing here names a worker or what moves between workers: the placements decide it.
 Matrices that lead into heads and inner columns are split by columns, those that lead out
-of them by rows; so the results of the latter are partial sums, of which it is said, twice
-a layer, that they are wanted whole.
+of them by rows; so the results of the latter are partial sums, which are redistributed to
+be whole, twice a layer.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ def load(folder: str | None) -> BertSlice:
 def forward(model: BertSlice, ids: npt.NDArray[np.int32], lengths: Sequence[int]) -> Floats:
     """Embeds a batch together with the other workers.
 
-    Arrays among the arguments are on the worker's device when they come here, and
-    plain numbers are on the host: the tokens are looked up on the device, the
-    lengths decide what is computed.
+    Arrays among the arguments are on the worker's device already, and plain
+    numbers are on the host: the tokens are looked up on the device, the lengths
+    decide what is computed.
 
     Args:
         model: What ``load`` returned on this worker.

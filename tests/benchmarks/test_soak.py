@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import soak
 from disco_soak import cluster, program
 from disco_soak.leaks import Holdings
-from disco_soak.program import Program, WrongResult
+from disco_soak.program import SoakProgram, WrongResult
 
 from disco_client import ThreadedSession
 
@@ -46,7 +46,7 @@ def test_a_short_run_loses_nothing(monkeypatch, tmp_path, capsys):
 def test_a_lost_command_and_one_that_came_twice_are_counted():
     """On each worker, whatever comes after them."""
     with ThreadedSession(2) as session:
-        running = Program(session, 1)
+        running = SoakProgram(session, 1)
         note = session.get_global_func("soak.note")
         for number in (1, 2, 2, 4):
             note(running.issued + number)
@@ -59,7 +59,7 @@ def test_a_lost_command_and_one_that_came_twice_are_counted():
 def test_each_step_is_compared_with_numpy():
     """A result that differs ends the program."""
     with ThreadedSession(2) as session:
-        running = Program(session, 1)
+        running = SoakProgram(session, 1)
         for step in running._steps:
             step()
         running.transfer()

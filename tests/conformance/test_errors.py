@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -149,6 +150,8 @@ def test_a_module_that_is_not_there_is_an_error_of_the_next_sync(session):
 )
 def test_an_array_that_cannot_be_is_refused_here(session, shape, dtype, error):
     """Before anything is sent."""
+    gc.collect()
+    session.sync_all()  # takes along the registers of references that died before
     issued = session.statistics()["issued"]
     with pytest.raises(error):
         session.empty(shape, dtype)

@@ -54,6 +54,8 @@ def test_the_original_names_are_there():
 
 def test_its_size_is_known_without_asking(session):
     """No command is issued for it."""
+    gc.collect()
+    session.sync_all()  # takes along the registers of references that died before
     before = session.statistics()["issued"]
     assert (session.num_workers, session.num_groups, session.name) == (2, 1, "shared")
     assert session.statistics()["issued"] == before
@@ -135,6 +137,8 @@ def test_a_reference_becomes_what_each_workers_register_holds(session):
 def test_a_refused_argument_sends_nothing_and_takes_no_register(session, argument, error):
     """The session is as it was, after however many refusals."""
     func = session.get_global_func("tests.echo")
+    gc.collect()
+    session.sync_all()
     before = session.statistics()
     for _ in range(20):
         with pytest.raises(error):

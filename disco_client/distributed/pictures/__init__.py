@@ -1,1 +1,1 @@
-"""Pictures of how tensors lie on their workers."""
+"""Pictures of how tensors are placed on their workers."""

@@ -1,4 +1,4 @@
-"""What a picture of a distributed tensor shows: its parts in a grid, and who holds each."""
+"""What a picture of a distributed tensor shows: its parts in a grid, and their workers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Panel:
 
     Attributes:
         title: Which part of the other split axes it shows; empty where none is split.
-        labels: Who holds each part, row by row.
+        labels: The workers that hold each part, row by row.
     """
 
     title: str
@@ -163,7 +163,7 @@ def _drawn(ndim: int, split: Sequence[int]) -> tuple[int, int]:
 
 
 def _label(info: DTensorStructInfo, places: Sequence[int]) -> str:
-    """Who holds a part: the workers, those with partial values as what combines them."""
+    """The workers that hold a part; those with partial values with what combines them."""
     specs = info.placement.dim_specs
     groups: dict[tuple[int, ...], list[int]] = {}
     for place in places:
@@ -304,7 +304,7 @@ def left_out(rows: Axis, columns: Axis) -> list[str]:
 
 
 class Names:
-    """What stands in the cells: who holds a part, or a key with which a legend says so.
+    """The texts of the cells: the workers that hold a part, or a key explained in a legend.
 
     Args:
         picture: What is drawn.

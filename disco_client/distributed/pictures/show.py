@@ -183,7 +183,7 @@ def mesh_html(mesh: DeviceMesh) -> str:
 
 
 def tensor_html(info: DTensorStructInfo) -> str:
-    """What a tensor is, beside the picture of where it lies.
+    """What a tensor is, beside the picture of its placement.
 
     Args:
         info: The tensor.

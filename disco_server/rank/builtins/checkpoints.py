@@ -1,6 +1,6 @@
 """The functions behind ``session.save`` and ``session.load``.
 
-What differs from worker to worker comes in tables with an entry for each: the bounds of
+Arguments that differ from worker to worker are tables with an entry for each: the bounds of
 its part of a tensor, first and last of each axis one after the other, or None.
 """
 
@@ -44,7 +44,7 @@ __all__ = ["Snapshot", "read_bounds", "restore"]
 
 Array = np.ndarray[Any, Any]
 _PAGE = 1024
-"""Tensors in one answer, whose size is limited."""
+"""Tensors in one reply, whose size is limited."""
 
 
 def read_bounds(table: Sequence[Any], worker: int, shape: Sequence[int]) -> Bounds | None:
@@ -69,7 +69,7 @@ def read_bounds(table: Sequence[Any], worker: int, shape: Sequence[int]) -> Boun
 
 @register_func("runtime.disco._save_ready")
 def save_ready(arrays: Sequence[Any]) -> int:
-    """Answers where all of these are there; where one is not, this is not executed."""
+    """Succeeds where all of these exist; it is not executed where one is poisoned."""
     return len(arrays)
 
 
@@ -134,7 +134,7 @@ def save_finish(save: Save) -> None:
 
 @register_func("runtime.disco._save_commit")
 def save_commit(save: Save) -> None:
-    """Makes it the checkpoint."""
+    """Makes what was saved the checkpoint."""
     _checked(save).commit()
 
 
@@ -177,7 +177,7 @@ def load_open(path: str) -> StoredCheckpoint:
 
 @register_func("runtime.disco._load_catalog")
 def load_catalog(stored: StoredCheckpoint, first: int) -> dict[str, Any]:
-    """What a client must know to say where everything is to lie.
+    """What a client must know to choose the layout of every tensor.
 
     Args:
         stored: The checkpoint.
@@ -240,7 +240,7 @@ def _opened(stored: Any) -> StoredCheckpoint:
 
 
 def _layout_of(stored: StoredCheckpoint, entry: Entry) -> dict[str, Any]:
-    """How a distributed tensor lay: shape, names and workers of the mesh, and the placement."""
+    """The layout at the save: shape, names and workers of the mesh, and the placement."""
     mesh, placement = entry.layout.get("mesh"), entry.layout.get("placement")
     fields = cast("dict[str, Any]", mesh) if isinstance(mesh, dict) else {}
     try:
@@ -258,7 +258,7 @@ def _layout_of(stored: StoredCheckpoint, entry: Entry) -> dict[str, Any]:
 # What one worker's registers hold, in a form that files can hold too.
 #
 # Arrays are kept one by one; everything else becomes bytes, in the encoding of commands.
-# What is neither, a function or a module, is left to the commands that made it.
+# What is neither, a function or a module, is made again by the commands that made it.
 
 
 _LEFT, _VALUE, _ARRAY, _POISON = range(4)
@@ -298,7 +298,7 @@ class _Giving(ArrayPorter):
         self.given = given
 
     def arrived(self, array: np.ndarray[Any, Any]) -> Any:
-        """Brings a small array to the worker's device."""
+        """Copies a small array to the worker's device."""
         return self._arrays.from_host(array)
 
     def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
@@ -370,7 +370,7 @@ class Snapshot:
         )
 
     def seal(self, made: Collection[int], names: Collection[str]) -> None:
-        """Makes it ready to be written, without what is made again."""
+        """Makes it ready to be written, without what the log makes again."""
         porter = _Collecting(self._arrays)
         registers = [
             [number, [_LEFT] if number in made else self._encode(value, porter)]
@@ -388,7 +388,7 @@ class Snapshot:
 
     @property
     def tensors(self) -> list[Any]:
-        """The arrays to be written; the first says what becomes of the others."""
+        """The arrays to be written; the first describes the others."""
         if not self._tensors:
             msg = "expected a snapshot that was sealed"
             raise ArgumentRefused(msg)
@@ -422,7 +422,7 @@ def _decode(entry: list[Any], porter: _Giving) -> Any:
 
 
 def _can_make(value: Any) -> bool:
-    """Whether commands that made something once make it as well another time."""
+    """Whether the commands that made a value can make it again."""
     return callable(value) or isinstance(value, LoadedModule | CompiledProgram | ProcessGroup)
 
 
@@ -431,13 +431,13 @@ def _can_make(value: Any) -> bool:
 
 @register_func("runtime.disco._snapshot_take")
 def snapshot_take(numbers: np.ndarray[Any, Any]) -> Snapshot:
-    """Takes hold of what some registers hold."""
+    """Takes a snapshot of some registers."""
     return Snapshot(current_worker(), _host(numbers))
 
 
 @register_func("runtime.disco._snapshot_kinds")
 def snapshot_kinds(taken: Snapshot) -> dict[str, Any]:
-    """Says what of it cannot be saved."""
+    """Returns what of it cannot be saved."""
     return _checked_snapshot(taken).kinds()
 
 
@@ -478,13 +478,13 @@ def snapshot_write(save: Save, taken: Snapshot, starts: Sequence[int]) -> None:
 
 @register_func("runtime.disco._snapshot_check")
 def snapshot_check(path: str) -> str:
-    """Makes sure that a checkpoint can be read; returns what tells it from others."""
+    """Makes sure that a checkpoint can be read; returns its fingerprint."""
     return StoredCheckpoint(path, current_worker().allow_read).fingerprint
 
 
 @register_func("runtime.disco._snapshot_restore")
 def snapshot_restore(path: str, fingerprint: str) -> None:
-    """Puts into the registers what a checkpoint has of this worker.
+    """Restores this worker's registers from a checkpoint.
 
     Raises:
         FileError: It is another checkpoint, or a file of it is not as it was.
@@ -506,7 +506,7 @@ def snapshot_restore(path: str, fingerprint: str) -> None:
 
 @register_func("runtime.disco._snapshot_remove")
 def snapshot_remove(path: str) -> None:
-    """Removes a checkpoint that is of no use any more; worker 0 does."""
+    """Removes a checkpoint that is not needed any more; worker 0 does."""
     worker = current_worker()
     where = absolute_path(path)
     check_allowed(where, worker.allow_save, write=True)

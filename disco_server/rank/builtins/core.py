@@ -211,13 +211,13 @@ def all_to_all(send: Array, in_group: Any, recv: Array) -> None:
 
 @register_func("runtime.disco.barrier")
 def barrier(in_group: Any = False) -> None:
-    """Waits until every rank is here."""
+    """Waits until every rank has entered it."""
     current_worker().comm.barrier(in_group=bool(in_group))
 
 
 @register_func("runtime.disco._compare_shapes")
 def compare_shapes(enabled: bool) -> None:
-    """Lets collectives refuse arrays whose shapes differ, or no longer."""
+    """Makes collectives refuse arrays whose shapes differ, or accept them again."""
     current_worker().compare_shapes(bool(enabled))
 
 
@@ -233,7 +233,7 @@ def make_teams(lines: Sequence[Sequence[int]]) -> ProcessGroup | None:
 
 @register_func("runtime.disco._received_bytes")
 def received_bytes() -> int:
-    """How many bytes of other workers this rank's teams have brought to it so far."""
+    """How many bytes this rank has received from other workers in its teams so far."""
     return current_worker().received_bytes
 
 
@@ -312,7 +312,7 @@ def publish(name: str, value: Any, facts: Mapping[str, Any]) -> None:
     Args:
         name: The name.
         value: What this worker's register holds.
-        facts: What the client wants to know of it again.
+        facts: What the client wants to look up later.
     """
     published = current_worker().published
     if name not in published and len(published) >= _MOST:

@@ -96,7 +96,7 @@ def _checked(file: Any) -> TensorFile:
     return file
 
 
-# The builtins of modules: loading files, bringing them here, and what is in them.
+# The builtins of modules: loading files, uploading them, and looking up their content.
 
 
 _NAMED = 20
@@ -131,7 +131,7 @@ def load_content(path: str, digest: str, where: Any = None) -> LoadedModule:
 
     Raises:
         LoadNotAllowed: The node does not let sessions load it.
-        FileRefused: It has gone since it was looked for, or cannot be loaded.
+        FileRefused: It has disappeared since the check, or cannot be loaded.
     """
     worker = current_worker()
     device = _own_device(worker, where)
@@ -183,16 +183,16 @@ def _hexadecimal(digest: Any) -> str:
     return digest
 
 
-# Bringing files ----------------------------------------------------------------------
+# Uploading files ---------------------------------------------------------------------
 
 
 @register_func("runtime.disco._wants_file")
 def wants_file(path: str, digest: str, asked: Sequence[int]) -> bool:
-    """Whether this node lacks a file of that content; False on ranks that were not asked.
+    """Whether this node lacks a file of that content; False on ranks not in ``asked``.
 
     Raises:
-        LoadNotAllowed: It has it not, and may not load what clients bring.
-        FileRefused: No loader knows this kind.
+        LoadNotAllowed: It lacks the file, and may not load what clients upload.
+        FileRefused: There is no loader for this kind.
     """
     worker = current_worker()
     if worker.worker_id not in asked:
@@ -203,7 +203,7 @@ def wants_file(path: str, digest: str, asked: Sequence[int]) -> bool:
 
 @register_func("runtime.disco._begin_file")
 def begin_file(path: str, digest: str, size: int, asked: Sequence[int]) -> Incoming | None:
-    """Begins to take a file on the ranks that are asked to; without any, on all that lack it."""
+    """Begins an upload on the ranks in ``asked``; where that is empty, on all that lack it."""
     worker = current_worker()
     if asked:
         wanted = worker.worker_id in asked
@@ -219,7 +219,7 @@ def begin_file(path: str, digest: str, size: int, asked: Sequence[int]) -> Incom
 
 @register_func("runtime.disco._append_file")
 def append_file(incoming: Any, data: Any, receiver: int) -> None:
-    """Writes the next bytes of a file, on one rank, or with -1 on all that take it."""
+    """Writes the next bytes of a file, on one rank, or with -1 on all that receive it."""
     if receiver < 0 and incoming is None:
         return
     if receiver < 0 or current_worker().worker_id == receiver:
@@ -233,7 +233,7 @@ def append_file(incoming: Any, data: Any, receiver: int) -> None:
 
 @register_func("runtime.disco._finish_file")
 def finish_file(incoming: Incoming | None) -> None:
-    """Verifies a file and puts it in its place, on the ranks that took it."""
+    """Verifies a file and moves it to its place, on the ranks that received it."""
     if incoming is not None:
         incoming.finish()
 

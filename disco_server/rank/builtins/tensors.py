@@ -1,6 +1,6 @@
 """The local halves of a distributed tensor's moves; see ``disco_client.distributed.redistribute``.
 
-A command is the same for every worker, so what differs from worker to worker comes in
+A command is the same for every worker, so arguments that differ from worker to worker are
 tables with an entry for each: None for a worker outside the mesh, which holds nothing.
 
 A move is bound to its tables and teams once, and then called with what it moves.
@@ -54,7 +54,7 @@ def _empty(shapes: Table, dtype: Any) -> HostArray | None:
 
 
 def _from_host(whole: HostArray, bounds: Table) -> HostArray | None:
-    """Takes this worker's part of an array that came with the command."""
+    """Takes this worker's part of an array that was sent with the command."""
     return None if _mine(bounds) is None else _slice(whole, bounds)
 
 
@@ -101,14 +101,14 @@ def _keep(local: HostArray | None, op: str, keeps: Table) -> HostArray | None:
 
 
 def _broadcast(local: HostArray | None, team: Any) -> HostArray | None:
-    """Copies what the first of a line has to all of it."""
+    """Copies the part of the first worker of a line to all of the line."""
     if local is not None and team is not None:
         team.broadcast(local, local, 0)
     return local
 
 
 def _allreduce(local: HostArray | None, team: Any, op: str) -> HostArray | None:
-    """Combines what those of a line have, for all of them."""
+    """Combines the parts of a line's workers, for all of them."""
     if local is None:
         return None
     out = _new(local, local.shape)
@@ -143,7 +143,7 @@ def _allgather(
 def _reduce_scatter(
     local: HostArray | None, team: Any, op: str, axis: int, extents: Table
 ) -> HostArray | None:
-    """Combines what those of a line have, and leaves each its part along an axis."""
+    """Combines the parts of a line's workers, and leaves each its part along an axis."""
     if local is None:
         return None
     parts = list(_mine(extents))
@@ -238,21 +238,21 @@ def bind_move(name: str, *constants: Any) -> NamedCall:
 # Softmax and the normalisations, for numpy and cupy.
 #
 # They are bound by memory, and of numpy's functions each goes through all of it. On a
-# host they therefore work through rows that fit a core's cache, all steps on one piece
-# before the next; on a GPU, which is slow at being asked, each step takes all.
+# host they therefore process rows that fit a core's cache, all steps on one piece
+# before the next; on a GPU, where a launch is slow, each step takes all.
 
 
 Array = Any
 
 _FEWEST_BYTES = 4
-"""Of an element that is computed with; sums of halves would be a few percent off."""
+"""The dtype of computation; sums of halves would be a few percent off."""
 
 _PIECE = 1 << 18
-"""Elements of a piece: a megabyte of float32, about what a core has of cache to itself."""
+"""Elements of a piece: a megabyte of float32, about the size of a core's own cache."""
 
 
 def softmax(xp: Any, x: Array, *, axis: int) -> Array:
-    """The exponentials of what is there, divided by their sum along an axis."""
+    """The exponentials of an array, divided by their sum along an axis."""
 
     def fill(rows: Array, out: Array) -> None:
         # Of rows without elements there is no largest.
@@ -265,7 +265,7 @@ def softmax(xp: Any, x: Array, *, axis: int) -> Array:
 
 
 def layer_norm(xp: Any, x: Array, *weights: Array, axis: int, epsilon: float) -> Array:
-    """What is there less its mean, by its standard deviation; Ba et al., arXiv:1607.06450.
+    """An array less its mean, by its standard deviation; Ba et al., arXiv:1607.06450.
 
     Args:
         xp: The module of the arrays.
@@ -284,7 +284,7 @@ def layer_norm(xp: Any, x: Array, *weights: Array, axis: int, epsilon: float) ->
 
 
 def rms_norm(xp: Any, x: Array, *weights: Array, axis: int, epsilon: float) -> Array:
-    """What is there by its root mean square; Zhang and Sennrich, arXiv:1910.07467.
+    """An array by its root mean square; Zhang and Sennrich, arXiv:1910.07467.
 
     Args:
         xp: The module of the arrays.
@@ -409,7 +409,7 @@ def _gelu(xp: Any, x: Array) -> Array:
 
 
 def _take_part(xp: Any, x: Array, ids: Array, *, axis: int, first: int, extent: int) -> Array:
-    """Those of the rows that are here; zeros for the others, whose sum makes them whole."""
+    """The requested rows in this part; zeros for the others, which a sum over parts completes."""
     if x.shape[axis] == extent:
         return xp.take(x, ids, axis=axis)
     own = xp.where(ids < 0, ids + extent, ids) - first
@@ -456,7 +456,7 @@ def _concatenate(xp: Any, *operands: Array, axis: int) -> Array:
 
 def _update(xp: Any, x: Array, values: Array, start: Any, *, axis: int) -> Array:
     out = x.copy()
-    # As positions and not as a slice, for which a GPU would have to be asked for the start.
+    # As positions and not as a slice, which would need a copy of the start from a GPU.
     out[(slice(None),) * axis + (start + xp.arange(values.shape[axis]),)] = values
     return out
 
@@ -519,7 +519,7 @@ def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCal
     elif name in LOCAL:
         function = partial(LOCAL[name], xp, **own)
     else:
-        # When it is called: what registers it may be imported later than this.
+        # Looked up at the call: its module may be imported later than this.
         find = cache(partial(resolve, name, worker.allow_modules, worker.allow_functions))
 
         def function(*operands: Any) -> Any:

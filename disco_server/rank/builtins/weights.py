@@ -30,7 +30,7 @@ __all__ = ["ShardLoader"]
 
 Array = np.ndarray[Any, Any]
 _PAGE = 2048
-"""Rows of the catalog in one answer, whose size is limited."""
+"""Rows of the catalog in one reply, whose size is limited."""
 
 
 @register_func("runtime.disco._weights_open")
@@ -274,7 +274,7 @@ class ShardLoader:
         return _landed(out)
 
     def position(self, name: str) -> int:
-        """Where a parameter of that name is."""
+        """The position of the parameter of that name."""
         index = self.index_of.get(name)
         if index is None:
             msg = f"there is no parameter {name!r} among {len(self.records)}"
@@ -283,7 +283,7 @@ class ShardLoader:
 
 
 def _landed(array: Array) -> Array:
-    """A parameter where this worker computes."""
+    """A parameter on this worker's device."""
     return current_worker().arrays.from_host(array)
 
 

@@ -9,7 +9,13 @@ import pytest
 
 from disco_client.pb import controller_pb2
 from disco_server.core import session_state
-from disco_server.core.session_state import EndReason, SessionState, SessionTable, Step, WrongStep
+from disco_server.core.session_state import (
+    EndReason,
+    SessionEvent,
+    SessionState,
+    SessionTable,
+    WrongStep,
+)
 
 MOVES = {
     ("queued", "place"): "starting",
@@ -30,7 +36,7 @@ def table(state):
     return SessionTable(1, "mine", "me", 2, 1, "", b"", 0.0, 1.0, state=state)
 
 
-@pytest.mark.parametrize("step", Step, ids=lambda step: step.value)
+@pytest.mark.parametrize("step", SessionEvent, ids=lambda step: step.value)
 @pytest.mark.parametrize("state", SessionState, ids=lambda state: state.value)
 def test_only_the_moves_of_the_table_are_possible(state, step):
     """Any other one is an error that changes nothing."""
@@ -56,7 +62,7 @@ def test_the_picture_names_every_state_and_step():
     picture = inspect.getdoc(session_state)
     for state in SessionState:
         assert re.search(rf"\b{state.name}\b", picture), state
-    for step in Step:
+    for step in SessionEvent:
         assert re.search(rf"\b{step.value}\b", picture), step
 
 

@@ -1,4 +1,4 @@
-"""CommunicatorStartup the arrays of a device by its name."""
+"""Choosing the arrays of a device by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CommunicatorStartup and reading data files."""
+"""Opening and reading data files."""
 
 from __future__ import annotations
 
