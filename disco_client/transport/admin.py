@@ -17,7 +17,6 @@ from disco_client.wire.reports import (
     Overview,
     decode_inspection,
     decode_overview,
-    encode_followed,
 )
 
 if TYPE_CHECKING:
@@ -225,7 +224,7 @@ def ask_for_inspection(
         flights=flights,
         timeout_s=_NODES_S,
         follow=since is not None,
-        since=encode_followed(since or ()),
+        since=(controller_pb2.Followed(**each._asdict()) for each in since or ()),
     )
     try:
         asked = time.monotonic_ns()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -15,7 +15,6 @@ from disco_client.tracing.ring import (
     CollectiveRecord,
     CommandRecord,
     FlightRecord,
-    Since,
     clock_offset,
 )
 from disco_client.wire.codec import Action
@@ -24,7 +23,6 @@ __all__ = [
     "ACTION_NAMES",
     "CollectiveReport",
     "CommandReport",
-    "EncodedOverview",
     "EncodedRankReport",
     "EnteredReport",
     "Inspection",
@@ -35,14 +33,9 @@ __all__ = [
     "RankState",
     "RankView",
     "SessionView",
-    "decode_followed",
     "decode_inspection",
     "decode_overview",
     "decode_report",
-    "encode_followed",
-    "encode_overview",
-    "encode_report",
-    "encode_silence",
     "report_of",
     "what_is_done",
 ]
@@ -261,124 +254,55 @@ class Inspection:
     clock: ClockSample = NO_DIFFERENCE
 
 
-def report_of(
-    record: FlightRecord, now_ns: int
-) -> tuple[
-    CommandReport | None,
-    CommandReport | None,
-    CollectiveReport | None,
-    tuple[EnteredReport, ...],
-]:
+def report_of(record: FlightRecord, now_ns: int) -> EncodedRankReport:
     """What a flight record says of this moment: current and last command, collectives.
 
     Args:
         record: Of one rank.
         now_ns: The time, by the clock of the record.
+
+    Raises:
+        ValueError: The record has numbers that no rank writes.
     """
     current, finished, collective = record.current, record.finished, record.collective
-    return (
-        None if current is None else _command(current, now_ns - current.start_ns),
-        None if finished is None else _command(finished, now_ns - finished.end_ns),
-        None if collective is None else _collective(collective, now_ns),
-        tuple(
-            EnteredReport(each.members, each.seq, each.nth, each.name)
+    return EncodedRankReport(
+        state=RankState.RUNNING,
+        current=None if current is None else _command(current, now_ns - current.start_ns),
+        finished=None if finished is None else _command(finished, now_ns - finished.end_ns),
+        collective=None if collective is None else _collective(collective, now_ns),
+        entered=(
+            controller_pb2.EnteredReport(
+                members=each.members, seq=each.seq, nth=each.nth, name=each.name
+            )
             for each in record.collectives
             if each is not collective and each.members
         ),
     )
 
 
-def _command(record: CommandRecord, age_ns: int) -> CommandReport:
-    return CommandReport(
-        record.seq, record.action, record.name, max(age_ns, 0) / _NS, record.failed
+def _command(record: CommandRecord, age_ns: int) -> controller_pb2.CommandReport:
+    return controller_pb2.CommandReport(
+        seq=record.seq,
+        action=record.action,
+        name=record.name,
+        seconds=max(age_ns, 0) / _NS,
+        failed=record.failed,
     )
 
 
-def _collective(record: CollectiveRecord, now_ns: int) -> CollectiveReport:
-    return CollectiveReport(
-        record.number,
-        record.seq,
-        record.nth,
-        record.name,
-        record.dtype,
-        record.shape,
-        record.nbytes,
-        record.members,
-        max(now_ns - record.entered_ns, 0) / _NS,
-        record.met_ns != 0,
+def _collective(record: CollectiveRecord, now_ns: int) -> controller_pb2.CollectiveReport:
+    return controller_pb2.CollectiveReport(
+        number=record.number,
+        seq=record.seq,
+        nth=record.nth,
+        name=record.name,
+        dtype=record.dtype,
+        shape=record.shape,
+        nbytes=record.nbytes,
+        members=record.members,
+        seconds=max(now_ns - record.entered_ns, 0) / _NS,
+        met=record.met_ns != 0,
     )
-
-
-# As messages ------------------------------------------------------------------------------
-
-
-def encode_report(report: RankReport) -> EncodedRankReport:
-    """Writes a report as a message."""
-    out = EncodedRankReport(
-        worker=report.worker,
-        node=report.node,
-        pid=report.pid,
-        state=report.state.value,
-        stack=report.stack,
-        note=report.note,
-        flight=report.flight,
-        emptied=report.emptied,
-        clock_offset_ns=report.clock_offset_ns,
-        memory_bytes=report.memory_bytes,
-        collectives=report.collectives,
-        collective_bytes=report.collective_bytes,
-        clock_error_ns=report.clock_error_ns,
-        clock_at_ns=report.clock_at_ns,
-        entered=(
-            controller_pb2.EnteredReport(
-                members=each.members, seq=each.seq, nth=each.nth, name=each.name
-            )
-            for each in report.entered
-        ),
-    )
-    for given, message in ((report.current, out.current), (report.finished, out.finished)):
-        if given is not None:
-            message.seq, message.action, message.name = given.seq, given.action, given.name
-            message.seconds, message.failed = given.seconds, given.failed
-    found = report.collective
-    if found is not None:
-        out.collective.CopyFrom(
-            controller_pb2.CollectiveReport(
-                number=found.number,
-                seq=found.seq,
-                nth=found.nth,
-                name=found.name,
-                dtype=found.dtype,
-                shape=found.shape,
-                nbytes=found.nbytes,
-                members=found.members,
-                seconds=found.seconds,
-                met=found.met,
-            )
-        )
-    return out
-
-
-def encode_silence(silence: NodeSilence) -> controller_pb2.NodeSilence:
-    """Writes a silence as a message."""
-    return controller_pb2.NodeSilence(
-        node=silence.node, workers=silence.workers, seconds=silence.seconds
-    )
-
-
-def encode_followed(since: Iterable[Since]) -> list[controller_pb2.Followed]:
-    """Writes how far ranks were followed as messages."""
-    return [
-        controller_pb2.Followed(
-            worker=each.worker, pid=each.pid, seq=each.seq, collectives=each.collectives
-        )
-        for each in since
-    ]
-
-
-def decode_followed(messages: Iterable[controller_pb2.Followed]) -> list[Since]:
-    """Reads the same."""
-    return [Since(m.worker, m.pid, m.seq, m.collectives) for m in messages]
 
 
 def decode_inspection(
@@ -444,9 +368,6 @@ def _decode_command(raw: controller_pb2.CommandReport) -> CommandReport:
 # The controller makes it, `disco top` and the controller's own page show it.
 
 
-EncodedOverview = controller_pb2.OverviewResult
-
-
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """A worker daemon.
@@ -505,7 +426,7 @@ class RankView:
 
     def as_dict(self) -> dict[str, Any]:
         """The same for programs: values that JSON has."""
-        found = asdict(self)
+        found = asdict(replace(self, current=None, collective=None))
         current, collective = self.current, self.collective
         found["current"] = current and {
             "seq": current.seq,
@@ -595,7 +516,7 @@ class SessionView:
     def as_dict(self) -> dict[str, Any]:
         """The same for programs: values that JSON has."""
         return {
-            **asdict(self),
+            **asdict(replace(self, ranks=())),
             "session": f"{self.session:016x}",
             "nodes": list(self.nodes),
             "queued": self.queued,
@@ -633,81 +554,7 @@ class Overview:
         }
 
 
-# As messages ------------------------------------------------------------------------------
-
-
-def encode_overview(view: Overview) -> EncodedOverview:
-    """Writes an overview as a message."""
-    return EncodedOverview(
-        version=view.version,
-        taken_s=view.taken_s,
-        nodes=map(_encode_node, view.nodes),
-        sessions=map(_encode_session, view.sessions),
-    )
-
-
-def _encode_node(node: NodeView) -> controller_pb2.NodeOverview:
-    info = controller_pb2.NodeInfo(
-        name=node.name,
-        slots=node.slots,
-        free_slots=node.slots - node.used,
-        devices=node.devices,
-        version=node.version,
-        state=node.state,
-        age_s=node.age_s,
-    )
-    return controller_pb2.NodeOverview(info=info, latency_s=node.latency_s)
-
-
-def _encode_session(session: SessionView) -> controller_pb2.SessionOverview:
-    places = (
-        controller_pb2.RankInfo(worker=r.worker, node=r.node, pid=r.pid, device=r.device)
-        for r in session.ranks
-    )
-    info = controller_pb2.SessionInfo(
-        session=session.session,
-        name=session.name,
-        owner=session.owner,
-        num_workers=session.num_workers,
-        state=session.state,
-        ranks=places,
-        age_s=session.age_s,
-        attached=session.attached,
-        lease_left_s=session.lease_left_s,
-        ended_s=session.ended_s,
-        end_reason=session.end_reason,
-        end_message=session.end_message,
-    )
-    return controller_pb2.SessionOverview(
-        info=info,
-        yours=session.yours,
-        issued=session.issued,
-        executed=session.executed,
-        ranks=(_encode_rank(rank) for rank in session.ranks if rank.state != "unknown"),
-    )
-
-
-def _encode_rank(rank: RankView) -> controller_pb2.RankOverview:
-    report = RankReport(
-        rank.worker,
-        rank.node,
-        rank.pid,
-        RankState(rank.state),
-        rank.current,
-        CommandReport(rank.executed, 0, "", 0.0) if rank.executed else None,
-        rank.collective,
-        memory_bytes=rank.memory_bytes,
-        collectives=rank.collectives,
-        collective_bytes=rank.collective_bytes,
-    )
-    return controller_pb2.RankOverview(
-        report=encode_report(report),
-        commands_per_s=rank.commands_per_s,
-        collective_bytes_per_s=rank.collective_bytes_per_s,
-    )
-
-
-def decode_overview(raw: EncodedOverview) -> Overview:
+def decode_overview(raw: controller_pb2.OverviewResult) -> Overview:
     """Reads what a controller answers."""
     return Overview(
         raw.version,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from disco_server.collectives.types import CommunicatorLost
-from disco_server.observe.processes import RankMemory, report_memory
+from disco_server.observe.processes import RankMemory, read_record
 
 __all__ = ["CAUSE_FIRST_S", "LOST", "Guarded", "Loss", "lost_first", "may_follow_another"]
 
@@ -130,7 +130,7 @@ def may_follow_another(status: int, memory: RankMemory) -> bool:
         return True
     if status <= 0 and status != -signal.SIGABRT:
         return False
-    return report_memory(0, "", 0, *memory.read(), flights=False).collective is not None
+    return read_record(*memory.read()).collective is not None
 
 
 def lost_first(memories: Iterable[RankMemory]) -> RankMemory:

@@ -23,10 +23,8 @@ from disco_client.tracing.timeline import RankFlight
 from disco_client.tracing.trace import Flight
 from disco_client.wire.reports import (
     Inspection,
-    Overview,
-    RankView,
-    SessionView,
     decode_inspection,
+    decode_overview,
     what_is_done,
 )
 from disco_server.controller.edge import NotYours, find_session
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 
     from disco_server.controller.auth import AuthInterceptor
     from disco_server.controller.hub import Hub
-    from disco_server.controller.logs import LogPart
 
 __all__ = ["MOST_WATCHERS", "PARTS", "SECONDS", "Feed", "Page", "timeline"]
 
@@ -159,7 +156,7 @@ class Feed:
     async def _overviews(self) -> AsyncGenerator[Event]:
         while True:
             view = await self._hub.overviews.snapshot(self._who)
-            yield "overview", view.as_dict()
+            yield "overview", decode_overview(view).as_dict()
             await asyncio.sleep(INTERVAL_S)
 
     async def _timelines(self) -> AsyncGenerator[Event]:
@@ -186,13 +183,11 @@ class Feed:
             yield "verdict", verdict
             await asyncio.sleep(TIMELINE_S)
 
-    def _stands_still(self, view: Overview) -> bool:
-        session = self._find(view)
-        return session is not None and any(map(_is_stuck, session.ranks))
-
-    def _find(self, view: Overview) -> SessionView | None:
-        ids = (each for each in view.sessions if f"{each.session:016x}" == self._session)
-        return next(ids, None)
+    def _stands_still(self, view: controller_pb2.OverviewResult) -> bool:
+        mine = (each for each in view.sessions if f"{each.info.session:016x}" == self._session)
+        return any(
+            rank.report.current.seconds > DIAGNOSIS_S for each in mine for rank in each.ranks
+        )
 
     async def _logs(self) -> AsyncGenerator[Event]:
         """What its ranks print."""
@@ -216,20 +211,16 @@ class Feed:
             return None
 
 
-def _is_stuck(rank: RankView) -> bool:
-    return rank.current is not None and rank.current.seconds > DIAGNOSIS_S
-
-
-def _plain(part: LogPart) -> dict[str, object]:
+def _plain(part: controller_pb2.LogsPart) -> dict[str, object]:
     return {
         "lost": part.lost,
         "printed": [
             {
                 "time": each.time_s,
-                "worker": each.worker,
-                "node": each.node,
-                "stderr": each.stderr,
-                "lines": each.lines,
+                "worker": each.lines.worker,
+                "node": each.lines.node,
+                "stderr": each.lines.stderr,
+                "lines": list(each.lines.lines),
             }
             for each in part.printed
         ],

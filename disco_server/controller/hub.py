@@ -21,7 +21,7 @@ from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Attributes, Span
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_server.controller.inspect import Inspections, Overviews
+from disco_server.controller.inspect import Inspections, Overviews, rank_infos, session_info
 from disco_server.controller.logs import Logs
 from disco_server.controller.relay import Exchanges, Transfers
 from disco_server.core.access import EVERYBODY, Identity, Role
@@ -55,7 +55,6 @@ __all__ = [
     "NodeLink",
     "SessionSpans",
     "ended_message",
-    "rank_infos",
     "signed",
 ]
 
@@ -418,27 +417,12 @@ class Hub:
         """The state of the slots, as the client of a session may know it."""
         members = self.cluster.members
         holders = [s for s in self.cluster.sessions.values() if s.shares]
+        now = self.clock()
         return controller_pb2.Queued(
             ahead=ahead,
             total_slots=members.total_slots,
             free_slots=members.free_slots,
-            holders=[self.session_info(s, s.principal == session.principal) for s in holders],
-        )
-
-    def session_info(
-        self, session: SessionTable, places: bool = True
-    ) -> controller_pb2.SessionInfo:
-        """What lists say about a session; `places` adds where its ranks run."""
-        return controller_pb2.SessionInfo(
-            session=session.session,
-            name=session.name,
-            owner=session.owner,
-            num_workers=session.num_workers,
-            state=session.state.value,
-            ranks=rank_infos(session) if places else (),
-            age_s=time.monotonic() - session.created,
-            attached=session.attached,
-            lease_left_s=session.lease_left(self.clock()),
+            holders=[session_info(s, now, s.principal == session.principal) for s in holders],
         )
 
     def new_session(
@@ -575,14 +559,6 @@ def ended_message(end: End) -> controller_pb2.SessionEnded:
         exit_status=end.exit_status,
         output=end.output,
     )
-
-
-def rank_infos(session: SessionTable) -> list[controller_pb2.RankInfo]:
-    """Where each rank of a session runs, in rank order."""
-    return [
-        controller_pb2.RankInfo(worker=worker, node=node, pid=pid, device=device)
-        for worker, node, pid, device in sorted(session.ranks.values())
-    ]
 
 
 def signed(owner: str, who: Identity) -> str:

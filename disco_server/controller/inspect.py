@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from disco_client.pb import controller_pb2, node_pb2
@@ -15,16 +15,6 @@ from disco_client.text import natural
 from disco_client.tracing.ring import ClockSample, clock_offset
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_client.wire.reports import (
-    NodeSilence,
-    NodeView,
-    Overview,
-    RankReport,
-    RankView,
-    SessionView,
-    decode_report,
-    encode_silence,
-)
 from disco_server.controller.edge import NotYours, not_yours, unknown_session
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.session_state import SessionState, SessionTable
@@ -33,7 +23,7 @@ if TYPE_CHECKING:
     from disco_server.core.cluster import Cluster
     from disco_server.core.nodes import Node
 
-__all__ = ["INTERVAL_S", "Inspections", "Overviews"]
+__all__ = ["INTERVAL_S", "Inspections", "Overviews", "node_info", "rank_infos", "session_info"]
 
 
 _LONGEST_S = 60.0
@@ -114,7 +104,7 @@ class Inspections:
             result.session, result.name = session.session, session.name
             result.num_workers = session.num_workers
             missing = [node for node, found in zip(nodes, asked, strict=True) if found is None]
-            result.silent.extend(map(encode_silence, self._silences(session, missing)))
+            result.silent.extend(self._silences(session, missing))
         result.received_ns, result.sent_ns = received_ns, time.monotonic_ns()
         return result
 
@@ -163,12 +153,16 @@ class Inspections:
         asked.name = f"{ended.session:016x}"
         return asked
 
-    def _silences(self, session: SessionTable, nodes: Sequence[str]) -> Iterable[NodeSilence]:
+    def _silences(
+        self, session: SessionTable, nodes: Sequence[str]
+    ) -> Iterable[controller_pb2.NodeSilence]:
         now, known = self._clock(), self._cluster.members.nodes
         for share in session.shares:
             if share.node in nodes:
                 heard = known[share.node].heard if share.node in known else now
-                yield NodeSilence(share.node, tuple(share.workers), max(now - heard, 0.0))
+                yield controller_pb2.NodeSilence(
+                    node=share.node, workers=share.workers, seconds=max(now - heard, 0.0)
+                )
 
     async def _ask_node(
         self, node: str, request: controller_pb2.InspectRequest, seconds: float
@@ -241,6 +235,50 @@ class Inspections:
             del self._questions[number]
 
 
+# What lists say of nodes, sessions and ranks.
+
+
+def node_info(node: Node, free_slots: int) -> controller_pb2.NodeInfo:
+    """What lists say about a node."""
+    return controller_pb2.NodeInfo(
+        name=node.name,
+        slots=len(node.devices),
+        free_slots=free_slots,
+        devices=node.devices,
+        version=node.version,
+        state=node.state,
+        age_s=time.monotonic() - node.joined,
+    )
+
+
+def session_info(
+    session: SessionTable, now: float, places: bool = True
+) -> controller_pb2.SessionInfo:
+    """What lists say about a session at a time by the cluster's clock.
+
+    `places` adds where its ranks run.
+    """
+    return controller_pb2.SessionInfo(
+        session=session.session,
+        name=session.name,
+        owner=session.owner,
+        num_workers=session.num_workers,
+        state=session.state.value,
+        ranks=rank_infos(session) if places else (),
+        age_s=time.monotonic() - session.created,
+        attached=session.attached,
+        lease_left_s=session.lease_left(now),
+    )
+
+
+def rank_infos(session: SessionTable) -> list[controller_pb2.RankInfo]:
+    """Where each rank of a session runs, in rank order."""
+    return [
+        controller_pb2.RankInfo(worker=worker, node=node, pid=pid, device=device)
+        for worker, node, pid, device in sorted(session.ranks.values())
+    ]
+
+
 # What the cluster does at this moment, for all viewers: one source, asked rarely.
 #
 # Nodes are asked only while there are viewers, once a second at most however many there are,
@@ -262,11 +300,7 @@ class _Sample:
     """A rank's report, and when it was received."""
 
     at: float
-    report: RankReport
-
-    @property
-    def executed(self) -> int:
-        return self.report.finished.seq if self.report.finished else 0
+    report: controller_pb2.RankReport
 
     def rate(self, before: _Sample | None) -> tuple[float | None, float | None]:
         """Commands and bytes of collectives in a second since an earlier sample."""
@@ -274,7 +308,7 @@ class _Sample:
         if before is None or not same or not 0 < self.at - before.at <= _RECENT_S:
             return None, None
         seconds = self.at - before.at
-        commands = max(self.executed - before.executed, 0)
+        commands = max(self.report.finished.seq - before.report.finished.seq, 0)
         moved = max(self.report.collective_bytes - before.report.collective_bytes, 0)
         return commands / seconds, moved / seconds
 
@@ -311,7 +345,9 @@ class Overviews:
         self._answers = _Answers(at=-INTERVAL_S + time.monotonic())
         self._before = self._answers
 
-    async def snapshot(self, who: Identity = EVERYBODY, *, ended: bool = False) -> Overview:
+    async def snapshot(
+        self, who: Identity = EVERYBODY, *, ended: bool = False
+    ) -> controller_pb2.OverviewResult:
         """What a viewer may see of the cluster; nothing in it is older than a second or two.
 
         Args:
@@ -328,11 +364,11 @@ class Overviews:
         now, cluster = time.monotonic(), self._cluster
         nodes = sorted(cluster.members.nodes.values(), key=lambda node: natural(node.name))
         sessions = [*cluster.sessions.values(), *(cluster.lately_over(now) if ended else ())]
-        return Overview(
-            __version__,
-            self._answers.at,
-            tuple(self._node(node, now) for node in nodes),
-            tuple(self._session(each, who, now) for each in sessions),
+        return controller_pb2.OverviewResult(
+            version=__version__,
+            taken_s=self._answers.at,
+            nodes=map(self._node, nodes),
+            sessions=(self._session(each, who, now) for each in sessions),
         )
 
     def _asked(self, task: asyncio.Task[None]) -> None:
@@ -359,69 +395,49 @@ class Overviews:
             for each in found.sessions:
                 newest = asked.received.get(each.session, 0)
                 asked.received[each.session] = max(newest, each.received)
-                for raw in each.ranks:
-                    report = decode_report(raw)
+                for report in each.ranks:
                     asked.ranks[each.session, report.worker] = _Sample(at, report)
         self._before, self._answers = self._answers, asked
 
-    def _node(self, node: Node, now: float) -> NodeView:
-        return NodeView(
-            node.name,
-            node.state,
-            len(node.devices),
-            len(node.taken),
-            node.devices,
-            node.version,
-            now - node.joined,
-            self._answers.latency.get(node.name),
+    def _node(self, node: Node) -> controller_pb2.NodeOverview:
+        return controller_pb2.NodeOverview(
+            # Also those of a node that takes no sessions: viewers see how many are in use.
+            info=node_info(node, len(node.devices) - len(node.taken)),
+            latency_s=self._answers.latency.get(node.name),
         )
 
-    def _session(self, session: SessionTable, who: Identity, now: float) -> SessionView:
-        yours = who.owns(session.principal)
-        ranks = [self._rank(session.session, place) for place in sorted(session.ranks.values())]
-        end, over = session.end, session.state is SessionState.GONE
-        state = session.state.value
-        if end is not None and over:
-            state = "ended" if end.as_wished else "failed"
-        view = SessionView(
-            session.session,
-            session.name,
-            session.owner,
-            state,
-            session.num_workers,
-            session.attached,
-            now - session.created,
-            session.lease_left(self._clock()),
-            yours,
-            ended_s=now - session.ended if over else None,
-        )
-        if yours and end is not None:
-            reason = end.reason.name.lower()
-            view = replace(view, end_reason=reason, end_message=end.message)
+    def _session(
+        self, session: SessionTable, who: Identity, now: float
+    ) -> controller_pb2.SessionOverview:
+        yours, end = who.owns(session.principal), session.end
+        info = session_info(session, self._clock(), yours or who.sees_places)
+        if session.state is SessionState.GONE:
+            info.ended_s = now - session.ended
+            if end is not None:
+                info.state = "ended" if end.as_wished else "failed"
         if not yours:
-            places = (RankView(r.worker, r.node, r.pid, r.device) for r in ranks)
-            return replace(view, ranks=tuple(places) if who.sees_places else ())
-        executed = min((rank.executed for rank in ranks if rank.state != "unknown"), default=0)
-        issued = self._answers.received.get(session.session, 0)
-        return replace(view, issued=issued, executed=executed, ranks=tuple(ranks))
+            return controller_pb2.SessionOverview(info=info)
+        if end is not None:
+            info.end_reason, info.end_message = end.reason.name.lower(), end.message
+        found = (self._rank(session.session, place) for place in info.ranks)
+        ranks = [rank for rank in found if rank is not None]
+        return controller_pb2.SessionOverview(
+            info=info,
+            yours=True,
+            issued=self._answers.received.get(session.session, 0),
+            executed=min((rank.report.finished.seq for rank in ranks), default=0),
+            ranks=ranks,
+        )
 
-    def _rank(self, session: int, place: tuple[int, str, int, str]) -> RankView:
-        worker, node, pid, device = place
-        view = RankView(worker, node, pid, device)
-        sample = self._answers.ranks.get((session, worker))
-        if sample is None or sample.report.pid != pid:
-            return view
-        report = sample.report
-        commands, moved = sample.rate(self._before.ranks.get((session, worker)))
-        return replace(
-            view,
-            state=report.state.value,
-            executed=sample.executed,
-            current=report.current,
-            collective=report.collective,
-            memory_bytes=report.memory_bytes,
-            collectives=report.collectives,
-            collective_bytes=report.collective_bytes,
-            commands_per_s=commands,
-            collective_bytes_per_s=moved,
+    def _rank(
+        self, session: int, place: controller_pb2.RankInfo
+    ) -> controller_pb2.RankOverview | None:
+        """What a rank does; None where its node did not answer."""
+        key = session, place.worker
+        sample = self._answers.ranks.get(key)
+        if sample is None or sample.report.pid != place.pid:
+            return None
+        commands, moved = sample.rate(self._before.ranks.get(key))
+        return controller_pb2.RankOverview(
+            report=sample.report, commands_per_s=commands, collective_bytes_per_s=moved
         )

@@ -13,10 +13,11 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
+from disco_client.pb import controller_pb2
 from disco_client.wire.printed import LineCounter
 from disco_server.core.token_bucket import TokenBucket
 
-__all__ = ["LogPart", "Logs", "Printed", "SessionLog"]
+__all__ = ["Logs", "Printed", "SessionLog"]
 
 KEPT_LINES = 10_000
 KEPT_BYTES = 1 << 20
@@ -65,6 +66,16 @@ class Printed:
         """How much memory they take, approximately."""
         return sum(map(len, self.lines)) + _OF_A_LINE * len(self.lines)
 
+    @property
+    def message(self) -> controller_pb2.Printed:
+        """The same as readers get it."""
+        return controller_pb2.Printed(
+            time_s=self.time_s,
+            lines=controller_pb2.LogLines(
+                worker=self.worker, node=self.node, stderr=self.stderr, lines=self.lines
+            ),
+        )
+
     def after(self, count: int) -> Printed:
         """The same without some of the first lines."""
         if count <= 0:
@@ -76,19 +87,6 @@ class Printed:
 
 def _end(printed: Printed) -> int:
     return printed.number + len(printed.lines)
-
-
-@dataclass(frozen=True, slots=True)
-class LogPart:
-    """Lines in their order.
-
-    Attributes:
-        printed: The lines.
-        lost: How many came before them, after those of the part before, and are not kept.
-    """
-
-    printed: tuple[Printed, ...] = ()
-    lost: int = 0
 
 
 @dataclass(slots=True)
@@ -167,7 +165,7 @@ class SessionLog:
 
     async def read(
         self, *, worker: int | None = None, last: int | None = None, follow: bool = False
-    ) -> AsyncGenerator[LogPart]:
+    ) -> AsyncGenerator[controller_pb2.LogsPart]:
         """Yields the lines that are kept, and then new ones.
 
         Args:
@@ -197,7 +195,7 @@ class SessionLog:
             return _LogPosition(max(mine[0].number, self._count - last))
         return _LogPosition(mine[0].number, max(mine[0].nth, of_rank - last))
 
-    def _take(self, place: _LogPosition, worker: int | None) -> LogPart:
+    def _take(self, place: _LogPosition, worker: int | None) -> controller_pb2.LogsPart:
         """Takes some lines, and moves the position behind them."""
         at = max(bisect_right(self._kept, place.number, key=_end), self._first)
         found: list[Printed] = []
@@ -223,7 +221,7 @@ class SessionLog:
                 lost += self._counts[worker] - place.nth
                 place.nth = self._counts[worker]
             place.number = self._count
-        return LogPart(tuple(found), lost)
+        return controller_pb2.LogsPart(printed=(each.message for each in found), lost=lost)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,6 @@ they came; only the calls that are answered once use generated messages.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,7 +15,6 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.text import natural
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_client.wire.reports import encode_overview
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
     Context,
@@ -28,6 +26,7 @@ from disco_server.controller.edge import (
     not_yours,
     refuse_call,
 )
+from disco_server.controller.inspect import node_info, session_info
 from disco_server.controller.node_streams import NodeStreams
 from disco_server.controller.relay import NodeRefusedTransfer
 from disco_server.controller.session_streams import ClientStreams
@@ -37,7 +36,6 @@ from disco_server.observe import logs
 
 if TYPE_CHECKING:
     from disco_server.controller.hub import Hub, NodeLink
-    from disco_server.controller.logs import LogPart
 
 __all__ = ["NODE_SERVICES", "SERVICE_NAMES", "Edge", "Watching", "named"]
 
@@ -60,8 +58,7 @@ class Watching:
         self, request: controller_pb2.OverviewRequest, _context: Context
     ) -> controller_pb2.OverviewResult:
         """Returns what the cluster does at this moment."""
-        view = await self._hub.overviews.snapshot(caller(), ended=request.ended)
-        return encode_overview(view)
+        return await self._hub.overviews.snapshot(caller(), ended=request.ended)
 
     @guarded
     async def logs(self, request: controller_pb2.LogsRequest, context: Context) -> None:
@@ -80,7 +77,7 @@ class Watching:
             follow=request.follow,
         )
         async for part in parts:
-            await context.write(_encode(part).SerializeToString())
+            await context.write(part.SerializeToString())
 
 
 async def named(
@@ -106,21 +103,6 @@ async def named(
     except LookupError as error:
         await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
     raise AssertionError  # abort() raises; this tells the type checker
-
-
-def _encode(part: LogPart) -> controller_pb2.LogsPart:
-    return controller_pb2.LogsPart(
-        lost=part.lost,
-        printed=(
-            controller_pb2.Printed(
-                time_s=each.time_s,
-                lines=controller_pb2.LogLines(
-                    worker=each.worker, node=each.node, stderr=each.stderr, lines=each.lines
-                ),
-            )
-            for each in part.printed
-        ),
-    )
 
 
 SERVICE_NAMES = (
@@ -228,22 +210,13 @@ class Edge:
         self, _request: controller_pb2.ListRequest, _context: Context
     ) -> controller_pb2.ListResult:
         """Lists nodes and sessions."""
-        cluster = self._hub.cluster
+        cluster, who, now = self._hub.cluster, caller(), self._hub.clock()
         nodes = [
-            controller_pb2.NodeInfo(
-                name=node.name,
-                slots=len(node.devices),
-                free_slots=len(node.free.slots),
-                devices=node.devices,
-                version=node.version,
-                state=node.state,
-                age_s=time.monotonic() - node.joined,
-            )
+            node_info(node, len(node.free.slots))
             for node in sorted(cluster.members.nodes.values(), key=lambda node: natural(node.name))
         ]
-        who = caller()
         sessions = [
-            self._hub.session_info(session, who.sees_places or who.owns(session.principal))
+            session_info(session, now, who.sees_places or who.owns(session.principal))
             for session in cluster.sessions.values()
         ]
         return controller_pb2.ListResult(nodes=nodes, sessions=sessions, version=__version__)

@@ -39,7 +39,7 @@ from disco_client.session import Session
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.arrays import in_pieces
 from disco_client.wire.codec import EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
-from disco_client.wire.reports import Inspection
+from disco_client.wire.reports import Inspection, decode_report
 from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_another
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.collectives.pmi import MAX_LINE, PmiExchange
@@ -1167,7 +1167,8 @@ class ProcessTransport(Bound):
             reports = inspect_ranks(subjects, stacks=stacks, flights=flights)
         else:
             reports = cut_ranks(subjects, since)
-        return Inspection(self._session, self._name, self._num_workers, tuple(reports))
+        found = tuple(map(decode_report, reports))
+        return Inspection(self._session, self._name, self._num_workers, found)
 
     # Arrays -------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.codec import EncodedReply, EnvelopeKind
-from disco_client.wire.reports import Inspection, RankReport, RankState
+from disco_client.wire.reports import Inspection, RankReport, RankState, decode_report
 from disco_client.wire.values import ArrayPorter, Device
 from disco_server.collectives.local import LocalWorld
 from disco_server.collectives.select import default_library, open_communicator
@@ -446,18 +446,15 @@ class RankThread(ArrayPorter):
             worker.worker_id, worker.node, os.getpid(), *worker.flight.copy(), flights=flights
         )
         state = RankState.RUNNING if alive else RankState.ENDED
-        return replace(report, state=state, stack=stack, note=note)
+        return replace(decode_report(report), state=state, stack=stack, note=note)
 
     def cut(self, since: Sequence[Since]) -> RankReport:
         """Returns what is new in its records; for any thread."""
-        worker = self._worker
-        return report_cut(
-            worker.worker_id,
-            worker.node,
-            os.getpid(),
-            worker.flight.read,
-            since,
-            ended=not self._thread.is_alive(),
+        worker, ended = self._worker, not self._thread.is_alive()
+        return decode_report(
+            report_cut(
+                worker.worker_id, worker.node, os.getpid(), worker.flight.read, since, ended=ended
+            )
         )
 
     def wake_waiters(self) -> None:

@@ -20,7 +20,7 @@ from disco_server.observe.processes import (
     LineCutter,
     MemoryWatch,
     RankMemory,
-    report_memory,
+    read_record,
 )
 
 __all__ = ["RankEnds", "RankProcess", "rank_ends"]
@@ -172,8 +172,8 @@ class RankProcess:
 
     def current_seq(self) -> int | None:
         """The command that it executes, or was in when it ended."""
-        found = report_memory(0, "", self.pid, *self.memory.read(), flights=False)
-        return found.current.seq if found.current is not None else None
+        current = read_record(*self.memory.read()).current
+        return current.seq if current is not None else None
 
     def kill(self) -> None:
         """Ends the process and every process it started that stayed in its group."""

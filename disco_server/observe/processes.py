@@ -15,13 +15,13 @@ import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from disco_client.tracing.ring import RING_BYTES, FlightNow, Header, Since, cut_memory, read_now
-from disco_client.wire.reports import RankReport, RankState, report_of
+from disco_client.tracing.ring import RING_BYTES, FlightRecord, Header, Since, cut_memory, read_now
+from disco_client.wire.reports import EncodedRankReport, RankState, report_of
 from disco_server.observe.flight import CAUSE_MARK, STACK_BYTES, FlightRecorder, make_memory
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "process_fields",
     "process_state",
     "rank_limit",
+    "read_record",
     "report_cut",
     "report_memory",
     "resident_bytes",
@@ -289,7 +290,9 @@ class Subject:
         return self._stack
 
 
-def inspect_ranks(subjects: Sequence[Subject], *, stacks: bool, flights: bool) -> list[RankReport]:
+def inspect_ranks(
+    subjects: Sequence[Subject], *, stacks: bool, flights: bool
+) -> list[EncodedRankReport]:
     """Reports what ranks do; takes a second at most, and no time if it waits for no stack.
 
     Args:
@@ -314,19 +317,16 @@ def inspect_ranks(subjects: Sequence[Subject], *, stacks: bool, flights: bool) -
             for i in _await_stacks(subjects, waiting):
                 states[i] = process_state(subjects[i].pid)
                 notes[i] = notes[i] or _why_silent(subjects[i], states[i])
-    return [
-        replace(
-            report_memory(s.worker, s.node, s.pid, *s.memory.read(), flights=flights),
-            state=state,
-            stack=s.stack,
-            note=note,
-            memory_bytes=0 if state is RankState.ENDED else resident_bytes(s.pid),
-        )
-        for s, state, note in zip(subjects, states, notes, strict=True)
-    ]
+    reports: list[EncodedRankReport] = []
+    for s, state, note in zip(subjects, states, notes, strict=True):
+        report = report_memory(s.worker, s.node, s.pid, *s.memory.read(), flights=flights)
+        report.state, report.stack, report.note = state, s.stack, note
+        report.memory_bytes = 0 if state is RankState.ENDED else resident_bytes(s.pid)
+        reports.append(report)
+    return reports
 
 
-def cut_ranks(subjects: Sequence[Subject], since: Sequence[Since]) -> list[RankReport]:
+def cut_ranks(subjects: Sequence[Subject], since: Sequence[Since]) -> list[EncodedRankReport]:
     """Returns what ranks have recorded since the last look of a reader, and nothing else of them.
 
     Args:
@@ -347,7 +347,7 @@ def report_cut(
     since: Sequence[Since],
     *,
     ended: bool = False,
-) -> RankReport:
+) -> EncodedRankReport:
     """Reports what is new in the memory of a rank's flight recorder.
 
     Args:
@@ -364,7 +364,7 @@ def report_cut(
     with contextlib.suppress(ValueError):  # user code wrote into it
         cut = cut_memory(read, follow.seq, follow.collectives)
     state = RankState.ENDED if ended else RankState.RUNNING
-    return RankReport(worker, node, pid, state, flight=cut)
+    return EncodedRankReport(worker=worker, node=node, pid=pid, state=state, flight=cut)
 
 
 def _await_stacks(subjects: Sequence[Subject], waiting: list[int]) -> list[int]:
@@ -397,7 +397,7 @@ def _why_silent(subject: Subject, state: RankState) -> str:
 
 def report_memory(
     worker: int, node: str, pid: int, raw: bytes, emptied: int, *, flights: bool
-) -> RankReport:
+) -> EncodedRankReport:
     """Makes a report from the memory of a rank's flight recorder.
 
     Args:
@@ -408,24 +408,29 @@ def report_memory(
         emptied: The second argument of ``read_flight``.
         flights: Whether the report includes the copy.
     """
-    found = FlightNow()
+    report = EncodedRankReport(state=RankState.RUNNING)
     with contextlib.suppress(ValueError):  # user code wrote into it
         found = read_now(raw, emptied)
-    current, finished, collective, entered = report_of(found.record, time.monotonic_ns())
-    return RankReport(
-        worker,
-        node,
-        pid,
-        current=current,
-        finished=finished,
-        collective=collective,
-        # Fast, because most of it is empty.
-        flight=zlib.compress(raw, 1) if flights else b"",
-        emptied=emptied,
-        collectives=found.collectives,
-        collective_bytes=found.collective_bytes,
-        entered=entered,
-    )
+        report = report_of(found.record, time.monotonic_ns())
+        report.collectives = found.collectives
+        report.collective_bytes = found.collective_bytes
+    report.worker, report.node, report.pid = worker, node, pid
+    report.emptied = emptied
+    if flights:  # fast, because most of it is empty
+        report.flight = zlib.compress(raw, 1)
+    return report
+
+
+def read_record(raw: bytes, emptied: int) -> FlightRecord:
+    """Reads the end of a copy of the memory of a rank's flight recorder; empty if it cannot.
+
+    Args:
+        raw: A copy of the memory.
+        emptied: What ``read_flight`` takes with it.
+    """
+    with contextlib.suppress(ValueError):  # user code wrote into it
+        return read_now(raw, emptied).record
+    return FlightRecord()
 
 
 # Whether a process was killed because memory ran out, as far as the system shows.

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure, describe_exit
 from disco_client.wire.codec import FailureKind
+from disco_client.wire.reports import what_is_done
 from disco_server.collectives.types import AbortedError, CollectiveError, MismatchError
 from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import FileRefused, LoadNotAllowed
-from disco_server.observe.processes import rank_limit, report_memory
+from disco_server.observe.processes import rank_limit, read_record
 from disco_server.storage.files import FileError, FileNotAllowed
 
 if TYPE_CHECKING:
@@ -97,8 +98,10 @@ def describe_end(error: BaseException, flight: FlightRecorder) -> tuple[int, str
     """
     kind, text = _qualified(type(error)), _cut(_text_of(error), _MAX_REPR)
     what = f"{kind}: {text}" if text else kind
-    found = report_memory(0, "", 0, *flight.copy(), flights=False).current
-    where = "" if found is None else f" in {found.what} (command #{found.seq})"
+    found = read_record(*flight.copy()).current
+    where = ""
+    if found is not None:
+        where = f" in {what_is_done(found.action, found.name)} (command #{found.seq})"
     if not isinstance(error, SystemExit):
         return 1, f"raised {what}{where}"
     code = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from disco_client.pb import node_pb2
+from disco_client.pb import controller_pb2, node_pb2
+from disco_client.tracing.ring import Since
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_client.wire.reports import EncodedRankReport, decode_followed, encode_report
 from disco_server.observe.processes import Subject, cut_ranks, inspect_ranks
 
 if TYPE_CHECKING:
-    from disco_client.tracing.ring import Since
     from disco_server.worker.node_session import NodeSession
 
 __all__ = ["NodeInspector"]
@@ -33,7 +33,7 @@ class _EndedSession:
     session: int
     name: str
     num_workers: int
-    reports: list[EncodedRankReport]
+    reports: list[controller_pb2.RankReport]
 
     @property
     def nbytes(self) -> int:
@@ -75,7 +75,9 @@ class NodeInspector:
             found.session, found.session_name = running.session, running.start.session_name
             found.num_workers = running.start.num_workers
             if asked.follow:
-                found.ranks.extend(self._cut(running, decode_followed(asked.since)))
+                # In this thread, because that takes less time than another thread would.
+                since = [Since(m.worker, m.pid, m.seq, m.collectives) for m in asked.since]
+                found.ranks.extend(cut_ranks(self._subjects(running), since))
             else:
                 found.ranks.extend(
                     await self._look(running, stacks=asked.stacks, flights=asked.flights)
@@ -90,10 +92,9 @@ class NodeInspector:
 
     async def _look(
         self, session: NodeSession, *, stacks: bool, flights: bool
-    ) -> list[EncodedRankReport]:
+    ) -> list[controller_pb2.RankReport]:
         subjects = self._subjects(session)
-        reports = await asyncio.to_thread(inspect_ranks, subjects, stacks=stacks, flights=flights)
-        return [encode_report(report) for report in reports]
+        return await asyncio.to_thread(inspect_ranks, subjects, stacks=stacks, flights=flights)
 
     async def _look_at_all(self) -> list[node_pb2.SessionGlance]:
         """What the ranks of every session do, by one look in one thread."""
@@ -101,20 +102,18 @@ class NodeInspector:
         received = [session.received for session in here]
         subjects = [self._subjects(session) for session in here]
         every = [subject for each in subjects for subject in each]
-        reports = iter(await asyncio.to_thread(inspect_ranks, every, stacks=False, flights=False))
+        found = await asyncio.to_thread(inspect_ranks, every, stacks=False, flights=False)
+        for report in found:
+            report.ClearField("entered")  # the overview polls every second, and does not show that
+        reports = iter(found)
         return [
             node_pb2.SessionGlance(
                 session=session.session,
                 received=newest,
-                # The overview polls every second, and does not compare what they have entered.
-                ranks=[encode_report(replace(next(reports), entered=())) for _ in each],
+                ranks=itertools.islice(reports, len(each)),
             )
             for session, newest, each in zip(here, received, subjects, strict=True)
         ]
-
-    def _cut(self, session: NodeSession, since: list[Since]) -> list[EncodedRankReport]:
-        """What is new; in this thread, because that takes less time than another thread would."""
-        return [encode_report(report) for report in cut_ranks(self._subjects(session), since)]
 
     def _subjects(self, session: NodeSession) -> list[Subject]:
         return [

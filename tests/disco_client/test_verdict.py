@@ -18,6 +18,7 @@ from disco_client.wire.reports import (
     NodeSilence,
     RankReport,
     RankState,
+    decode_report,
     report_of,
 )
 
@@ -262,17 +263,10 @@ def flown(worker, seq, name="step", *, inside=None, since=12.0):
         CommandRecord(seq, Action.CALL_PACKED, name, began, 0),
     )
     of = () if inside is None else (inside,)
-    current, finished, collective, left = report_of(FlightRecord(commands, of), now)
-    return RankReport(
-        worker,
-        f"node-{worker // 8}",
-        1000 + worker,
-        current=current,
-        finished=finished,
-        collective=collective,
-        collectives=len(of),
-        entered=left,
-    )
+    report = report_of(FlightRecord(commands, of), now)
+    report.worker, report.node, report.pid = worker, f"node-{worker // 8}", 1000 + worker
+    report.collectives = len(of)
+    return decode_report(report)
 
 
 def met_in(seq, members, name="allreduce(sum)"):

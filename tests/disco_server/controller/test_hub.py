@@ -205,7 +205,7 @@ def kept_lines(hub, session):
 
     async def read():
         parts = [part async for part in hub.logs.of(session.session).read()]
-        return [line for part in parts for each in part.printed for line in each.lines]
+        return [line for part in parts for each in part.printed for line in each.lines.lines]
 
     return asyncio.run(read())
 

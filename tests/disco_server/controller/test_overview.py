@@ -9,6 +9,7 @@ import pytest
 
 from disco_client.pb import envelope_pb2, node_pb2
 from disco_client.wire.codec import Action, EnvelopeKind
+from disco_client.wire.reports import decode_overview
 from disco_server.controller import inspect
 from disco_server.controller.inspect import Inspections, Overviews
 from disco_server.core.access import EVERYBODY, Identity, Role
@@ -59,7 +60,7 @@ class Room:
         self.receive(node, answer.SerializeToString())
 
     def look(self, who=EVERYBODY, *, ended=False):
-        return asyncio.run(self.overviews.snapshot(who, ended=ended))
+        return decode_overview(asyncio.run(self.overviews.snapshot(who, ended=ended)))
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_who_goes_away_while_nodes_are_asked_takes_nothing_from_others(hurried):
         first.cancel()
         return await second
 
-    assert asyncio.run(scenario()).sessions[0].ranks[0].state == "running"
+    assert asyncio.run(scenario()).sessions[0].ranks[0].report.state == "running"
 
 
 def test_what_is_done_in_a_second_is_known_at_the_second_look(hurried):

@@ -12,7 +12,14 @@ import pytest
 
 from disco_client.tracing.ring import read_flight
 from disco_client.wire.reports import RankState
-from disco_server.observe.processes import MEMORY_VARIABLE, RankMemory, Subject, inspect_ranks
+from disco_server.observe.flight import FlightRecorder
+from disco_server.observe.processes import (
+    MEMORY_VARIABLE,
+    RankMemory,
+    Subject,
+    inspect_ranks,
+    report_memory,
+)
 
 PROGRAM = """
 import itertools, os, sys
@@ -66,7 +73,7 @@ def test_a_busy_process_is_reported_with_its_command_and_stack(start, eventually
 
     report = eventually(inside, what="the function on the stack")
     assert (report.worker, report.node, report.state) == (3, "here", RankState.RUNNING)
-    assert (report.current.seq, report.current.what) == (1, "load_batch")
+    assert (report.current.seq, report.current.name) == (1, "load_batch")
     assert report.current.seconds > 0
     assert report.note == ""
     record = read_flight(zlib.decompress(report.flight), report.emptied)
@@ -87,7 +94,7 @@ def test_a_stopped_process_is_not_waited_for(start, eventually):
 
     def reports():
         found = inspect_ranks([stopped, busy], stacks=True, flights=False)
-        stopped_now = found[0].state is RankState.STOPPED
+        stopped_now = found[0].state == RankState.STOPPED
         return found if stopped_now and "in load_batch" in found[1].stack else None
 
     first, _ = eventually(reports, what="the stop, and the other one's stack")
@@ -98,7 +105,7 @@ def test_a_stopped_process_is_not_waited_for(start, eventually):
 def test_a_process_that_does_not_answer_says_so(start):
     """After a second, and with what is known otherwise."""
     (report,) = inspect_ranks([start(DEAF)], stacks=True, flights=False)
-    assert (report.stack, report.current) == ("", None)
+    assert (report.stack, report.HasField("current")) == ("", False)
     assert "did not write its stack" in report.note
 
 
@@ -110,6 +117,17 @@ def test_what_has_ended_is_read_and_not_signalled(start):
     for known in (False, True):
         subject.ended = known
         (report,) = inspect_ranks([subject], stacks=True, flights=False)
-        assert report.state is RankState.ENDED
+        assert report.state == RankState.ENDED
         assert report.note == "the process has ended"
         assert report.current.name == "load_batch"
+
+
+def test_numbers_that_no_rank_writes_are_not_reported():
+    """Of an array larger than any, which user code wrote there; the rank is reported still."""
+    recorder = FlightRecorder()
+    recorder.begin(1)
+    recorder.kinds[1] = recorder.label_of(3, "step")
+    recorder.enter(recorder.describe("allreduce", "int8", 1, (0, 1), (1 << 32,) * 3), 1, 1, 0)
+    report = report_memory(4, "here", 5, *recorder.copy(), flights=False)
+    assert (report.worker, report.pid, report.state) == (4, 5, RankState.RUNNING)
+    assert not report.HasField("collective")

@@ -33,16 +33,7 @@ from disco_client.wire.codec import (
     decode_value,
     encode_value,
 )
-from disco_client.wire.reports import (
-    CommandReport,
-    NodeView,
-    Overview,
-    RankView,
-    SessionView,
-    decode_inspection,
-    decode_overview,
-    encode_overview,
-)
+from disco_client.wire.reports import decode_inspection, decode_overview
 from disco_client.wire.values import Device, Opaque, Shape
 from disco_server.collectives.pmi import PmiExchange
 from disco_server.config import ControllerConfig, WorkerConfig
@@ -220,10 +211,16 @@ def cuts():
 
 
 def overviews():
-    rank = RankView(0, "n", 1, "cpu", "running", 7, CommandReport(8, 3, "f", 0.5))
-    session = SessionView(1, "s", "o", "running", 1, True, 2.0, ranks=(rank,))
-    node = NodeView("n", "ready", 2, 1, ("cpu", "cpu"), "0.1", 3.0, 0.001)
-    yield encode_overview(Overview("0.1", 4.0, (node,), (session,))).SerializeToString()
+    found = controller_pb2.OverviewResult(version="0.1", taken_s=4.0)
+    node = found.nodes.add(latency_s=0.001).info
+    node.name, node.slots, node.free_slots, node.devices[:] = "n", 2, 1, ("cpu", "cpu")
+    session = found.sessions.add(yours=True, issued=9, executed=7)
+    session.info.session, session.info.name, session.info.state = 1, "s", "running"
+    session.info.ranks.add(worker=0, node="n", pid=1, device="cpu")
+    report = session.ranks.add(commands_per_s=2.0).report
+    report.pid, report.state, report.finished.seq = 1, "running", 7
+    report.current.seq, report.current.action, report.current.name = 8, 3, "f"
+    yield found.SerializeToString()
 
 
 # Text and files -------------------------------------------------------------------------------
