@@ -346,25 +346,24 @@ class DaemonConfig(Settings):
     )
     tls_key: Path | None = setting(None, read_path, "The key of --tls-cert.", metavar="FILE")
     tls_ca: Path | None = setting(
-        None, read_path, "The certificate of who signs those of its peers.", metavar="FILE"
+        None, read_path, "The CA certificate that verifies its peers.", metavar="FILE"
     )
     require_client_cert: bool = setting(
-        False, read_switch, "Let in only who shows a certificate that --tls-ca signed."
+        False, read_switch, "Accept only peers with a certificate that --tls-ca signed."
     )
     auth_token_file: Path | None = setting(
         None,
         read_path,
-        "The tokens of those who are let in, ROLE NAME TOKEN a line; of a worker daemon, its own"
-        " token.",
+        "The accepted tokens, ROLE NAME TOKEN a line; for a worker daemon, its own token.",
         metavar="FILE",
     )
     insecure: bool = setting(
-        False, read_switch, "Speak with other machines although anybody there could run code here."
+        False, read_switch, "Serve other machines although any process there could run code here."
     )
     audit_log: Path | None = setting(
         None,
         read_path,
-        "Where to write who did what, a JSON object a line.",
+        "Where the audit log is written, a JSON object a line.",
         metavar="FILE",
         shown="the log",
     )
@@ -375,7 +374,7 @@ class DaemonConfig(Settings):
         metavar="HOST:PORT",
         shown="127.0.0.1:7601, or a free port where that is taken",
     )
-    log_level: str = setting("info", OneOf(LOG_LEVELS), "What is logged: this and what is graver.")
+    log_level: str = setting("info", OneOf(LOG_LEVELS), "The least severe level that is logged.")
     log_format: str = setting(
         "text", OneOf(LOG_FORMATS), "Lines for people, or one JSON object a line."
     )
@@ -485,7 +484,7 @@ class ControllerConfig(DaemonConfig):
     expect_nodes: int = setting(
         0,
         whole(0, _MOST),
-        "How many nodes there will ever be; 0 where nobody knows.",
+        "How many nodes there will ever be; 0 if that is not known.",
         metavar="COUNT",
     )
 
@@ -629,7 +628,7 @@ class WorkerConfig(DaemonConfig):
     user: str | None = setting(
         None,
         read_user,
-        "The user as whom workers run, where the daemon is root.",
+        "The user that workers run as, where the daemon is root.",
         metavar="NAME",
         shown="the daemon's",
     )

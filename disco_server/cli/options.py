@@ -134,7 +134,7 @@ def dial_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
         "--tls-ca",
         type=file,
         metavar="FILE",
-        help="The certificate of who signed the controller's.  [default: DISCO_TLS_CA]",
+        help="The CA certificate that verifies the controller's.  [default: DISCO_TLS_CA]",
     )
     @click.option(
         "--tls-cert",

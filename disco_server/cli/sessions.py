@@ -84,7 +84,7 @@ _ENDED = (
 def sessions(session: str | None, with_ended: bool, as_json: bool, controller: Controller) -> None:
     """Lists sessions, or shows what each rank of SESSION does.
 
-    SESSION is a name or an id. Of sessions that are somebody else's only what lists say
+    SESSION is a name or an id. Of other owners' sessions only what lists say
     is shown.
     """
     from disco_client.transport.admin import ask_for_overview

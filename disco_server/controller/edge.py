@@ -82,7 +82,7 @@ class NotYours(Exception):
 
 def not_yours(name: str) -> str:
     """The error message for a caller that asks for another owner's session."""
-    return f"session {name!r} belongs to somebody else; its owner and administrators may use it"
+    return f"session {name!r} belongs to another owner; its owner and administrators may use it"
 
 
 async def refuse_call(context: Context, event: str, name: str, why: str) -> None:

@@ -121,18 +121,18 @@ def test_a_session_belongs_to_who_made_it(controller, pki, connect):
     session = connect(controller.address, name="of-alice", **alice)
     session.publish("x", session.empty((2,), "float32"))
     session.detach()
-    with pytest.raises(errors.AccessDenied, match="belongs to somebody else"):
+    with pytest.raises(errors.AccessDenied, match="belongs to another owner"):
         disco_client.attach("of-alice", address=controller.address, **bob)
     looked = cli(controller, "doctor", "--session", "of-alice", *pki.flags("client-bob"))
     assert (looked.returncode, looked.stdout) == (4, "")
-    assert "belongs to somebody else" in looked.stderr
+    assert "belongs to another owner" in looked.stderr
     looked = cli(controller, "doctor", "--session", "of-alice", *pki.flags("admin"))
     assert "session 'of-alice'" in looked.stdout
     with disco_client.attach("of-alice", address=controller.address, **alice) as again:
         assert again.list_published() == ["x"]
     looked = cli(controller, "trace", "of-alice", "-o", "-", *pki.flags("client-bob"))
     assert (looked.returncode, looked.stdout) == (4, "")
-    assert "belongs to somebody else" in looked.stderr
+    assert "belongs to another owner" in looked.stderr
 
 
 def test_a_session_that_is_replaced_shows_the_same_certificate(controller, pki, connect):

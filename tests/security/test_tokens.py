@@ -114,7 +114,7 @@ def test_nobody_else_uses_a_session_even_with_its_key(controller, shown, connect
     close = controller_pb2.CloseRequest(session=arrays._session, transfer_key=arrays._key)
     look = controller_pb2.InspectRequest(name="alice's", timeout_s=5.0)
     line = dial("bob")
-    with pytest.raises(errors.AccessDenied, match="belongs to somebody else"):
+    with pytest.raises(errors.AccessDenied, match="belongs to another owner"):
         disco_client.attach("alice's", address=controller.address, **shown("bob"))
     inspect = line.unary_unary(SESSIONS + "Inspect")
     assert refused(inspect, look.SerializeToString()) is _DENIED
@@ -191,7 +191,7 @@ def test_commands_are_refused_as_programs_are(controller, shown, connect, pki, t
     for command in ("logs", "stop", "trace"):
         refused = disco("bob", command, "watched")
         assert (refused.exit_code, refused.stdout) == (4, "")
-        assert "belongs to somebody else" in refused.stderr
+        assert "belongs to another owner" in refused.stderr
         assert disco("eye", command, "watched").exit_code == 4
     (seen,) = json.loads(disco("bob", "sessions", "--json").output)
     assert (seen["name"], seen["yours"], seen["ranks"]) == ("watched", False, [])

@@ -39,7 +39,7 @@ def test_one_that_is_over_is_found_by_who_wants_it(cluster):
 
 def test_what_is_somebody_else_s_is_not_found_and_not_listed(cluster):
     """The refusal says so; names of sessions are those of who asks."""
-    with pytest.raises(NotYours, match="'first' belongs to somebody else"):
+    with pytest.raises(NotYours, match="'first' belongs to another owner"):
         find_session(cluster, "first", BOB)
     with pytest.raises(LookupError, match=r"or that ended within .* got 'nope'; there run: none"):
         find_session(cluster, "nope", BOB, ended=True)
