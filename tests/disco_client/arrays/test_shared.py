@@ -66,7 +66,8 @@ def test_it_has_no_name_and_leaks_nothing_where_there_is_no_room(memory):
     for size in (-1, 1 << 64):
         with pytest.raises(OSError, match=r".+"):
             allocate(size)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    # Fewer where an earlier test's are closed meanwhile.
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system cannot seal memory")

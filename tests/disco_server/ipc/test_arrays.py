@@ -123,4 +123,4 @@ def test_offers_nobody_took_are_let_go():
     offers.close()
     offers.close()
     assert [array.error for array in arrays] == ["the session ended", ""]
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before

@@ -62,7 +62,7 @@ def test_an_array_of_another_size_is_refused(sizes):
     before = psutil.Process().num_fds()
     with pytest.raises(OSError, match=f"expected an array of 8 bytes, got {sum(sizes)}"):
         received(stream(*pieces), 8)
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before
 
 
 def test_more_than_announced_is_refused_before_it_is_written():
