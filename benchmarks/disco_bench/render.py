@@ -66,7 +66,7 @@ def _section(spec: Spec) -> str:
 
 
 def _cells(report: Report, spec: Spec) -> list[str | Text]:
-    measured, limit, verdict = report.measured(spec.key), spec.limit, report.verdict(spec.key)
+    measured, limit, outcome = report.measured(spec.key), spec.limit, report.outcome(spec.key)
     figure = yardstick = ratio = ""
     if measured is not None:
         figure = describe_figure(measured.figure, spec.unit)
@@ -74,7 +74,7 @@ def _cells(report: Report, spec: Spec) -> list[str | Text]:
             yardstick = describe_figure(measured.yardstick, spec.unit)
         if measured.quotient is not None:
             ratio = f"{measured.quotient:.3g} x"
-    said = "FAILED" if report.status(spec.key) is Status.FAILED else verdict.value
+    said = "FAILED" if report.status(spec.key) is Status.FAILED else outcome.value
     must = limit.describe(limit.must, spec.unit) if limit else ""
     aim = limit.describe(limit.aim, spec.unit) if limit else ""
     return [
@@ -85,5 +85,5 @@ def _cells(report: Report, spec: Spec) -> list[str | Text]:
         ratio,
         must,
         aim,
-        Text(said, style=_STYLES[verdict]),
+        Text(said, style=_STYLES[outcome]),
     ]

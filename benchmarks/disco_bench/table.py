@@ -213,7 +213,7 @@ class Report:
             return Status.MEASURED
         return self._reasons.get(key, (Status.FAILED, ""))[0]
 
-    def verdict(self, key: str) -> LimitOutcome:
+    def outcome(self, key: str) -> LimitOutcome:
         """How a row compares with its limit."""
         return judge(self._specs[key].limit, self._measured.get(key))
 
@@ -236,7 +236,7 @@ class Report:
 
     def missed(self) -> list[str]:
         """The rows whose figure misses what it must reach."""
-        return [key for key in self._specs if self.verdict(key) is LimitOutcome.MISSED]
+        return [key for key in self._specs if self.outcome(key) is LimitOutcome.MISSED]
 
     def to_json(self) -> list[dict[str, Any]]:
         """All rows as plain data; figures in the unit that each row names."""
@@ -261,6 +261,6 @@ class Report:
                 "aim": limit.aim,
                 "at": "least" if limit.least else "most",
             },
-            "verdict": self.verdict(spec.key).value,
+            "verdict": self.outcome(spec.key).value,
             "note": measured.note if measured else self.reason(spec.key),
         }
