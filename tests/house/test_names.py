@@ -22,8 +22,9 @@ PLACES = ("disco_client", "disco_server", "benchmarks")
 UNKNOWN = frozenset(
     re.findall(
         r"\w+",
-        """again apart circle deaths desk door finding fitting gate growing knock lane lasting lent life
-        loan meeting mover norms offered outlet rider side spares tally verdict wording""",
+        """again apart circle deaths desk door finding fitting gate growing knock lane lasting
+        lent life loan meeting mover norms offered outlet rider side spares tally verdict wording
+        """,
     )
 )
 
