@@ -39,13 +39,15 @@ def test_lost_workers_are_a_pause(session, lose):
     assert recovery.commands > 5
 
 
-def test_the_seconds_of_a_recovery_cover_what_is_done_again(session, lose):
+def test_the_seconds_of_a_recovery_cover_what_is_done_again(session, lose, eventually):
     """Where the program had waited for it, and where nobody has yet."""
     nap = session.get_global_func("time.sleep")
     for times in (1, 2):
         nap(0.8)
         if times == 1:
             session.sync_all()
+        else:
+            eventually(lambda: session.statistics()["bytes_under_way"], what="the nap to be sent")
         lose(session)
         session.sync_all()
         assert session.recoveries[-1].seconds >= 0.8 * times

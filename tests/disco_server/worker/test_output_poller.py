@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 from collections import Counter
 
 import pytest
@@ -74,38 +73,32 @@ def test_all_that_is_written_comes_and_then_the_end(pipes):
 
 def test_pipes_that_are_always_full_take_turns(pipes):
     """None of them is forgotten, and between two looks everything else has its turn."""
-    over = threading.Event()
     ends = [pipes() for _ in range(20)]
     block = b"x\n" * (32 << 10)
 
     def fill(fd):
-        while not over.is_set():
+        with contextlib.suppress(BlockingIOError):  # it is full
             os.write(fd, block)
 
     async def read(poller):
         counts, turns = Counter(), 0
-        for index, (ours, _) in enumerate(ends):
-            poller.add(ours, lambda data, index=index: counts.update({index: bool(data)}))
-        while min(counts[index] for index in range(len(ends))) < 5:
+        for ours, theirs in ends:
+            os.set_blocking(theirs, False)
+            fill(theirs)
+
+            def take(_data, theirs=theirs):
+                counts[theirs] += 1
+                fill(theirs)
+
+            poller.add(ours, take)
+        while min(counts[theirs] for _, theirs in ends) < 5:
             await asyncio.sleep(0)
             turns += 1
         for ours, _ in ends:
-            poller.remove(ours)  # whoever writes there gets SIGPIPE's error, and ends
+            poller.remove(ours)
         return counts, turns
 
-    def fill_until_closed(fd):
-        with contextlib.suppress(BrokenPipeError):
-            fill(fd)
-
-    threads = [threading.Thread(target=fill_until_closed, args=(end,)) for _, end in ends]
-    for thread in threads:
-        thread.start()
-    try:
-        counts, turns = run(read)
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+    counts, turns = run(read)
     assert max(counts.values()) <= min(counts.values()) + 2, "in turn"
     assert turns > 10, "the loop turned meanwhile"
 
