@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -74,56 +73,51 @@ def left(folder):
     return found
 
 
-def wait_until(what, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return found
-
-
 def output(folder):
     file = folder / "out.txt"
     return file.read_text() if file.exists() else ""
 
 
-def test_a_job_runs_on_all_of_its_nodes(cluster, submit, tmp_path):
+def test_a_job_runs_on_all_of_its_nodes(cluster, submit, tmp_path, eventually):
     """The program finds a worker on each node; nothing of its cluster stays behind."""
     assert cluster.ended(submit("python", "where.py")) == "COMPLETED"
     assert "['node-a', 'node-b']" in output(tmp_path)
     assert not list(tmp_path.glob("disco-*"))
-    assert wait_until(lambda: not left(tmp_path))
+    eventually(lambda: not left(tmp_path), 60, "the processes of the job to end")
 
 
-def test_a_job_fails_as_its_program(cluster, submit, tmp_path):
+def test_a_job_fails_as_its_program(cluster, submit, tmp_path, eventually):
     """The logs of the daemons stay, their keys do not."""
     assert cluster.ended(submit("sh", "-c", "python where.py; exit 3")) == "FAILED"
     (folder,) = tmp_path.glob("disco-*")
     assert {file.name for file in folder.iterdir()} == {"controller.log", "workers.log", "port"}
     assert str(folder) in output(tmp_path)
-    assert wait_until(lambda: not left(tmp_path))
+    eventually(lambda: not left(tmp_path), 60, "the processes of the job to end")
 
 
 @pytest.mark.parametrize("options", [(), ("--batch", "--signal=TERM")], ids=["all", "the script"])
-def test_a_job_that_is_cancelled_ends_its_program_first(cluster, submit, tmp_path, options):
+def test_a_job_that_is_cancelled_ends_its_program_first(
+    cluster, submit, tmp_path, options, eventually
+):
     """Also what the program started, and whether Slurm signals it or the batch script alone."""
     job = submit("sh", "-c", "python endless.py; echo not reached")
-    assert wait_until(lambda: "ready" in output(tmp_path))
+    eventually(lambda: "ready" in output(tmp_path), 60, "the program to begin")
     cluster.run("scancel", *options, job)
     assert cluster.ended(job) in ("CANCELLED", "FAILED")
-    assert wait_until(lambda: not left(tmp_path))
+    eventually(lambda: not left(tmp_path), 60, "the processes of the job to end")
     if options:  # else Slurm itself signals program and daemons at once
         assert "Lost" not in output(tmp_path)
     assert "not reached" not in output(tmp_path)
 
 
-def test_a_job_loses_a_node(cluster, submit, tmp_path):
+def test_a_job_loses_a_node(cluster, submit, tmp_path, eventually):
     """Its program hears which, the job ends as the program does, and the node is rid of it."""
     job = submit("python", "endless.py")
-    assert wait_until(lambda: "ready" in output(tmp_path))
+    eventually(lambda: "ready" in output(tmp_path), 60, "the program to begin")
     with cut(cluster.hosts[1]):
         assert cluster.ended(job) in ("FAILED", "NODE_FAIL")
         assert "NodeLost: lost node 'node-b'" in output(tmp_path)
     # As an administrator would; by itself Slurm looks at a node that is down only now and then.
-    wait_until(lambda: cluster.idle(1) or not cluster.run(*RESUME))
-    assert wait_until(lambda: not left(tmp_path))
+    eventually(lambda: cluster.idle(1) or not cluster.run(*RESUME), 60, "both nodes to be idle")
+    eventually(lambda: not left(tmp_path), 60, "the processes of the job to end")
     assert cluster.idle()
