@@ -552,16 +552,19 @@ class Session:
         del in_group  # only worker 0 has the data, so it alone can be the source
         return collectives.broadcast(self._core, src, dst)
 
-    def broadcast_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+    def broadcast_from_worker0(
+        self, src: DRef, dst: DRef | None = None, in_group: bool = True
+    ) -> DRef:
         """Copies worker 0's array (each group's first worker's) to all workers.
 
         Args:
             src: The array on the source; the other workers' content is ignored.
-            dst: An array of its size and dtype on every worker; may be ``src``.
+            dst: An array of its size and dtype on every worker; may be ``src``; None
+                makes one of its shape.
             in_group: Whether each group has a source of its own.
 
         Returns:
-            ``dst``.
+            The reference of the copies: ``dst`` where it is given.
         """
         return collectives.move(self._core, "broadcast_from_worker0", src, dst, in_group)
 
@@ -588,91 +591,105 @@ class Session:
         del in_group  # only worker 0 has the data, so it alone can be the source
         return collectives.scatter(self._core, src, dst)
 
-    def scatter_from_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> DRef:
+    def scatter_from_worker0(
+        self, from_array: DRef, to_array: DRef | None = None, in_group: bool = True
+    ) -> DRef:
         """Gives each worker one equal flat chunk of worker 0's array.
 
         Args:
             from_array: The array on worker 0 (each group's first worker).
-            to_array: An array of a chunk's size and dtype on every worker.
+            to_array: An array of a chunk's size and dtype on every worker; None makes
+                one of ``from_array``'s shape, with its first axis divided by the workers.
             in_group: Whether each group has a source of its own.
 
         Returns:
-            ``to_array``.
+            The reference of the chunks: ``to_array`` where it is given.
         """
         return collectives.move(self._core, "scatter_from_worker0", from_array, to_array, in_group)
 
-    def gather_to_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> DRef:
+    def gather_to_worker0(
+        self, from_array: DRef, to_array: DRef | None = None, in_group: bool = True
+    ) -> DRef:
         """Collects every worker's array on worker 0, in rank order.
 
         Args:
             from_array: An array on every worker.
             to_array: On worker 0 (each group's first worker), an array with room
-                for all of them.
+                for all of them; None makes one there of shape
+                ``(workers, *from_array.shape)``, and gives the others None.
             in_group: Whether each group has a destination of its own.
 
         Returns:
-            ``to_array``.
+            The reference of what was collected: ``to_array`` where it is given.
         """
         return collectives.move(self._core, "gather_to_worker0", from_array, to_array, in_group)
 
-    def allreduce(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:
+    def allreduce(
+        self, src: DRef, dst: DRef | None = None, op: str = "sum", in_group: bool = True
+    ) -> DRef:
         """Reduces the workers' arrays element by element; all get the result.
 
         Args:
             src: An array of the same size and dtype on every worker.
-            dst: An array of that size and dtype; may be ``src``.
+            dst: An array of that size and dtype; may be ``src``; None makes one of the
+                shape of ``src``.
             op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``. Integers
                 wrap; ``avg`` of integers truncates toward zero.
             in_group: Whether the reduction stays inside each group.
 
         Returns:
-            ``dst``.
+            The reference of the result: ``dst`` where it is given.
 
         Raises:
             ConfigError: No such reduction.
         """
         return collectives.reduce(self._core, "allreduce", src, dst, op, in_group)
 
-    def allgather(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+    def allgather(self, src: DRef, dst: DRef | None = None, in_group: bool = True) -> DRef:
         """Collects every worker's array on every worker, in rank order.
 
         Args:
             src: An array of the same size and dtype on every worker.
-            dst: An array with room for all of them.
+            dst: An array with room for all of them; None makes one of shape
+                ``(workers, *src.shape)``.
             in_group: Whether the collection stays inside each group.
 
         Returns:
-            ``dst``.
+            The reference of what was collected: ``dst`` where it is given.
         """
         return collectives.move(self._core, "allgather", src, dst, in_group)
 
-    def reduce_scatter(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:
+    def reduce_scatter(
+        self, src: DRef, dst: DRef | None = None, op: str = "sum", in_group: bool = True
+    ) -> DRef:
         """Reduces the workers' arrays; each worker gets one equal chunk of the result.
 
         Args:
             src: An array of the same size and dtype on every worker.
-            dst: An array of one chunk's size: ``src`` divided by the workers.
+            dst: An array of one chunk's size: ``src`` divided by the workers. None makes
+                one of the shape of ``src``, with its first axis divided by the workers.
             op: As in :meth:`allreduce`.
             in_group: Whether the reduction stays inside each group.
 
         Returns:
-            ``dst``.
+            The reference of the result: ``dst`` where it is given.
 
         Raises:
             ConfigError: No such reduction.
         """
         return collectives.reduce(self._core, "reduce_scatter", src, dst, op, in_group)
 
-    def all_to_all(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+    def all_to_all(self, src: DRef, dst: DRef | None = None, in_group: bool = True) -> DRef:
         """Sends one equal chunk of each worker's array to each worker.
 
         Args:
             src: An array of the same size and dtype on every worker.
-            dst: An array of that size: chunk ``i`` comes from worker ``i``.
+            dst: An array of that size: chunk ``i`` comes from worker ``i``. None makes
+                one of the shape of ``src``.
             in_group: Whether the exchange stays inside each group.
 
         Returns:
-            ``dst``.
+            The reference of what came: ``dst`` where it is given.
         """
         return collectives.move(self._core, "all_to_all", src, dst, in_group)
 

@@ -418,7 +418,7 @@ class Worker:
             MismatchError: The workers brought different things; no worker began.
             AbortedError: Another worker cannot enter; no worker began.
         """
-        out = self._like(src, src.shape) if dst is None else dst
+        out = self.empty_like(src, src.shape) if dst is None else dst
         if self.group_size == 1 and (in_group or self.num_workers == 1):
             if out is not src:
                 out[...] = src.reshape(out.shape)
@@ -439,11 +439,12 @@ class Worker:
             The result: ``dst`` where it is given.
         """
         size = self.group_size if in_group else self.num_workers
-        out = self._like(src, (size, *src.shape)) if dst is None else dst
+        out = self.empty_like(src, (size, *src.shape)) if dst is None else dst
         self.comm.allgather(src, out, in_group=in_group)
         return out
 
-    def _like(self, array: Array, shape: tuple[int, ...]) -> Array:
+    def empty_like(self, array: Array, shape: tuple[int, ...]) -> Array:
+        """Makes an array of the dtype of another one, and where that one is."""
         xp: Any = self.xp if on_device(array) else np
         return xp.empty(shape, array.dtype)
 

@@ -6,17 +6,22 @@ or an integer, a reduction its code in a one-element shape, its code or its name
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from disco_client.wire.arrays import empty_array
+from disco_client.wire.codec import type_name
 from disco_client.wire.values import Device, Shape, dtype_from_name
 from disco_server.collectives.types import ReduceOp
+from disco_server.collectives.validation import find_kind
+from disco_server.devices.base import on_device
 from disco_server.rank.errors import ArgumentRefused, ModuleNotAllowed
 from disco_server.rank.functions import import_allowed, register_func, writes_into
+from disco_server.rank.registers import is_any_array
 from disco_server.rank.worker import current_worker
 
 if TYPE_CHECKING:
@@ -40,6 +45,12 @@ def _op(value: Any) -> ReduceOp:
     except (ValueError, IndexError):
         msg = f"expected a reduction from 0 (sum) to 4 (avg), got {value!r}"
         raise ArgumentRefused(msg) from None
+
+
+def _is_root(in_group: Any) -> bool:
+    """Whether this rank is the first of its group, or of all."""
+    worker = current_worker()
+    return worker.worker_id % (worker.group_size if in_group else worker.num_workers) == 0
 
 
 # Where am I ----------------------------------------------------------------------
@@ -111,8 +122,7 @@ def empty(
     if where not in (None, _HOST, worker.device):
         msg = f"expected this worker's device {worker.device} or the CPU, got {where}"
         raise ArgumentRefused(msg)
-    root = worker.worker_id % worker.group_size if in_group else worker.worker_id
-    if worker0_only and root:
+    if worker0_only and not _is_root(in_group):
         return None
     kind = dtype_from_name(dtype)
     nbytes = kind.itemsize
@@ -160,53 +170,131 @@ def compiled_ccl() -> str:
     return current_worker().ccl
 
 
+# Each collective writes into its last argument. Where a call has none, it makes an array for
+# the result, of the source's dtype and on its device, and returns that.
+
+
+_NEW: Any = object()
+_DESCRIBED = 256
+"""Bytes of the description of a root's array: 64 dimensions, of which few are long."""
+
+MakeShape = Callable[[Sequence[int], int], Sequence[int]]
+"""From the shape of a source, and how many workers take part, to that of a result."""
+
+
+def _same(shape: Sequence[int], size: int) -> Sequence[int]:
+    del size
+    return shape
+
+
+def _stacked(shape: Sequence[int], size: int) -> Sequence[int]:
+    return (size, *shape)
+
+
+def _divided(shape: Sequence[int], size: int) -> Sequence[int]:
+    if not shape or shape[0] % size:
+        msg = (
+            f"expected an array whose first axis {size} workers divide, got shape {tuple(shape)}; "
+            "give a destination to have a flat chunk"
+        )
+        raise ArgumentRefused(msg)
+    return (shape[0] // size, *shape[1:])
+
+
+def _new(send: Any, in_group: Any, make_shape: MakeShape) -> Array:
+    """An array for what a collective makes of ``send``."""
+    if not is_any_array(send):
+        msg = f"the source must be an array, not {type_name(send)}"
+        raise ArgumentRefused(msg)
+    worker = current_worker()
+    size = worker.group_size if in_group else worker.num_workers
+    return worker.empty_like(send, tuple(make_shape(send.shape, size)))
+
+
+def _new_from_root(send: Any, in_group: Any, make_shape: MakeShape) -> Array:
+    """The same for what all get of the first rank's ``send``, which tells them what it is."""
+    worker = current_worker()
+    head = np.zeros(_DESCRIBED, np.uint8)
+    made = None
+    if _is_root(in_group):
+        made = _new(send, in_group, make_shape)
+        if find_kind(made.dtype) is None:
+            msg = f"the source must have a dtype that collectives move, not {made.dtype}"
+            raise ArgumentRefused(msg)
+        facts = [made.dtype.name, on_device(made), made.shape]
+        text = json.dumps(facts, separators=(",", ":")).encode()
+        head[: len(text)] = np.frombuffer(text, np.uint8)
+    worker.comm.broadcast(head, head, in_group=bool(in_group))
+    if made is not None:
+        return made
+    name, there, shape = json.loads(head.tobytes().rstrip(b"\0"))
+    kind = dtype_from_name(name)
+    return worker.arrays.empty(shape, kind) if there else empty_array(shape, kind)
+
+
 @register_func("runtime.disco.allreduce")
 @writes_into(3)
-def allreduce(send: Array, kind: Any, in_group: Any, recv: Array) -> None:
+def allreduce(send: Array, kind: Any, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Reduces ``send`` of all ranks into ``recv`` of all."""
-    current_worker().comm.allreduce(send, recv, _op(kind), in_group=bool(in_group))
+    out = _new(send, in_group, _same) if recv is _NEW else recv
+    current_worker().comm.allreduce(send, out, _op(kind), in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.allgather")
 @writes_into(2)
-def allgather(send: Array, in_group: Any, recv: Array) -> None:
+def allgather(send: Array, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Collects ``send`` of all ranks in ``recv`` of all."""
-    current_worker().comm.allgather(send, recv, in_group=bool(in_group))
+    out = _new(send, in_group, _stacked) if recv is _NEW else recv
+    current_worker().comm.allgather(send, out, in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.broadcast_from_worker0")
 @writes_into(2)
-def broadcast_from_worker0(send: Array | None, in_group: Any, recv: Array) -> None:
+def broadcast_from_worker0(send: Array | None, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Copies ``send`` of the first rank into ``recv`` of all."""
-    current_worker().comm.broadcast(send, recv, in_group=bool(in_group))
+    out = _new_from_root(send, in_group, _same) if recv is _NEW else recv
+    current_worker().comm.broadcast(send, out, in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.scatter_from_worker0")
 @writes_into(2)
-def scatter_from_worker0(send: Array | None, in_group: Any, recv: Array) -> None:
+def scatter_from_worker0(send: Array | None, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Gives each rank one chunk of the first rank's ``send``."""
-    current_worker().comm.scatter(send, recv, in_group=bool(in_group))
+    out = _new_from_root(send, in_group, _divided) if recv is _NEW else recv
+    current_worker().comm.scatter(send, out, in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.gather_to_worker0")
 @writes_into(2)
-def gather_to_worker0(send: Array, in_group: Any, recv: Array | None) -> None:
+def gather_to_worker0(send: Array, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Collects ``send`` of all ranks in ``recv`` of the first."""
-    current_worker().comm.gather(send, recv, in_group=bool(in_group))
+    out = None if recv is _NEW else recv
+    if recv is _NEW and _is_root(in_group):
+        out = _new(send, in_group, _stacked)
+    current_worker().comm.gather(send, out, in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.reduce_scatter")
 @writes_into(3)
-def reduce_scatter(send: Array, kind: Any, in_group: Any, recv: Array) -> None:
+def reduce_scatter(send: Array, kind: Any, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Reduces ``send`` of all ranks and gives each one chunk of the result."""
-    current_worker().comm.reduce_scatter(send, recv, _op(kind), in_group=bool(in_group))
+    out = _new(send, in_group, _divided) if recv is _NEW else recv
+    current_worker().comm.reduce_scatter(send, out, _op(kind), in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.all_to_all")
 @writes_into(2)
-def all_to_all(send: Array, in_group: Any, recv: Array) -> None:
+def all_to_all(send: Array, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Sends one chunk of each rank's ``send`` to each rank's ``recv``."""
-    current_worker().comm.all_to_all(send, recv, in_group=bool(in_group))
+    out = _new(send, in_group, _same) if recv is _NEW else recv
+    current_worker().comm.all_to_all(send, out, in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.barrier")

@@ -64,6 +64,16 @@ def test_a_waiting_call_returns_as_if_nothing_had_happened(session, tmp_path):
     assert len(session.recoveries) == 1
 
 
+def test_what_a_collective_made_is_made_again(session, lose):
+    """A result without a destination of the program's is a reference as any other."""
+    total = session.allreduce(session.scatter(np.arange(4.0).reshape(2, 2)))
+    spread = session.broadcast_from_worker0(session.copy_to_worker_0(np.arange(3)))
+    session.sync_all()
+    lose(session)
+    assert total.numpy(1).tolist() == [2.0, 4.0]
+    assert spread.numpy(1).tolist() == [0, 1, 2]
+
+
 def test_a_copy_into_a_worker_waits_for_the_others(session, tmp_path):
     """Its answer comes from the worker that took the place."""
     array = session.empty((3,), "int64")
