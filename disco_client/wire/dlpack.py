@@ -16,7 +16,15 @@ import numpy as np
 from disco_client.errors import ConfigError, EncodingError
 from disco_client.wire.values import dtype_from_name, is_extension
 
-__all__ = ["DlpackError", "exported", "library_name", "on_host", "speaks_dlpack", "view"]
+__all__ = [
+    "DlpackError",
+    "exported",
+    "library_name",
+    "on_host",
+    "refuse_gradients",
+    "speaks_dlpack",
+    "view",
+]
 
 
 HostArray = np.ndarray[Any, Any]
@@ -56,11 +64,25 @@ def on_host(value: Any) -> bool:
         raise DlpackError(msg) from error
 
 
+def refuse_gradients(value: Any) -> None:
+    """Refuses an array of which its library records how it was computed.
+
+    Raises:
+        DlpackError: It is one.
+    """
+    if getattr(value, "requires_grad", False) is True:
+        msg = (
+            f"a {library_name(value)} that requires grad cannot be shared, because its gradients "
+            "would be lost; pass on what its .detach() returns"
+        )
+        raise DlpackError(msg)
+
+
 def view(value: Any) -> HostArray:
     """Returns an array of another library in the host's memory as numpy's: the same memory.
 
-    The memory lives as long as the result does. The result is read-only where the library
-    does not permit to write.
+    The memory lives as long as the result does. The result is read-only unless the library
+    says that the memory may be written, which it can from DLPack 1 on.
 
     Args:
         value: What speaks DLPack. bfloat16 and floating-point numbers of 8 bits get the
@@ -71,9 +93,7 @@ def view(value: Any) -> HostArray:
             library refuses for another reason.
     """
     name = library_name(value)
-    if getattr(value, "requires_grad", False) is True:
-        msg = f"a {name} that requires grad cannot be shared; pass on what its .detach() returns"
-        raise DlpackError(msg)
+    refuse_gradients(value)
     if not on_host(value):
         msg = f"expected a {name} in the host's memory, got one on another device"
         raise DlpackError(msg)
@@ -146,11 +166,13 @@ _DTYPES = {
 }
 _CODES = {name: code for code, name in _DTYPES.items()}
 
-_is_capsule: Any = ctypes.pythonapi.PyCapsule_IsValid
-_is_capsule.argtypes = (ctypes.py_object, ctypes.c_char_p)
-_pointer_in: Any = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_in.argtypes = (ctypes.py_object, ctypes.c_char_p)
-_pointer_in.restype = ctypes.c_void_p
+# With prototypes of their own: those of ctypes.pythonapi's attributes are everybody's to set.
+_is_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 
 
 def _capsule_of(value: Any, **options: Any) -> Any:
@@ -169,7 +191,8 @@ def _read(capsule: Any, name: str) -> tuple[_Tensor, bool]:
             raise DlpackError(msg)
         return found.tensor, bool(found.flags & _READ_ONLY)
     if _is_capsule(capsule, _PLAIN):
-        return _Tensor.from_address(_pointer_in(capsule, _PLAIN)), False
+        # Nothing says whether it may be written, and jax's arrays may not.
+        return _Tensor.from_address(_pointer_in(capsule, _PLAIN)), True
     msg = f"expected the __dlpack__ of a {name} to return a capsule, got {type(capsule).__name__}"
     raise DlpackError(msg)
 
