@@ -14,6 +14,7 @@ import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure
 from disco_client.pb import commands_pb2, envelope_pb2, values_pb2
+from disco_client.wire.dlpack import on_host, speaks_dlpack, view
 from disco_client.wire.values import (
     INLINE_ARRAY_BYTES,
     MAX_DEPTH,
@@ -197,7 +198,7 @@ def encode_value(
         _check_depth(depth)
         _encode_map(out, cast("dict[Any, Any]", value), porter, register_of, depth)
     else:
-        _encode_other(out, value)
+        _encode_other(out, value, porter)
 
 
 def _check_depth(depth: int) -> None:
@@ -279,7 +280,7 @@ _SIMPLE: dict[type, Callable[[EncodedValue, Any], None]] = {
 }
 
 
-def _encode_other(out: EncodedValue, value: Any) -> None:
+def _encode_other(out: EncodedValue, value: Any, porter: ArrayPorter) -> None:
     if isinstance(value, np.dtype):
         _encode_dtype(out, cast("np.dtype[Any]", value))
     elif isinstance(value, np.generic):
@@ -291,6 +292,10 @@ def _encode_other(out: EncodedValue, value: Any) -> None:
             if isinstance(value, kind):
                 _SIMPLE[kind](out, value)
                 return
+        if speaks_dlpack(cast("object", value)):
+            shared = view(value) if on_host(value) else porter.from_device(value)
+            _encode_array(out, shared, porter)
+            return
         kind = type_name(cast("object", value))
         msg = (
             f"a value of type {kind} cannot travel; "

@@ -13,7 +13,7 @@ Python                arrives on the other side as
 :class:`Shape`        :class:`Shape`
 ``list``, ``tuple``   ``list``
 ``dict`` (str keys)   ``dict``
-``numpy.ndarray``     ``numpy.ndarray`` in C order
+``numpy.ndarray``     ``numpy.ndarray`` in C order; so does what speaks DLPack
 numpy scalar          ``int``, ``float`` or ``bool``
 ``DRef``              on a worker: what its register holds
 ===================== =================================================
@@ -221,6 +221,12 @@ class ArrayPorter:
     def knows(self, value: object) -> bool:  # noqa: ARG002  (nothing, here)
         """Whether a value is an array of another kind, that it can offer."""
         return False
+
+    def from_device(self, value: Any) -> Any:
+        """Returns an array of another library on a GPU as one that it can offer."""
+        kind = type(value).__qualname__
+        msg = f"expected an array in the host's memory, got a {kind} on a GPU; copy it there first"
+        raise EncodingError(msg)
 
     def content(self, array: Any) -> bytes:
         """The bytes of a small array in C order."""

@@ -3,8 +3,9 @@
 A `Communicator` belongs to one rank of one session and to the one thread that
 runs that rank; nothing in it may be called from another thread. Its arrays are
 numpy arrays of the dtypes in `validation`, or cupy's where a library for GPUs was
-started; only element counts matter, never shapes, and parts lie flat, one after
-the other, in the order of the ranks.
+started, or other libraries', which are used as such (`devices.foreign`); only element
+counts matter, never shapes, and parts lie flat, one after the other, in the order of the
+ranks.
 
 The errors::
 
@@ -34,6 +35,7 @@ from disco_server.collectives.types import (
     ReduceOp,
     Tag,
 )
+from disco_server.devices.foreign import destination, native
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -459,6 +461,7 @@ class Communicator(ABC):
 
     def _transfer(self, buf: Array, worker: int, *, receives: bool) -> None:
         agreement = self._agreement
+        buf = destination(buf) if receives else native(buf)
         signature = agreement.admit(
             validation.check_point(
                 buf, worker, self._worker_id, self._num_workers, receives=receives

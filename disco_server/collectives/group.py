@@ -26,6 +26,7 @@ from disco_server.collectives.validation import (
     sign_lines,
 )
 from disco_server.devices.base import on_device, overlap
+from disco_server.devices.foreign import between, destination
 
 if TYPE_CHECKING:
     from disco_server.collectives.agreement import Agreement
@@ -139,10 +140,11 @@ class ProcessGroup:
     call it in the same order. They compare what they bring before anything moves, and
     end it together where one of them failed, as all collectives of a `Communicator`
     do; what is said there of dtypes, reductions, and of arrays that overlap or are not
-    contiguous holds here too. Arrays are numpy's, or cupy's where a library for GPUs
-    was started. Only element counts matter: parts lie flat, one after the other, in
-    the order of the members, and may be empty. Where `counts` or a table is None all
-    parts are as long as one another, and a `root` of None is the first rank.
+    contiguous holds here too. Arrays are numpy's, cupy's where a library for GPUs
+    was started, or another library's that speaks DLPack. Only element counts matter:
+    parts lie flat, one after the other, in the order of the members, and may be empty.
+    Where `counts` or a table is None all parts are as long as one another, and a `root`
+    of None is the first rank.
 
     All of them raise `MismatchError` where the members do not fit one another, and
     `AbortedError` where a member cannot enter; then no member began.
@@ -291,6 +293,8 @@ class ProcessGroup:
             op: The operation.
         """
         self._arrive()
+        if type(src) is not _HOST or type(dst) is not _HOST:
+            src, dst = between(src, dst)
         self._checked_allreduce(src, dst, op)
         each, more = divmod(src.size, self.size)
         own = each + (self.rank < more)
@@ -352,6 +356,8 @@ class ProcessGroup:
             counts: How many elements each member has; equal on all members.
         """
         self._arrive()
+        if type(src) is not _HOST or type(dst) is not _HOST:
+            src, dst = between(src, dst)
         agreement, parts = self._agreement, None
         slot, rounds = None, ()
         # As in allreduce, what is small should cost little besides the agreement round.
@@ -422,6 +428,8 @@ class ProcessGroup:
         agreement = self._agreement
         at = root or 0
         source = src if self.rank == at else dst
+        if type(source) is not _HOST or type(dst) is not _HOST:
+            source, dst = between(source, dst)
         signature = validation.check_equal(Op.BROADCAST, source, dst)
         if root is not None:
             signature = validation.add_root(signature, root, self.size)
@@ -453,6 +461,8 @@ class ProcessGroup:
         agreement = self._agreement
         at = root or 0
         has_all = self.rank == at
+        if type(dst) is not _HOST or (has_all and type(src) is not _HOST):
+            src, dst = between(src if has_all else None, dst)
         signature, parts = self._check(Op.SCATTER, src, dst, counts, root=at)
         whole = cast("Array", src) if has_all else dst
         source, target = agreement.stage(signature, whole, dst)
@@ -483,6 +493,8 @@ class ProcessGroup:
         agreement = self._agreement
         at = root or 0
         has_all = self.rank == at
+        if type(src) is not _HOST or (has_all and type(dst) is not _HOST):
+            src, dst = between(src, dst if has_all else None)
         signature, parts = self._check(Op.GATHER, src, dst, counts, root=at)
         whole = cast("Array", dst) if has_all else src
         source, target = agreement.stage(signature, src, whole)
@@ -508,6 +520,8 @@ class ProcessGroup:
             counts: How many elements each member gets; equal on all members.
         """
         self._arrive()
+        if type(src) is not _HOST or type(dst) is not _HOST:
+            src, dst = between(src, dst)
         agreement = self._agreement
         signature, parts = self._check(Op.REDUCE_SCATTER, src, dst, counts, op)
         source, target = agreement.stage(signature, src, dst)
@@ -532,6 +546,8 @@ class ProcessGroup:
                 members.
         """
         self._arrive()
+        if type(src) is not _HOST or type(dst) is not _HOST:
+            src, dst = between(src, dst)
         agreement = self._agreement
         parts = None
         if table is None:
@@ -586,6 +602,7 @@ class ProcessGroup:
     def recv(self, buf: Array, rank: int) -> None:
         """Fills an array from another member; see `Communicator.recv`."""
         self._arrive()
+        buf = destination(buf)
         self._move(buf, rank, receives=True)
         self._count(buf, buf.size)
 

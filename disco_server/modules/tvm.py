@@ -21,7 +21,15 @@ import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError
 from disco_client.wire.arrays import ALIGNMENT, empty_array
-from disco_client.wire.values import Device, Shape, dtype_from_name, dtype_name, is_array
+from disco_client.wire.dlpack import DlpackError, exported, view
+from disco_client.wire.values import (
+    Device,
+    Shape,
+    dtype_from_name,
+    dtype_name,
+    is_array,
+    is_extension,
+)
 from disco_server.modules.base import FileRefused, Functions, LoadedModule
 
 __all__ = [
@@ -142,9 +150,6 @@ Array = np.ndarray[Any, Any]
 _Copies = list[tuple[Array, Array]]
 _local = threading.local()
 
-_CARRIERS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
-"""Dtypes that numpy's DLPack does not support, and supported ones of the same size."""
-
 
 class _Raised:
     """An exception that is kept outside TVM, which passes on only a text.
@@ -256,8 +261,7 @@ def _special(ffi: Any, value: Any) -> Any:
 def _tensor(array: Array, copies: _Copies) -> Any:
     ffi = runtime()
     name = dtype_name(array.dtype)
-    carrier = _CARRIERS.get(name)
-    if carrier is None and array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biuf" and not is_extension(name):
         msg = f"an array of {name} cannot be passed to TVM"
         raise EncodingError(msg)
     lent = array
@@ -271,16 +275,7 @@ def _tensor(array: Array, copies: _Copies) -> Any:
         lent[...] = array
         if flags.writeable:
             copies.append((array, lent))
-    if carrier is None:
-        return ffi.from_dlpack(lent)
-    return _viewed(ffi.from_dlpack(lent.view(carrier)), name)
-
-
-def _viewed(tensor: Any, dtype: str) -> Any:
-    """The same memory under another dtype of that size."""
-    ffi = runtime()
-    view = ffi.get_global_func("runtime.TVMTensorCreateView")
-    return view(tensor, tensor.shape, ffi.dtype(dtype), 0)
+    return ffi.from_dlpack(exported(lent))
 
 
 def from_tvm(value: Any) -> Any:  # noqa: PLR0911  (one return a kind)
@@ -317,16 +312,12 @@ def from_tvm(value: Any) -> Any:  # noqa: PLR0911  (one return a kind)
 
 def _array(tensor: Any) -> Any:
     """The memory of a tensor as an array; the tensor itself where numpy cannot access it."""
-    dtype = str(tensor.dtype)
     if tensor.device.type != "cpu":
         return tensor
-    carrier = _CARRIERS.get(dtype)
-    if carrier is None:
-        try:
-            return np.from_dlpack(tensor)
-        except (BufferError, RuntimeError):
-            return tensor
-    return np.from_dlpack(_viewed(tensor, carrier)).view(dtype_from_name(dtype))
+    try:
+        return view(tensor) if is_extension(str(tensor.dtype)) else np.from_dlpack(tensor)
+    except (BufferError, RuntimeError, DlpackError):
+        return tensor
 
 
 _CPU = 1

@@ -29,8 +29,10 @@ from disco_client.wire.codec import (
     encode_value,
     type_name,
 )
+from disco_client.wire.dlpack import DlpackError
 from disco_client.wire.reports import ACTION_NAMES
 from disco_client.wire.values import ArrayPorter, Opaque, dtype_from_name, is_array
+from disco_server.devices.foreign import destination, native
 from disco_server.observe.flight import SLOT_MASK
 from disco_server.rank.errors import ArgumentRefused, FunctionMissing, describe_failure, repr_of
 from disco_server.rank.functions import OWN_NAMES, NamedCall, destination_of, registry, resolve
@@ -430,7 +432,7 @@ class Executor:
     def _copy_from(self, seq: int, command: EncodedCommand) -> None:
         try:
             shape, dtype = self._args(command)
-            value = self.registers.read(command.reg)
+            value = native(self.registers.read(command.reg))
             check_fits(value, tuple(shape), dtype)
             if self._live is not None and is_array(value):
                 value = value.copy()  # its content now, whatever runs next
@@ -467,7 +469,8 @@ class Executor:
                 self.registers.write(register, self._args(command)[0])
         except Exception as error:  # noqa: BLE001  (whatever came is answered)
             # What was refused has not been touched, and the request is answered with the error.
-            into = register if is_any_array(held) and not isinstance(error, ArgumentRefused) else 0
+            refused = isinstance(error, (ArgumentRefused, DlpackError))
+            into = register if is_any_array(held) and not refused else 0
             self._fail(seq, command, error, into, poison=False)
         else:
             self._send(EncodedReply(seq=seq, ack=seq), seq)
@@ -575,6 +578,7 @@ class Executor:
         """Copies a host array into the array of a register, with one copy where it can."""
         array = value.array
         dtype = dtype_from_name(array.dtype)
+        held = destination(held)
         fits = is_any_array(held) and held.dtype == dtype
         fits = fits and held.size == math.prod(array.shape)
         if fits and array.WhichOneof("data") == "ticket" and held.flags.c_contiguous:
@@ -596,6 +600,7 @@ class Executor:
 
     def _answer(self, seq: int, value: Any) -> None:
         if self._live is not None:
+            value = native(value)
             self._acked, self._bytes = seq, 0
             self._live(seq, value if self._worker.arrays.on_host else self._porter.host_form(value))
             return
@@ -604,10 +609,14 @@ class Executor:
         self._send(reply, seq)
 
     def _encode(self, out: EncodedValue, value: Any) -> None:
-        with contextlib.suppress(EncodingError):
+        try:
             encode_value(out, value, self._porter)
             if out.ByteSize() <= _MAX_REPLY_BYTES:
                 return
+        except DlpackError:
+            raise
+        except EncodingError:
+            pass
         self._porter.withdraw()
         out.Clear()
         encode_value(out, Opaque(type_name(value), repr_of(value)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from disco_client.wire.values import is_array
 from disco_server.config import MAX_REGISTERS
 from disco_server.devices.base import on_device
+from disco_server.devices.foreign import is_foreign
 from disco_server.rank.errors import ArgumentRefused
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class RegisterFile:
         """
         held = self.slots[register] if register < len(self.slots) else None
         if type(held) is not Poison:
-            array = held if is_array(held) or on_device(held) else None
+            array = held if is_any_array(held) else None
             self.write(register, Poison(cause.failure, cause.kind, array))
 
     def to_overwrite(self, register: int) -> Any:
@@ -156,15 +157,15 @@ class RegisterFile:
 
 
 def is_any_array(value: object) -> bool:
-    """Whether this is an array, on the host or on a device."""
-    return is_array(value) or on_device(value)
+    """Whether this is an array, on the host or on a device, of whichever library."""
+    return is_array(value) or on_device(value) or is_foreign(value)
 
 
 def check_fits(held: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
     """Refuses a copy between arrays of other sizes or dtypes; shapes may differ.
 
     Args:
-        held: What the register holds.
+        held: What the register holds, an array of another library as numpy's or cupy's.
         shape: Of the host array.
         dtype: Of the host array.
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from disco_server.collectives.loss import Loss
 from disco_server.collectives.types import CommunicatorLost, ReduceOp, UnavailableError
 from disco_server.config import MAX_REGISTERS
 from disco_server.devices.base import Arrays, DeviceUnavailable, on_device
+from disco_server.devices.foreign import between, is_foreign, library_of, native, of_library
 from disco_server.devices.host import HostArrays, open_arrays
 from disco_server.modules.base import LoadRules
 from disco_server.observe.flight import FlightRecorder
@@ -406,8 +408,10 @@ class Worker:
         """Reduces the workers' arrays element by element; all get the result.
 
         Args:
-            src: An array of the same size and dtype on every worker.
-            dst: Where the result goes; may be ``src``; None makes a new array.
+            src: An array of the same size and dtype on every worker, of any library that
+                speaks DLPack.
+            dst: Where the result goes; may be ``src``; None makes a new array, of the same
+                library as ``src``.
             op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``.
             in_group: Whether the reduction stays inside the worker's group.
 
@@ -418,6 +422,8 @@ class Worker:
             MismatchError: The workers brought different things; no worker began.
             AbortedError: Another worker cannot enter; no worker began.
         """
+        if is_foreign(src) or is_foreign(dst):
+            return _as_native(partial(self.allreduce, op=op, in_group=in_group), src, dst)
         out = self.empty_like(src, src.shape) if dst is None else dst
         if self.group_size == 1 and (in_group or self.num_workers == 1):
             if out is not src:
@@ -430,14 +436,17 @@ class Worker:
         """Collects every worker's array on every worker, in rank order.
 
         Args:
-            src: An array of the same size and dtype on every worker.
+            src: An array of the same size and dtype on every worker, of any library that
+                speaks DLPack.
             dst: Where the result goes; None makes an array of shape
-                ``(workers, *src.shape)``.
+                ``(workers, *src.shape)``, of the same library.
             in_group: Whether the collection stays inside the worker's group.
 
         Returns:
             The result: ``dst`` where it is given.
         """
+        if is_foreign(src) or is_foreign(dst):
+            return _as_native(partial(self.allgather, in_group=in_group), src, dst)
         size = self.group_size if in_group else self.num_workers
         out = self.empty_like(src, (size, *src.shape)) if dst is None else dst
         self.comm.allgather(src, out, in_group=in_group)
@@ -496,6 +505,15 @@ class Worker:
         )
 
 
+def _as_native(collective: Callable[[Any, Any], Any], src: Any, dst: Any) -> Any:
+    """Does a collective with arrays of other libraries; returns one of theirs."""
+    if dst is not None:
+        collective(*between(src, dst))
+        return dst
+    library = library_of(src)  # before any peer waits
+    return of_library(library, collective(native(src), None))
+
+
 def set_current_worker(worker: Worker | None) -> None:
     """Makes this thread a worker's."""
     _local.worker = worker
@@ -535,6 +553,10 @@ class DevicePorter(ArrayPorter):
     def knows(self, value: object) -> bool:
         """Whether it is an array on the worker's GPU."""
         return on_device(value)
+
+    def from_device(self, value: Any) -> Any:
+        """Returns an array of another library on a GPU as cupy's."""
+        return native(value)
 
     def content(self, array: Any) -> bytes:
         """The bytes of a small array in C order; waits for it."""

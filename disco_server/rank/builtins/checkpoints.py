@@ -7,7 +7,7 @@ its part of a tensor, first and last of each axis one after the other, or None.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -26,6 +26,7 @@ from disco_client.wire.codec import (
 from disco_client.wire.values import ArrayPorter, Shape, dtype_from_name, dtype_name, is_array
 from disco_server.collectives.group import ProcessGroup
 from disco_server.devices.base import Arrays, on_device
+from disco_server.devices.foreign import is_foreign, library_of, native, of_library
 from disco_server.modules.base import LoadedModule
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.functions import register_func
@@ -116,7 +117,8 @@ def save_write(save: Save, first: int, arrays: Sequence[Any]) -> None:
         if not _checked(save).has(number):
             continue
         entry = save.entries[number]
-        held = array if arrays_of.holds(array) else np.asarray(array)
+        held = native(array)
+        held = held if arrays_of.holds(held) else np.asarray(held)
         if dtype_name(held.dtype) != dtype_name(entry.dtype):
             msg = f"expected {entry.name!r} as {entry.dtype}, got {held.dtype}"
             raise ArgumentRefused(msg)
@@ -276,6 +278,10 @@ class _Collecting(ArrayPorter):
         """Whether it is an array on a GPU."""
         return on_device(value)
 
+    def from_device(self, value: Any) -> Any:
+        """Returns an array of another library on a GPU as cupy's."""
+        return native(value)
+
     def content(self, array: Any) -> bytes:
         """The bytes of a small array in C order."""
         host = array if is_array(array) else self._arrays.to_host(array)
@@ -357,11 +363,12 @@ class Snapshot:
             reply = EncodedReply()
             encode_failure(reply.failure, value.failure, value.kind)
             return [_POISON, reply.SerializeToString(), int(value.kind)]
-        if is_any_array(value) and self._is_plain(value):
-            return [_ARRAY, porter.offer(value)]
+        array = native(value)
+        if is_any_array(array) and self._is_plain(array):
+            return [_ARRAY, porter.offer(array), list(_find_libraries(value))]
         encoded = EncodedValue()
-        encode_value(encoded, value, porter)
-        return [_VALUE, encoded.SerializeToString()]
+        encode_value(encoded, array, porter)  # refuses what is nested without an end
+        return [_VALUE, encoded.SerializeToString(), list(_find_libraries(value))]
 
     def _is_plain(self, array: Any) -> bool:
         # Others become such ones inside a value, or are refused there.
@@ -412,13 +419,40 @@ def restore(worker: Worker, tensors: Sequence[Any]) -> None:
 
 
 def _decode(entry: list[Any], porter: _Giving) -> Any:
-    kind, content = entry[0], entry[1]
-    if kind == _ARRAY:
-        return porter.given[content]
+    kind, content, more = entry
     if kind == _POISON:
         failure, _ = decode_failure(EncodedReply.FromString(content).failure)
-        return Poison(failure, FailureKind(entry[2]))
-    return decode_value(EncodedValue.FromString(content), porter)
+        return Poison(failure, FailureKind(more))
+    if kind == _ARRAY:
+        value = porter.given[content]
+    else:
+        value = decode_value(EncodedValue.FromString(content), porter)
+    for library, *path in more:
+        value = _give_back(value, library, path)
+    return value
+
+
+# Arrays of other libraries are saved as numpy's, with the libraries' names beside them.
+
+
+def _find_libraries(value: Any, *path: Any) -> Iterator[list[Any]]:
+    """The libraries of the arrays in a value, each with the indices and keys that lead there."""
+    if is_foreign(value):
+        yield [library_of(value), *path]
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(cast("Sequence[Any]", value)):
+            yield from _find_libraries(item, *path, index)
+    elif isinstance(value, dict):
+        for key, item in cast("dict[Any, Any]", value).items():
+            yield from _find_libraries(item, *path, key)
+
+
+def _give_back(value: Any, library: str, path: Sequence[Any]) -> Any:
+    """Replaces an array in a value by its library's; returns the value."""
+    if not path:
+        return of_library(library, value)
+    value[path[0]] = _give_back(value[path[0]], library, path[1:])
+    return value
 
 
 def _can_make(value: Any) -> bool:

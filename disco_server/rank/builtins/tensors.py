@@ -18,6 +18,7 @@ import numpy as np
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.types import ReduceOp
+from disco_server.devices.foreign import native
 from disco_server.rank.functions import NamedCall, register_func, resolve
 from disco_server.rank.worker import current_worker
 
@@ -513,6 +514,7 @@ def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCal
     """
     worker = current_worker()
     xp: Any = worker.xp
+    kind = worker.arrays.kind
     own = {**options, **{key: table[worker.worker_id] for key, table in tables.items()}}
     if name in ELEMENTWISE:
         function = getattr(xp, name)
@@ -529,6 +531,7 @@ def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCal
         for operand in operands:
             if operand is None:
                 return None
-        return xp.asarray(function(*operands))
+        result = function(*operands)
+        return result if type(result) is kind else xp.asarray(native(result))
 
     return NamedCall(name, compute)
