@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import threading
+from collections.abc import Generator, Iterable
 from typing import Any, SupportsIndex
 
 from disco_client.errors import ConfigError
@@ -17,6 +19,7 @@ __all__ = [
     "check_session",
     "check_worker",
     "dims_of",
+    "importing",
 ]
 
 CCL_NAMES = ("nccl", "rccl", "mpi", "local")
@@ -27,13 +30,37 @@ RECOVER_LIMIT_BYTES = 1 << 30
 """How many bytes of commands and arrays a session keeps by default, for replay on other workers."""
 
 
+_imports = threading.local()
+
+
+@contextlib.contextmanager
+def importing(file: str) -> Generator[None]:
+    """Refuses to open sessions in this thread, because a worker imports a program in it.
+
+    Args:
+        file: The program's.
+    """
+    _imports.file = file
+    try:
+        yield
+    finally:
+        _imports.file = ""
+
+
 def check_session(num_workers: object, num_groups: object, ccl: str | None, timeout: float) -> None:
     """Refuses parameters that no session can have.
 
     Raises:
         ConfigError: An argument is of the wrong type, out of range, or does not
-            fit another one.
+            fit another one; or a worker imports the program that opens the session.
     """
+    imported = getattr(_imports, "file", "")
+    if imported:
+        msg = (
+            f"{imported!r} opens a session while a worker imports it (session.load_source); put"
+            " what the program itself does below 'if __name__ == \"__main__\":'"
+        )
+        raise ConfigError(msg)
     workers = _integer("num_workers", num_workers)
     groups = _integer("num_groups", num_groups)
     if not 1 <= workers <= MAX_WORKERS:

@@ -15,6 +15,8 @@ from disco_client.scopes import Block
 if TYPE_CHECKING:
     import os
     from contextlib import AbstractContextManager
+    from pathlib import Path
+    from types import ModuleType
 
     from disco_client.arrays.transfer import Array
     from disco_client.core import DModule, DPackedFunc, DRef
@@ -213,6 +215,37 @@ class Session:
             SessionError: The session is closed or lost.
         """
         return modules.load_vm_module(self._core, path, device)
+
+    def load_source(self, source: str | Path | ModuleType) -> None:
+        """Imports a Python file of the program on every worker, so that its functions register.
+
+        ``session.load_source(__file__)`` brings the program itself: workers import it
+        under the name of its file, so that what stands below ``if __name__ ==
+        "__main__":`` is not executed there. Each node gets the file once, into its
+        cache, where its settings (``--allow-load uploads``) permit it; this waits until it
+        has it. A file that has changed is imported anew, and replaces the functions
+        that it registered; one that has not is not imported again.
+
+        The file comes alone: what it imports must be on the workers, or have been
+        brought before.
+
+        Args:
+            source: The path of a ``.py`` file, or a module that is one. Workers know
+                it by the name of the file without its suffix, or by the module's.
+
+        Raises:
+            ConfigError: It is no such file or module, or has the name of one of Python's
+                own modules.
+            TypeError: It is neither a path nor a module.
+            OSError: The file cannot be read.
+            NotAllowed: A worker's settings do not let sessions load what clients bring.
+            RemoteError: See above. What goes wrong in the import itself is raised by the
+                next call that waits: :class:`~disco_client.RemoteException` for what the
+                file raises, a syntax error among it, :class:`~disco_client.BadFile` where
+                something that it imports is not on the worker.
+            SessionError: The session is closed or lost.
+        """
+        modules.load_source(self._core, source)
 
     def capture(self, name: str | None = None) -> AbstractContextManager[Program]:
         """Records commands instead of running them.

@@ -340,6 +340,7 @@ _EFFECTS = frozenset(
     "runtime.disco." + name
     for name in (
         "_import_python_module",
+        "_load_source",
         "init_ccl",
         "_compare_shapes",
         "bind_worker_to_cpu_core",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -366,18 +367,29 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
 
     def register(func: _F) -> _F:
         known = _registry.get(name)
-        # A module that is reloaded registers its functions again.
-        again = known is not None and (known.__module__, known.__qualname__) == (
-            getattr(func, "__module__", None),
-            getattr(func, "__qualname__", None),
-        )
-        if known is not None and not override and not again:
+        if known is not None and not override and not _is_reloaded(known, func):
             msg = f"{name!r} is registered already; override=True replaces it"
             raise ValueError(msg)
         _registry[name] = func
         return func
 
     return register
+
+
+def _is_reloaded(known: object, func: object) -> bool:
+    """Whether a function is another one of the same place: its module was loaded again."""
+    module, name = getattr(func, "__module__", None), getattr(func, "__qualname__", None)
+    if getattr(known, "__qualname__", None) != name:
+        return False
+    before = getattr(known, "__module__", None)
+    # A program's own file is __main__ in its process, and has its name on workers.
+    file = _file_of(before)
+    return before == module or (file is not None and file == _file_of(module))
+
+
+def _file_of(module: object) -> str | None:
+    file = getattr(sys.modules.get(module), "__file__", None) if isinstance(module, str) else None
+    return os.path.realpath(file) if isinstance(file, str) else None
 
 
 def writes_into(position: int) -> Callable[[_F], _F]:

@@ -6,9 +6,10 @@ or an integer, a reduction its code in a one-element shape, its code or its name
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from disco_client.wire.values import Device, Shape, dtype_from_name
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import find_kind
 from disco_server.devices.base import on_device
+from disco_server.modules.base import LoadNotAllowed
 from disco_server.rank.errors import ArgumentRefused, ModuleNotAllowed
 from disco_server.rank.functions import import_allowed, register_func, writes_into
 from disco_server.rank.registers import is_any_array
-from disco_server.rank.worker import current_worker
+from disco_server.rank.worker import Worker, current_worker
 
 if TYPE_CHECKING:
     from disco_server.collectives.group import ProcessGroup
@@ -141,18 +143,31 @@ def import_python_module(name: str) -> None:
         msg = f"expected a module's name, got {name!r}"
         raise ArgumentRefused(msg)
     worker = current_worker()
-    failed = worker.failed_imports
-    failed.pop(name[:_IMPORT_TEXT], None)
-    try:
+    with noting_failure(worker, "import_python_module", name):
         import_allowed(name, worker.allow_modules)
+    worker.audit("module imported", name, "")
+
+
+@contextlib.contextmanager
+def noting_failure(worker: Worker, how: str, name: str) -> Generator[None]:
+    """Notes why a module could not be imported, as the cause of what is missing later.
+
+    Args:
+        worker: This rank.
+        how: The call by which a session asked for it.
+        name: The module's.
+    """
+    failed, key = worker.failed_imports, name[:_IMPORT_TEXT]
+    failed.pop(key, None)
+    try:
+        yield
     except Exception as error:
-        how = "was refused" if isinstance(error, ModuleNotAllowed) else "failed"
-        why = f"import_python_module({name!r}) {how} on this worker: {error}"
-        failed[name[:_IMPORT_TEXT]] = why[:_IMPORT_TEXT]
+        refused = isinstance(error, (ModuleNotAllowed, LoadNotAllowed))
+        went = "was refused" if refused else "failed"
+        failed[key] = f"{how}({name!r}) {went} on this worker: {error}"[:_IMPORT_TEXT]
         if len(failed) > _FAILED_IMPORTS:
             failed.pop(next(iter(failed)))
         raise
-    worker.audit("module imported", name, "")
 
 
 # Collectives --------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from disco_client.wire.values import Device, Shape, is_array
 from disco_server.modules import loading
 from disco_server.modules.base import FileRefused, LoadedModule
 from disco_server.rank.builtins.checkpoints import read_bounds
+from disco_server.rank.builtins.core import noting_failure
 from disco_server.rank.errors import ArgumentRefused, FunctionMissing
 from disco_server.rank.functions import function_of, register_func, registry
 from disco_server.rank.worker import Worker, current_worker
@@ -135,12 +136,30 @@ def load_content(path: str, digest: str, where: Any = None) -> LoadedModule:
     """
     worker = current_worker()
     device = _own_device(worker, where)
+    return loading.load(_content(worker, path, digest), path, device, registry())
+
+
+@register_func("runtime.disco._load_source")
+def load_source(path: str, digest: str, module_name: str) -> None:
+    """Imports a Python file whose content the client knows, so that it registers its functions.
+
+    Raises:
+        LoadNotAllowed: The node does not let sessions load it.
+        FileRefused: It has disappeared since the check, or cannot be imported.
+    """
+    worker = current_worker()
+    with noting_failure(worker, "load_source", _text(module_name)):
+        loading.import_source(_content(worker, path, digest), digest, path, module_name)
+
+
+def _content(worker: Worker, path: str, digest: str) -> Path:
+    """The file of this node that has what a client's file has."""
     found = _find(worker, _text(path), _hexadecimal(digest))
     if found is None:
         msg = f"the upload of {path!r} is not on this worker any more"
         raise FileRefused(msg)
     worker.audit("module loaded", f"{path} (SHA-256 {digest})", "")
-    return loading.load(found, path, device, registry())
+    return found
 
 
 def _find(worker: Worker, path: str, digest: str) -> Path | None:

@@ -172,6 +172,23 @@ def test_distributed_tensors_and_programs_go_on(session, lose):
     np.testing.assert_array_equal(session.published("y").numpy(), 2 * whole)
 
 
+def test_files_that_the_program_brought_are_brought_again(session, lose, tmp_path):
+    """Their content of then, also after a checkpoint has dropped the log."""
+    source = tmp_path / "disco_brought.py"
+    source.write_text(
+        "import disco_server\n@disco_server.register_func('tests.brought')\n"
+        "def brought(x):\n    return x + 1\n"
+    )
+    session.load_source(source)
+    session.sync_all()
+    source.write_text("raise ValueError('of later')")
+    lose(session)
+    assert session.get_global_func("tests.brought")(1).debug_get_from_remote(1) == 2
+    session.checkpoint(tmp_path / "checkpoint")
+    lose(session)
+    assert session.get_global_func("tests.brought")(2).debug_get_from_remote(0) == 3
+
+
 def test_what_the_program_waited_for_is_waited_for_again(session, lose, tmp_path):
     """So a checkpoint of tensors, which workers write in steps, is written again."""
     x = session.distribute(np.arange(16.0).reshape(4, 4), placement="S[0]")
