@@ -171,7 +171,7 @@ class Children:
 
     Args:
         count: How many.
-        entrypoint: The module that each runs.
+        command: What Python is started with for a rank, given its number, but for descriptors.
         environ: Their environment.
         session: The session's id.
         name: The session's name, for messages.
@@ -184,7 +184,7 @@ class Children:
         self,
         count: int,
         *,
-        entrypoint: str,
+        command: Callable[[int], Sequence[str]],
         environ: Mapping[str, str],
         session: int,
         name: str,
@@ -193,7 +193,7 @@ class Children:
         begin: Callable[[int], bytes],
     ) -> None:
         self._count = count
-        self._entrypoint = entrypoint
+        self._command = command
         self._environ = environ
         self._kvsname = kvsname(session)
         self._name = name
@@ -257,7 +257,7 @@ class Children:
             self._house.register(self._wake, _READ)
             self._house.register(self._replies_fd, _READ)
             for worker in range(self._count):
-                self._add(RankChild(worker, self._entrypoint, self._environ))
+                self._add(RankChild(worker, self._command(worker), self._environ))
         except OSError as error:
             self._start_error, self._failed = error, True
             self._end_now()
@@ -853,6 +853,9 @@ class Sender:
 
 
 ENTRYPOINT = "disco_server.rank.process"
+_RUNNER = "disco_server.embedded.entrypoint"
+"""Runs the entrypoints of others."""
+
 NODE = "local"
 _DEVICE = "cpu"
 _numbers = itertools.count(1)
@@ -867,9 +870,11 @@ class ProcessSession(Session):
     Args:
         num_workers: How many workers.
         num_groups: Into how many equal, consecutive groups they are divided.
-        entrypoint: The module that each process runs, as ``python -m`` takes it. A
-            module of one's own may register functions, and then calls
-            ``disco_server.rank.process.main()``.
+        entrypoint: The module that each process runs as its program, with the arguments
+            ``WORKER_ID NUM_WORKERS NUM_GROUPS READ_FD WRITE_FD``. A module of one's own may
+            register functions, and then becomes the worker by calling
+            ``disco_server.rank.process.main()`` or, as TVM's ``tvm.exec.disco_worker``
+            does, ``runtime.disco.WorkerProcess`` of TVM's registry.
         ccl: The collective library; ``"mpi"`` is the one that processes on CPUs use.
         timeout: Seconds in which all workers must be ready.
         logs: Whether what workers print is written to standard error, each line
@@ -950,6 +955,7 @@ class ProcessTransport(Bound):
         self._session = secrets.randbits(64)
         self._name = f"processes-{next(_numbers)}"
         self._num_workers, self._num_groups, self._ccl = num_workers, num_groups, ccl
+        self._entrypoint = entrypoint
         self._events: Events | None = None
         self._sender: Sender | None = None
         self._error: SessionError | None = None
@@ -960,7 +966,7 @@ class ProcessTransport(Bound):
         self._ready.acquire()
         self._children = Children(
             num_workers,
-            entrypoint=entrypoint,
+            command=self._command,
             environ=_environ(),
             session=self._session,
             name=self._name,
@@ -989,6 +995,12 @@ class ProcessTransport(Bound):
         self.check_alive()
         places = (RankPlace(c.worker, NODE, c.pid, _DEVICE) for c in self._children.ranks)
         self._welcome = Welcome(self._session, self._name, tuple(places))
+
+    def _command(self, worker: int) -> list[str]:
+        # Disco's own needs no preparation, which takes time where TVM is installed.
+        own = self._entrypoint == ENTRYPOINT
+        program = [ENTRYPOINT] if own else [_RUNNER, self._entrypoint]
+        return ["-m", *program, *map(str, (worker, self._num_workers, self._num_groups))]
 
     def _assign(self, worker: int) -> bytes:
         assign = node_pb2.AssignRank(

@@ -109,6 +109,8 @@ class Supervisor:
     Attributes:
         arrays: The arrays of the sessions here.
         counters: What is counted for this node's metrics.
+        begun: Set when a session has begun here, and from then on.
+        over: Set when one has ended here, and from then on.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class Supervisor:
         self.arrays = ArrayStore(self._sessions, carrier, post)
         self._max_array_bytes = max_array_bytes
         self.counters = NodeCounters()
+        self.begun, self.over = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._inspector = NodeInspector(node, self._sessions, post)
 
@@ -295,6 +298,7 @@ class Supervisor:
             lambda raw: self._post(raw, session=session.session, droppable=True),
         )
         self._sessions[received.session] = session
+        self.begun.set()
         self._spawn(self._start_ranks(session), session)
 
     async def _start_ranks(self, session: NodeSession) -> None:
@@ -531,6 +535,7 @@ class Supervisor:
         session.spans.end()
         session.log.info("session ended on %s", self._node)
         await self._inspector.keep(session)
+        self.over.set()
 
     async def _remove_folders(self, session: int) -> None:
         """Removes what the ranks left, which may be much, in another thread."""

@@ -36,7 +36,7 @@ _FAILED_IMPORTS = 4
 _IMPORT_TEXT = 512
 """How many imports that failed are kept for later messages, and how much of each."""
 
-__all__: list[str] = []
+__all__ = ["checked_dtype"]
 
 
 def _op(value: Any) -> ReduceOp:
@@ -126,6 +126,16 @@ def empty(
         raise ArgumentRefused(msg)
     if worker0_only and not _is_root(in_group):
         return None
+    kind = checked_dtype(shape, dtype)
+    return empty_array(tuple(shape), kind) if on_host else worker.arrays.empty(shape, kind)
+
+
+def checked_dtype(shape: Sequence[int], dtype: Any) -> np.dtype[Any]:
+    """Reads the dtype of an array to allocate.
+
+    Raises:
+        ArgumentRefused: The size of that array is absurd.
+    """
     kind = dtype_from_name(dtype)
     nbytes = kind.itemsize
     for dim in Shape(shape):
@@ -133,7 +143,7 @@ def empty(
     if nbytes > _MAX_BYTES:
         msg = f"expected an array of at most {_MAX_BYTES} bytes, {kind}{list(shape)} has {nbytes}"
         raise ArgumentRefused(msg)
-    return empty_array(tuple(shape), kind) if on_host else worker.arrays.empty(shape, kind)
+    return kind
 
 
 @register_func("runtime.disco._import_python_module")
