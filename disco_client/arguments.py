@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Iterable
-from typing import Any, SupportsIndex
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, Protocol, SupportsIndex, cast
 
 from disco_client.errors import ConfigError
 from disco_client.text import hidden_in
@@ -14,6 +14,8 @@ __all__ = [
     "CCL_NAMES",
     "MAX_WORKERS",
     "RECOVER_LIMIT_BYTES",
+    "WorkerGrid",
+    "check_chosen",
     "check_name",
     "check_recover",
     "check_session",
@@ -117,6 +119,50 @@ def check_worker(worker: object, num_workers: int) -> int:
         msg = f"expected a worker_id from 0 to {num_workers - 1}, got {number}"
         raise ConfigError(msg)
     return number
+
+
+class WorkerGrid(Protocol):
+    """A mesh of workers.
+
+    Attributes:
+        device_ids: Its workers.
+    """
+
+    @property
+    def device_ids(self) -> Sequence[int]:
+        """Its workers."""
+        ...
+
+
+def check_chosen(
+    workers: Iterable[int] | WorkerGrid | None, worker: int | None, num_workers: int
+) -> tuple[int, ...]:
+    """Refuses anything but one or more workers of the session, each given once.
+
+    Args:
+        workers: Their numbers, or a mesh of them.
+        worker: The number of one, instead.
+        num_workers: How many the session has.
+
+    Returns:
+        Their numbers in ascending order.
+
+    Raises:
+        TypeError: Neither or both are given, or something is no integer.
+        ConfigError: There is no such worker, one is given twice, or there are none.
+    """
+    if (workers is None) == (worker is None):
+        msg = "expected workers=[0, 2], a mesh, or worker=2, and one of these alone"
+        raise TypeError(msg)
+    given = (worker,) if workers is None else getattr(workers, "device_ids", workers)
+    if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
+        msg = f"expected workers as a list of numbers or a mesh, got {workers!r}; or worker=2"
+        raise TypeError(msg)
+    found = [check_worker(each, num_workers) for each in cast("Iterable[object]", given)]
+    if not found or len(set(found)) != len(found):
+        msg = f"expected one or more workers, each of them once, got {found}"
+        raise ConfigError(msg)
+    return tuple(sorted(found))
 
 
 def dims_of(shape: object) -> Iterable[Any]:

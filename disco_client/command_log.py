@@ -318,7 +318,7 @@ class CommandLog:
         *,
         func: int = 0,
         reg: int | None = None,
-        worker: int | None = None,
+        workers: Sequence[int] = (),
         answers: int = 0,
         beside: Callable[[], int] | None = None,
     ) -> tuple[int, int]:
@@ -329,7 +329,7 @@ class CommandLog:
             fill: Writes the arguments; where it raises, nothing was appended.
             func: The register of the function to call.
             reg: The register it is about; None takes a new one for its result.
-            worker: The one worker that acts; None means all.
+            workers: The workers that act; none means all.
             answers: How many workers will answer it.
             beside: Says, once the arguments are written, how many bytes of arrays
                 travel beside it to a worker.
@@ -349,8 +349,8 @@ class CommandLog:
                 "send large data as numpy arrays, which travel beside the commands"
             )
             raise EncodingError(msg)
-        if worker is not None:
-            command.worker_plus_one = worker + 1
+        if workers:
+            command.workers.extend(workers)
         with self._lock:
             self._await_room()
             if self._dead:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar, cast
 
-from disco_client.arguments import check_worker, dims_of
+from disco_client.arguments import WorkerGrid, check_chosen, check_worker, dims_of
 from disco_client.arrays.transfer import Array, Downloads, Uploads, as_host_array, kind_of
 from disco_client.command_log import CommandLog, StepLines
 from disco_client.diagnosis import look_at
@@ -47,6 +47,7 @@ from disco_client.wire.codec import (
     EncodedCommand,
     EncodedValue,
     decode_value,
+    encode_names,
     encode_value,
     tickets_in,
 )
@@ -57,7 +58,15 @@ if TYPE_CHECKING:
 
     from disco_client.command_log import Fill
 
-__all__ = ["DModule", "DPackedFunc", "DRef", "Distributed", "SessionCore", "core_of"]
+__all__ = [
+    "ChosenFunction",
+    "DModule",
+    "DPackedFunc",
+    "DRef",
+    "Distributed",
+    "SessionCore",
+    "core_of",
+]
 
 _CLOSE_TIMEOUT_S = 10.0
 _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
@@ -212,13 +221,71 @@ class DPackedFunc(DRef):
         """
         super().__init__(core_of(session).check_ref(dref), dref.session, owner=dref)
 
-    def __call__(self, *args: object) -> DRef:
+    def __call__(self, /, *args: object, **keywords: object) -> DRef:
         """Calls the function on every worker; returns at once.
+
+        Args:
+            *args: Arguments; see :meth:`Session.call_packed <disco_client.Session.call_packed>`.
+            **keywords: Keyword arguments, of the same kinds.
 
         Returns:
             The register that will hold each worker's result.
         """
+        if keywords:
+            return self._core.call_with(self, args, keywords)
         return self._core.call(self, *args)
+
+    def on(
+        self, workers: Iterable[int] | WorkerGrid | None = None, *, worker: int | None = None
+    ) -> ChosenFunction:
+        """Chooses workers: what it returns calls the function on these alone.
+
+        The others skip the call: their register of the result holds None, and what the
+        call would overwrite stays as it is. A collective in the call may take place among
+        the chosen workers, in a group or a team that has no others; any other one is
+        :class:`~disco_client.CollectiveAborted` at once, and the error names the workers
+        that do not take part.
+
+        Args:
+            workers: The workers, or a mesh, which stands for all its workers.
+            worker: One worker.
+
+        Raises:
+            TypeError: Neither or both are given, or something is no worker's number.
+            ConfigError: There is no such worker, one is given twice, or there are none.
+        """
+        return ChosenFunction(self, check_chosen(workers, worker, self._core.num_workers))
+
+
+class ChosenFunction:
+    """A function whose calls only some workers execute; see :meth:`DPackedFunc.on`.
+
+    Attributes:
+        func: The function.
+        workers: The workers, in ascending order.
+    """
+
+    __slots__ = ("func", "workers")
+
+    def __init__(self, func: DPackedFunc, workers: tuple[int, ...]) -> None:
+        """Made by a function, never by a program."""
+        self.func = func
+        self.workers = workers
+
+    def __call__(self, /, *args: object, **keywords: object) -> DRef:
+        """Calls the function on the chosen workers; returns at once.
+
+        Args:
+            *args: Arguments; see :meth:`Session.call_packed <disco_client.Session.call_packed>`.
+            **keywords: Keyword arguments, of the same kinds.
+
+        Returns:
+            The register that will hold the results, and None on the other workers.
+        """
+        return core_of(self.func).call_with(self.func, args, keywords, self.workers)
+
+    def __repr__(self) -> str:
+        return f"{self.func!r}.on({list(self.workers)})"
 
 
 class DModule(DRef):
@@ -396,11 +463,7 @@ class SessionCore:
         if self.recorders and (here := self.here()) is not self:
             return here.call(func, *args)
         if not isinstance(func, DRef):
-            msg = (
-                f"expected a function reference (from get_global_func or a module), got {func!r} "
-                f"of type {type(func).__name__}"
-            )
-            raise TypeError(msg)
+            _refuse_function(func)
         function = self.check_ref(func)
         plain: list[int] = []
         for arg in args:
@@ -412,26 +475,59 @@ class SessionCore:
                 return self._call_with_values(function, args)
         return DRef(self.log.issue_call(function, plain), self.face())
 
-    def _call_with_values(self, function: int, args: tuple[object, ...]) -> DRef:
+    def call_with(
+        self,
+        func: DRef,
+        args: tuple[object, ...],
+        keywords: Mapping[str, object],
+        workers: Sequence[int] = (),
+    ) -> DRef:
+        """Calls a function with keyword arguments, or on some workers alone.
+
+        Args:
+            func: The function.
+            args: The arguments without names.
+            keywords: Those with names.
+            workers: The workers that execute it; none means all.
+        """
+        if self.recorders and (here := self.here()) is not self:
+            return here.call_with(func, args, keywords, workers)
+        if not isinstance(func, DRef):
+            _refuse_function(func)
+        return self._call_with_values(self.check_ref(func), args, keywords, workers)
+
+    def _call_with_values(
+        self,
+        function: int,
+        args: tuple[object, ...],
+        keywords: Mapping[str, object] | None = None,
+        workers: Sequence[int] = (),
+    ) -> DRef:
         """Calls a function with arguments of any kind that may travel."""
-        uploads = self.uploads()
+        uploads = self.uploads(workers)
 
         def fill(command: EncodedCommand) -> int:
             add = command.args.add
             for arg in args:
                 encode_value(add(), arg, uploads, self.register_of)
+            if keywords:
+                for arg in keywords.values():
+                    encode_value(add(), arg, uploads, self.register_of)
+                encode_names(command, keywords)
             return command.ByteSize()
 
         with uploads:
-            _, reg = self.log.issue(Action.CALL_PACKED, fill, func=function, beside=uploads.nbytes)
+            _, reg = self.log.issue(
+                Action.CALL_PACKED, fill, func=function, workers=workers, beside=uploads.nbytes
+            )
             out = DRef(reg, self.face())
             uploads.send()
         return out
 
-    def uploads(self, worker: int | None = None) -> Uploads:
-        """Collects large arrays for a worker, or for all of them."""
-        workers = range(self.num_workers) if worker is None else (worker,)
-        return Uploads(self.take_ticket, self.carrier, workers, self._raise_if_lost, self.span)
+    def uploads(self, workers: Sequence[int] = ()) -> Uploads:
+        """Collects large arrays for some workers; without any, for all of them."""
+        receivers = workers or range(self.num_workers)
+        return Uploads(self.take_ticket, self.carrier, receivers, self._raise_if_lost, self.span)
 
     def builtin(self, name: str) -> DPackedFunc:
         """A function that every worker has, looked up once."""
@@ -524,7 +620,7 @@ class SessionCore:
     def question(self, action: Action, ref: DRef, worker: int, fill: Fill | None = None) -> int:
         """Asks a worker something about a register; :meth:`answered` waits for the answer."""
         reg = self.check_ref(ref)
-        return self.log.issue(action, fill, reg=reg, worker=worker, answers=1)[0]
+        return self.log.issue(action, fill, reg=reg, workers=(worker,), answers=1)[0]
 
     def answered(
         self, seq: int, worker: int, into: Array | None = None, *, own: bool = False
@@ -558,7 +654,7 @@ class SessionCore:
         self, action: Action, ref: DRef | None, worker: int, array: Array, *, answers: int
     ) -> int:
         """Issues a copy to a worker; returns the register, a new one without ``ref``."""
-        uploads = self.uploads(worker)
+        uploads = self.uploads((worker,))
 
         def fill(command: EncodedCommand) -> int:
             value = command.args.add()
@@ -569,7 +665,7 @@ class SessionCore:
         reg = None if ref is None else self.check_ref(ref)
         with uploads:
             seq, reg = self.log.issue(
-                action, fill, reg=reg, worker=worker, answers=answers, beside=uploads.nbytes
+                action, fill, reg=reg, workers=(worker,), answers=answers, beside=uploads.nbytes
             )
             try:
                 uploads.send()
@@ -612,8 +708,9 @@ class SessionCore:
 
     def mark(self, worker: int | None = None) -> int:
         """Issues a mark that workers answer after all commands before; :meth:`await_mark` waits."""
-        answers = self.num_workers if worker is None else 1
-        seq, _ = self.log.issue(Action.SYNC_WORKER, reg=0, worker=worker, answers=answers)
+        asked = () if worker is None else (worker,)
+        answers = len(asked) or self.num_workers
+        seq, _ = self.log.issue(Action.SYNC_WORKER, reg=0, workers=asked, answers=answers)
         return seq
 
     def await_mark(self, mark: int) -> None:
@@ -709,6 +806,14 @@ class SessionCore:
         error = self.log.closed
         if error is not None and not isinstance(error, SessionClosed):
             raise error
+
+
+def _refuse_function(func: object) -> NoReturn:
+    msg = (
+        f"expected a function reference (from get_global_func or a module), got {func!r} "
+        f"of type {type(func).__name__}"
+    )
+    raise TypeError(msg)
 
 
 def _everything(command: EncodedCommand) -> int:

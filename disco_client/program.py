@@ -166,12 +166,6 @@ class Recorder(SessionCore):
 
     # What a session does, differently -----------------------------------------------
 
-    def call(self, func: DRef, *args: object) -> DRef:
-        """Records a call."""
-        if self._session.is_builtin(func, "runtime.disco.init_ccl"):
-            self._refuse("init_ccl waits for the workers; call it before the capture")
-        return super().call(func, *args)
-
     def shutdown(self) -> None:
         """Ends the session itself."""
         self._session.shutdown()
@@ -191,6 +185,8 @@ class Recorder(SessionCore):
             return ref.reg_id
         if core is not self._session:
             return core.lend(ref, self)
+        if core.is_builtin(ref, "runtime.disco.init_ccl"):
+            self._refuse("init_ccl waits for the workers; call it before the capture")
         if isinstance(ref, Definition):
             self._steps.nested_steps += ref.num_steps
         known = self._taken.get(ref.reg_id)

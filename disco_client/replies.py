@@ -134,6 +134,7 @@ _ERRORS: dict[FailureKind, type[RemoteError]] = {
     FailureKind.BAD_ARGUMENT: errors.BadArgument,
     FailureKind.MISMATCH: errors.CollectiveMismatch,
     FailureKind.ABORTED: errors.CollectiveAborted,
+    FailureKind.LEFT_OUT: errors.CollectiveAborted,
     FailureKind.CCL: errors.CclError,
     FailureKind.FILE: errors.BadFile,
 }

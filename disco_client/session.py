@@ -153,7 +153,7 @@ class Session:
             raise TypeError(msg)
         return self._core.here().look_up(name)
 
-    def call_packed(self, func: DRef, *args: object) -> DRef:
+    def call_packed(self, func: DRef, /, *args: object, **keywords: object) -> DRef:
         """Calls a function on every worker; returns at once.
 
         Args:
@@ -162,6 +162,7 @@ class Session:
                 Shape, arrays, references, and lists or string-keyed dicts of them.
                 A reference becomes what each worker's register holds. An array
                 is copied; a large one has been sent when this returns.
+            **keywords: Keyword arguments, of the same kinds.
 
         Returns:
             The register that will hold each worker's result.
@@ -172,6 +173,8 @@ class Session:
             ForeignReference: A reference belongs to another session.
             SessionError: The session is closed or lost.
         """
+        if keywords:
+            return self._core.call_with(func, args, keywords)
         return self._core.call(func, *args)
 
     def import_python_module(self, name: str) -> None:

@@ -102,12 +102,18 @@ class DeviceMesh:
             wanted[self.axis(name)] = index
         return self[tuple(wanted)]
 
-    def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> DeviceMesh:
+    def __getitem__(self, index: int | slice | str | tuple[int | slice, ...]) -> DeviceMesh:
         """A part of the mesh, indexed as an array is: a number drops an axis, a slice keeps it.
+
+        The name of an axis stands for the workers along it, where all other axes are at 0;
+        :meth:`at` gives those at other places.
 
         Raises:
             ConfigError: There is nothing at this index.
         """
+        if isinstance(index, str):
+            along = self.axis(index)
+            index = tuple(slice(None) if axis == along else 0 for axis in range(self.ndim))
         parts = index if isinstance(index, tuple) else (index,)
         try:
             grid = self._grid[parts]

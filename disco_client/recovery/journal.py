@@ -263,15 +263,15 @@ def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator
             piece.batch.calls.append(-1)
         piece.tickets += tickets_in(command)
         if command.action in _QUESTIONS and not is_open(seq):
-            released, by = list(command.released), command.worker_plus_one
+            released, by = list(command.released), list(command.workers)
             command.Clear()
             command.action = _SYNC
-            command.worker_plus_one = by
+            command.workers.extend(by)
             command.released.extend(released)
         piece.batch.commands.append(command)
         if command.action == _SYNC and not is_open(seq):
             piece.awaited = True
-            piece.by = command.worker_plus_one - 1 if command.worker_plus_one else None
+            piece.by = command.workers[0] if command.workers else None
             yield piece
             piece = ReplayStep(seq + 1, 0, EncodedBatch())
     if piece.last:

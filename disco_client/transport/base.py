@@ -127,14 +127,11 @@ class OutgoingBatch:
     bulk: int = 0
 
     @property
-    def concerns(self) -> int | None:
-        """The one worker that has anything to do for them; None for all workers."""
-        if self.calls:
+    def concerns(self) -> frozenset[int] | None:
+        """The workers that have anything to do for them; None for all workers."""
+        if self.calls or not all(each.workers and not each.released for each in self.commands):
             return None
-        workers = {command.worker_plus_one for command in self.commands}
-        if len(workers) != 1 or any(command.released for command in self.commands):
-            return None
-        return workers.pop() - 1 if 0 not in workers else None
+        return frozenset(worker for each in self.commands for worker in each.workers)
 
     def payload(self) -> bytes:
         """Encodes them alone."""

@@ -42,9 +42,11 @@ __all__ = [
     "decode_failure",
     "decode_value",
     "encode_failure",
+    "encode_names",
     "encode_value",
     "envelope",
     "mismatch",
+    "split_keywords",
     "tickets_in",
     "type_name",
 ]
@@ -129,6 +131,7 @@ class FailureKind(enum.IntEnum):
     ABORTED = 6
     CCL = 7
     FILE = 8
+    LEFT_OUT = 9
 
 
 _NO_PORTER = ArrayPorter()
@@ -199,6 +202,39 @@ def encode_value(
         _encode_map(out, cast("dict[Any, Any]", value), porter, register_of, depth)
     else:
         _encode_other(out, value, porter)
+
+
+def encode_names(command: EncodedCommand, names: Iterable[str]) -> None:
+    """Writes the names of a call's last arguments.
+
+    Raises:
+        EncodingError: One is no text that may travel.
+    """
+    for name in names:
+        try:
+            command.keywords.append(name)
+        except (ValueError, UnicodeEncodeError):
+            msg = f"expected keywords that UTF-8 can encode, got {name!r}"
+            raise EncodingError(msg) from None
+
+
+def split_keywords(args: list[Any], names: Sequence[str]) -> dict[str, Any]:
+    """Takes the arguments with names off the end of a call's arguments.
+
+    Args:
+        args: All arguments; those without names are left.
+        names: The names of the last ones.
+
+    Raises:
+        EncodingError: There are more names than arguments, or one occurs twice.
+    """
+    plain = len(args) - len(names)
+    found = dict(zip(names, args[plain:], strict=True)) if plain >= 0 else {}
+    if len(found) != len(names):
+        msg = f"expected a name of its own for each of {len(args)} arguments, got {list(names)}"
+        raise EncodingError(msg)
+    del args[plain:]
+    return found
 
 
 def _check_depth(depth: int) -> None:
@@ -518,7 +554,7 @@ def tickets_in(values: Iterable[EncodedValue]) -> Iterator[int]:
 # The version of the protocol, and the error for two versions that do not match.
 
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised by one whenever a peer of the former version would misunderstand."""
 
 

@@ -367,6 +367,13 @@ class Communicator(ABC):
         """
         self._agreement.with_shapes = enabled
 
+    def confine(self, participants: frozenset[int] | None) -> None:
+        """Says which workers execute the command; None where all do.
+
+        Collectives that need another one raise `LeftOutError` at once.
+        """
+        self._preflight.participants = participants
+
     def cannot_enter(self, seq: int) -> None:
         """Says that this rank is done with command `seq` and all before it.
 

@@ -1051,7 +1051,7 @@ class ProcessTransport(Bound):
         concerned = batch.concerns
         ranks = self._children.ranks
         for child in (*ranks[first:], *ranks[:first]):
-            if concerned is None or child.worker == concerned:
+            if concerned is None or child.worker in concerned:
                 child.send(framed)
             else:
                 # It only has to count these commands, which can wait.

@@ -181,8 +181,11 @@ class TvmFunction:
     def __init__(self, func: Any) -> None:
         self.func = func
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, /, *args: Any, **keywords: Any) -> Any:
         """Calls it, and raises what a function of this process raised within."""
+        if keywords:
+            given = ", ".join(keywords)
+            raise EncodingError(f"functions of TVM take no keyword arguments; got {given}")
         copies: _Copies = []
         _local.raised = None
         try:

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure, describe_exit
 from disco_client.wire.codec import FailureKind
 from disco_client.wire.reports import what_is_done
-from disco_server.collectives.types import AbortedError, CollectiveError, MismatchError
+from disco_server.collectives.types import (
+    AbortedError,
+    CollectiveError,
+    LeftOutError,
+    MismatchError,
+)
 from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import FileRefused, LoadNotAllowed
 from disco_server.observe.processes import rank_limit, read_record
@@ -58,6 +63,7 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (ConfigError, FailureKind.BAD_ARGUMENT),
     (DeviceUnavailable, FailureKind.BAD_ARGUMENT),
     (MismatchError, FailureKind.MISMATCH),
+    (LeftOutError, FailureKind.LEFT_OUT),
     (AbortedError, FailureKind.ABORTED),
     (CollectiveError, FailureKind.CCL),
     (FileError, FailureKind.FILE),

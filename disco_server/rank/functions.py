@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from types import MappingProxyType, ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from disco_server.config import module_allowed
 from disco_server.modules.tvm import find_global
@@ -346,9 +347,9 @@ class NamedCall:
         self.name = name
         self._function = function
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, /, *args: Any, **keywords: Any) -> Any:
         """Calls the function."""
-        return self._function(*args)
+        return self._function(*args, **keywords)
 
 
 def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
@@ -409,9 +410,20 @@ def writes_into(position: int) -> Callable[[_F], _F]:
     return note
 
 
-def destination_of(func: object) -> int:
-    """Which of its arguments a function overwrites; -1 where that is not known."""
-    return _destinations.get(id(func), (None, -1))[1]
+def destination_of(func: object, count: int, names: Sequence[str] = ()) -> int:
+    """Which argument of a call a function overwrites; -1 where that is not known.
+
+    Args:
+        func: The function.
+        count: How many arguments the call has.
+        names: The names of the last ones, where they have some.
+    """
+    place = _destinations.get(id(func), (None, -1))[1]
+    plain = count - len(names)
+    if place < plain or not names:
+        return place
+    name = list(signature(cast("Callable[..., Any]", func)).parameters)[place]
+    return plain + list(names).index(name) if name in names else -1
 
 
 def registered() -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -244,6 +244,7 @@ class Worker:
         self.failed_imports: dict[str, str] = {}
         self.audit: Callable[[str, str, str], object] = lambda _what, _name, _refused: None
         self._passed = 0
+        self._chosen: frozenset[int] | None = None
         self._with_shapes = DEBUG.value()
 
     @property
@@ -305,6 +306,7 @@ class Worker:
             self._comm.compare_shapes(self._with_shapes)
             if self._passed:
                 self._comm.cannot_enter(self._passed)
+            self._comm.confine(self._chosen)
         self._comm.position = self.position
         return self._comm
 
@@ -380,6 +382,26 @@ class Worker:
             Exception: Some of it failed.
         """
         self.place.settle()
+
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """The workers that execute the call: all, or those for which the program chose it."""
+        return tuple(range(self.num_workers) if self._chosen is None else sorted(self._chosen))
+
+    @contextlib.contextmanager
+    def only(self, workers: Iterable[int]) -> Generator[None]:
+        """Refuses, while a block runs, collectives with workers other than these."""
+        former = self._chosen
+        self._confine(frozenset(workers))
+        try:
+            yield
+        finally:
+            self._confine(former)
+
+    def _confine(self, chosen: frozenset[int] | None) -> None:
+        self._chosen = chosen
+        if self._comm is not None:
+            self._comm.confine(chosen)
 
     def cannot_enter(self, seq: int) -> None:
         """Notifies the peers that this rank is past ``seq`` without its collectives."""

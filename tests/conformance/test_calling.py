@@ -104,12 +104,6 @@ def test_what_cannot_travel_is_refused_and_takes_nothing(session, tools, make):
     assert tools.fetch(echo("fine")) == ["fine"] * session.num_workers
 
 
-def test_there_are_no_keyword_arguments(session):
-    """As in the original; Python itself says so."""
-    with pytest.raises(TypeError, match="keyword"):
-        session.get_global_func("conformance.echo")(value=1)
-
-
 @BOTH_ENDS
 @pytest.mark.parametrize("name", ["runtime.disco.worker_rank", "conformance.counted", "module"])
 def test_a_reference_becomes_what_each_workers_register_holds(tools, name):

@@ -126,12 +126,12 @@ def test_a_command_says_what_it_was_issued_with(log):
         command.args.add().int = 5
         return 0
 
-    log.issue(Action.DEBUG_SET_REGISTER, fill, reg=7, worker=0)
+    log.issue(Action.DEBUG_SET_REGISTER, fill, reg=7, workers=(0,))
     call(log)
     _, (first, second) = read(take(log))
-    assert (first.action, first.reg, first.worker_plus_one) == (8, 7, 1)
+    assert (first.action, first.reg, list(first.workers)) == (8, 7, [0])
     assert first.args[0].int == 5
-    assert (second.action, second.func, second.reg, second.worker_plus_one) == (3, 1, 1, 0)
+    assert (second.action, second.func, second.reg, list(second.workers)) == (3, 1, 1, [])
 
 
 def test_a_burst_leaves_in_batches_of_bounded_size(log, monkeypatch):

@@ -108,7 +108,7 @@ def test_the_arguments_of_the_original_keep_their_names_and_order():
         "empty": "shape dtype device worker0_only in_group",
         "get_global_func": "name",
         "import_python_module": "name",
-        "call_packed": "func args",
+        "call_packed": "func args keywords",
         "copy_to_worker_0": "host_array remote_array",
         "copy_from_worker_0": "host_array remote_array",
         "init_ccl": "ccl device_ids",

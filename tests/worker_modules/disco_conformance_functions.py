@@ -19,7 +19,8 @@ import numpy as np
 
 import disco_server
 from disco_client.arrays.shared_memory import MappedMemory
-from disco_server.rank.functions import resolve
+from disco_server.collectives.types import AbortedError
+from disco_server.rank.functions import resolve, writes_into
 
 _copies = {}
 
@@ -32,6 +33,39 @@ def _me():
 def echo(*args):
     """Returns its one argument, or all of them."""
     return args[0] if len(args) == 1 else list(args)
+
+
+@disco_server.register_func("conformance.named")
+def named(*args, **keywords):
+    """Returns its arguments, those with names too."""
+    return [list(args), keywords]
+
+
+@disco_server.register_func("conformance.scale_into")
+@writes_into(1)
+def scale_into(source, out, rate=1.0, *, failing=False):
+    """Overwrites one array with multiples of another one."""
+    if failing:
+        raise ValueError("told to fail")
+    out[...] = source * rate
+
+
+@disco_server.register_func("conformance.participants")
+def participants():
+    """The workers that execute this call."""
+    return list(disco_server.current_worker().participants)
+
+
+@disco_server.register_func("conformance.barrier_twice")
+def barrier_twice(team):
+    """Enters a collective of all, and after its error one of a team; the names of the errors."""
+    errors = []
+    for enter in (disco_server.current_worker().barrier, team.barrier):
+        try:
+            enter()
+        except AbortedError as error:
+            errors.append(type(error).__name__)
+    return errors
 
 
 @disco_server.register_func("conformance.kind")

@@ -54,7 +54,7 @@ def command(action, *args, reg=0, func=0, worker=None, released=()):
     made = EncodedBatch().commands.add()
     made.action = action
     made.reg, made.func = reg, func
-    made.worker_plus_one = 0 if worker is None else worker + 1
+    made.workers.extend(() if worker is None else (worker,))
     made.released.extend(released)
     for arg in args:
         if isinstance(arg, Register):
