@@ -14,7 +14,7 @@ from disco_client.version import __version__
 
 if TYPE_CHECKING:
     from disco_client.collectives import REDUCE_OPS
-    from disco_client.connection import attach, connect
+    from disco_client.connection import aconnect, attach, connect
     from disco_client.core import DModule, DPackedFunc, DRef
     from disco_client.diagnosis import Diagnosis
     from disco_client.errors import (
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         ConnectionFailed,
         ControllerLost,
         DiscoError,
+        DiscoTimeout,
         EncodingError,
         ExtraMissing,
         ForeignReference,
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
         SessionLost,
         WeightsMismatch,
         WorkerLost,
+        WouldBlock,
     )
+    from disco_client.futures import RefFuture, as_completed
     from disco_client.program import Program
     from disco_client.replies import Failures
     from disco_client.session import Session
@@ -75,6 +78,7 @@ __all__ = [
     "Device",
     "Diagnosis",
     "DiscoError",
+    "DiscoTimeout",
     "EncodingError",
     "ExtraMissing",
     "Failures",
@@ -89,6 +93,7 @@ __all__ = [
     "PoisonCommand",
     "Program",
     "RankFlight",
+    "RefFuture",
     "RemoteError",
     "RemoteException",
     "RemoteFailure",
@@ -99,7 +104,10 @@ __all__ = [
     "Shape",
     "WeightsMismatch",
     "WorkerLost",
+    "WouldBlock",
     "__version__",
+    "aconnect",
+    "as_completed",
     "attach",
     "connect",
     "cpu",
@@ -109,10 +117,11 @@ __all__ = [
 
 _HOMES = {
     "collectives": ("REDUCE_OPS",),
-    "connection": ("attach", "connect"),
+    "connection": ("aconnect", "attach", "connect"),
     "diagnosis": ("Diagnosis",),
     "tracing.timeline": ("RankFlight",),
     "tracing.trace": ("Flight",),
+    "futures": ("RefFuture", "as_completed"),
     "core": ("DModule", "DPackedFunc", "DRef"),
     "program": ("Program",),
     "replies": ("Failures",),

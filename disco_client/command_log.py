@@ -27,9 +27,9 @@ from queue import Empty, SimpleQueue
 from types import CodeType
 from typing import Any, Protocol, TypeAlias
 
-from disco_client.errors import EncodingError, IssuedAt, RemoteFailure, SessionError
-from disco_client.replies import LongWaits
-from disco_client.scopes import NO_SCOPE, Scope, current_scope
+from disco_client.errors import EncodingError, IssuedAt, RemoteFailure, SessionError, WouldBlock
+from disco_client.replies import Deadline, LongWaits
+from disco_client.scopes import NO_SCOPE, Scope, current_owner, current_scope, in_event_loop
 from disco_client.transport.base import OutgoingBatch
 from disco_client.wire.codec import Action, EncodedCommand
 
@@ -195,6 +195,14 @@ beyond that waits. This bounds the memory of every relay on the way."""
 WINDOW_ARRAY_BYTES = 256 << 20
 """The same for arrays that travel beside the log, and are buffered on the workers' nodes."""
 
+_LOOK_ROOM_S = 1.0
+"""How often a call that waits for room looks whether that is to be reported."""
+
+_FULL = (
+    "as many commands or bytes are under way as may be, and the call would stop the event loop"
+    " until workers have executed some; before it, `await session.ready()`"
+)
+
 _LOOKS, _LOOK_S = 20, 0.001
 """How often, and at what interval, a sending thread looks for commands before it sleeps."""
 
@@ -279,6 +287,7 @@ class CommandLog:
             command that will be answered can be sent.
         direct: Whether a thread that waits for an answer sends pending commands itself.
         told: Whether a call has raised the error that closed the log.
+        asynchronous: Whether calls must not wait in an event loop.
         long_waits: Is notified each second of waits for room.
         timeline: Takes notes, if set; calls that need not wait never ask for it.
     """
@@ -303,7 +312,9 @@ class CommandLog:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._awake = False
         self._closed: SessionError | None = None
-        self._alone = 0
+        self._alone: Scope | None = None
+        self._for_room: list[Callable[[], None]] = []
+        self.asynchronous = False
         self.direct = False
         self.told = False
         self.long_waits = LongWaits()
@@ -321,6 +332,7 @@ class CommandLog:
         workers: Sequence[int] = (),
         answers: int = 0,
         beside: Callable[[], int] | None = None,
+        deadline: Deadline | None = None,
     ) -> tuple[int, int]:
         """Appends one command.
 
@@ -333,12 +345,14 @@ class CommandLog:
             answers: How many workers will answer it.
             beside: Says, once the arguments are written, how many bytes of arrays
                 travel beside it to a worker.
+            deadline: When to end a wait for room.
 
         Returns:
             Its sequence number and its register.
 
         Raises:
-            SessionError: The session is closed or lost.
+            DiscoTimeout: There is no room yet; nothing was appended.
+            SessionError: The session is closed or lost, or this would wait in an event loop.
         """
         site = call_site(current_scope(self))
         command = EncodedCommand(action=action, func=func)  # type: ignore[arg-type]  (the numbers are the same)
@@ -352,7 +366,7 @@ class CommandLog:
         if workers:
             command.workers.extend(workers)
         with self._lock:
-            self._await_room()
+            self._await_room(deadline)
             if self._dead:
                 command.released.extend(self._take_dead())
             if reg is None:
@@ -445,16 +459,17 @@ class CommandLog:
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None]:
-        """Lets no other thread issue commands while a block runs; they wait."""
+        """Lets no other task or thread issue commands while a block runs; they wait."""
         with self._lock:
             self._await_room()
-            self._alone = threading.get_ident()
+            self._alone = current_owner()
         try:
             yield
         finally:
             with self._lock:
-                self._alone = 0
+                self._alone = None
                 self._room.notify_all()
+            self._tell_of_room()
 
     def live_registers(self) -> set[int]:
         """The registers that references stand for."""
@@ -512,27 +527,56 @@ class CommandLog:
             # The same error is raised each time, with the traceback of this time.
             raise self._closed.with_traceback(None)
 
-    def _await_room(self) -> None:
-        if self._is_full():
+    def _await_room(self, deadline: Deadline | None = None) -> None:
+        if self.is_full():
+            if self.asynchronous and in_event_loop():
+                raise WouldBlock(_FULL)
             began = time.monotonic_ns()
-            self._await_more_room()
+            self._await_more_room(deadline)
             if self.timeline is not None:
                 self.timeline.note("wait for room", "wait", began)
         self.check_open()
 
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether the caller would wait for room."""
         return self._closed is None and (
             self._seq - self._acked >= WINDOW_COMMANDS
             or self._bytes_under_way > WINDOW_BYTES
             or self._beside_under_way > WINDOW_ARRAY_BYTES
-            or bool(self._alone and self._alone != threading.get_ident())
+            or bool(self._alone and self._alone is not current_owner())
         )
 
-    def _await_more_room(self) -> None:
+    @property
+    def has_much_room(self) -> bool:
+        """Whether a quarter of the window is free, so that a caller can issue many commands."""
+        return self._closed is not None or (
+            self._seq - self._acked <= WINDOW_COMMANDS * 3 // 4
+            and self._bytes_under_way <= WINDOW_BYTES * 3 // 4
+            and self._beside_under_way <= WINDOW_ARRAY_BYTES * 3 // 4
+            and self._alone is None
+        )
+
+    def call_when_room(self, call: Callable[[], None]) -> None:
+        """Calls something, once, when a quarter of the window is free; it must not wait."""
+        with self._lock:
+            self._for_room.append(call)
+        self._tell_of_room()
+
+    def _tell_of_room(self) -> None:
+        calls: list[Callable[[], None]] = []
+        with self._lock:
+            if self.has_much_room:
+                calls, self._for_room = self._for_room, calls
+        for call in calls:
+            call()
+
+    def _await_more_room(self, deadline: Deadline | None) -> None:
         since = None
-        while self._is_full():
+        while self.is_full():
             # The transport calls close() when the session is lost, so this ends.
-            if not self._room.wait(1.0):
+            if not self._room.wait(_LOOK_ROOM_S if deadline is None else deadline.left()):
+                if deadline is not None:
+                    deadline.check()
                 self._lock.release()  # others acknowledge meanwhile, and may make room
                 try:
                     since = self.long_waits.look(since)
@@ -638,6 +682,8 @@ class CommandLog:
                 self._bytes_under_way -= done.nbytes
                 self._beside_under_way -= done.beside
             self._room.notify_all()
+        if self._for_room:
+            self._tell_of_room()
 
     def close(self, why: SessionError, *, drop: bool) -> None:
         """Refuses further commands with this error; idempotent.
@@ -653,6 +699,7 @@ class CommandLog:
                 self._sealed.clear()
                 self._filling = _Batch(self._seq + 1)
             self._room.notify_all()
+        self._tell_of_room()
         self._wake.put(None)
 
     def disown(self, why: SessionError) -> None:

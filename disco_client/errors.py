@@ -21,6 +21,7 @@ __all__ = [
     "ConnectionFailed",
     "ControllerLost",
     "DiscoError",
+    "DiscoTimeout",
     "EncodingError",
     "ExtraMissing",
     "ForeignReference",
@@ -39,6 +40,7 @@ __all__ = [
     "SessionLost",
     "WeightsMismatch",
     "WorkerLost",
+    "WouldBlock",
     "describe_exit",
     "describe_session_end",
     "describe_worker_end",
@@ -96,6 +98,10 @@ class EncodingError(DiscoError, TypeError):
     """A value is not of a kind that may travel; nothing was sent."""
 
 
+class DiscoTimeout(DiscoError, TimeoutError):
+    """A wait took longer than its ``timeout``; nothing is lost, and it may be repeated."""
+
+
 class SessionError(DiscoError):
     """A session cannot do what was requested."""
 
@@ -106,6 +112,10 @@ class SessionClosed(SessionError):
 
 class CaptureError(SessionError):
     """A call that cannot be captured in a program, or a reference used outside of its own."""
+
+
+class WouldBlock(SessionError):
+    """A call that would stop an event loop until workers answer; nothing was issued."""
 
 
 class NoSlots(SessionError, TimeoutError):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
 from disco_client import checkpointing, collectives, modules, publishing
 from disco_client.core import SessionCore
 from disco_client.diagnosis import look_at
+from disco_client.futures import await_room
 from disco_client.output import LogSink, print_logs
-from disco_client.replies import AUTO
+from disco_client.replies import AUTO, Deadline
 from disco_client.scopes import Block
 
 if TYPE_CHECKING:
@@ -217,6 +218,7 @@ class Session:
             RemoteError: See above.
             SessionError: The session is closed or lost.
         """
+        self._check_may_wait("load_vm_module")
         return modules.load_vm_module(self._core, path, device)
 
     def load_source(self, source: str | Path | ModuleType) -> None:
@@ -261,11 +263,11 @@ class Session:
             for _ in range(1000):
                 x = program(x)
 
-        Inside the block, what this thread issues on this session is written down: calls,
-        lookups of functions, allocations, collectives, and copies of arrays of up to
-        64 KiB to worker 0. Other threads run as usual. References made inside are of
-        use inside only, except as outputs; those from outside are taken by reference:
-        each run sees what their registers hold then, and in-place changes are seen
+        Inside the block, what this asyncio task, or this thread, issues on this session is
+        written down: calls, lookups of functions, allocations, collectives, and copies of
+        arrays of up to 64 KiB to worker 0. Other tasks and threads run as usual. References
+        made inside are of use inside only, except as outputs; those from outside are taken by
+        reference: each run sees what their registers hold then, and in-place changes are seen
         outside. A run ends with its first failing step; see :class:`Program`.
 
         Args:
@@ -275,7 +277,7 @@ class Session:
             The program, to be entered with ``with``; a block that raises discards it.
 
         Raises:
-            CaptureError: On entering: this thread captures already. Inside the block:
+            CaptureError: On entering: this task or thread captures already. Inside the block:
                 a call that would have to wait, such as a sync.
             SessionError: The session is closed or lost.
         """
@@ -328,20 +330,43 @@ class Session:
         """
         return self._core.copy_to_worker_0(host_array, remote_array)
 
-    def copy_from_worker_0(self, host_array: Array, remote_array: DRef) -> None:
+    def copy_from_worker_0(
+        self, host_array: Array, remote_array: DRef, timeout: float | None = None
+    ) -> None:
         """Fills a host array from worker 0; waits until it is filled.
 
         Args:
             host_array: A writable array of the remote one's dtype and number of
                 elements, contiguous or not.
             remote_array: The array on worker 0.
+            timeout: Seconds to wait for the answer. An array that has begun to arrive is
+                waited for.
 
         Raises:
             BadArgument: Size or dtype differ.
+            DiscoTimeout: There is no answer yet; the call may be repeated.
             EncodingError: The host array cannot be written.
             SessionError: The session is closed or lost.
         """
-        self._core.copy_from_worker_0(host_array, remote_array)
+        self._core.copy_from_worker_0(host_array, remote_array, timeout)
+
+    async def put(self, host_array: object) -> DRef:
+        """Copies a host array of any size to worker 0; ``copy_to_worker_0`` for asyncio.
+
+        The array may be changed as soon as this returns. If the await is cancelled, it is
+        still sent.
+
+        Args:
+            host_array: An array, or what ``numpy.asarray`` makes one of.
+
+        Returns:
+            The reference of the copy.
+
+        Raises:
+            EncodingError: The host array holds Python objects.
+            SessionError: The session is closed or lost.
+        """
+        return await self._core.put(host_array)
 
     def load_weights(
         self,
@@ -395,6 +420,7 @@ class Session:
             NotAllowed: A worker's ``--allow-read`` does not cover a file.
             SessionError: The session is closed or lost.
         """
+        self._check_may_wait("load_weights")
         from disco_client import weights
 
         return weights.load_weights(
@@ -499,6 +525,7 @@ class Session:
             RemoteError: A tensor could not be computed.
             SessionError: The session is closed or lost.
         """
+        self._check_may_wait("save")
         from disco_client.distributed import storage
 
         storage.save(self._core, path, self._engine, tensors, progress=progress)
@@ -538,6 +565,7 @@ class Session:
             NotAllowed: A worker's ``--allow-read`` does not cover the folder.
             SessionError: The session is closed or lost.
         """
+        self._check_may_wait("load")
         from disco_client.distributed import storage
 
         return storage.load(self._core, path, self._engine, mesh, placements, progress=progress)
@@ -566,6 +594,7 @@ class Session:
             ConfigError: There is no library of that name, or a GPU has no number.
             CclError: It is missing on a worker, or could not start.
         """
+        self._check_may_wait("init_ccl")
         collectives.init_ccl(self._core, ccl, *device_ids)
 
     def broadcast(
@@ -586,6 +615,7 @@ class Session:
             The reference of the copies.
         """
         del in_group  # only worker 0 has the data, so it alone can be the source
+        self._core.check_may_send(src, "broadcast")
         return collectives.broadcast(self._core, src, dst)
 
     def broadcast_from_worker0(
@@ -625,6 +655,7 @@ class Session:
             ConfigError: The first axis does not fit.
         """
         del in_group  # only worker 0 has the data, so it alone can be the source
+        self._core.check_may_send(src, "scatter")
         return collectives.scatter(self._core, src, dst)
 
     def scatter_from_worker0(
@@ -744,35 +775,70 @@ class Session:
 
     # Waiting ---------------------------------------------------------------------
 
-    def sync_worker(self, worker_id: int) -> None:
+    def sync_worker(self, worker_id: int, timeout: float | None = None) -> None:
         """Waits until a worker has executed every command issued before.
 
+        Args:
+            worker_id: The worker.
+            timeout: Seconds to wait; None waits as long as the session lives.
+
         Raises:
+            DiscoTimeout: It has not yet; the call may be repeated.
             RemoteError: A command of this scope failed on some worker and no call has
                 raised it.
             SessionError: The session is closed or lost.
         """
-        self._core.sync(self._core.check_worker(worker_id))
+        self._core.sync(self._core.check_worker(worker_id), timeout)
 
-    def sync_worker_0(self) -> None:
+    def sync_worker_0(self, timeout: float | None = None) -> None:
         """Waits until worker 0 has executed every command issued before.
 
+        Args:
+            timeout: As for :meth:`sync_worker`.
+
         Raises:
+            DiscoTimeout: It has not yet; the call may be repeated.
             RemoteError: A command of this scope failed on some worker and no call has
                 raised it.
             SessionError: The session is closed or lost.
         """
-        self._core.sync(0)
+        self._core.sync(0, timeout)
 
-    def sync_all(self) -> None:
+    def sync_all(self, timeout: float | None = None) -> None:
         """Waits until every worker has executed every command issued before.
 
+        Args:
+            timeout: As for :meth:`sync_worker`.
+
         Raises:
+            DiscoTimeout: They have not yet; the call may be repeated.
             RemoteError: A command of this scope failed on some worker and no call has
                 raised it.
             SessionError: The session is closed or lost.
         """
-        self._core.sync()
+        self._core.sync(timeout=timeout)
+
+    async def synced(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (as of all that waits)
+        """Awaits that every worker has executed every command issued before.
+
+        Args:
+            timeout: As for :meth:`sync_worker`.
+
+        Raises:
+            DiscoTimeout, RemoteError, SessionError: As for :meth:`sync_all`.
+        """
+        await self._core.synced(Deadline.of(timeout))
+
+    async def ready(self) -> None:
+        """Awaits that a task can issue commands without waiting for workers.
+
+        Returns at once while there is room; after a wait a quarter of what may be under way
+        is free: 16,384 commands, with 8 MiB in them and 64 MiB of arrays beside them.
+
+        Raises:
+            SessionError: The session is closed or lost.
+        """
+        await await_room(self._core.log)
 
     _sync_worker = sync_worker
     _sync_all = sync_all
@@ -824,6 +890,7 @@ class Session:
         Raises:
             SessionError: The controller does not answer.
         """
+        self._check_may_wait("diagnose")
         return look_at(self._core.transport, self._core.log)
 
     def flight(self) -> Flight:
@@ -836,6 +903,7 @@ class Session:
             SessionError: The controller does not answer, or has nothing any more.
             ValueError: A rank's records are damaged.
         """
+        self._check_may_wait("flight")
         from disco_client.tracing.trace import Flight
 
         return Flight.of(self._core.transport.inspect(stacks=False, flights=True))
@@ -869,6 +937,8 @@ class Session:
             OSError: On entering, the file cannot be written.
             SessionError: On entering: the session is closed or lost.
         """
+        if self._core.must_not_wait:
+            self._core.check_may_wait("a trace, which waits at its end, in another thread")
         from disco_client.tracing.trace import Trace
 
         return Trace(self._core, path)
@@ -900,6 +970,7 @@ class Session:
             RemoteError: A command failed on some worker and no call has raised it.
             SessionError: The session is closed or lost.
         """
+        self._check_may_wait("checkpoint")
         checkpointing.checkpoint(self._core, path)
 
     def publish(self, name: str, value: DRef | DTensor) -> None:
@@ -927,10 +998,12 @@ class Session:
         Raises:
             BadArgument: Nothing is published under this name; the error says what is.
         """
+        self._check_may_wait("published")
         return publishing.published(self._core, name)
 
     def list_published(self) -> list[str]:
         """The names under which values are published, in order; waits for worker 0."""
+        self._check_may_wait("list_published")
         return publishing.list_published(self._core)
 
     def unpublish(self, name: str) -> None:
@@ -961,6 +1034,9 @@ class Session:
         """
         return self._core.leave(lease)
 
+    def _check_may_wait(self, method: str) -> None:
+        self._core.check_may_wait(f"await asyncio.to_thread(session.{method}, ...)")
+
     # The end ---------------------------------------------------------------------
 
     def shutdown(self) -> None:
@@ -971,6 +1047,24 @@ class Session:
         from the session's own it does nothing, as does leaving the block there.
         """
         self._core.shutdown()
+
+    async def __aenter__(self) -> Self:
+        # From now on calls that would wait refuse to, in any event loop.
+        self._core.log.asynchronous = True
+        return self
+
+    async def __aexit__(self, kind: object, value: object, trace: object) -> None:
+        import asyncio
+
+        core = self._core
+        try:
+            if kind is None and not core.closed:
+                if core.log.closed is None:
+                    await core.synced()
+                core.raise_unseen(synced=True)
+        finally:
+            # In any case, also where this is cancelled.
+            await asyncio.shield(asyncio.to_thread(core.shutdown))
 
     def __enter__(self) -> Self:
         return self

@@ -58,6 +58,7 @@ class Uploads(ArrayPorter):
         span: The session's; that of a large upload is a part of it.
 
     Attributes:
+        workers: As given.
         offered: The arrays with their tickets.
     """
 
@@ -72,7 +73,7 @@ class Uploads(ArrayPorter):
         self._span = span
         self._take_ticket = take_ticket
         self._transport = transport
-        self._workers = workers
+        self.workers = workers
         self._raise_if_lost = raise_if_lost
         self._issued = False
         self._done = 0
@@ -86,7 +87,7 @@ class Uploads(ArrayPorter):
         if nbytes < _SHOWN_BYTES:
             self._send(pairs, lambda _nbytes: None)
             return
-        facts = {"disco.bytes": nbytes, "disco.workers": list(self._workers)}
+        facts = {"disco.bytes": nbytes, "disco.workers": list(self.workers)}
         with (
             self._span.within("disco.upload", facts),
             progress("upload", nbytes, late=True) as bar,
@@ -102,7 +103,7 @@ class Uploads(ArrayPorter):
 
     def _pairs(self) -> list[tuple[int, int, Array]]:
         return [
-            (ticket, worker, array) for ticket, array in self.offered for worker in self._workers
+            (ticket, worker, array) for ticket, array in self.offered for worker in self.workers
         ]
 
     def __enter__(self) -> Self:

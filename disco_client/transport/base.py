@@ -184,6 +184,7 @@ class Events:
         lost: Gets the error that ended the session, once.
         reopen: Everything that is still awaited will be answered once more.
         is_open: Whether the answer to a command is still awaited.
+        unattended: Whether an answer is awaited for which no thread waits.
         mark: Issues a command that workers acknowledge.
     """
 
@@ -200,6 +201,7 @@ class Events:
     resend: Callable[[int], None] = lambda _seq: None
     reopen: Callable[[], None] = lambda: None
     is_open: Callable[[int], bool] = lambda _seq: False
+    unattended: Callable[[], bool] = lambda: False
     mark: Callable[[], object] = lambda: None
     issued: Callable[[], int] = lambda: 0
 
@@ -209,6 +211,10 @@ class Pump(Protocol):
 
     A command that is awaited then costs no hand-over between threads.
     """
+
+    def send(self) -> None:
+        """Sends what was issued; its answer will be received though no thread waits."""
+        ...
 
     def ask(self, worker: int, waiter: threading.Lock) -> None:
         """Sends what was issued; the worker frees a lock when it has executed all of it.

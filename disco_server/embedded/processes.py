@@ -178,6 +178,9 @@ class Children:
         node: The node's name, for messages.
         watcher: Is notified.
         begin: Makes the first frame for a rank, given its number.
+
+    Attributes:
+        unattended: Whether a reply is awaited for which no thread waits.
     """
 
     def __init__(
@@ -204,6 +207,7 @@ class Children:
         self._started = threading.Event()
         self._start_error: OSError | None = None
         self._reading = threading.Lock()
+        self.unattended: Callable[[], bool] = lambda: False
         self._pending = False
         self._led = False
         self._full: set[int] = set()
@@ -295,10 +299,7 @@ class Children:
             self._full.discard(fd)
             return
         self._full.add(fd)
-        # Where the lock is taken, a thread leads, and hands back when it stops.
-        if self._pending and self._reading.acquire(blocking=False):
-            self._hand_back()
-            self._reading.release()
+        self.attend()  # where a thread leads, it hands back when it stops
 
     def _watch(self, fd: int, action: Callable[[], None]) -> None:
         self._actions[fd] = action
@@ -517,6 +518,14 @@ class Children:
         if self._full:
             self._hand_back()
         self._reading.release()
+        if self.unattended():
+            self.attend()
+
+    def attend(self) -> None:
+        """Lets the keeper read replies from now on, unless a thread of the program does."""
+        if self._pending and self._reading.acquire(blocking=False):
+            self._hand_back()
+            self._reading.release()
 
     def read_until(
         self,
@@ -1034,6 +1043,7 @@ class ProcessTransport(Bound):
 
     def start(self, events: Events) -> None:
         """Begins to send what is issued and to deliver what is received."""
+        self._children.unattended = events.unattended
         with self._state_lock:
             self._events = events
             early, self._early = self._early, []
@@ -1077,6 +1087,12 @@ class ProcessTransport(Bound):
         if self._error is not None:
             child.wake_waiters()
         return lambda: child.shows(delivered)
+
+    def send(self) -> None:
+        """Sends what was issued; the keeper reads the answer if no thread does."""
+        with HeldInterrupts():
+            self._flush()
+        self._children.attend()
 
     def wait(self, waiter: threading.Lock, seconds: float, ask: int | None = None) -> bool:
         """Sends what was issued, and reads replies until a lock is free."""

@@ -658,8 +658,8 @@ class ThreadTransport(Bound):
 
     # Waiting ----------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Hands everything that was issued to the workers."""
+    def send(self) -> None:
+        """Hands everything that was issued to the workers; they answer in their own threads."""
         if self._sender is not None:
             with HeldInterrupts():
                 self._sender.flush()
@@ -676,7 +676,7 @@ class ThreadTransport(Bound):
     def wait(self, waiter: threading.Lock, seconds: float, ask: int | None = None) -> bool:
         """Sends what was issued, and waits up to ``seconds`` for a lock to be free."""
         if ask is None:
-            self.flush()
+            self.send()
         else:
             self.ask(ask, waiter)
         return waiter.acquire(timeout=seconds)
@@ -703,7 +703,7 @@ class ThreadTransport(Bound):
         """Passes an array's bytes to a worker; returns when they may be changed."""
         array = self._ranks[worker].borrowed.lend(ticket, data)
         try:
-            self.flush()
+            self.send()
             array.await_return()
         except BaseException:
             array.break_off()  # the worker may have taken it, so that giving up finds nothing
