@@ -1,21 +1,14 @@
-"""Programs of TVM's form as workers of process sessions, and as nodes of socket sessions."""
+"""Programs of TVM's form as workers of process sessions."""
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-
 import numpy as np
-import psutil
 import pytest
 
 import disco_client as di
 from disco_client import errors
 
-RUNNER = "disco_server.embedded.entrypoint"
 ENTRYPOINT = "disco_tvm_entrypoint"
-REMOTE = "tvm.exec.disco_remote_socket_session"
 
 
 def test_an_entrypoint_of_tvms_form_is_a_worker(modules, gone):
@@ -34,17 +27,6 @@ def test_an_entrypoint_of_tvms_form_is_a_worker(modules, gone):
             session.sync_all()
         assert described.debug_get_from_remote(1) == "worker 1 4 2"
     assert gone(pids)
-
-
-def test_the_originals_own_entrypoint_is_a_worker():
-    """TVM's, unmodified, with the functions that TVM's tests call."""
-    with di.ProcessSession(2, entrypoint="tvm.exec.disco_worker") as session:
-        added = session.get_global_func("tests.disco.add_one")(1)
-        assert [added.debug_get_from_remote(worker) for worker in range(2)] == [2, 2]
-        array = session.copy_to_worker_0(np.arange(3, dtype="float32"))
-        more = session.get_global_func("tests.disco.str")("hello")
-        assert more.debug_get_from_remote(1) == "hello_suffix"
-        assert array.numpy().tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -66,21 +48,3 @@ def test_a_program_that_is_no_worker_says_why(tmp_path, monkeypatch, text, said)
     with pytest.raises(errors.WorkerLost, match="could not be started") as lost:
         di.ProcessSession(1, entrypoint="no_worker", logs=False)
     assert said in str(lost.value)
-
-
-def test_a_program_of_tvms_joins_a_socket_session_and_leaves_with_it(eventually):
-    """The original's module, unmodified, is the other node; it exits with status 0."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    joining = subprocess.Popen([sys.executable, "-m", RUNNER, REMOTE, "localhost", str(port), "1"])
-    try:
-        with di.SocketSession(2, 1, 1, "localhost", port) as session:
-            parts = session.scatter(np.arange(4.0).reshape(2, 2))
-            session.allreduce(parts, parts)
-            np.testing.assert_array_equal(parts.numpy(1), [2, 4])
-            pid = session.workers[1].pid
-        assert joining.wait(20) == 0
-        eventually(lambda: not psutil.pid_exists(pid), what="the end of its worker")
-    finally:
-        joining.kill()
-        joining.wait()
