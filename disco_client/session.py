@@ -489,6 +489,9 @@ class Session:
             *operands: Distributed tensors on one mesh, host arrays, and numbers.
             **options: The function's.
 
+        Returns:
+            The result; of ``"split"`` a list of them.
+
         Raises:
             ConfigError: There is no rule of that name, or the operands do not fit it.
         """

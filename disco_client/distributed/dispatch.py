@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from disco_client.distributed.composites import COMPOSITES
 from disco_client.distributed.dtensor import Computing, DTensor, Origin
 from disco_client.distributed.mesh import DeviceMesh
-from disco_client.distributed.numpy_api import COMPOSITES, FUNCTIONS, unsaid
+from disco_client.distributed.numpy_api import FUNCTIONS, unsaid
 from disco_client.distributed.ops import Rule, call_checked, choose, exact, rule_for
 from disco_client.distributed.placement import (
     DTensorStructInfo,

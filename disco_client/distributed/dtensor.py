@@ -135,6 +135,22 @@ class ArrayLike(ABC):
         """Each element, rounded as ``numpy.round`` does."""
         return np.round(self, decimals)  # type: ignore[call-overload]
 
+    def var(self, axis: Any = None, *, ddof: float = 0, keepdims: bool = False) -> DTensor:
+        """The variance along an axis, several, or all; ``ddof`` is taken off what it divides by."""
+        return self._engine.call("var", self, axis=axis, ddof=ddof, keepdims=keepdims)
+
+    def std(self, axis: Any = None, *, ddof: float = 0, keepdims: bool = False) -> DTensor:
+        """The standard deviation, likewise."""
+        return self._engine.call("std", self, axis=axis, ddof=ddof, keepdims=keepdims)
+
+    def cumsum(self, axis: int | None = None) -> DTensor:
+        """Running sums along an axis, by default of all elements in a row."""
+        return self._engine.call("cumsum", self, axis=axis)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> DTensor:
+        """Each element several times along an axis, by default of all elements in a row."""
+        return np.repeat(self, repeats, axis=axis)  # type: ignore[call-overload]
+
     def take(self, ids: Any, axis: int | None = None) -> DTensor:
         """What stands at positions along an axis, by default of all elements in a row."""
         return np.take(self, ids, axis=axis)  # type: ignore[call-overload]
