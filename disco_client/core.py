@@ -192,7 +192,7 @@ class DRef:
         """
         await self._core.fetch_into(self, host_array, Deadline.of(timeout))
 
-    def debug_get_from_remote(self, worker_id: int, timeout: float | None = None) -> Any:
+    def debug_get_from_remote(self, worker_id: int, *, timeout: float | None = None) -> Any:
         """Fetches what one worker's register holds; waits for it.
 
         Args:
@@ -210,7 +210,9 @@ class DRef:
         """
         return self._core.get(self, worker_id, timeout)
 
-    def debug_copy_from(self, worker_id: int, value: object, timeout: float | None = None) -> None:
+    def debug_copy_from(
+        self, worker_id: int, value: object, *, timeout: float | None = None
+    ) -> None:
         """Copies an array into one worker's register; waits until it is there.
 
         Args:
@@ -229,7 +231,7 @@ class DRef:
         """
         self._core.set(self, worker_id, value, timeout)
 
-    def numpy(self, worker_id: int = 0, timeout: float | None = None) -> np.ndarray[Any, Any]:
+    def numpy(self, worker_id: int = 0, *, timeout: float | None = None) -> np.ndarray[Any, Any]:
         """Fetches the array that one worker's register holds.
 
         Args:
@@ -244,7 +246,7 @@ class DRef:
         """
         import numpy as np
 
-        value = self.debug_get_from_remote(worker_id, timeout)
+        value = self.debug_get_from_remote(worker_id, timeout=timeout)
         if isinstance(value, (np.ndarray, bool, int, float)):
             return np.asarray(value)
         msg = f"expected an array in register {self.reg_id} of worker {worker_id}, got {value!r}"

@@ -351,14 +351,16 @@ async def await_all(
         RemoteError: Something failed.
         SessionError: The session is closed or lost.
     """
-    async with _within(deadline):
-        await await_room(log)
-        asked = ask()
-        try:
-            return [await future for future in asked]
-        finally:
-            for future in asked:
-                future.cancel()
+    if deadline is not None:
+        async with _within(deadline):
+            return await await_all(log, ask)
+    await await_room(log)
+    asked = ask()
+    try:
+        return [await future for future in asked]
+    finally:
+        for future in asked:
+            future.cancel()
 
 
 # Several, as they come ----------------------------------------------------------------------

@@ -528,7 +528,9 @@ class Inbox:
             told: Whether its caller learns of the failure by another error, so that no
                 later wait raises the worker's report.
         """
-        origin = self._origin(seq)
+        known = self._answers.get(seq)
+        unread = known is not None and (told or known.failures)
+        origin = self._origin(seq) if unread else None  # takes the lock of the log
         with self._lock:
             expected = self._answers.pop(seq, None)
             self._unattended.pop(seq, None)
@@ -651,7 +653,8 @@ class Inbox:
             threading.Thread(
                 target=self._watch, args=(alive,), name="disco-liveness", daemon=True
             ).start()
-        self._some_unattended.set()
+        if not self._some_unattended.is_set():
+            self._some_unattended.set()
 
     def _watch(self, alive: Callable[[], None]) -> None:
         """Does what a waiting thread does each second, for answers without one."""

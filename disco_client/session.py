@@ -331,7 +331,7 @@ class Session:
         return self._core.copy_to_worker_0(host_array, remote_array)
 
     def copy_from_worker_0(
-        self, host_array: Array, remote_array: DRef, timeout: float | None = None
+        self, host_array: Array, remote_array: DRef, *, timeout: float | None = None
     ) -> None:
         """Fills a host array from worker 0; waits until it is filled.
 
@@ -778,7 +778,7 @@ class Session:
 
     # Waiting ---------------------------------------------------------------------
 
-    def sync_worker(self, worker_id: int, timeout: float | None = None) -> None:
+    def sync_worker(self, worker_id: int, *, timeout: float | None = None) -> None:
         """Waits until a worker has executed every command issued before.
 
         Args:
@@ -793,7 +793,7 @@ class Session:
         """
         self._core.sync(self._core.check_worker(worker_id), timeout)
 
-    def sync_worker_0(self, timeout: float | None = None) -> None:
+    def sync_worker_0(self, *, timeout: float | None = None) -> None:
         """Waits until worker 0 has executed every command issued before.
 
         Args:
@@ -807,7 +807,7 @@ class Session:
         """
         self._core.sync(0, timeout)
 
-    def sync_all(self, timeout: float | None = None) -> None:
+    def sync_all(self, *, timeout: float | None = None) -> None:
         """Waits until every worker has executed every command issued before.
 
         Args:
@@ -836,7 +836,7 @@ class Session:
         """Awaits that a task can issue commands without waiting for workers.
 
         Returns at once while there is room; after a wait a quarter of what may be under way
-        is free: 16,384 commands, with 8 MiB in them and 64 MiB of arrays beside them.
+        is free: some 16,000 commands, with 8 MiB in them and 64 MiB of arrays beside them.
 
         Raises:
             SessionError: The session is closed or lost.

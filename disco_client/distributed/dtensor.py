@@ -441,7 +441,7 @@ class DTensor(Distributed, ArrayLike):
             raise ConfigError(f"worker {worker} is none of {self.mesh!r}")
         return self.info.local_shape(self.mesh.device_ids.index(worker))
 
-    def shard(self, worker: int, timeout: float | None = None) -> np.ndarray[Any, Any]:
+    def shard(self, worker: int, *, timeout: float | None = None) -> np.ndarray[Any, Any]:
         """Fetches the part of one worker; waits for it.
 
         Where the placement is partial, these are the worker's own values.
@@ -464,7 +464,7 @@ class DTensor(Distributed, ArrayLike):
         return self._engine.fetch_later(self).__await__()
 
     def numpy(
-        self, worker_id: int | None = None, timeout: float | None = None
+        self, worker_id: int | None = None, *, timeout: float | None = None
     ) -> np.ndarray[Any, Any]:
         """Fetches the whole; waits for it.
 
@@ -481,7 +481,7 @@ class DTensor(Distributed, ArrayLike):
         """
         if worker_id is not None:
             _deprecated("numpy(worker)", "shard(worker)")
-            return self.shard(worker_id, timeout)
+            return self.shard(worker_id, timeout=timeout)
         return self._engine.fetch(self, timeout)
 
     def astype(self, dtype: object) -> DTensor:
