@@ -81,7 +81,7 @@ def _shared(value: Any) -> Array:
     # Such as one that lies in several pieces.
     try:
         copied: Array = np.array(value)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (any library's)
         msg = f"a {library_name(value)} cannot be read as an array of the host's memory: {error}"
         raise EncodingError(msg) from why
     copied.flags.writeable = False  # what is written there would be lost
