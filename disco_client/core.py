@@ -25,6 +25,7 @@ from disco_client.errors import (
     RemoteFailure,
     SessionClosed,
     SessionError,
+    WorkersReplaced,
 )
 from disco_client.forks import disown_in_children, leak, not_here
 from disco_client.output import LogSink, drop_logs
@@ -55,9 +56,9 @@ from disco_client.wire.values import Device, Shape, dtype_from_name, is_array
 if TYPE_CHECKING:
     import numpy as np
 
-    from disco_client.command_log import Fill
+    from disco_client.command_log import Abandoned, Fill
 
-__all__ = ["DModule", "DPackedFunc", "DRef", "Distributed", "SessionCore", "core_of"]
+__all__ = ["DModule", "DPackedFunc", "DRef", "Distributed", "Renewable", "SessionCore", "core_of"]
 
 _CLOSE_TIMEOUT_S = 10.0
 _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
@@ -249,6 +250,14 @@ def core_of(thing: Any) -> SessionCore:
     return thing._core  # noqa: SLF001  (the same)
 
 
+class Renewable(ABC):
+    """A part of a session that keeps references of its own."""
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Forgets them, because other workers take the place of those that they are of."""
+
+
 class SessionCore:
     """What other modules need of a session: issuing, looking up, asking, waiting.
 
@@ -290,7 +299,6 @@ class SessionCore:
         self.closed = False
         self.face: Callable[[], Any] = lambda: None
         self._builtins: dict[str, DPackedFunc] = {}
-        self._builtins_lock = threading.Lock()
         self._parts: dict[object, Any] = {}
         # Not those of a program that has used the session before.
         self._tickets = (transport.welcome.first_seq - 1) << TICKETS_SHIFT
@@ -378,6 +386,18 @@ class SessionCore:
         nodes = len({rank.node for rank in self.welcome.ranks})
         return f"<Session {self.name!r}: {self.num_workers} workers on {nodes} nodes, {state}>"
 
+    def restart(self, barred: Callable[[], bool]) -> Abandoned:
+        """Forgets what was issued, and what it knows of workers that others replace.
+
+        Args:
+            barred: See :attr:`CommandLog.barred <disco_client.command_log.CommandLog>`.
+        """
+        self._builtins = {}
+        for part in self._parts.values():
+            if isinstance(part, Renewable):
+                part.renew()
+        return self.log.restart(barred)
+
     # Functions -----------------------------------------------------------------
 
     def look_up(self, name: str) -> DPackedFunc:
@@ -435,13 +455,11 @@ class SessionCore:
 
     def builtin(self, name: str) -> DPackedFunc:
         """A function that every worker has, looked up once."""
-        func = self._builtins.get(name)
-        if func is None:
-            with self._builtins_lock:
-                func = self._builtins.get(name)
-                if func is None:
-                    func = self._builtins[name] = self.look_up(name)
-        return func
+        known = self._builtins
+        func = known.get(name)
+        # No lock, because looking up may wait. Of two threads that do, the first one's counts;
+        # and in what is known of workers that were replaced meanwhile, nothing more does.
+        return known.setdefault(name, self.look_up(name)) if func is None else func
 
     def is_builtin(self, func: DRef, name: str) -> bool:
         """Whether a function is that one, which every worker has."""
@@ -661,7 +679,6 @@ class SessionCore:
         self.carrier = self.transport
         self.log.disown(why)
         self.inbox.disown(why)
-        self._builtins_lock = threading.Lock()
         self.recorders = {}
         transport.disown()
 
@@ -669,7 +686,12 @@ class SessionCore:
         """Raises what no call has raised yet."""
         lost = self.log.closed
         if lost is None:
-            self.sync()
+            try:
+                self.sync()
+            except WorkersReplaced as replaced:
+                if replaced.commands_lost:
+                    raise
+                self.sync()  # what references stood for is not wanted any more
             self.inbox.raise_left()
         elif not (self.log.told or self.inbox.told):
             raise lost

@@ -80,6 +80,8 @@ class _FailureKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The collective library is missing or could not start."""
     FAILURE_KIND_FILE: _FailureKind.ValueType  # 8
     """A data file is missing, cannot be read, or is not what it should be."""
+    FAILURE_KIND_STALE: _FailureKind.ValueType  # 9
+    """A register whose content was on workers that others have taken the place of."""
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
     """The families of failures a client tells apart."""
@@ -100,6 +102,8 @@ FAILURE_KIND_CCL: FailureKind.ValueType  # 7
 """The collective library is missing or could not start."""
 FAILURE_KIND_FILE: FailureKind.ValueType  # 8
 """A data file is missing, cannot be read, or is not what it should be."""
+FAILURE_KIND_STALE: FailureKind.ValueType  # 9
+"""A register whose content was on workers that others have taken the place of."""
 global___FailureKind = FailureKind
 
 @typing.final

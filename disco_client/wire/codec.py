@@ -128,6 +128,7 @@ class FailureKind(enum.IntEnum):
     ABORTED = 6
     CCL = 7
     FILE = 8
+    STALE = 9
 
 
 _NO_PORTER = ArrayPorter()
