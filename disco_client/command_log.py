@@ -506,7 +506,7 @@ class CommandLog:
             self._room.notify_all()
             return Abandoned(self._seq, live, issuers, makers)
 
-    def look_again(self) -> None:
+    def wake_callers(self) -> None:
         """Lets calls that wait ask again whether they have to."""
         with self._lock:
             self._room.notify_all()

@@ -117,7 +117,7 @@ class Admission:
         if self._thread:
             self._lost = error
             self._inbox.end(lambda: error, self.last + 1, sys.maxsize)
-            self._log.look_again()
+            self._log.wake_callers()
 
     def end(self, make: Callable[[bool], SessionError]) -> None:
         """Admits all threads; the scopes that have lost something learn of it first.
@@ -130,7 +130,7 @@ class Admission:
             del self._untold[scope]
         self._inbox.set_aside(list(self._untold))
         self._thread = 0
-        self._log.look_again()
+        self._log.wake_callers()
         self._inbox.end(lambda: make(True), 0, self.last)
 
 

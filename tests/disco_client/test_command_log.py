@@ -385,7 +385,7 @@ def test_a_restart_forgets_what_was_issued_and_keeps_registers_and_numbers(log, 
     assert log.statistics()["acks"] == [3] * len(log.statistics()["acks"])
     assert log.statistics()["array_bytes_under_way"] == 0
     log.barred = None
-    log.look_again()
+    log.wake_callers()
     assert call(log) == (4, dead)
     assert log.take_batch().first_seq == 4
 
