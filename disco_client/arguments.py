@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Generator, Iterable, Sequence
+from inspect import iscoroutinefunction
 from typing import Any, Protocol, SupportsIndex, cast
 
 from disco_client.errors import ConfigError
@@ -91,13 +92,20 @@ def check_name(name: str, what: str = "a session name") -> None:
 
 
 def check_recover(recover: object, limit: object) -> None:
-    """Refuses unknown recovery modes and invalid limits.
+    """Refuses unknown ways to recover and invalid limits.
 
     Raises:
-        ConfigError: It is neither None nor "replay", or the limit is no number of bytes.
+        ConfigError: It is neither None nor "replay" nor a function, or the limit is no number
+            of bytes.
     """
-    if recover is not None and recover != "replay":
-        msg = f"expected recover to be None or 'replay', got {recover!r}"
+    if iscoroutinefunction(recover):
+        msg = (
+            f"expected recover to be a function that has made the state when it returns, got"
+            f" {recover!r}, which is to be awaited"
+        )
+        raise ConfigError(msg)
+    if recover is not None and recover != "replay" and not callable(recover):
+        msg = f"expected recover to be None, 'replay' or a function, got {recover!r}"
         raise ConfigError(msg)
     if _integer("recover_limit_bytes", limit) < 1:
         msg = f"expected recover_limit_bytes above 0, got {limit!r}"

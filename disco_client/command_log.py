@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import CodeType
@@ -34,6 +34,7 @@ from disco_client.transport.base import OutgoingBatch
 from disco_client.wire.codec import Action, EncodedCommand
 
 __all__ = [
+    "Abandoned",
     "CommandLog",
     "Fill",
     "LogWatcher",
@@ -250,12 +251,33 @@ class _Batch:
         self.entries = []
         return leaving
 
+    def scopes(self) -> set[Scope]:
+        """The scopes that issued its commands."""
+        return {site[2] for site, _ in self.entries} | {site[2] for site in self.sites}
+
     def site(self, seq: int) -> Site | None:
         """The line that issued one of its commands."""
         index = seq - self.first_seq
         if 0 <= index < len(self.entries):
             return self.entries[index][0]
         return self.sites[index] if 0 <= index < len(self.sites) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """What is left of a log's commands when other workers take the place of those it was for.
+
+    Attributes:
+        last: The number of the last of them.
+        live: The registers that references stand for.
+        issuers: The scopes that issued commands that were not known to be executed.
+        makers: The scopes that issued the commands whose results are in these registers.
+    """
+
+    last: int
+    live: set[int]
+    issuers: set[Scope]
+    makers: set[Scope]
 
 
 class LogWatcher(Protocol):
@@ -274,6 +296,31 @@ class LogWatcher(Protocol):
         ...
 
 
+class Bar(Protocol):
+    """Decides which calls may issue commands while not all may."""
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether one thread or task alone may."""
+        ...
+
+    def __call__(self) -> bool:
+        """Whether the call that asks has to wait; may raise."""
+        ...
+
+
+class _OneOwner:
+    """Admits one thread or task alone."""
+
+    exclusive = True
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+
+    def __call__(self) -> bool:
+        return current_owner() is not self._owner
+
+
 class CommandLog:
     """The ordered commands of one session, from issue to acknowledgement.
 
@@ -288,6 +335,8 @@ class CommandLog:
         direct: Whether a thread that waits for an answer sends pending commands itself.
         told: Whether a call has raised the error that closed the log.
         asynchronous: Whether calls must not wait in an event loop.
+        barred: Asked, if set, under the lock and by each call that issues a command, whether
+            the call has to wait; may raise.
         long_waits: Is notified each second of waits for room.
         timeline: Takes notes, if set; calls that need not wait never ask for it.
     """
@@ -312,9 +361,9 @@ class CommandLog:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._awake = False
         self._closed: SessionError | None = None
-        self._alone: Scope | None = None
         self._for_room: list[Callable[[], None]] = []
         self.asynchronous = False
+        self.barred: Bar | None = None
         self.direct = False
         self.told = False
         self.long_waits = LongWaits()
@@ -462,14 +511,45 @@ class CommandLog:
         """Lets no other task or thread issue commands while a block runs; they wait."""
         with self._lock:
             self._await_room()
-            self._alone = current_owner()
+            self.barred = _OneOwner(current_owner())
         try:
             yield
         finally:
             with self._lock:
-                self._alone = None
+                self.barred = None
                 self._room.notify_all()
             self._tell_of_room()
+
+    def restart(self, barred: Bar) -> Abandoned:
+        """Forgets what was issued, because other workers take the place of those it was for.
+
+        What is issued from now on has the numbers after that, and registers that references
+        stand for are not used again.
+
+        Args:
+            barred: See the attribute; it counts from this moment on.
+        """
+        with self._lock:
+            self.barred = barred
+            batches = (*self._under_way, *self._sealed, self._filling)
+            issuers = {scope for batch in batches for scope in batch.scopes()}
+            self._take_dead()
+            live = self._ids.live()
+            makers = {self._makers[register][2] for register in live if register in self._makers}
+            self._under_way.clear()
+            self._sealed.clear()
+            self._filling = _Batch(self._seq + 1)
+            self._bytes_under_way = self._beside_under_way = self._beside_unmarked = 0
+            self._acks = [self._seq] * len(self._acks)
+            self._acked = self._seq
+            self._room.notify_all()
+            return Abandoned(self._seq, live, issuers, makers)
+
+    def wake_callers(self) -> None:
+        """Lets calls that wait ask again whether they have to."""
+        with self._lock:
+            self._room.notify_all()
+        self._tell_of_room()
 
     def live_registers(self) -> set[int]:
         """The registers that references stand for."""
@@ -543,7 +623,7 @@ class CommandLog:
             self._seq - self._acked >= WINDOW_COMMANDS
             or self._bytes_under_way > WINDOW_BYTES
             or self._beside_under_way > WINDOW_ARRAY_BYTES
-            or bool(self._alone and self._alone is not current_owner())
+            or (self.barred is not None and self.barred())
         )
 
     @property
@@ -553,7 +633,7 @@ class CommandLog:
             self._seq - self._acked <= WINDOW_COMMANDS * 3 // 4
             and self._bytes_under_way <= WINDOW_BYTES * 3 // 4
             and self._beside_under_way <= WINDOW_ARRAY_BYTES * 3 // 4
-            and self._alone is None
+            and not (self.barred is not None and self.barred.exclusive)
         )
 
     def call_when_room(self, call: Callable[[], None]) -> None:

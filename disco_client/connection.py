@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING, ParamSpec, Self
+from functools import partial
+from typing import TYPE_CHECKING, Literal, ParamSpec, Self
 
 from disco_client.arguments import RECOVER_LIMIT_BYTES, check_name, check_recover, check_session
 from disco_client.errors import (
@@ -35,6 +36,7 @@ from disco_client.transport.base import QueuePosition, Transport, Wish
 if TYPE_CHECKING:
     import asyncio
 
+    from disco_client.recovery.rebuild import Rebuild, Rebuilding
     from disco_client.transport.credentials import Credentials
     from disco_client.transport.grpc import GrpcTransport
 
@@ -61,7 +63,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
     timeout: float = 90.0,
     logs: bool = True,
     hang_report: float | None = AUTO,
-    recover: str | None = None,
+    recover: Literal["replay"] | Rebuild | None = None,
     recover_limit_bytes: int = RECOVER_LIMIT_BYTES,
     tls_ca: str | os.PathLike[str] | None = None,
     tls_cert: str | os.PathLike[str] | None = None,
@@ -90,8 +92,11 @@ def connect(  # noqa: PLR0913  (each of them by name)
             other workers, waits for slots up to ``timeout``, and lets them execute
             everything that was issued since the start, or since the last
             :meth:`Session.checkpoint`; the program only sees a pause. What its functions
-            do beside their results happens again, too. Sessions of other kinds do not
-            offer it.
+            do beside their results happens again, too. A function is called with the
+            session when other workers are ready, to make its state on them anew, in a
+            thread of its own while all other calls wait. Then what had been issued is
+            gone: calls that waited raise :class:`~disco_client.WorkersReplaced`, and
+            references of before are errors. Sessions of other kinds do not offer it.
         recover_limit_bytes: How much of the program's commands and arrays is kept for
             that, in the memory of this process.
         tls_ca: A PEM file with the authorities that may sign the controller's certificate. None
@@ -143,18 +148,35 @@ def connect(  # noqa: PLR0913  (each of them by name)
             on_queued=progress,
             credentials=credentials,
         )
-    if recover is not None:
+    again = _Reopening(where, replace(wish, name=transport.welcome.name), credentials)
+    rebuilding: Rebuilding | None = None
+    if callable(recover):
+        from disco_client.recovery.rebuild import Rebuilding
+
+        transport = rebuilding = Rebuilding(transport, again, partial(_rebuild, recover), span)
+    elif recover is not None:
         from disco_client.recovery.replay import Replaying
 
-        again = _Reopening(where, replace(wish, name=transport.welcome.name), credentials)
         transport = Replaying(transport, again, recover_limit_bytes, span)
     sink: LogSink | None = print_logs if logs else None
     session = Session(
         transport, num_groups=num_groups, log_sink=sink, hang_report=hang_report, span=span
     )
+    if rebuilding is not None:
+        rebuilding.serve(session)
+    _switch_on(session)
+    return session
+
+
+def _switch_on(session: Session) -> None:
+    """Makes new workers stricter where the environment asks for that."""
     if os.environ.get("DISCO_DEBUG") == "1":
         session.compare_shapes()
-    return session
+
+
+def _rebuild(rebuild: Rebuild, session: Session) -> None:
+    _switch_on(session)
+    rebuild(session)
 
 
 def attach(  # noqa: PLR0913  (the same)

@@ -8,7 +8,6 @@ reference keeps the session open.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from disco_client.errors import (
     RemoteFailure,
     SessionClosed,
     SessionError,
+    WorkersReplaced,
     WouldBlock,
 )
 from disco_client.forks import disown_in_children, leak, not_here
@@ -61,7 +61,7 @@ from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, device_of, dtype
 if TYPE_CHECKING:
     import numpy as np
 
-    from disco_client.command_log import Fill
+    from disco_client.command_log import Abandoned, Bar, Fill
 
 __all__ = [
     "ChosenFunction",
@@ -69,6 +69,7 @@ __all__ = [
     "DPackedFunc",
     "DRef",
     "Distributed",
+    "Renewable",
     "SessionCore",
     "core_of",
 ]
@@ -434,6 +435,14 @@ def core_of(thing: Any) -> SessionCore:
     return thing._core  # noqa: SLF001  (the same)
 
 
+class Renewable(ABC):
+    """A part of a session that keeps references of its own."""
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Forgets them, because other workers take the place of those that they are of."""
+
+
 class SessionCore:
     """What other modules need of a session: issuing, looking up, asking, waiting.
 
@@ -477,7 +486,6 @@ class SessionCore:
         self.closed = False
         self.face: Callable[[], Any] = lambda: None
         self._builtins: dict[str, DPackedFunc] = {}
-        self._builtins_lock = threading.Lock()
         self._parts: dict[object, Any] = {}
         # Not those of a program that has used the session before.
         self._tickets = (transport.welcome.first_seq - 1) << TICKETS_SHIFT
@@ -564,6 +572,18 @@ class SessionCore:
         state = "closed" if self.closed else "open"
         nodes = len({rank.node for rank in self.welcome.ranks})
         return f"<Session {self.name!r}: {self.num_workers} workers on {nodes} nodes, {state}>"
+
+    def restart(self, barred: Bar) -> Abandoned:
+        """Forgets what was issued, and what it knows of workers that others replace.
+
+        Args:
+            barred: See :attr:`CommandLog.barred <disco_client.command_log.CommandLog>`.
+        """
+        self._builtins = {}
+        for part in self._parts.values():
+            if isinstance(part, Renewable):
+                part.renew()
+        return self.log.restart(barred)
 
     # Functions -----------------------------------------------------------------
 
@@ -654,13 +674,11 @@ class SessionCore:
 
     def builtin(self, name: str) -> DPackedFunc:
         """A function that every worker has, looked up once."""
-        func = self._builtins.get(name)
-        if func is None:
-            with self._builtins_lock:
-                func = self._builtins.get(name)
-                if func is None:
-                    func = self._builtins[name] = self.look_up(name)
-        return func
+        known = self._builtins
+        func = known.get(name)
+        # No lock, because looking up may wait. Of two threads that do, the first one's counts;
+        # and in what is known of workers that were replaced meanwhile, nothing more does.
+        return known.setdefault(name, self.look_up(name)) if func is None else func
 
     def is_builtin(self, func: DRef, name: str) -> bool:
         """Whether a function is that one, which every worker has."""
@@ -1093,7 +1111,6 @@ class SessionCore:
         self.carrier = self.transport
         self.log.disown(why)
         self.inbox.disown(why)
-        self._builtins_lock = threading.Lock()
         self.recorders = {}
         self.background.disown()
         transport.disown()
@@ -1103,7 +1120,12 @@ class SessionCore:
         lost = self.log.closed
         if lost is None:
             if not synced:
-                self.sync()
+                try:
+                    self.sync()
+                except WorkersReplaced as replaced:
+                    if replaced.commands_lost:
+                        raise
+                    self.sync()  # what references stood for is not wanted any more
             self.inbox.raise_left()
         elif not (self.log.told or self.inbox.told):
             raise lost

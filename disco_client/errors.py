@@ -32,14 +32,17 @@ __all__ = [
     "NodeLost",
     "NotAllowed",
     "PoisonCommand",
+    "Recovery",
     "RemoteError",
     "RemoteException",
     "RemoteFailure",
     "SessionClosed",
     "SessionError",
     "SessionLost",
+    "StaleReference",
     "WeightsMismatch",
     "WorkerLost",
+    "WorkersReplaced",
     "WouldBlock",
     "describe_exit",
     "describe_session_end",
@@ -140,6 +143,26 @@ class ForeignReference(SessionError, ValueError):
     """A reference belongs to another session, or its register was freed."""
 
 
+class WorkersReplaced(SessionError):
+    """What was issued before is gone with the workers; the session goes on with other ones.
+
+    A session of ``connect(..., recover=rebuild)`` raises it, when ``rebuild`` has made the
+    state anew on the new workers: issue again what is still wanted.
+
+    Attributes:
+        recovery: What happened; None where only a reference tells of it.
+        commands_lost: Whether commands of the thread, task or block that gets it are lost,
+            which were not known to be executed; otherwise only its references.
+    """
+
+    def __init__(
+        self, message: str, *, recovery: Recovery | None = None, commands_lost: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.recovery = recovery
+        self.commands_lost = commands_lost
+
+
 class SessionLost(SessionError):
     """The session ended by itself; no command will be executed any more."""
 
@@ -206,6 +229,24 @@ class PoisonCommand(SessionLost):
         self.seq = seq
         self.function = function
         self.deaths = tuple(deaths)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One recovery of a session with other workers.
+
+    Attributes:
+        lost: Why the former ones were lost.
+        commands: How many commands the new ones were given again; 0 where the program
+            made its state anew.
+        seconds: From when the loss was noticed until the new workers had executed these
+            commands, or that state was made; while they execute them, or where they were
+            lost too, until those had been sent.
+    """
+
+    lost: SessionLost
+    commands: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +350,10 @@ class CclError(RemoteError):
 
 class BadFile(RemoteError, OSError):
     """A file on a worker is missing, cannot be read, or is not what it should be."""
+
+
+class StaleReference(RemoteError, WorkersReplaced):
+    """A command reads a reference of before the session's workers were replaced."""
 
 
 def describe_exit(status: int) -> str:

@@ -216,6 +216,7 @@ _ERRORS: dict[FailureKind, type[RemoteError]] = {
     FailureKind.LEFT_OUT: errors.CollectiveAborted,
     FailureKind.CCL: errors.CclError,
     FailureKind.FILE: errors.BadFile,
+    FailureKind.STALE: errors.StaleReference,
 }
 
 
@@ -305,6 +306,8 @@ class Inbox:
         pump: Lets the waiting thread send and receive by itself, if set.
         decline: Gets arrays, by ticket and worker, that came with answers that no call reads.
         told: Whether a call has raised the error that ended the session.
+        on_replaced: Called with a scope that is about to learn, from a wait that :meth:`end`
+            has ended, that the session's workers were replaced.
         long_waits: Is notified of waits each second.
     """
 
@@ -347,6 +350,7 @@ class Inbox:
         self.decline: Callable[[Sequence[tuple[int, int]]], None] = lambda _arrays: None
         self.long_waits = LongWaits()
         self.told = False
+        self.on_replaced: Callable[[Scope], object] = lambda _scope: None
 
     def expect(self, seq: int, answers: int) -> None:
         """Prepares for the replies to a command that is about to be sent."""
@@ -509,6 +513,29 @@ class Inbox:
                     answer.values.clear()
                     answer.failures.clear()
 
+    def end(self, make: Callable[[], SessionError], first: int, last: int) -> None:
+        """Ends the waits for commands that will not be answered, each with an error of its own.
+
+        Args:
+            make: Makes the error.
+            first: The number of the first of these commands.
+            last: That of the last one.
+        """
+        with self._lock:
+            for seq, answer in self._answers.items():
+                if first <= seq <= last and answer.missing and answer.error is None:
+                    answer.error = make()
+                    answer.missing = 0
+                    answer.open()
+
+    def set_aside(self, scopes: Iterable[Scope]) -> None:
+        """Leaves it to :meth:`failures` alone to tell of what failed in these scopes so far."""
+        with self._lock:
+            for scope in scopes:
+                for failed in self._unseen.pop(scope, {}).values():
+                    failed.seen = True
+                    self._leave(failed)
+
     def is_open(self, seq: int) -> bool:
         """Whether the answer to a command is awaited, or being read."""
         return seq in self._answers
@@ -573,7 +600,10 @@ class Inbox:
             alive()
             since = self.long_waits.look(since)
         if answer.error is not None:
-            self.told = True
+            if answer.error is self._lost:
+                self.told = True
+            else:
+                self.on_replaced(self._here() if scope is None else scope)
             raise answer.error.with_traceback(None)
         if answer.failures:
             failures, answer.failures = answer.failures, []

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from disco_client.distributed.dtensor import DTensor
     from disco_client.distributed.mesh import DeviceMesh
     from disco_client.distributed.placement import Placement, PlacementSpec
+    from disco_client.errors import Recovery
     from disco_client.program import Program
-    from disco_client.recovery.replay import Recovery
     from disco_client.replies import Failures
     from disco_client.telemetry.base import Span
     from disco_client.tracing.trace import Flight, Trace

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from disco_client.core import Renewable
 from disco_client.distributed.composites import COMPOSITES
 from disco_client.distributed.dtensor import Computing, DTensor, Origin
 from disco_client.distributed.mesh import DeviceMesh
@@ -83,7 +84,7 @@ class _Call(NamedTuple):
     result: DTensorStructInfo
 
 
-class Engine(Computing):
+class Engine(Computing, Renewable):
     """What a session does with distributed tensors.
 
     A call looks up the compiled form of similar calls: once compiled, it is one command
@@ -99,6 +100,12 @@ class Engine(Computing):
     def __init__(self, core: SessionCore) -> None:
         self._core = core
         self.executor = RedistributionExecutor(core)
+        self.renew()
+
+    def renew(self) -> None:
+        """Forgets what the workers were sent for calls of each kind."""
+        self.executor.renew()
+        # New ones: calls that look something up at this moment write into those of before.
         self._found = functools.lru_cache(maxsize=_KEPT)(self._find)
         self._ways = functools.lru_cache(maxsize=_KEPT)(self._find_way)
         self._spreads = functools.lru_cache(maxsize=_KEPT)(self._find_spread)

@@ -82,6 +82,8 @@ class _FailureKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """A data file is missing, cannot be read, or is not what it should be."""
     FAILURE_KIND_LEFT_OUT: _FailureKind.ValueType  # 9
     """A collective of a call on chosen workers needs others."""
+    FAILURE_KIND_STALE: _FailureKind.ValueType  # 10
+    """A register whose content was on workers that others have taken the place of."""
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
     """The families of failures a client tells apart."""
@@ -104,6 +106,8 @@ FAILURE_KIND_FILE: FailureKind.ValueType  # 8
 """A data file is missing, cannot be read, or is not what it should be."""
 FAILURE_KIND_LEFT_OUT: FailureKind.ValueType  # 9
 """A collective of a call on chosen workers needs others."""
+FAILURE_KIND_STALE: FailureKind.ValueType  # 10
+"""A register whose content was on workers that others have taken the place of."""
 global___FailureKind = FailureKind
 
 @typing.final

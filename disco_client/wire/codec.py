@@ -135,6 +135,7 @@ class FailureKind(enum.IntEnum):
     CCL = 7
     FILE = 8
     LEFT_OUT = 9
+    STALE = 10
 
 
 _NO_PORTER = ArrayPorter()

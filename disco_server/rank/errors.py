@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArgumentRefused",
+    "ContentLost",
     "FunctionMissing",
     "ModuleNotAllowed",
     "describe_end",
@@ -52,6 +53,10 @@ class ModuleNotAllowed(PermissionError):
     """The allow-list does not cover it."""
 
 
+class ContentLost(Exception):
+    """A command reads a register whose content was on workers before these."""
+
+
 _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (FunctionMissing, FailureKind.NOT_FOUND),
     (ModuleNotAllowed, FailureKind.NOT_ALLOWED),
@@ -67,6 +72,7 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (AbortedError, FailureKind.ABORTED),
     (CollectiveError, FailureKind.CCL),
     (FileError, FailureKind.FILE),
+    (ContentLost, FailureKind.STALE),
 )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/functions.md")
+PAGES = ("README.md", "docs/functions.md", "docs/worker-functions.md", "docs/reliability.md")
 PROGRAM = re.compile(
     r"```python\n(# (\w+\.py)\n.*?)```\n(.*?)(?=\n```python\n# \w+\.py|\Z)", re.DOTALL
 )

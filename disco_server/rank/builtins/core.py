@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from disco_client.errors import RemoteFailure
 from disco_client.wire.arrays import empty_array
-from disco_client.wire.codec import type_name
+from disco_client.wire.codec import FailureKind, type_name
 from disco_client.wire.values import Device, Shape, dtype_from_name
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import find_kind
@@ -23,7 +24,7 @@ from disco_server.devices.base import on_device
 from disco_server.modules.base import LoadNotAllowed
 from disco_server.rank.errors import ArgumentRefused, ModuleNotAllowed
 from disco_server.rank.functions import import_allowed, register_func, writes_into
-from disco_server.rank.registers import is_any_array
+from disco_server.rank.registers import Poison, is_any_array
 from disco_server.rank.worker import Worker, current_worker
 
 if TYPE_CHECKING:
@@ -178,6 +179,20 @@ def noting_failure(worker: Worker, how: str, name: str) -> Generator[None]:
         if len(failed) > _FAILED_IMPORTS:
             failed.pop(next(iter(failed)))
         raise
+
+
+@register_func("runtime.disco._lose_registers")
+def lose_registers(registers: Sequence[int], why: str) -> None:
+    """Makes commands fail that read registers whose content was on workers before these.
+
+    Args:
+        registers: Their numbers.
+        why: What these commands say.
+    """
+    worker = current_worker()
+    failure = RemoteFailure(worker.worker_id, 0, why, node=worker.node)
+    for register in registers:
+        worker.registers.write(int(register), Poison(failure, FailureKind.STALE, lost=True))
 
 
 # Collectives --------------------------------------------------------------------------
