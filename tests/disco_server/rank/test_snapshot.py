@@ -8,6 +8,8 @@ import pytest
 from disco_client import Device, Shape
 from disco_client.errors import RemoteFailure
 from disco_client.wire.codec import FailureKind
+from disco_client.wire.values import dtype_from_name
+from disco_server.devices.foreign import native, of_library
 from disco_server.modules.base import LoadedModule
 from disco_server.rank.builtins.checkpoints import Snapshot, restore
 from disco_server.rank.errors import ArgumentRefused
@@ -103,3 +105,21 @@ def test_a_snapshot_is_sealed_before_it_is_written(worker):
     """Until then nobody knows which of its registers are made again on other workers."""
     with pytest.raises(ArgumentRefused, match="sealed"):
         _ = Snapshot(worker, [1]).tensors
+
+
+def test_arrays_of_other_libraries_come_back_as_theirs(worker, other):
+    """In registers, inside of values and published, with dtypes that numpy lacks."""
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+
+    def tensor(count, dtype="float32"):
+        return of_library("tvm_ffi", np.arange(count).astype(dtype_from_name(dtype)))
+
+    worker.published["x"] = tensor(3), {}
+    values = [tensor(LARGE), {"a": [1, tensor(3, "bfloat16")], "b": tensor(LARGE)}, np.arange(3)]
+    (alone, nested, plain), _ = moved(worker, other, values)
+    found = [alone, nested["a"][1], nested["b"], other.published["x"][0]]
+    assert all(isinstance(each, tvm_ffi.Tensor) for each in found)
+    assert [str(each.dtype) for each in found] == ["float32", "bfloat16", "float32", "float32"]
+    for each in found:
+        np.testing.assert_array_equal(native(each), np.arange(each.shape[0]))
+    assert (nested["a"][0], type(plain)) == (1, np.ndarray)

@@ -1,0 +1,24 @@
+"""The examples that train, data-parallel; that of torch is in tests/interop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from training_runs import losses_of, train
+
+
+@pytest.mark.timeout(180)
+def test_four_workers_train_as_one_process_does():
+    """The same losses to rounding, and they fall."""
+    losses = losses_of(train("train_numpy", "--steps", "60"))
+    np.testing.assert_allclose([a for a, _ in losses], [b for _, b in losses], atol=1e-11)
+    assert losses[-1][0] < losses[0][0]
+
+
+def test_a_cluster_that_is_not_there_is_one_line_and_a_hint():
+    """Which names this example."""
+    done = train("train_numpy", "--address", "127.0.0.1:1", "--timeout", "1", cluster=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "disco local --nodes 2 --slots 2 -- python examples/train_numpy.py" in line

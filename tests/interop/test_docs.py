@@ -1,0 +1,36 @@
+"""The program of docs/functions.md with tensors of torch, typed as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(300)
+def test_the_program_in_the_page_prints_what_the_page_says(tmp_path):
+    """With its module beside it."""
+    pytest.importorskip("torch", reason="needs torch: `make interop`")
+    page = (ROOT / "docs" / "functions.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Arrays of other libraries\n")[2].partition("\n## ")[0]
+    for text in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        (tmp_path / re.match(r"# (\w+\.py)", text)[1]).write_text(text, encoding="utf-8")
+    (printed,) = re.findall(r"```console\n.*? program\.py\n(.*?)```", section, re.DOTALL)
+    env = {key: value for key, value in os.environ.items() if not key.startswith("DISCO_")}
+    command = [sys.executable, "-m", "disco_server.cli.main", "local", "--nodes", "2"]
+    done = subprocess.run(
+        [*command, "--slots", "2", "--", sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=env | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=290,
+        check=False,
+    )
+    assert done.stdout == printed, done.stderr
