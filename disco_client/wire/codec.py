@@ -117,6 +117,9 @@ class EnvelopeKind(enum.IntEnum):
     OPEN_CCL = 44
     ARRAY_BACK = 45
     ARRAY_MORE = 46
+    PUT_KEY = 50
+    GET_KEY = 51
+    KEY = 52
     INSPECT = 60
     INSPECTED = 61
     CCL_OPENED = 70

@@ -29,6 +29,7 @@ from disco_client.wire.codec import EnvelopeKind
 from disco_client.wire.values import Device
 from disco_server.collectives.loss import LOST
 from disco_server.collectives.mpich_memory import kvsname, nameless_memory
+from disco_server.collectives.unique_ids import RendezvousIds
 from disco_server.devices.base import DeviceUnavailable
 from disco_server.ipc.framing import PROGRESS_VARIABLE, ProgressPage
 from disco_server.modules.base import LoadRules
@@ -38,6 +39,7 @@ from disco_server.rank.errors import describe_end
 from disco_server.rank.executor import Executor
 from disco_server.rank.port import DaemonGone, RankPort
 from disco_server.rank.worker import Worker, WorkerDevice, set_current_worker
+from disco_server.settings import INIT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from disco_server.collectives.communicator import Communicator
@@ -142,6 +144,8 @@ def keep_freed_memory() -> bool:
 
 
 _POLL_S = 0.001
+_LONGEST_S = 600.0
+"""How long a unique id may take where ranks that open a communicator have no limit."""
 _NO_MEMORY = 71
 """The exit status where memory ran out between commands: EX_OSERR of sysexits.h."""
 
@@ -183,6 +187,9 @@ def _assigned(
         local_rank=assign.local_rank,
         host=assign.host_id or socket.gethostname(),
         end_process=end_process,
+        ids=RendezvousIds(port.put_key, port.get_key, lambda: INIT_TIMEOUT_S.value() or _LONGEST_S)
+        if port.has_daemon
+        else None,
     )
     place.arrays.attach()
     enter_folder(assign.work_dir)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from disco_server.collectives.communicator import Communicator
     from disco_server.collectives.group import ProcessGroup
     from disco_server.collectives.nccl_watch import NcclWatch
+    from disco_server.collectives.unique_ids import UniqueIds
 
 __all__ = ["DevicePorter", "Worker", "WorkerDevice", "current_worker", "set_current_worker"]
 
@@ -48,6 +49,7 @@ class WorkerDevice:
             lost; None where the process is not the worker's alone.
         end_session: Ends the session, for this reason, where such a library failed
             while it started, in which peers may stay for ever.
+        ids: Shares the unique ids of such a library; None for the host's communicator.
 
     Attributes:
         arrays: What makes and copies its arrays.
@@ -64,7 +66,9 @@ class WorkerDevice:
         host: str = "",
         end_process: Callable[[], None] | None = None,
         end_session: Callable[[str], None] | None = None,
+        ids: UniqueIds | None = None,
     ) -> None:
+        self._ids = ids
         self._local_rank = local_rank
         self._host = host
         self._end_process = end_process
@@ -131,7 +135,7 @@ class WorkerDevice:
 
         hooks = NcclHooks(say, TimeLimits.read(os.environ))
         try:
-            self._watch = start_nccl(comm, self.arrays, ccl, self._host, hooks)
+            self._watch = start_nccl(comm, self.arrays, ccl, self._host, hooks, self._ids)
         except CommunicatorLost as error:
             # Peers may be in a call that only ends with this process.
             self.lost(str(error))
