@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         WeightsMismatch,
         WorkerLost,
     )
+    from disco_client.objects import DObject
     from disco_client.program import Program
     from disco_client.replies import Failures
     from disco_client.session import Session
@@ -70,6 +71,7 @@ __all__ = [
     "ConnectionFailed",
     "ControllerLost",
     "DModule",
+    "DObject",
     "DPackedFunc",
     "DRef",
     "Device",
@@ -114,6 +116,7 @@ _HOMES = {
     "tracing.timeline": ("RankFlight",),
     "tracing.trace": ("Flight",),
     "core": ("DModule", "DPackedFunc", "DRef"),
+    "objects": ("DObject",),
     "program": ("Program",),
     "replies": ("Failures",),
     "session": ("Session",),
