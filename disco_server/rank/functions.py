@@ -427,8 +427,8 @@ def destination_of(func: object, count: int, names: Sequence[str] = ()) -> int:
     plain = count - len(names)
     if place < plain or not names:
         return place
-    name = list(signature(cast("Callable[..., Any]", func)).parameters)[place]
-    return plain + list(names).index(name) if name in names else -1
+    found = list(signature(cast("Callable[..., Any]", func)).parameters)[place : place + 1]
+    return plain + list(names).index(found[0]) if found and found[0] in names else -1
 
 
 def registered() -> tuple[str, ...]:
