@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         WouldBlock,
     )
     from disco_client.futures import RefFuture, as_completed
+    from disco_client.objects import DObject
     from disco_client.program import Program
     from disco_client.replies import Failures
     from disco_client.session import Session
@@ -76,6 +77,7 @@ __all__ = [
     "ConnectionFailed",
     "ControllerLost",
     "DModule",
+    "DObject",
     "DPackedFunc",
     "DRef",
     "Device",
@@ -129,6 +131,7 @@ _HOMES = {
     "tracing.trace": ("Flight",),
     "futures": ("RefFuture", "as_completed"),
     "core": ("DModule", "DPackedFunc", "DRef"),
+    "objects": ("DObject",),
     "program": ("Program",),
     "replies": ("Failures",),
     "session": ("Session",),

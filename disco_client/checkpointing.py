@@ -146,7 +146,8 @@ def _find_made(
                 what = _what(core, replaying, int(numbers[place]))
             raise EncodingError(
                 f"cannot save the session: {what} is an object of type {kind} on"
-                f" worker {worker}; let it go, or keep what it consists of as arrays"
+                f" worker {worker}; let it go, keep what it consists of as arrays, or give its"
+                " class __disco_state__ and __disco_load__"
             )
         made.update(int(numbers[place]) for place in found["made"])
         names.update(found["names"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
 
-from disco_client import checkpointing, collectives, modules, publishing
+from disco_client import checkpointing, collectives, modules, objects, publishing
 from disco_client.core import SessionCore
 from disco_client.diagnosis import look_at
 from disco_client.futures import await_room
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from disco_client.distributed.mesh import DeviceMesh
     from disco_client.distributed.placement import Placement, PlacementSpec
     from disco_client.errors import Recovery
+    from disco_client.objects import DObject
     from disco_client.program import Program
     from disco_client.replies import Failures
     from disco_client.telemetry.base import Span
@@ -187,6 +188,30 @@ class Session:
         if keywords:
             return self._core.call_with(func, args, keywords)
         return self._core.call(func, *args)
+
+    def create(self, class_name: str, /, *args: object, **keywords: object) -> DObject:
+        """Makes an object on every worker; returns at once.
+
+        Args:
+            class_name: The name under which a module registered its class, with
+                ``@disco_server.register_class``, or the dotted name of a class in a module
+                that the workers' allow-list covers.
+            *args: What the class is called with, of the kinds that every call takes.
+            **keywords: The same with names.
+
+        Returns:
+            The object, whose methods can be called and whose attributes can be read. What
+            is wrong on a worker is raised by the next call that waits:
+            :class:`~disco_client.FunctionNotFound` for a missing class,
+            :class:`~disco_client.NotAllowed` for one that the worker's settings do not
+            cover, or what the class raised.
+
+        Raises:
+            TypeError: That is no name.
+            EncodingError: An argument is of a kind that cannot travel.
+            SessionError: The session is closed or lost.
+        """
+        return objects.create(self._core, class_name, args, keywords)
 
     def import_python_module(self, module_name: str) -> None:
         """Imports a Python module on every worker, so that its functions register.

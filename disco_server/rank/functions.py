@@ -28,8 +28,10 @@ __all__ = [
     "OWN_NAMES",
     "NamedCall",
     "destination_of",
+    "enter_name",
     "find_dotted",
     "function_of",
+    "home_of",
     "import_allowed",
     "register_func",
     "registered",
@@ -270,7 +272,7 @@ def _enter(owner: Any, part: str, name: str, modules: Sequence[str]) -> Any:
         return found
     if not callable(found) or _exports(owner, part):
         return found
-    home = _home(found)
+    home = home_of(found)
     if not module_allowed(home, modules) and not _is_listed(found):
         msg = (
             f"{name!r} leads to what belongs to module {home!r}, which is not allowed; a module "
@@ -297,7 +299,7 @@ def _exports(owner: Any, part: str) -> bool:
     return isinstance(owner, ModuleType) and part in (getattr(owner, "__all__", None) or ())
 
 
-def _home(found: Any) -> str:
+def home_of(found: Any) -> str:
     """The module in which something is defined, of a method that of its class."""
     module: Any = getattr(found, "__module__", None)
     if isinstance(module, str):
@@ -310,7 +312,7 @@ def _home(found: Any) -> str:
 def _is_listed(found: Any) -> bool:
     """Whether this is a function of numpy's or cupy's list, under whichever name."""
     called = getattr(found, "__qualname__", None) or getattr(found, "__name__", "")
-    name = f"{_home(found)}.{called}"
+    name = f"{home_of(found)}.{called}"
     return name in supported_functions() and _look_up(name) is found
 
 
@@ -362,23 +364,38 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
     Raises:
         ValueError: Another function has that name.
     """
-    if not isinstance(name, str) or not name:
-        msg = f"expected a name, as in @register_func('my.scale'), got {name!r}"
-        raise ValueError(msg)
 
     def register(func: _F) -> _F:
-        known = _registry.get(name)
-        if known is not None and not override and not _is_reloaded(known, func):
-            msg = f"{name!r} is registered already; override=True replaces it"
-            raise ValueError(msg)
-        _registry[name] = func
+        enter_name(_registry, name, func, override=override)
         return func
 
     return register
 
 
+def enter_name(table: dict[str, _F], name: str, thing: _F, *, override: bool) -> None:
+    """Enters a function or a class in a table of those that modules register.
+
+    Args:
+        table: By name.
+        name: Its name.
+        thing: The function or class.
+        override: Replace another one of that name instead of refusing.
+
+    Raises:
+        ValueError: Another one has that name, or it is no name.
+    """
+    if not isinstance(name, str) or not name:
+        msg = f"expected a name, as in @register_func('my.scale'), got {name!r}"
+        raise ValueError(msg)
+    known = table.get(name)
+    if known is not None and not override and not _is_reloaded(known, thing):
+        msg = f"{name!r} is registered already; override=True replaces it"
+        raise ValueError(msg)
+    table[name] = thing
+
+
 def _is_reloaded(known: object, func: object) -> bool:
-    """Whether a function is another one of the same place: its module was loaded again."""
+    """Whether something is another one of the same place: its module was loaded again."""
     module, name = getattr(func, "__module__", None), getattr(func, "__qualname__", None)
     if getattr(known, "__qualname__", None) != name:
         return False
@@ -422,8 +439,8 @@ def destination_of(func: object, count: int, names: Sequence[str] = ()) -> int:
     plain = count - len(names)
     if place < plain or not names:
         return place
-    name = list(signature(cast("Callable[..., Any]", func)).parameters)[place]
-    return plain + list(names).index(name) if name in names else -1
+    found = list(signature(cast("Callable[..., Any]", func)).parameters)[place : place + 1]
+    return plain + list(names).index(found[0]) if found and found[0] in names else -1
 
 
 def registered() -> tuple[str, ...]:
