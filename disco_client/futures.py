@@ -20,6 +20,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from disco_client.errors import DiscoError, DiscoTimeout
@@ -384,17 +385,16 @@ class AsCompleted:
 
     def __iter__(self) -> Iterator[RefFuture]:
         deadline = Deadline.of(self._timeout)
+        done: SimpleQueue[RefFuture] = SimpleQueue()
         for future in self._futures:
-            if not future.done():
+            future.add_done_callback(cast("Callable[[object], None]", done.put))
+        for future in self._futures:
+            if done.empty():
                 future.check_may_wait()
-                break
-        try:
-            for future in concurrent.futures.as_completed(self._futures, self._timeout):
-                yield cast("RefFuture", future)
-        except TimeoutError as error:
-            if deadline is None or isinstance(error, DiscoTimeout):
-                raise
-            raise deadline.error() from None
+            try:
+                yield done.get(timeout=None if deadline is None else deadline.remaining())
+            except Empty:
+                raise cast("Deadline", deadline).error() from None
 
     async def __aiter__(self) -> AsyncIterator[RefFuture]:
         done: deque[RefFuture] = deque()
