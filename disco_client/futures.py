@@ -23,7 +23,7 @@ from collections.abc import (
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from disco_client.errors import DiscoError, DiscoTimeout
+from disco_client.errors import DiscoError
 from disco_client.replies import Deadline
 
 if TYPE_CHECKING:

@@ -102,6 +102,15 @@ class Session:
         """Where each worker runs: node, process id, device."""
         return self._core.welcome.ranks
 
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """The names of this session's nodes that are about to go.
+
+        They take no new sessions, and end when those that they have are over. A program
+        may move by then: save what it needs and open another session.
+        """
+        return self._core.transport.draining
+
     def statistics(self) -> dict[str, Any]:
         """Counts of this moment: commands issued and executed, registers in use."""
         return self._core.log.statistics()
