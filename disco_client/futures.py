@@ -65,10 +65,23 @@ class Background:
                 self._pool = concurrent.futures.ThreadPoolExecutor(
                     self._THREADS, thread_name_prefix="disco-results"
                 )
+        claim = threading.Lock()
+
+        def once() -> None:
+            if claim.acquire(blocking=False):
+                work()
+
         try:
-            self._pool.submit(work)
-        except RuntimeError:  # the interpreter exits, or there is no thread
-            work()
+            self._pool.submit(once)
+        except RuntimeError:  # the session or the interpreter ends, or there is no thread
+            once()
+
+    def close(self) -> None:
+        """Ends the threads when they have nothing left to do; idempotent."""
+        with self._lock:
+            pool = self._pool
+        if pool is not None:
+            pool.shutdown(wait=False)
 
     async def call(self, work: Callable[[], None]) -> None:
         """Runs something in one of them, and awaits it; if that is cancelled, it goes on."""
