@@ -520,7 +520,9 @@ class SessionCore:
         log, inbox = _start(transport, log_sink or drop_logs, lines.explain, hang_report, span)
         core = cls(log, inbox, transport, num_groups=num_groups, span=span, step_lines=lines)
         name = transport.welcome.name
-        core._finalizer = weakref.finalize(core, _close, log, transport, name, span)
+        core._finalizer = weakref.finalize(
+            core, _close, log, transport, name, span, core.background
+        )
         disown_in_children(core)
         return core
 
@@ -1109,10 +1111,10 @@ class SessionCore:
         leak(transport)
         self.transport = cast("Transport", ForeignTransport(transport.welcome, why))
         self.carrier = self.transport
+        self.background.disown()
         self.log.disown(why)
         self.inbox.disown(why)
         self.recorders = {}
-        self.background.disown()
         transport.disown()
 
     def raise_unseen(self, *, synced: bool = False) -> None:
@@ -1254,11 +1256,14 @@ def _start(
     return log, inbox
 
 
-def _close(log: CommandLog, transport: Transport, name: str, span: Span) -> None:
+def _close(
+    log: CommandLog, transport: Transport, name: str, span: Span, background: Background
+) -> None:
     """Ends a session; also run when it is collected, and at interpreter exit."""
     log.close(SessionClosed(f"session {name!r} was shut down"), drop=False)
     try:
         transport.close(_CLOSE_TIMEOUT_S)
     finally:
+        background.close()
         span.note({"disco.commands": log.last_seq})
         span.end()

@@ -20,9 +20,10 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from disco_client.errors import DiscoError, DiscoTimeout
+from disco_client.errors import DiscoError
 from disco_client.replies import Deadline
 
 if TYPE_CHECKING:
@@ -64,10 +65,23 @@ class Background:
                 self._pool = concurrent.futures.ThreadPoolExecutor(
                     self._THREADS, thread_name_prefix="disco-results"
                 )
+        claim = threading.Lock()
+
+        def once() -> None:
+            if claim.acquire(blocking=False):
+                work()
+
         try:
-            self._pool.submit(work)
-        except RuntimeError:  # the interpreter exits, or there is no thread
-            work()
+            self._pool.submit(once)
+        except RuntimeError:  # the session or the interpreter ends, or there is no thread
+            once()
+
+    def close(self) -> None:
+        """Ends the threads when they have nothing left to do; idempotent."""
+        with self._lock:
+            pool = self._pool
+        if pool is not None:
+            pool.shutdown(wait=False)
 
     async def call(self, work: Callable[[], None]) -> None:
         """Runs something in one of them, and awaits it; if that is cancelled, it goes on."""
@@ -384,17 +398,16 @@ class AsCompleted:
 
     def __iter__(self) -> Iterator[RefFuture]:
         deadline = Deadline.of(self._timeout)
+        done: SimpleQueue[RefFuture] = SimpleQueue()
         for future in self._futures:
-            if not future.done():
+            future.add_done_callback(cast("Callable[[object], None]", done.put))
+        for future in self._futures:
+            if done.empty():
                 future.check_may_wait()
-                break
-        try:
-            for future in concurrent.futures.as_completed(self._futures, self._timeout):
-                yield cast("RefFuture", future)
-        except TimeoutError as error:
-            if deadline is None or isinstance(error, DiscoTimeout):
-                raise
-            raise deadline.error() from None
+            try:
+                yield done.get(timeout=None if deadline is None else deadline.remaining())
+            except Empty:
+                raise cast("Deadline", deadline).error() from None
 
     async def __aiter__(self) -> AsyncIterator[RefFuture]:
         done: deque[RefFuture] = deque()

@@ -113,6 +113,15 @@ class Session:
         name: str = self._core.get(self._core.call_builtin("runtime.disco.compiled_ccl"), 0)
         return name
 
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """The names of this session's nodes that are about to go.
+
+        They take no new sessions, and end when those that they have are over. A program
+        may move by then: save what it needs and open another session.
+        """
+        return self._core.transport.draining
+
     def statistics(self) -> dict[str, Any]:
         """Counts of this moment: commands issued and executed, registers in use."""
         return self._core.log.statistics()

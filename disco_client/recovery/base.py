@@ -271,6 +271,11 @@ class Recovering(ABC):
         """Which session this is now, and where its workers run."""
         return self._transport.welcome
 
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """The nodes of its present workers that take no new sessions."""
+        return self._transport.draining
+
     def start(self, events: Events) -> None:
         """Starts sending what ``events`` yields and delivering what arrives."""
         self._events = events

@@ -275,6 +275,11 @@ class Transport(Protocol):
         """Lets waiting threads send and receive; None where others do that."""
         ...
 
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """The session's nodes that take no new sessions, because they are about to go."""
+        ...
+
     def start(self, events: Events) -> None:
         """Starts sending what ``events`` yields and delivering what arrives."""
         ...

@@ -1041,6 +1041,11 @@ class ProcessTransport(Bound):
         """Lets waiting threads send and receive by themselves."""
         return self
 
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """None: its only node is this process."""
+        return ()
+
     def start(self, events: Events) -> None:
         """Begins to send what is issued and to deliver what is received."""
         self._children.unattended = events.unattended

@@ -607,6 +607,11 @@ class ThreadTransport(Bound):
         """Lets waiting threads send by themselves."""
         return self
 
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """None: its only node is this process."""
+        return ()
+
     def start(self, events: Events) -> None:
         """Begins to execute what is issued."""
         self._events = events

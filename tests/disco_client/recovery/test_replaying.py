@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -72,6 +73,22 @@ def test_what_a_collective_made_is_made_again(session, lose):
     lose(session)
     assert total.numpy(1).tolist() == [2.0, 4.0]
     assert spread.numpy(1).tolist() == [0, 1, 2]
+
+
+def test_awaits_and_futures_outlive_lost_workers(session, tmp_path):
+    """Their questions are put to the workers that took the place, large arrays included."""
+    large, small = session.broadcast(np.arange(float(LARGE))), session.broadcast(np.ones(3))
+    session.get_global_func("tests.kill_once_on")(1, str(tmp_path / "killed"))
+    future = large.future(1)
+
+    async def both():
+        return await large, await small
+
+    whole, part = asyncio.run(both())
+    np.testing.assert_array_equal(whole, np.arange(LARGE))
+    np.testing.assert_array_equal(future.result(timeout=60), np.arange(LARGE))
+    assert part.tolist() == [1, 1, 1]
+    assert len(session.recoveries) == 1
 
 
 def test_a_copy_into_a_worker_waits_for_the_others(session, tmp_path):
