@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from disco_client.arguments import CCL_NAMES
 from disco_client.errors import ConfigError
+from disco_client.wire.host_arrays import as_host_array
 from disco_client.wire.values import Shape
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def init_ccl(core: SessionCore, ccl: str, *device_ids: int) -> None:
 
 def broadcast(core: SessionCore, src: object, dst: DRef | None) -> DRef:
     """Copies a host array to every worker; see ``Session.broadcast``."""
-    array = np.asarray(src)
+    array = as_host_array(src)
     if dst is None:
         dst = core.empty(array.shape, array.dtype)
     return move(core, "broadcast_from_worker0", core.copy_to_worker_0(array), dst, in_group=False)
@@ -49,7 +48,7 @@ def broadcast(core: SessionCore, src: object, dst: DRef | None) -> DRef:
 
 def scatter(core: SessionCore, src: object, dst: DRef | None) -> DRef:
     """Gives each worker one slice of a host array; see ``Session.scatter``."""
-    array = np.asarray(src)
+    array = as_host_array(src)
     if array.ndim == 0 or array.shape[0] != core.num_workers:
         msg = (
             f"expected an array with {core.num_workers} slices on its first axis, one for "

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar, cast
 
 from disco_client.arguments import check_worker, dims_of
-from disco_client.arrays.transfer import Array, Downloads, Uploads, as_host_array, kind_of
+from disco_client.arrays.host_tensor import with_tensors
+from disco_client.arrays.transfer import Downloads, Uploads
 from disco_client.command_log import CommandLog, StepLines
 from disco_client.diagnosis import look_at
 from disco_client.errors import (
@@ -50,7 +51,8 @@ from disco_client.wire.codec import (
     encode_value,
     tickets_in,
 )
-from disco_client.wire.values import Device, Shape, dtype_from_name, is_array
+from disco_client.wire.host_arrays import Array, as_destination, as_host_array
+from disco_client.wire.values import Shape, device_of, dtype_from_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,20 +101,24 @@ class DRef:
 
         Returns:
             The value; an :class:`~disco_client.Opaque` for an object that cannot
-            travel, such as a function.
+            travel, such as a function. Arrays, also those in lists and maps, are numpy
+            arrays that have the methods of a ``tvm.runtime.Tensor`` as well: ``numpy()``
+            returns a plain copy, ``copyfrom()`` and ``copyto()`` copy, and ``device``
+            equals both ``"cpu"`` and ``tvm.cpu(0)``. Slices and results are plain
+            arrays, as what :meth:`numpy` returns is.
 
         Raises:
             RemoteError: The register is poisoned by an earlier failure.
             SessionError: The session is closed or lost.
         """
-        return self._core.get(self, worker_id)
+        return with_tensors(self._core.get(self, worker_id))
 
     def debug_copy_from(self, worker_id: int, value: object) -> None:
         """Copies an array into one worker's register; waits until it is there.
 
         Args:
             worker_id: The worker.
-            value: An array, or what ``numpy.asarray`` makes one of. Where the
+            value: A host array as for ``Session.copy_to_worker_0``. Where the
                 register already holds an array of that size and dtype, it is
                 overwritten in place, so that other registers with the same array
                 see it; otherwise the register is replaced.
@@ -134,7 +140,7 @@ class DRef:
         """
         import numpy as np
 
-        value = self.debug_get_from_remote(worker_id)
+        value = self._core.get(self, worker_id)
         if isinstance(value, (np.ndarray, bool, int, float)):
             return np.asarray(value)
         msg = f"expected an array in register {self.reg_id} of worker {worker_id}, got {value!r}"
@@ -238,6 +244,21 @@ class DModule(DRef):
         """Looks a function up on every worker; a missing one is an error of the next sync."""
         getter = self._core.builtin("ffi.ModuleGetFunction")
         return DPackedFunc(getter(self, name), self.session)
+
+    def __contains__(self, name: object, /) -> bool:
+        """Whether the module has a function of that name; waits for worker 0."""
+        if not isinstance(name, str):
+            return False
+        found = self._core.call_builtin("ffi.ModuleGetFunction", self, name, True)
+        return self._core.get(found, 0) is not None
+
+    def names(self) -> list[str]:
+        """The names of the module's functions, sorted; waits for worker 0.
+
+        Compiled modules and those of other loaders may have functions besides.
+        """
+        names = self._core.get(self._core.call_builtin("runtime.disco._module_names", self), 0)
+        return [str(name) for name in names]
 
 
 def core_of(thing: Any) -> SessionCore:
@@ -461,17 +482,16 @@ class SessionCore:
         self,
         shape: Iterable[SupportsIndex],
         dtype: object,
-        device: Device | str | None = None,
+        device: object = None,
         worker0_only: bool = False,
         in_group: bool = True,
     ) -> DRef:
         """Allocates an uninitialised array on the workers; see ``Session.empty``."""
-        where = Device.parse(device) if isinstance(device, str) else device
         return self.call_builtin(
             "runtime.disco.empty",
             Shape(dims_of(shape)),
             dtype_from_name(dtype),
-            where,
+            device_of(device),
             bool(worker0_only),
             bool(in_group),
         )
@@ -483,22 +503,20 @@ class SessionCore:
         reg = here.send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
         return DRef(reg, here.face()) if remote_array is None else remote_array
 
-    def copy_from_worker_0(self, host_array: Array, remote_array: DRef) -> None:
+    def copy_from_worker_0(self, host_array: object, remote_array: DRef) -> None:
         """Fills a host array from worker 0; see ``Session.copy_from_worker_0``."""
-        if not is_array(host_array) or not host_array.flags.writeable:
-            msg = f"expected a writable numpy array to copy into, got {kind_of(host_array)}"
-            raise EncodingError(msg)
+        out = as_destination(host_array)
 
         def fill(command: EncodedCommand) -> int:
-            encode_value(command.args.add(), Shape(host_array.shape))
-            encode_value(command.args.add(), host_array.dtype)
+            encode_value(command.args.add(), Shape(out.shape))
+            encode_value(command.args.add(), out.dtype)
             return 0
 
         here = self.here()
         asked = here.question(Action.COPY_FROM_WORKER0, remote_array, 0, fill)
-        got = here.answered(asked, 0, into=host_array)
-        if got is not host_array:
-            host_array[...] = got.reshape(host_array.shape)
+        got = here.answered(asked, 0, into=out)
+        if got is not out:
+            out[...] = got.reshape(out.shape)
 
     def get(self, ref: DRef, worker: int) -> Any:
         """Fetches what one worker's register holds."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from disco_client.checkpointing import is_replaying
 from disco_client.core import DModule
-from disco_client.wire.values import Device
+from disco_client.wire.values import device_of
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -28,14 +28,14 @@ _SHOWN_BYTES = 8 << 20
 
 
 def load_vm_module(
-    core: SessionCore, path: str | os.PathLike[str], device: Device | str | None = None
+    core: SessionCore, path: str | os.PathLike[str], device: object = None
 ) -> DModule:
     """Loads a module on every worker; see ``Session.load_vm_module``."""
     name = os.fspath(path)
     if not isinstance(name, str):
         msg = f"expected the path of a file as text, got {name!r}"
         raise TypeError(msg)
-    where = Device.parse(device) if isinstance(device, str) else device
+    where = device_of(device)
     file = Path(name)
     if not file.is_file():
         return _as_module(core, core.call_builtin("runtime.disco.load_vm_module", name, where))

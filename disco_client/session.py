@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import os
     from contextlib import AbstractContextManager
 
-    from disco_client.arrays.transfer import Array
     from disco_client.core import DModule, DPackedFunc, DRef
     from disco_client.diagnosis import Diagnosis
     from disco_client.distributed.dispatch import Engine
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from disco_client.telemetry.base import Span
     from disco_client.tracing.trace import Flight, Trace
     from disco_client.transport.base import RankPlace, Transport
-    from disco_client.wire.values import Device
 
 __all__ = ["Session"]
 
@@ -101,6 +99,16 @@ class Session:
         """Where each worker runs: node, process id, device."""
         return self._core.welcome.ranks
 
+    @property
+    def ccl(self) -> str:
+        """The collective library in use, or the one that the first collective starts.
+
+        What ``runtime.disco.compiled_ccl`` returns on worker 0: ``"mpi"``, ``"nccl"``,
+        ``"rccl"`` or ``"local"``. Waits for it.
+        """
+        name: str = self._core.get(self._core.call_builtin("runtime.disco.compiled_ccl"), 0)
+        return name
+
     def statistics(self) -> dict[str, Any]:
         """Counts of this moment: commands issued and executed, registers in use."""
         return self._core.log.statistics()
@@ -158,8 +166,10 @@ class Session:
             func: What :meth:`get_global_func` or a module returned.
             *args: None, bool, int of 64 bits, float, str, bytes, dtype, Device,
                 Shape, arrays, references, and lists or string-keyed dicts of them.
-                A reference becomes what each worker's register holds. An array
-                is copied; a large one has been sent when this returns.
+                Dtypes, devices and shapes may be TVM's, and arrays of any library
+                that speaks DLPack, in the CPU's memory. A reference becomes what
+                each worker's register holds. An array is copied; a large one has
+                been sent when this returns.
 
         Returns:
             The register that will hold each worker's result.
@@ -172,18 +182,16 @@ class Session:
         """
         return self._core.call(func, *args)
 
-    def import_python_module(self, name: str) -> None:
+    def import_python_module(self, module_name: str) -> None:
         """Imports a Python module on every worker, so that its functions register.
 
         Errors come at the next sync: :class:`~disco_client.NotAllowed` where a
         worker's allow-list does not cover it, :class:`~disco_client.FunctionNotFound`
         where there is no such module.
         """
-        self._core.call_builtin("runtime.disco._import_python_module", name)
+        self._core.call_builtin("runtime.disco._import_python_module", module_name)
 
-    def load_vm_module(
-        self, path: str | os.PathLike[str], device: Device | str | None = None
-    ) -> DModule:
+    def load_vm_module(self, path: str | os.PathLike[str], device: object = None) -> DModule:
         """Loads a module on every worker; ``module["name"]`` is one of its functions.
 
         A file that is at the client decides what is loaded: each node uses its own
@@ -196,7 +204,8 @@ class Session:
             path: A library that TVM compiled (``.so``, ``.tar``), a Python file
                 (``.py``: its public functions), or a file for which the workers
                 have a loader of the entry-point group ``disco.module_loaders``.
-            device: Where its functions run; None means each worker's own device.
+            device: Where its functions run: a device of Disco, TVM or torch, or a
+                text such as ``"cpu"``; None means each worker's own device.
 
         Returns:
             The module. What is wrong on a worker is raised by the next call that
@@ -253,7 +262,7 @@ class Session:
         self,
         shape: Iterable[SupportsIndex],
         dtype: object,
-        device: Device | str | None = None,
+        device: object = None,
         worker0_only: bool = False,
         in_group: bool = True,
     ) -> DRef:
@@ -262,7 +271,8 @@ class Session:
         Args:
             shape: Its extents; ``()`` makes a 0-d array.
             dtype: A numpy dtype or its name, ``"bfloat16"`` included.
-            device: A device such as ``"cuda:0"``; None means each worker's own.
+            device: A device such as ``"cuda:0"``, also one of TVM's or torch's; None
+                means each worker's own.
             worker0_only: Allocate on worker 0 alone, or with ``in_group`` on the
                 first worker of each group; the others hold None.
             in_group: See ``worker0_only``.
@@ -279,7 +289,8 @@ class Session:
         The array may be changed as soon as this returns.
 
         Args:
-            host_array: An array, or what ``numpy.asarray`` makes one of.
+            host_array: An array of numpy, of another library that speaks DLPack, in
+                the CPU's memory, or what ``numpy.asarray`` makes one of.
             remote_array: Where to copy it: an array of the same dtype and number
                 of elements. None allocates one on worker 0.
 
@@ -287,17 +298,19 @@ class Session:
             The reference of the copy.
 
         Raises:
-            EncodingError: The host array holds Python objects.
+            EncodingError: The host array holds Python objects, lies on a GPU, or
+                records gradients.
             SessionError: The session is closed or lost.
         """
         return self._core.copy_to_worker_0(host_array, remote_array)
 
-    def copy_from_worker_0(self, host_array: Array, remote_array: DRef) -> None:
+    def copy_from_worker_0(self, host_array: object, remote_array: DRef) -> None:
         """Fills a host array from worker 0; waits until it is filled.
 
         Args:
             host_array: A writable array of the remote one's dtype and number of
-                elements, contiguous or not.
+                elements, contiguous or not: of numpy, or of another library that
+                speaks DLPack, in the CPU's memory.
             remote_array: The array on worker 0.
 
         Raises:
@@ -521,7 +534,9 @@ class Session:
         Not needed before the first collective, which starts one by itself.
 
         Args:
-            ccl: ``"mpi"``, ``"nccl"``, ``"rccl"`` or ``"local"``.
+            ccl: ``"mpi"``, ``"nccl"``, ``"rccl"`` or ``"local"``. Between the threads of
+                a :class:`~disco_client.ThreadedSession`, ``"local"`` serves for
+                ``"mpi"``; :attr:`ccl` says what is in use.
             *device_ids: For a library of GPUs, the number of each worker's GPU on its
                 machine, in the workers' order; the worker computes there from now on.
                 Not needed where the workers' slots are GPUs.
@@ -541,7 +556,7 @@ class Session:
         """Copies a host array to every worker.
 
         Args:
-            src: An array, or what ``numpy.asarray`` makes one of.
+            src: A host array as for :meth:`copy_to_worker_0`.
             dst: An array of the same size and dtype on every worker; None
                 allocates one.
             in_group: Every worker receives ``src`` either way.
@@ -574,7 +589,8 @@ class Session:
         """Gives each worker one slice of a host array along its first axis.
 
         Args:
-            src: An array whose first axis has one entry for each worker.
+            src: A host array as for :meth:`copy_to_worker_0`, whose first axis has one
+                entry for each worker.
             dst: An array of a slice's size and dtype on every worker; None
                 allocates one of shape ``src.shape[1:]``.
             in_group: Worker w receives ``src[w]`` either way.

@@ -33,6 +33,7 @@ from disco_client.distributed.redistribute import (
 from disco_client.distributed.storage import FileTensor, distribute_file
 from disco_client.errors import ConfigError
 from disco_client.wire.elementwise import ELEMENTWISE
+from disco_client.wire.host_arrays import as_host_array, speaks_dlpack
 from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, dtype_name
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Engine(Computing):
         if isinstance(array, FileTensor):
             check_mesh(mesh, self._core.num_workers)
             return distribute_file(self._core, self, array, mesh, placement)
-        host = np.asarray(array)
+        host = as_host_array(array) if speaks_dlpack(array) else np.asarray(array)
         tensor = TensorStructInfo(host.shape, host.dtype)
         info = DTensorStructInfo(tensor, mesh, placement)
         check_mesh(mesh, self._core.num_workers)

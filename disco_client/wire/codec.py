@@ -14,6 +14,7 @@ import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure
 from disco_client.pb import commands_pb2, envelope_pb2, values_pb2
+from disco_client.wire.host_arrays import as_host_array, speaks_dlpack
 from disco_client.wire.values import (
     INLINE_ARRAY_BYTES,
     MAX_DEPTH,
@@ -21,8 +22,10 @@ from disco_client.wire.values import (
     Device,
     Opaque,
     Shape,
+    as_device,
     dtype_from_name,
     dtype_name,
+    ffi_shape,
     is_array,
 )
 
@@ -190,14 +193,26 @@ def encode_value(
         return
     if is_array(value) or porter.knows(value):
         _encode_array(out, value, porter)
-    elif isinstance(value, (list, tuple)) and not isinstance(value, Shape):
+    elif isinstance(value, tuple) and _is_shape(cast("tuple[Any, ...]", value)):
+        _encode_shape(out, value)
+    elif isinstance(value, (list, tuple)):
         _check_depth(depth)
         _encode_list(out, cast("Sequence[Any]", value), porter, register_of, depth)
     elif isinstance(value, dict):
         _check_depth(depth)
         _encode_map(out, cast("dict[Any, Any]", value), porter, register_of, depth)
+    elif speaks_dlpack(value):
+        _encode_array(out, as_host_array(value), porter)
     else:
         _encode_other(out, value)
+
+
+def _is_shape(value: tuple[Any, ...]) -> bool:
+    """Whether it is a shape, of this library or of TVM's, which may also hold negative numbers."""
+    if isinstance(value, Shape):
+        return True
+    kind = ffi_shape()
+    return kind is not None and isinstance(value, kind) and min(value, default=0) >= 0
 
 
 def _check_depth(depth: int) -> None:
@@ -286,18 +301,29 @@ def _encode_other(out: EncodedValue, value: Any) -> None:
         _encode_scalar(out, cast("np.generic[Any]", value))
     elif isinstance(value, type) and issubclass(value, np.generic):
         _encode_dtype(out, np.dtype(cast("type[np.generic[Any]]", value)))
+    elif isinstance(value, str) and hasattr(value, "lanes"):
+        _encode_dtype(out, _decode_dtype(str(value)))  # of TVM, where a dtype is a text
     else:
         for kind in (bool, int, float, str, bytes):
             if isinstance(value, kind):
                 _SIMPLE[kind](out, value)
                 return
-        kind = type_name(cast("object", value))
+        _encode_foreign_device(out, value)
+
+
+def _encode_foreign_device(out: EncodedValue, value: Any) -> None:
+    try:
+        device = as_device(value)
+    except ConfigError as error:
+        raise EncodingError(str(error)) from None
+    if device is None:
         msg = (
-            f"a value of type {kind} cannot travel; "
-            "expected None, bool, int, float, str, bytes, dtype, Device, Shape, ndarray, DRef, "
-            "or a list or string-keyed dict of these"
+            f"a value of type {type_name(value)} cannot travel; "
+            "expected None, bool, int, float, str, bytes, dtype, Device, Shape, ndarray, what "
+            "speaks DLPack, DRef, or a list or string-keyed dict of these"
         )
         raise EncodingError(msg)
+    _encode_device(out, device)
 
 
 def _encode_scalar(out: EncodedValue, value: np.generic[Any]) -> None:

@@ -233,8 +233,8 @@ class Worker:
         self.loading = loading or LoadRules()
         self.flight = flight or FlightRecorder()
         self._open = open_communicator
-        self._ccl = ccl
         self._ordinary_ccl = ordinary_ccl
+        self._ccl = self._serving(ccl)
         self._comm: Communicator | None = None
         self.position = 0
         self.published: dict[str, tuple[Any, Mapping[str, Any]]] = {}
@@ -346,6 +346,7 @@ class Worker:
                 self.place.arrays = arrays
                 raise
             return
+        ccl = self._serving(ccl)
         wish, self._ccl = self._ccl, ccl
         used = ""
         try:
@@ -354,6 +355,10 @@ class Worker:
             if used != ccl:
                 self._ccl = wish  # the ordinary one may work where this one does not
         self._check_used(used, ccl)
+
+    def _serving(self, ccl: str) -> str:
+        """The library that serves for a name: for "mpi" what moves arrays of the host here."""
+        return self._ordinary_ccl if ccl == "mpi" else ccl
 
     def _init_gpus(self, ccl: str, device_ids: Sequence[int]) -> None:
         try:

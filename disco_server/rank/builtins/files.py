@@ -242,27 +242,50 @@ def finish_file(incoming: Incoming | None) -> None:
 
 
 @register_func("ffi.ModuleGetFunction")
-def module_get_function(module: Any, name: str, _query_imports: Any = False) -> Any:
-    """Finds a function of a module that a register holds."""
+def module_get_function(module: Any, name: str, query: Any = False) -> Any:
+    """Finds a function of a module that a register holds.
+
+    Args:
+        module: The module.
+        name: The function's name.
+        query: Whether the answer for a missing one is None instead of an error.
+
+    Raises:
+        FunctionMissing: The module has none of that name.
+        ModuleNotAllowed: It is not for sessions to use.
+    """
     if isinstance(module, LoadedModule):
         func = module.functions.get(name)
-        if not callable(func):
-            msg = f"module {module.name!r} has no function {name!r}; {_offers(module)}"
-            raise FunctionMissing(msg)
+    else:
+        worker = current_worker()
+        func = function_of(_module(module), name, worker.allow_modules, worker.allow_functions)
+    if callable(func):
         return func
+    if query:
+        return None
+    what = module.name if isinstance(module, LoadedModule) else module.__name__
+    msg = f"module {what!r} has no function {name!r}"
+    raise FunctionMissing(f"{msg}; {_offers(module)}" if isinstance(module, LoadedModule) else msg)
+
+
+@register_func("runtime.disco._module_names")
+def module_names(module: Any) -> list[str]:
+    """The names of a module's functions, sorted."""
+    if isinstance(module, LoadedModule):
+        return sorted(module.functions)
+    found = vars(_module(module)).items()
+    return sorted(name for name, each in found if callable(each) and not name.startswith("_"))
+
+
+def _module(module: Any) -> ModuleType:
     if not isinstance(module, ModuleType):
         msg = f"expected a module in the register, got {type(module).__name__}"
         raise ArgumentRefused(msg)
-    worker = current_worker()
-    func = function_of(module, name, worker.allow_modules, worker.allow_functions)
-    if func is None:
-        msg = f"module {module.__name__!r} has no function {name!r}"
-        raise FunctionMissing(msg)
-    return func
+    return module
 
 
 def _offers(module: LoadedModule) -> str:
-    names = sorted(module.functions)
+    names = module_names(module)
     if not names:
         return "it does not tell what it has"
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
