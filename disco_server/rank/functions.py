@@ -477,10 +477,13 @@ def resolve(
     if len(name) > MAX_NAME:
         msg = f"expected a name of at most {MAX_NAME} characters, got {len(name)}"
         raise ArgumentRefused(msg)
-    # Disco's own names are no dotted names, whatever may be imported here.
+    # Disco's own names are no dotted names, whatever may be imported here, and what TVM has
+    # under such names works on TVM's workers alone.
+    if name.startswith(OWN_NAMES):
+        raise FunctionMissing(_missing(name, patterns))
     func, more = None, ""
     try:
-        func = None if name.startswith(OWN_NAMES) else find_dotted(name, patterns, functions)
+        func = find_dotted(name, patterns, functions)
     except FunctionMissing as error:
         more = f"; {error}"
     if func is None and module_allowed("tvm", patterns):
