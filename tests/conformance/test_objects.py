@@ -79,7 +79,7 @@ def test_a_program_holds_them(session, tools, model):
 def test_what_is_missing_or_wrong_is_an_error_of_the_next_wait(session, tools, model):
     """It says what there is; the session and the object go on."""
     for use, error, words in (
-        (lambda: session.create("conformance.Modle", 1), di.FunctionNotFound, "conformance.Model"),
+        (lambda: session.create("conformance.Models", 1), di.FunctionNotFound, "conformance.Model"),
         (lambda: session.create("conformance.Model"), di.RemoteException, "start"),
         (lambda: model.stpe(1.0), di.FunctionNotFound, "did you mean 'step'"),
         (lambda: model.rate(1.0), di.BadArgument, "expected a function"),

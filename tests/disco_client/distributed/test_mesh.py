@@ -56,6 +56,8 @@ def test_a_mesh_is_cut_as_an_array_is():
     """Numbers drop an axis, slices keep it with its name; names say which axis."""
     mesh = DeviceMesh((2, 3), range(6), ("dp", "tp"))
     assert mesh[1] == DeviceMesh((3,), [3, 4, 5], ("tp",))
+    assert mesh["tp"] == mesh.at(dp=0) == DeviceMesh((3,), [0, 1, 2], ("tp",))
+    assert mesh["dp"] == mesh.at(tp=0) == DeviceMesh((2,), [0, 3], ("dp",))
     assert mesh[:, 2] == mesh.at(tp=2) == DeviceMesh((2,), [2, 5], ("dp",))
     assert mesh[:, 1:] == DeviceMesh((2, 2), [1, 2, 4, 5], ("dp", "tp"))
     assert mesh[1, 1] == DeviceMesh((1,), [4])
