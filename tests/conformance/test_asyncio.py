@@ -162,6 +162,7 @@ def test_a_reference_can_be_awaited(session, tools):
     asyncio.run(main())
 
 
+@pytest.mark.timeout(300)
 def test_ten_thousand_awaits_need_no_threads(session, tools, kind):
     """Each gets its own value; sessions of other kinds than a cluster's are given fewer."""
     count = 10_000 if kind.name == "connect" else 2_000
