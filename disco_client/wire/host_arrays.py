@@ -75,7 +75,8 @@ def _shared(value: Any) -> Array:
     try:
         return view(value)
     except DlpackError as error:
-        if not hasattr(type(value), "__array__"):
+        kind: Any = type(value)
+        if not hasattr(kind, "__array__"):
             raise
         why = error
     # Such as one that lies in several pieces.
