@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -75,8 +75,7 @@ def _shared(value: Any) -> Array:
     try:
         return view(value)
     except DlpackError as error:
-        kind: Any = type(value)
-        if not hasattr(kind, "__array__"):
+        if not hasattr(cast("object", value), "__array__"):
             raise
         why = error
     # Such as one that lies in several pieces.
