@@ -23,7 +23,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 # Test processes; each may start daemons and ranks of its own.
 JOBS ?= 3
 # Which tests `make test` runs: main, faults, carriers, interop, deploy, browser, benchmarks,
-# docs, or all. Without it, and without paths in ARGS, main.
+# docs, compat, or all. Without it, and without paths in ARGS, main.
 SUITE ?=
 # A folder of tests for `make test-quick`.
 FOLDER ?= tests/disco_client

@@ -32,6 +32,7 @@ from disco_bench.running import (
     publish,
 )
 from disco_bench.secured import SECURED, measure_secured
+from disco_bench.service import SERVICE, measure_service
 from disco_bench.startup import IMPORTS, SESSIONS, measure_imports, measure_sessions
 from disco_bench.table import Report
 from disco_bench.tracing import TRACING, measure_tracing
@@ -47,6 +48,7 @@ SECTIONS = {
     "sync": RowGroup(SYNC, measure_sync),
     "secured": RowGroup(SECURED, measure_secured),
     "fairness": RowGroup(FAIRNESS, measure_fairness),
+    "service": RowGroup(SERVICE, measure_service),
     "embedded": RowGroup(EMBEDDED, measure_embedded),
     "arrays": RowGroup(ARRAYS, measure_arrays),
     "collectives": RowGroup(COLLECTIVES, measure_collectives),

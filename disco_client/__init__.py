@@ -14,7 +14,7 @@ from disco_client.version import __version__
 
 if TYPE_CHECKING:
     from disco_client.collectives import REDUCE_OPS
-    from disco_client.connection import attach, connect
+    from disco_client.connection import aconnect, attach, connect
     from disco_client.core import DModule, DPackedFunc, DRef
     from disco_client.diagnosis import Diagnosis
     from disco_client.errors import (
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         ConnectionFailed,
         ControllerLost,
         DiscoError,
+        DiscoTimeout,
         EncodingError,
         ExtraMissing,
         ForeignReference,
@@ -38,15 +39,21 @@ if TYPE_CHECKING:
         NoSuchSession,
         NotAllowed,
         PoisonCommand,
+        Recovery,
         RemoteError,
         RemoteException,
         RemoteFailure,
         SessionClosed,
         SessionError,
         SessionLost,
+        StaleReference,
         WeightsMismatch,
         WorkerLost,
+        WorkersReplaced,
+        WouldBlock,
     )
+    from disco_client.futures import RefFuture, as_completed
+    from disco_client.objects import DObject
     from disco_client.program import Program
     from disco_client.replies import Failures
     from disco_client.session import Session
@@ -70,11 +77,13 @@ __all__ = [
     "ConnectionFailed",
     "ControllerLost",
     "DModule",
+    "DObject",
     "DPackedFunc",
     "DRef",
     "Device",
     "Diagnosis",
     "DiscoError",
+    "DiscoTimeout",
     "EncodingError",
     "ExtraMissing",
     "Failures",
@@ -89,6 +98,8 @@ __all__ = [
     "PoisonCommand",
     "Program",
     "RankFlight",
+    "Recovery",
+    "RefFuture",
     "RemoteError",
     "RemoteException",
     "RemoteFailure",
@@ -97,9 +108,14 @@ __all__ = [
     "SessionError",
     "SessionLost",
     "Shape",
+    "StaleReference",
     "WeightsMismatch",
     "WorkerLost",
+    "WorkersReplaced",
+    "WouldBlock",
     "__version__",
+    "aconnect",
+    "as_completed",
     "attach",
     "connect",
     "cpu",
@@ -109,11 +125,13 @@ __all__ = [
 
 _HOMES = {
     "collectives": ("REDUCE_OPS",),
-    "connection": ("attach", "connect"),
+    "connection": ("aconnect", "attach", "connect"),
     "diagnosis": ("Diagnosis",),
     "tracing.timeline": ("RankFlight",),
     "tracing.trace": ("Flight",),
+    "futures": ("RefFuture", "as_completed"),
     "core": ("DModule", "DPackedFunc", "DRef"),
+    "objects": ("DObject",),
     "program": ("Program",),
     "replies": ("Failures",),
     "session": ("Session",),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, SupportsIndex
+import contextlib
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from inspect import iscoroutinefunction
+from typing import Any, Protocol, SupportsIndex, cast
 
 from disco_client.errors import ConfigError
 from disco_client.text import hidden_in
@@ -12,11 +15,14 @@ __all__ = [
     "CCL_NAMES",
     "MAX_WORKERS",
     "RECOVER_LIMIT_BYTES",
+    "WorkerGrid",
+    "check_chosen",
     "check_name",
     "check_recover",
     "check_session",
     "check_worker",
     "dims_of",
+    "importing",
 ]
 
 CCL_NAMES = ("nccl", "rccl", "mpi", "local")
@@ -27,13 +33,37 @@ RECOVER_LIMIT_BYTES = 1 << 30
 """How many bytes of commands and arrays a session keeps by default, for replay on other workers."""
 
 
+_imports = threading.local()
+
+
+@contextlib.contextmanager
+def importing(file: str) -> Generator[None]:
+    """Refuses to open sessions in this thread, because a worker imports a program in it.
+
+    Args:
+        file: The program's.
+    """
+    _imports.file = file
+    try:
+        yield
+    finally:
+        _imports.file = ""
+
+
 def check_session(num_workers: object, num_groups: object, ccl: str | None, timeout: float) -> None:
     """Refuses parameters that no session can have.
 
     Raises:
         ConfigError: An argument is of the wrong type, out of range, or does not
-            fit another one.
+            fit another one; or a worker imports the program that opens the session.
     """
+    imported = getattr(_imports, "file", "")
+    if imported:
+        msg = (
+            f"{imported!r} opens a session while a worker imports it (session.load_source); put"
+            " what the program itself does below 'if __name__ == \"__main__\":'"
+        )
+        raise ConfigError(msg)
     workers = _integer("num_workers", num_workers)
     groups = _integer("num_groups", num_groups)
     if not 1 <= workers <= MAX_WORKERS:
@@ -62,13 +92,20 @@ def check_name(name: str, what: str = "a session name") -> None:
 
 
 def check_recover(recover: object, limit: object) -> None:
-    """Refuses unknown recovery modes and invalid limits.
+    """Refuses unknown ways to recover and invalid limits.
 
     Raises:
-        ConfigError: It is neither None nor "replay", or the limit is no number of bytes.
+        ConfigError: It is neither None nor "replay" nor a function, or the limit is no number
+            of bytes.
     """
-    if recover is not None and recover != "replay":
-        msg = f"expected recover to be None or 'replay', got {recover!r}"
+    if iscoroutinefunction(recover):
+        msg = (
+            f"expected recover to be a function that has made the state when it returns, got"
+            f" {recover!r}, which is to be awaited"
+        )
+        raise ConfigError(msg)
+    if recover is not None and recover != "replay" and not callable(recover):
+        msg = f"expected recover to be None, 'replay' or a function, got {recover!r}"
         raise ConfigError(msg)
     if _integer("recover_limit_bytes", limit) < 1:
         msg = f"expected recover_limit_bytes above 0, got {limit!r}"
@@ -90,6 +127,50 @@ def check_worker(worker: object, num_workers: int) -> int:
         msg = f"expected a worker_id from 0 to {num_workers - 1}, got {number}"
         raise ConfigError(msg)
     return number
+
+
+class WorkerGrid(Protocol):
+    """A mesh of workers.
+
+    Attributes:
+        device_ids: Its workers.
+    """
+
+    @property
+    def device_ids(self) -> Sequence[int]:
+        """Its workers."""
+        ...
+
+
+def check_chosen(
+    workers: Iterable[int] | WorkerGrid | None, worker: int | None, num_workers: int
+) -> tuple[int, ...]:
+    """Refuses anything but one or more workers of the session, each given once.
+
+    Args:
+        workers: Their numbers, or a mesh of them.
+        worker: The number of one, instead.
+        num_workers: How many the session has.
+
+    Returns:
+        Their numbers in ascending order.
+
+    Raises:
+        TypeError: Neither or both are given, or something is no integer.
+        ConfigError: There is no such worker, one is given twice, or there are none.
+    """
+    if (workers is None) == (worker is None):
+        msg = "expected workers=[0, 2], a mesh, or worker=2, and one of these alone"
+        raise TypeError(msg)
+    given = (worker,) if workers is None else getattr(workers, "device_ids", workers)
+    if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
+        msg = f"expected workers as a list of numbers or a mesh, got {workers!r}; or worker=2"
+        raise TypeError(msg)
+    found = [check_worker(each, num_workers) for each in cast("Iterable[object]", given)]
+    if not found or len(set(found)) != len(found):
+        msg = f"expected one or more workers, each of them once, got {found}"
+        raise ConfigError(msg)
+    return tuple(sorted(found))
 
 
 def dims_of(shape: object) -> Iterable[Any]:

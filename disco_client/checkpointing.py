@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import os
 
     from disco_client.core import DRef, SessionCore
-    from disco_client.recovery.replay import Recovery, Replaying
+    from disco_client.errors import Recovery
+    from disco_client.recovery.replay import Replaying
 
 __all__ = ["checkpoint", "is_replaying", "recoveries"]
 
@@ -55,8 +56,9 @@ def is_replaying(core: SessionCore) -> bool:
 
 def recoveries(core: SessionCore) -> tuple[Recovery, ...]:
     """The recoveries of the session with other workers, in order."""
-    replaying = _replaying(core)
-    return replaying.recoveries if replaying is not None else ()
+    from disco_client.recovery.base import Recovering
+
+    return core.transport.recoveries if isinstance(core.transport, Recovering) else ()
 
 
 @spanned("disco.checkpoint")
@@ -69,9 +71,9 @@ def checkpoint(core: SessionCore, path: str | os.PathLike[str]) -> None:
     replaying = _replaying(core)
     if replaying is None:
         raise ConfigError(
-            "this session does not recover from lost workers, so it needs no checkpoint; open"
-            " it with disco_client.connect(..., recover='replay'), or save tensors with"
-            " session.save"
+            "this session does not do again what lost workers have done, so it needs no"
+            " checkpoint; open it with disco_client.connect(..., recover='replay'), or save"
+            " tensors with session.save"
         )
     core.sync()
     replaying.check_can_prune()
@@ -144,7 +146,8 @@ def _find_made(
                 what = _what(core, replaying, int(numbers[place]))
             raise EncodingError(
                 f"cannot save the session: {what} is an object of type {kind} on"
-                f" worker {worker}; let it go, or keep what it consists of as arrays"
+                f" worker {worker}; let it go, keep what it consists of as arrays, or give its"
+                " class __disco_state__ and __disco_load__"
             )
         made.update(int(numbers[place]) for place in found["made"])
         names.update(found["names"])

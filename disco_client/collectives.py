@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from disco_client.arguments import CCL_NAMES
 from disco_client.errors import ConfigError
+from disco_client.wire.host_arrays import as_host_array
 from disco_client.wire.values import Shape
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def init_ccl(core: SessionCore, ccl: str, *device_ids: int) -> None:
 
 def broadcast(core: SessionCore, src: object, dst: DRef | None) -> DRef:
     """Copies a host array to every worker; see ``Session.broadcast``."""
-    array = np.asarray(src)
+    array = as_host_array(src)
     if dst is None:
         dst = core.empty(array.shape, array.dtype)
     return move(core, "broadcast_from_worker0", core.copy_to_worker_0(array), dst, in_group=False)
@@ -49,7 +48,7 @@ def broadcast(core: SessionCore, src: object, dst: DRef | None) -> DRef:
 
 def scatter(core: SessionCore, src: object, dst: DRef | None) -> DRef:
     """Gives each worker one slice of a host array; see ``Session.scatter``."""
-    array = np.asarray(src)
+    array = as_host_array(src)
     if array.ndim == 0 or array.shape[0] != core.num_workers:
         msg = (
             f"expected an array with {core.num_workers} slices on its first axis, one for "
@@ -61,23 +60,22 @@ def scatter(core: SessionCore, src: object, dst: DRef | None) -> DRef:
     return move(core, "scatter_from_worker0", core.copy_to_worker_0(array), dst, in_group=False)
 
 
-def move(core: SessionCore, operation: str, src: DRef, dst: DRef, in_group: bool) -> DRef:
+def move(core: SessionCore, operation: str, src: DRef, dst: DRef | None, in_group: bool) -> DRef:
     """Moves arrays between the workers; see the method of ``Session`` of that name.
 
     Returns:
-        ``dst``.
+        ``dst``; the reference of new arrays where it is None.
     """
-    core.call_builtin(f"runtime.disco.{operation}", src, bool(in_group), dst)
-    return dst
+    return _call(core, operation, dst, src, bool(in_group))
 
 
 def reduce(
-    core: SessionCore, operation: str, src: DRef, dst: DRef, op: str, in_group: bool
+    core: SessionCore, operation: str, src: DRef, dst: DRef | None, op: str, in_group: bool
 ) -> DRef:
     """Moves and reduces arrays; see the method of ``Session`` of that name.
 
     Returns:
-        ``dst``.
+        ``dst``; the reference of new arrays where it is None.
 
     Raises:
         ConfigError: No such reduction.
@@ -85,6 +83,11 @@ def reduce(
     if op not in REDUCE_OPS:
         msg = f"expected one of {', '.join(REDUCE_OPS)}, got {op!r}"
         raise ConfigError(msg)
-    code = Shape((REDUCE_OPS.index(op),))
-    core.call_builtin(f"runtime.disco.{operation}", src, code, bool(in_group), dst)
+    return _call(core, operation, dst, src, Shape((REDUCE_OPS.index(op),)), bool(in_group))
+
+
+def _call(core: SessionCore, operation: str, dst: DRef | None, *args: object) -> DRef:
+    if dst is None:
+        return core.call_builtin(f"runtime.disco.{operation}", *args)
+    core.call_builtin(f"runtime.disco.{operation}", *args, dst)
     return dst

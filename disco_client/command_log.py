@@ -21,19 +21,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import CodeType
 from typing import Any, Protocol, TypeAlias
 
-from disco_client.errors import EncodingError, IssuedAt, RemoteFailure, SessionError
-from disco_client.replies import LongWaits
-from disco_client.scopes import NO_SCOPE, Scope, current_scope
+from disco_client.errors import EncodingError, IssuedAt, RemoteFailure, SessionError, WouldBlock
+from disco_client.replies import Deadline, LongWaits
+from disco_client.scopes import NO_SCOPE, Scope, current_owner, current_scope, in_event_loop
 from disco_client.transport.base import OutgoingBatch
 from disco_client.wire.codec import Action, EncodedCommand
 
 __all__ = [
+    "Abandoned",
     "CommandLog",
     "Fill",
     "LogWatcher",
@@ -195,6 +196,14 @@ beyond that waits. This bounds the memory of every relay on the way."""
 WINDOW_ARRAY_BYTES = 256 << 20
 """The same for arrays that travel beside the log, and are buffered on the workers' nodes."""
 
+_LOOK_ROOM_S = 1.0
+"""How often a call that waits for room looks whether that is to be reported."""
+
+_FULL = (
+    "as many commands or bytes are under way as may be, and the call would stop the event loop"
+    " until workers have executed some; before it, `await session.ready()`"
+)
+
 _LOOKS, _LOOK_S = 20, 0.001
 """How often, and at what interval, a sending thread looks for commands before it sleeps."""
 
@@ -242,12 +251,33 @@ class _Batch:
         self.entries = []
         return leaving
 
+    def scopes(self) -> set[Scope]:
+        """The scopes that issued its commands."""
+        return {site[2] for site, _ in self.entries} | {site[2] for site in self.sites}
+
     def site(self, seq: int) -> Site | None:
         """The line that issued one of its commands."""
         index = seq - self.first_seq
         if 0 <= index < len(self.entries):
             return self.entries[index][0]
         return self.sites[index] if 0 <= index < len(self.sites) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """What is left of a log's commands when other workers take the place of those it was for.
+
+    Attributes:
+        last: The number of the last of them.
+        live: The registers that references stand for.
+        issuers: The scopes that issued commands that were not known to be executed.
+        makers: The scopes that issued the commands whose results are in these registers.
+    """
+
+    last: int
+    live: set[int]
+    issuers: set[Scope]
+    makers: set[Scope]
 
 
 class LogWatcher(Protocol):
@@ -266,6 +296,31 @@ class LogWatcher(Protocol):
         ...
 
 
+class Bar(Protocol):
+    """Decides which calls may issue commands while not all may."""
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether one thread or task alone may."""
+        ...
+
+    def __call__(self) -> bool:
+        """Whether the call that asks has to wait; may raise."""
+        ...
+
+
+class _OneOwner:
+    """Admits one thread or task alone."""
+
+    exclusive = True
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+
+    def __call__(self) -> bool:
+        return current_owner() is not self._owner
+
+
 class CommandLog:
     """The ordered commands of one session, from issue to acknowledgement.
 
@@ -279,6 +334,9 @@ class CommandLog:
             command that will be answered can be sent.
         direct: Whether a thread that waits for an answer sends pending commands itself.
         told: Whether a call has raised the error that closed the log.
+        asynchronous: Whether calls must not wait in an event loop.
+        barred: Asked, if set, under the lock and by each call that issues a command, whether
+            the call has to wait; may raise.
         long_waits: Is notified each second of waits for room.
         timeline: Takes notes, if set; calls that need not wait never ask for it.
     """
@@ -303,7 +361,9 @@ class CommandLog:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._awake = False
         self._closed: SessionError | None = None
-        self._alone = 0
+        self._for_room: list[Callable[[], None]] = []
+        self.asynchronous = False
+        self.barred: Bar | None = None
         self.direct = False
         self.told = False
         self.long_waits = LongWaits()
@@ -318,9 +378,10 @@ class CommandLog:
         *,
         func: int = 0,
         reg: int | None = None,
-        worker: int | None = None,
+        workers: Sequence[int] = (),
         answers: int = 0,
         beside: Callable[[], int] | None = None,
+        deadline: Deadline | None = None,
     ) -> tuple[int, int]:
         """Appends one command.
 
@@ -329,16 +390,18 @@ class CommandLog:
             fill: Writes the arguments; where it raises, nothing was appended.
             func: The register of the function to call.
             reg: The register it is about; None takes a new one for its result.
-            worker: The one worker that acts; None means all.
+            workers: The workers that act; none means all.
             answers: How many workers will answer it.
             beside: Says, once the arguments are written, how many bytes of arrays
                 travel beside it to a worker.
+            deadline: When to end a wait for room.
 
         Returns:
             Its sequence number and its register.
 
         Raises:
-            SessionError: The session is closed or lost.
+            DiscoTimeout: There is no room yet; nothing was appended.
+            SessionError: The session is closed or lost, or this would wait in an event loop.
         """
         site = call_site(current_scope(self))
         command = EncodedCommand(action=action, func=func)  # type: ignore[arg-type]  (the numbers are the same)
@@ -349,10 +412,10 @@ class CommandLog:
                 "send large data as numpy arrays, which travel beside the commands"
             )
             raise EncodingError(msg)
-        if worker is not None:
-            command.worker_plus_one = worker + 1
+        if workers:
+            command.workers.extend(workers)
         with self._lock:
-            self._await_room()
+            self._await_room(deadline)
             if self._dead:
                 command.released.extend(self._take_dead())
             if reg is None:
@@ -445,16 +508,48 @@ class CommandLog:
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None]:
-        """Lets no other thread issue commands while a block runs; they wait."""
+        """Lets no other task or thread issue commands while a block runs; they wait."""
         with self._lock:
             self._await_room()
-            self._alone = threading.get_ident()
+            self.barred = _OneOwner(current_owner())
         try:
             yield
         finally:
             with self._lock:
-                self._alone = 0
+                self.barred = None
                 self._room.notify_all()
+            self._tell_of_room()
+
+    def restart(self, barred: Bar) -> Abandoned:
+        """Forgets what was issued, because other workers take the place of those it was for.
+
+        What is issued from now on has the numbers after that, and registers that references
+        stand for are not used again.
+
+        Args:
+            barred: See the attribute; it counts from this moment on.
+        """
+        with self._lock:
+            self.barred = barred
+            batches = (*self._under_way, *self._sealed, self._filling)
+            issuers = {scope for batch in batches for scope in batch.scopes()}
+            self._take_dead()
+            live = self._ids.live()
+            makers = {self._makers[register][2] for register in live if register in self._makers}
+            self._under_way.clear()
+            self._sealed.clear()
+            self._filling = _Batch(self._seq + 1)
+            self._bytes_under_way = self._beside_under_way = self._beside_unmarked = 0
+            self._acks = [self._seq] * len(self._acks)
+            self._acked = self._seq
+            self._room.notify_all()
+            return Abandoned(self._seq, live, issuers, makers)
+
+    def wake_callers(self) -> None:
+        """Lets calls that wait ask again whether they have to."""
+        with self._lock:
+            self._room.notify_all()
+        self._tell_of_room()
 
     def live_registers(self) -> set[int]:
         """The registers that references stand for."""
@@ -512,27 +607,56 @@ class CommandLog:
             # The same error is raised each time, with the traceback of this time.
             raise self._closed.with_traceback(None)
 
-    def _await_room(self) -> None:
-        if self._is_full():
+    def _await_room(self, deadline: Deadline | None = None) -> None:
+        if self.is_full():
+            if self.asynchronous and in_event_loop():
+                raise WouldBlock(_FULL)
             began = time.monotonic_ns()
-            self._await_more_room()
+            self._await_more_room(deadline)
             if self.timeline is not None:
                 self.timeline.note("wait for room", "wait", began)
         self.check_open()
 
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether the caller would wait for room."""
         return self._closed is None and (
             self._seq - self._acked >= WINDOW_COMMANDS
             or self._bytes_under_way > WINDOW_BYTES
             or self._beside_under_way > WINDOW_ARRAY_BYTES
-            or bool(self._alone and self._alone != threading.get_ident())
+            or (self.barred is not None and self.barred())
         )
 
-    def _await_more_room(self) -> None:
+    @property
+    def has_much_room(self) -> bool:
+        """Whether a quarter of the window is free, so that a caller can issue many commands."""
+        return self._closed is not None or (
+            self._seq - self._acked <= WINDOW_COMMANDS * 3 // 4
+            and self._bytes_under_way <= WINDOW_BYTES * 3 // 4
+            and self._beside_under_way <= WINDOW_ARRAY_BYTES * 3 // 4
+            and not (self.barred is not None and self.barred.exclusive)
+        )
+
+    def call_when_room(self, call: Callable[[], None]) -> None:
+        """Calls something, once, when a quarter of the window is free; it must not wait."""
+        with self._lock:
+            self._for_room.append(call)
+        self._tell_of_room()
+
+    def _tell_of_room(self) -> None:
+        calls: list[Callable[[], None]] = []
+        with self._lock:
+            if self.has_much_room:
+                calls, self._for_room = self._for_room, calls
+        for call in calls:
+            call()
+
+    def _await_more_room(self, deadline: Deadline | None) -> None:
         since = None
-        while self._is_full():
+        while self.is_full():
             # The transport calls close() when the session is lost, so this ends.
-            if not self._room.wait(1.0):
+            if not self._room.wait(_LOOK_ROOM_S if deadline is None else deadline.left()):
+                if deadline is not None:
+                    deadline.check()
                 self._lock.release()  # others acknowledge meanwhile, and may make room
                 try:
                     since = self.long_waits.look(since)
@@ -638,6 +762,8 @@ class CommandLog:
                 self._bytes_under_way -= done.nbytes
                 self._beside_under_way -= done.beside
             self._room.notify_all()
+        if self._for_room:
+            self._tell_of_room()
 
     def close(self, why: SessionError, *, drop: bool) -> None:
         """Refuses further commands with this error; idempotent.
@@ -653,6 +779,7 @@ class CommandLog:
                 self._sealed.clear()
                 self._filling = _Batch(self._seq + 1)
             self._room.notify_all()
+        self._tell_of_room()
         self._wake.put(None)
 
     def disown(self, why: SessionError) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import functools
 import getpass
 import os
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from typing import TYPE_CHECKING, Literal, ParamSpec, Self
 
 from disco_client.arguments import RECOVER_LIMIT_BYTES, check_name, check_recover, check_session
 from disco_client.errors import (
@@ -31,10 +34,13 @@ from disco_client.transport.address import controller_address
 from disco_client.transport.base import QueuePosition, Transport, Wish
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from disco_client.recovery.rebuild import Rebuild, Rebuilding
     from disco_client.transport.credentials import Credentials
     from disco_client.transport.grpc import GrpcTransport
 
-__all__ = ["attach", "connect", "opening", "owner"]
+__all__ = ["PendingSession", "aconnect", "attach", "connect", "opening", "owner"]
 
 
 _REACH_S = 30.0
@@ -57,7 +63,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
     timeout: float = 90.0,
     logs: bool = True,
     hang_report: float | None = AUTO,
-    recover: str | None = None,
+    recover: Literal["replay"] | Rebuild | None = None,
     recover_limit_bytes: int = RECOVER_LIMIT_BYTES,
     tls_ca: str | os.PathLike[str] | None = None,
     tls_cert: str | os.PathLike[str] | None = None,
@@ -86,8 +92,11 @@ def connect(  # noqa: PLR0913  (each of them by name)
             other workers, waits for slots up to ``timeout``, and lets them execute
             everything that was issued since the start, or since the last
             :meth:`Session.checkpoint`; the program only sees a pause. What its functions
-            do beside their results happens again, too. Sessions of other kinds do not
-            offer it.
+            do beside their results happens again, too. A function is called with the
+            session when other workers are ready, to make its state on them anew, in a
+            thread of its own while all other calls wait. Then what had been issued is
+            gone: calls that waited raise :class:`~disco_client.WorkersReplaced`, and
+            references of before are errors. Sessions of other kinds do not offer it.
         recover_limit_bytes: How much of the program's commands and arrays is kept for
             that, in the memory of this process.
         tls_ca: A PEM file with the authorities that may sign the controller's certificate. None
@@ -139,18 +148,35 @@ def connect(  # noqa: PLR0913  (each of them by name)
             on_queued=progress,
             credentials=credentials,
         )
-    if recover is not None:
+    again = _Reopening(where, replace(wish, name=transport.welcome.name), credentials)
+    rebuilding: Rebuilding | None = None
+    if callable(recover):
+        from disco_client.recovery.rebuild import Rebuilding
+
+        transport = rebuilding = Rebuilding(transport, again, partial(_rebuild, recover), span)
+    elif recover is not None:
         from disco_client.recovery.replay import Replaying
 
-        again = _Reopening(where, replace(wish, name=transport.welcome.name), credentials)
         transport = Replaying(transport, again, recover_limit_bytes, span)
     sink: LogSink | None = print_logs if logs else None
     session = Session(
         transport, num_groups=num_groups, log_sink=sink, hang_report=hang_report, span=span
     )
+    if rebuilding is not None:
+        rebuilding.serve(session)
+    _switch_on(session)
+    return session
+
+
+def _switch_on(session: Session) -> None:
+    """Makes new workers stricter where the environment asks for that."""
     if os.environ.get("DISCO_DEBUG") == "1":
         session.compare_shapes()
-    return session
+
+
+def _rebuild(rebuild: Rebuild, session: Session) -> None:
+    _switch_on(session)
+    rebuild(session)
 
 
 def attach(  # noqa: PLR0913  (the same)
@@ -218,6 +244,99 @@ def attach(  # noqa: PLR0913  (the same)
     )
     session.release_all()
     return session
+
+
+_Options = ParamSpec("_Options")
+
+
+class PendingSession:
+    """A session that opens in another thread; made by :func:`aconnect`.
+
+    Awaiting it returns the session, ``async with`` also ends it.
+
+    Args:
+        open_session: Opens it.
+    """
+
+    def __init__(self, open_session: Callable[[], Session]) -> None:
+        self._open_session = open_session
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._session: Session | None = None
+
+    def __await__(self) -> Generator[object, None, Session]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Session:
+        return await self._open()
+
+    async def __aexit__(self, kind: object, value: object, trace: object) -> None:
+        if self._session is not None:
+            await self._session.__aexit__(kind, value, trace)
+
+    async def _open(self) -> Session:
+        import asyncio
+
+        # By this copy the task is found, which is told of errors; see scopes.py.
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        opened = loop.run_in_executor(None, context.run, self._run)
+        try:
+            session = await asyncio.shield(opened)
+        except asyncio.CancelledError:
+            opened.add_done_callback(_ignore)
+            with self._lock:
+                self._abandoned = True
+                opened_already = self._session
+            if opened_already is not None:
+                await asyncio.to_thread(opened_already.shutdown)
+            raise
+        return await session.__aenter__()
+
+    def _run(self) -> Session:
+        session = self._open_session()
+        with self._lock:
+            self._session = session
+            abandoned = self._abandoned
+        if abandoned:
+            session.shutdown()
+        return session
+
+
+def _ignore(opened: asyncio.Future[Session]) -> None:
+    """Takes the error of a session for which no task waits any more."""
+    if not opened.cancelled():
+        opened.exception()
+
+
+def _in_background(open_session: Callable[_Options, Session]) -> Callable[_Options, PendingSession]:
+    @functools.wraps(open_session, assigned=("__module__", "__annotations__"), updated=())
+    def aconnect(*args: _Options.args, **options: _Options.kwargs) -> PendingSession:
+        """Opens a session on a cluster without stopping the event loop meanwhile.
+
+        ::
+
+            async with disco_client.aconnect(num_workers=4) as session:
+                print(await session.empty((2, 3), "float32"))
+
+        In such a session a call that would wait raises :class:`~disco_client.WouldBlock` in an
+        event loop, and issues nothing. Where the await is cancelled, a session that opens
+        nevertheless is ended.
+
+        Args:
+            *args: As for :func:`connect`.
+            **options: As for :func:`connect`.
+
+        Returns:
+            What ``async with`` enters, or ``await`` makes a session of. Both raise what
+            :func:`connect` raises.
+        """
+        return PendingSession(functools.partial(open_session, *args, **options))
+
+    return aconnect
+
+
+aconnect = _in_background(connect)
 
 
 @contextlib.contextmanager

@@ -8,14 +8,15 @@ reference keeps the session open.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar, cast
 
-from disco_client.arguments import check_worker, dims_of
-from disco_client.arrays.transfer import Array, Downloads, Uploads, as_host_array, kind_of
+from disco_client.arguments import WorkerGrid, check_chosen, check_worker, dims_of
+from disco_client.arrays.host_tensor import with_tensors
+from disco_client.arrays.transfer import Downloads, Uploads
 from disco_client.command_log import CommandLog, StepLines
 from disco_client.diagnosis import look_at
 from disco_client.errors import (
@@ -25,11 +26,14 @@ from disco_client.errors import (
     RemoteFailure,
     SessionClosed,
     SessionError,
+    WorkersReplaced,
+    WouldBlock,
 )
 from disco_client.forks import disown_in_children, leak, not_here
+from disco_client.futures import Background, RefFuture, await_all, await_room, send_soon
 from disco_client.output import LogSink, drop_logs
-from disco_client.replies import AUTO, Inbox, LongWaits, read_hang_report
-from disco_client.scopes import current_scope
+from disco_client.replies import AUTO, Deadline, Inbox, LongWaits, read_hang_report
+from disco_client.scopes import Scope, current_owner, current_scope, in_event_loop
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import (
@@ -47,17 +51,28 @@ from disco_client.wire.codec import (
     EncodedCommand,
     EncodedValue,
     decode_value,
+    encode_names,
     encode_value,
     tickets_in,
 )
-from disco_client.wire.values import Device, Shape, dtype_from_name, is_array
+from disco_client.wire.host_arrays import Array, as_destination, as_host_array
+from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, device_of, dtype_from_name
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from disco_client.command_log import Fill
+    from disco_client.command_log import Abandoned, Bar, Fill
 
-__all__ = ["DModule", "DPackedFunc", "DRef", "Distributed", "SessionCore", "core_of"]
+__all__ = [
+    "ChosenFunction",
+    "DModule",
+    "DPackedFunc",
+    "DRef",
+    "Distributed",
+    "Renewable",
+    "SessionCore",
+    "core_of",
+]
 
 _CLOSE_TIMEOUT_S = 10.0
 _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
@@ -94,47 +109,145 @@ class DRef:
         if getattr(self, "_owner", self) is None:
             self._core.release(self.reg_id)
 
-    def debug_get_from_remote(self, worker_id: int) -> Any:
+    def get(self, worker: int = 0, timeout: float | None = None) -> Any:
         """Fetches what one worker's register holds; waits for it.
+
+        In the event loop of a session that was entered by ``async with`` it does not wait,
+        but returns something to await: ``await ref.get(worker)``.
+
+        Args:
+            worker: The worker.
+            timeout: Seconds to wait for the answer; None waits as long as the session
+                lives. An array that has begun to arrive is waited for.
+
+        Returns:
+            The value: an array, a number, text, a list and so on; an
+            :class:`~disco_client.Opaque` for an object that cannot travel, such as a
+            function.
+
+        Raises:
+            DiscoTimeout: There is no answer yet; the call may be repeated.
+            RemoteError: The register is poisoned by an earlier failure, or a command of
+                this scope failed and no call has raised it.
+            SessionError: The session is closed or lost.
+        """
+        core = self._core
+        if core.must_not_wait:
+            return core.fetch(self, core.check_worker(worker), Deadline.of(timeout))
+        return core.get(self, worker, timeout)
+
+    def get_all(self, timeout: float | None = None) -> Any:
+        """Fetches what each worker's register holds, in a list; see :meth:`get`."""
+        core, workers = self._core, range(self._core.num_workers)
+        if core.must_not_wait:
+            return core.fetch_all(self, workers, Deadline.of(timeout))
+        return core.get_all(self, workers, timeout=timeout)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Awaits the value of worker 0; ``await ref.get(worker)`` that of another one."""
+        return self._core.fetch(self, 0).__await__()
+
+    def future(self, worker: int = 0) -> RefFuture:
+        """Asks for what one worker's register holds; returns at once.
+
+        The question has its place among the commands here: what is issued afterwards
+        does not delay it.
+
+        Args:
+            worker: The worker.
+
+        Returns:
+            A ``concurrent.futures.Future`` of the value, which may also be awaited.
+            Waiting for it raises what :meth:`get` would, called here.
+
+        Raises:
+            SessionError: The session is closed or lost.
+        """
+        future = self._core.ask(self, self._core.check_worker(worker))
+        future.ref = self
+        return future
+
+    async def get_into(
+        self,
+        host_array: Array,
+        timeout: float | None = None,  # noqa: ASYNC109  (as of all that waits)
+    ) -> None:
+        """Fills a host array from worker 0's; ``copy_from_worker_0`` for asyncio.
+
+        Where the await is cancelled, what the host array holds is not defined, and an array
+        that has begun to arrive is still written there.
+
+        Args:
+            host_array: A writable array of the remote one's dtype and number of
+                elements, contiguous or not.
+            timeout: As for :meth:`get`.
+
+        Raises:
+            BadArgument: Size or dtype differ.
+            EncodingError: The host array cannot be written.
+            DiscoTimeout, RemoteError, SessionError: As for :meth:`get`.
+        """
+        await self._core.fetch_into(self, host_array, Deadline.of(timeout))
+
+    def debug_get_from_remote(self, worker_id: int, *, timeout: float | None = None) -> Any:
+        """Fetches what one worker's register holds; waits for it.
+
+        Args:
+            worker_id: The worker.
+            timeout: As for :meth:`get`.
 
         Returns:
             The value; an :class:`~disco_client.Opaque` for an object that cannot
-            travel, such as a function.
+            travel, such as a function. Arrays, also those in lists and maps, are numpy
+            arrays that have the methods of a ``tvm.runtime.Tensor`` as well: ``numpy()``
+            returns a plain copy, ``copyfrom()`` and ``copyto()`` copy, and ``device``
+            equals both ``"cpu"`` and ``tvm.cpu(0)``. Slices and results are plain
+            arrays, as what :meth:`numpy` returns is.
 
         Raises:
+            DiscoTimeout: There is no answer yet; the call may be repeated.
             RemoteError: The register is poisoned by an earlier failure.
             SessionError: The session is closed or lost.
         """
-        return self._core.get(self, worker_id)
+        return with_tensors(self._core.get(self, worker_id, timeout))
 
-    def debug_copy_from(self, worker_id: int, value: object) -> None:
+    def debug_copy_from(
+        self, worker_id: int, value: object, *, timeout: float | None = None
+    ) -> None:
         """Copies an array into one worker's register; waits until it is there.
 
         Args:
             worker_id: The worker.
-            value: An array, or what ``numpy.asarray`` makes one of. Where the
+            value: A host array as for ``Session.copy_to_worker_0``. Where the
                 register already holds an array of that size and dtype, it is
                 overwritten in place, so that other registers with the same array
                 see it; otherwise the register is replaced.
+            timeout: Seconds to wait until it is there; the copy is made in any case.
 
         Raises:
             BadArgument: The register holds an array of another size or dtype.
+            DiscoTimeout: It is not there yet.
             EncodingError: The value is no array of plain numbers.
             SessionError: The session is closed or lost.
         """
-        self._core.set(self, worker_id, value)
+        self._core.set(self, worker_id, value, timeout)
 
-    def numpy(self, worker_id: int = 0) -> np.ndarray[Any, Any]:
+    def numpy(self, worker_id: int = 0, *, timeout: float | None = None) -> np.ndarray[Any, Any]:
         """Fetches the array that one worker's register holds.
 
+        Args:
+            worker_id: The worker.
+            timeout: As for :meth:`get`.
+
         Raises:
+            DiscoTimeout: There is no answer yet; the call may be repeated.
             TypeError: The register holds something else.
             RemoteError: The register is poisoned by an earlier failure.
             SessionError: The session is closed or lost.
         """
         import numpy as np
 
-        value = self.debug_get_from_remote(worker_id)
+        value = self._core.get(self, worker_id, timeout)
         if isinstance(value, (np.ndarray, bool, int, float)):
             return np.asarray(value)
         msg = f"expected an array in register {self.reg_id} of worker {worker_id}, got {value!r}"
@@ -212,13 +325,71 @@ class DPackedFunc(DRef):
         """
         super().__init__(core_of(session).check_ref(dref), dref.session, owner=dref)
 
-    def __call__(self, *args: object) -> DRef:
+    def __call__(self, /, *args: object, **keywords: object) -> DRef:
         """Calls the function on every worker; returns at once.
+
+        Args:
+            *args: Arguments; see :meth:`Session.call_packed <disco_client.Session.call_packed>`.
+            **keywords: Keyword arguments, of the same kinds.
 
         Returns:
             The register that will hold each worker's result.
         """
+        if keywords:
+            return self._core.call_with(self, args, keywords)
         return self._core.call(self, *args)
+
+    def on(
+        self, workers: Iterable[int] | WorkerGrid | None = None, *, worker: int | None = None
+    ) -> ChosenFunction:
+        """Chooses workers: what it returns calls the function on these alone.
+
+        The others skip the call: their register of the result holds None, and what the
+        call would overwrite stays as it is. A collective in the call may take place among
+        the chosen workers, in a group or a team that has no others; any other one is
+        :class:`~disco_client.CollectiveAborted` at once, and the error names the workers
+        that do not take part.
+
+        Args:
+            workers: The workers, or a mesh, which stands for all its workers.
+            worker: One worker.
+
+        Raises:
+            TypeError: Neither or both are given, or something is no worker's number.
+            ConfigError: There is no such worker, one is given twice, or there are none.
+        """
+        return ChosenFunction(self, check_chosen(workers, worker, self._core.num_workers))
+
+
+class ChosenFunction:
+    """A function whose calls only some workers execute; see :meth:`DPackedFunc.on`.
+
+    Attributes:
+        func: The function.
+        workers: The workers, in ascending order.
+    """
+
+    __slots__ = ("func", "workers")
+
+    def __init__(self, func: DPackedFunc, workers: tuple[int, ...]) -> None:
+        """Made by a function, never by a program."""
+        self.func = func
+        self.workers = workers
+
+    def __call__(self, /, *args: object, **keywords: object) -> DRef:
+        """Calls the function on the chosen workers; returns at once.
+
+        Args:
+            *args: Arguments; see :meth:`Session.call_packed <disco_client.Session.call_packed>`.
+            **keywords: Keyword arguments, of the same kinds.
+
+        Returns:
+            The register that will hold the results, and None on the other workers.
+        """
+        return core_of(self.func).call_with(self.func, args, keywords, self.workers)
+
+    def __repr__(self) -> str:
+        return f"{self.func!r}.on({list(self.workers)})"
 
 
 class DModule(DRef):
@@ -239,6 +410,21 @@ class DModule(DRef):
         getter = self._core.builtin("ffi.ModuleGetFunction")
         return DPackedFunc(getter(self, name), self.session)
 
+    def __contains__(self, name: object, /) -> bool:
+        """Whether the module has a function of that name; waits for worker 0."""
+        if not isinstance(name, str):
+            return False
+        found = self._core.call_builtin("ffi.ModuleGetFunction", self, name, True)
+        return self._core.get(found, 0) is not None
+
+    def names(self) -> list[str]:
+        """The names of the module's functions, sorted; waits for worker 0.
+
+        Compiled modules and those of other loaders may have functions besides.
+        """
+        names = self._core.get(self._core.call_builtin("runtime.disco._module_names", self), 0)
+        return [str(name) for name in names]
+
 
 def core_of(thing: Any) -> SessionCore:
     """The core of a session, or of the session that a reference belongs to.
@@ -247,6 +433,14 @@ def core_of(thing: Any) -> SessionCore:
         thing: A session, or a reference.
     """
     return thing._core  # noqa: SLF001  (the same)
+
+
+class Renewable(ABC):
+    """A part of a session that keeps references of its own."""
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Forgets them, because other workers take the place of those that they are of."""
 
 
 class SessionCore:
@@ -266,7 +460,8 @@ class SessionCore:
         closed: Whether the program has ended the session, or left it.
         face: Returns the session that programs hold. It is made once, and lives as long
             as it, or any reference, is held; the core alone does not keep it.
-        recorders: The active captures, by the thread that captures.
+        recorders: The active captures, by the task or thread that captures.
+        background: Runs what may wait, for calls that do not.
     """
 
     def __init__(
@@ -286,11 +481,11 @@ class SessionCore:
         self.span = span
         self.num_groups = num_groups
         self.step_lines = step_lines or StepLines()
-        self.recorders: dict[int, SessionCore] = {}
+        self.recorders: dict[Scope, SessionCore] = {}
+        self.background = Background()
         self.closed = False
         self.face: Callable[[], Any] = lambda: None
         self._builtins: dict[str, DPackedFunc] = {}
-        self._builtins_lock = threading.Lock()
         self._parts: dict[object, Any] = {}
         # Not those of a program that has used the session before.
         self._tickets = (transport.welcome.first_seq - 1) << TICKETS_SHIFT
@@ -325,7 +520,9 @@ class SessionCore:
         log, inbox = _start(transport, log_sink or drop_logs, lines.explain, hang_report, span)
         core = cls(log, inbox, transport, num_groups=num_groups, span=span, step_lines=lines)
         name = transport.welcome.name
-        core._finalizer = weakref.finalize(core, _close, log, transport, name, span)
+        core._finalizer = weakref.finalize(
+            core, _close, log, transport, name, span, core.background
+        )
         disown_in_children(core)
         return core
 
@@ -378,6 +575,18 @@ class SessionCore:
         nodes = len({rank.node for rank in self.welcome.ranks})
         return f"<Session {self.name!r}: {self.num_workers} workers on {nodes} nodes, {state}>"
 
+    def restart(self, barred: Bar) -> Abandoned:
+        """Forgets what was issued, and what it knows of workers that others replace.
+
+        Args:
+            barred: See :attr:`CommandLog.barred <disco_client.command_log.CommandLog>`.
+        """
+        self._builtins = {}
+        for part in self._parts.values():
+            if isinstance(part, Renewable):
+                part.renew()
+        return self.log.restart(barred)
+
     # Functions -----------------------------------------------------------------
 
     def look_up(self, name: str) -> DPackedFunc:
@@ -396,11 +605,7 @@ class SessionCore:
         if self.recorders and (here := self.here()) is not self:
             return here.call(func, *args)
         if not isinstance(func, DRef):
-            msg = (
-                f"expected a function reference (from get_global_func or a module), got {func!r} "
-                f"of type {type(func).__name__}"
-            )
-            raise TypeError(msg)
+            _refuse_function(func)
         function = self.check_ref(func)
         plain: list[int] = []
         for arg in args:
@@ -412,36 +617,70 @@ class SessionCore:
                 return self._call_with_values(function, args)
         return DRef(self.log.issue_call(function, plain), self.face())
 
-    def _call_with_values(self, function: int, args: tuple[object, ...]) -> DRef:
+    def call_with(
+        self,
+        func: DRef,
+        args: tuple[object, ...],
+        keywords: Mapping[str, object],
+        workers: Sequence[int] = (),
+    ) -> DRef:
+        """Calls a function with keyword arguments, or on some workers alone.
+
+        Args:
+            func: The function.
+            args: The arguments without names.
+            keywords: Those with names.
+            workers: The workers that execute it; none means all.
+        """
+        if self.recorders and (here := self.here()) is not self:
+            return here.call_with(func, args, keywords, workers)
+        if not isinstance(func, DRef):
+            _refuse_function(func)
+        return self._call_with_values(self.check_ref(func), args, keywords, workers)
+
+    def _call_with_values(
+        self,
+        function: int,
+        args: tuple[object, ...],
+        keywords: Mapping[str, object] | None = None,
+        workers: Sequence[int] = (),
+    ) -> DRef:
         """Calls a function with arguments of any kind that may travel."""
-        uploads = self.uploads()
+        uploads = self.uploads(workers)
 
         def fill(command: EncodedCommand) -> int:
             add = command.args.add
             for arg in args:
                 encode_value(add(), arg, uploads, self.register_of)
+            if keywords:
+                for arg in keywords.values():
+                    encode_value(add(), arg, uploads, self.register_of)
+                encode_names(command, keywords)
             return command.ByteSize()
 
         with uploads:
-            _, reg = self.log.issue(Action.CALL_PACKED, fill, func=function, beside=uploads.nbytes)
+            _, reg = self.log.issue(
+                Action.CALL_PACKED, fill, func=function, workers=workers, beside=uploads.nbytes
+            )
             out = DRef(reg, self.face())
             uploads.send()
         return out
 
-    def uploads(self, worker: int | None = None) -> Uploads:
-        """Collects large arrays for a worker, or for all of them."""
-        workers = range(self.num_workers) if worker is None else (worker,)
-        return Uploads(self.take_ticket, self.carrier, workers, self._raise_if_lost, self.span)
+    def uploads(
+        self, workers: Sequence[int] = (), take_ticket: Callable[[], int] | None = None
+    ) -> Uploads:
+        """Collects large arrays for some workers; without any, for all of them."""
+        receivers = workers or range(self.num_workers)
+        take_ticket = take_ticket or self.take_ticket
+        return Uploads(take_ticket, self.carrier, receivers, self._raise_if_lost, self.span)
 
     def builtin(self, name: str) -> DPackedFunc:
         """A function that every worker has, looked up once."""
-        func = self._builtins.get(name)
-        if func is None:
-            with self._builtins_lock:
-                func = self._builtins.get(name)
-                if func is None:
-                    func = self._builtins[name] = self.look_up(name)
-        return func
+        known = self._builtins
+        func = known.get(name)
+        # No lock, because looking up may wait. Of two threads that do, the first one's counts;
+        # and in what is known of workers that were replaced meanwhile, nothing more does.
+        return known.setdefault(name, self.look_up(name)) if func is None else func
 
     def is_builtin(self, func: DRef, name: str) -> bool:
         """Whether a function is that one, which every worker has."""
@@ -461,17 +700,16 @@ class SessionCore:
         self,
         shape: Iterable[SupportsIndex],
         dtype: object,
-        device: Device | str | None = None,
+        device: object = None,
         worker0_only: bool = False,
         in_group: bool = True,
     ) -> DRef:
         """Allocates an uninitialised array on the workers; see ``Session.empty``."""
-        where = Device.parse(device) if isinstance(device, str) else device
         return self.call_builtin(
             "runtime.disco.empty",
             Shape(dims_of(shape)),
             dtype_from_name(dtype),
-            where,
+            device_of(device),
             bool(worker0_only),
             bool(in_group),
         )
@@ -483,65 +721,125 @@ class SessionCore:
         reg = here.send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
         return DRef(reg, here.face()) if remote_array is None else remote_array
 
-    def copy_from_worker_0(self, host_array: Array, remote_array: DRef) -> None:
+    def copy_from_worker_0(
+        self, host_array: object, remote_array: DRef, timeout: float | None = None
+    ) -> None:
         """Fills a host array from worker 0; see ``Session.copy_from_worker_0``."""
-        if not is_array(host_array) or not host_array.flags.writeable:
-            msg = f"expected a writable numpy array to copy into, got {kind_of(host_array)}"
-            raise EncodingError(msg)
+        self.check_may_wait("await ref.get_into(array)")
+        here, out, deadline = self.here(), as_destination(host_array), Deadline.of(timeout)
+        asked = here.ask_for_array(remote_array, out, deadline)
+        here.read_into(asked, out, deadline=deadline)
+
+    def ask_for_array(self, ref: DRef, out: Array, deadline: Deadline | None = None) -> int:
+        """Asks worker 0 for what fits a host array."""
 
         def fill(command: EncodedCommand) -> int:
-            encode_value(command.args.add(), Shape(host_array.shape))
-            encode_value(command.args.add(), host_array.dtype)
+            encode_value(command.args.add(), Shape(out.shape))
+            encode_value(command.args.add(), out.dtype)
             return 0
 
-        here = self.here()
-        asked = here.question(Action.COPY_FROM_WORKER0, remote_array, 0, fill)
-        got = here.answered(asked, 0, into=host_array)
-        if got is not host_array:
-            host_array[...] = got.reshape(host_array.shape)
+        return self.question(Action.COPY_FROM_WORKER0, ref, 0, fill, deadline)
 
-    def get(self, ref: DRef, worker: int) -> Any:
+    def read_into(self, asked: int, out: Array, **options: Any) -> None:
+        """Waits for the answer to :meth:`ask_for_array`; options are those of `answered`."""
+        got = self.answered(asked, 0, into=out, **options)
+        if got is not out:
+            out[...] = got.reshape(out.shape)
+
+    def get(self, ref: DRef, worker: int, timeout: float | None = None) -> Any:
         """Fetches what one worker's register holds."""
-        return self.get_all(ref, (self.check_worker(worker),))[0]
+        return self.get_all(ref, (self.check_worker(worker),), timeout=timeout)[0]
 
-    def get_all(self, ref: DRef, workers: Sequence[int], *, own: bool = False) -> list[Any]:
+    def get_all(
+        self,
+        ref: DRef,
+        workers: Sequence[int],
+        *,
+        own: bool = False,
+        timeout: float | None = None,
+    ) -> list[Any]:
         """Fetches from several workers; ``own``: also between threads, arrays are copies."""
-        here, action = self.here(), Action.DEBUG_GET_FROM_REMOTE
-        asked = [(here.question(action, ref, worker), worker) for worker in workers]
-        return [here.answered(seq, worker, own=own) for seq, worker in asked]
+        self.check_may_wait("await ref.get(worker) or await ref.get_all()")
+        here, action, deadline = self.here(), Action.DEBUG_GET_FROM_REMOTE, Deadline.of(timeout)
+        asked: list[tuple[int, int]] = []
+        try:
+            # One by one, so that those are known that were put before an error.
+            asked.extend(
+                (here.question(action, ref, worker, None, deadline), worker) for worker in workers
+            )
+            return [here.answered(seq, worker, own=own, deadline=deadline) for seq, worker in asked]
+        except BaseException:
+            for seq, _ in asked:
+                here.inbox.forget(seq)
+            raise
 
     def fill(self, ref: DRef, worker: int, array: Array) -> None:
         """Copies into the array of one worker's register; errors come later."""
         self.here().send_array(Action.COPY_TO_WORKER0, ref, worker, array, answers=0)
 
-    def set(self, ref: DRef, worker: int, value: object) -> None:
+    def set(self, ref: DRef, worker: int, value: object, timeout: float | None = None) -> None:
         """Copies an array into one worker's register; waits until it is there."""
-        array = as_host_array(value)
+        self.check_may_wait("await asyncio.to_thread(ref.debug_copy_from, worker, array)")
+        array, worker = as_host_array(value), self.check_worker(worker)
         self.here().send_array(
-            Action.DEBUG_SET_REGISTER, ref, self.check_worker(worker), array, answers=1
+            Action.DEBUG_SET_REGISTER, ref, worker, array, answers=1, timeout=timeout
         )
 
-    def question(self, action: Action, ref: DRef, worker: int, fill: Fill | None = None) -> int:
+    def question(
+        self,
+        action: Action,
+        ref: DRef,
+        worker: int,
+        fill: Fill | None = None,
+        deadline: Deadline | None = None,
+    ) -> int:
         """Asks a worker something about a register; :meth:`answered` waits for the answer."""
         reg = self.check_ref(ref)
-        return self.log.issue(action, fill, reg=reg, worker=worker, answers=1)[0]
+        return self.log.issue(
+            action, fill, reg=reg, workers=(worker,), answers=1, deadline=deadline
+        )[0]
 
     def answered(
-        self, seq: int, worker: int, into: Array | None = None, *, own: bool = False
+        self,
+        seq: int,
+        worker: int,
+        into: Array | None = None,
+        *,
+        own: bool = False,
+        deadline: Deadline | None = None,
+        scope: Scope | None = None,
     ) -> Any:
-        """Waits for a worker's answer, and raises what went wrong before it."""
+        """Waits for a worker's answer, and raises what went wrong before it.
+
+        Args:
+            seq: The question.
+            worker: Whom it was put to.
+            into: Where to put an array, if it fits.
+            own: Whether an array is to be a copy, also between threads.
+            deadline: When to end the wait; the answer is discarded then.
+            scope: Who asked, where that is not the caller.
+        """
         try:
-            value = self._read_answer(seq, worker, into, own=own)
+            value = self._read_answer(seq, worker, into, deadline, scope, own=own)
             while isinstance(value, Interrupted):
-                value = self._read_answer(seq, worker, into, own=own)
+                value = self._read_answer(seq, worker, into, deadline, scope, own=own)
         finally:
             self.inbox.forget(seq)
-        self.inbox.raise_pending()
+        self.inbox.raise_pending(scope=scope, before=None if scope is None else seq)
         return value
 
-    def _read_answer(self, seq: int, worker: int, into: Array | None, *, own: bool) -> Any:
-        answer = self.inbox.look(seq, self.transport.check_alive)
-        got: EncodedValue | Live = answer.values[worker]
+    def _read_answer(
+        self,
+        seq: int,
+        worker: int,
+        into: Array | None,
+        deadline: Deadline | None,
+        scope: Scope | None,
+        *,
+        own: bool,
+    ) -> Any:
+        answer = self.inbox.look(seq, self.transport.check_alive, deadline, scope)
+        got: EncodedValue | Live = answer.values.pop(worker)
         if isinstance(got, Live):
             return got.value.copy() if own else got.value
         downloads = Downloads(self.carrier, worker, into, self.span)
@@ -555,10 +853,43 @@ class SessionCore:
             raise
 
     def send_array(
-        self, action: Action, ref: DRef | None, worker: int, array: Array, *, answers: int
+        self,
+        action: Action,
+        ref: DRef | None,
+        worker: int,
+        array: Array,
+        *,
+        answers: int,
+        timeout: float | None = None,
     ) -> int:
         """Issues a copy to a worker; returns the register, a new one without ``ref``."""
-        uploads = self.uploads(worker)
+        uploads, deadline = self.uploads((worker,)), Deadline.of(timeout)
+        with uploads:
+            seq, reg = self.issue_array(action, ref, array, uploads, answers, deadline)
+            try:
+                uploads.send()
+            except BaseException:
+                self.inbox.forget(seq, told=True)
+                raise
+        if answers:
+            self.inbox.wait(seq, self.transport.check_alive, deadline)
+        return reg
+
+    def issue_array(
+        self,
+        action: Action,
+        ref: DRef | None,
+        array: Array,
+        uploads: Uploads,
+        answers: int = 0,
+        deadline: Deadline | None = None,
+    ) -> tuple[int, int]:
+        """Issues a copy to the worker of ``uploads``, which are still to be sent.
+
+        Returns:
+            The number of the command, and the register.
+        """
+        (worker,) = uploads.workers
 
         def fill(command: EncodedCommand) -> int:
             value = command.args.add()
@@ -567,18 +898,15 @@ class SessionCore:
             return value.ByteSize()
 
         reg = None if ref is None else self.check_ref(ref)
-        with uploads:
-            seq, reg = self.log.issue(
-                action, fill, reg=reg, worker=worker, answers=answers, beside=uploads.nbytes
-            )
-            try:
-                uploads.send()
-            except BaseException:
-                self.inbox.forget(seq, told=True)
-                raise
-        if answers:
-            self.inbox.wait(seq, self.transport.check_alive)
-        return reg
+        return self.log.issue(
+            action,
+            fill,
+            reg=reg,
+            workers=(worker,),
+            answers=answers,
+            beside=uploads.nbytes,
+            deadline=deadline,
+        )
 
     def bring(self, worker: int, array: Array) -> DRef:
         """Copies an array into a new register of one worker."""
@@ -587,39 +915,162 @@ class SessionCore:
 
     def take_ticket(self) -> int:
         """The number under which the next large array travels."""
+        self.check_may_wait("large arrays are sent by `ref = await session.put(array)`")
+        return self.next_ticket()
+
+    def next_ticket(self) -> int:
+        """The same, for an array that is sent without waiting."""
         self._tickets += 1  # under the log's lock
         return self._tickets
 
     # Waiting -------------------------------------------------------------------
 
-    def sync(self, worker: int | None = None) -> None:
+    def sync(self, worker: int | None = None, timeout: float | None = None) -> None:
         """Waits until a worker, or every one, has executed what was issued before.
 
         Raises:
+            DiscoTimeout: It has not within so many seconds.
             RemoteError: A command of this scope failed and no call has raised it.
             SessionError: The session is closed or lost.
         """
         if self.recorders and (here := self.here()) is not self:
             here.sync(worker)
-        pump = self.inbox.pump
+        self.check_may_wait("await session.synced()")
+        pump, deadline = self.inbox.pump, Deadline.of(timeout)
         if pump is None:
-            self.await_mark(self.mark(worker))
+            self.await_mark(self.mark(worker, deadline), deadline)
             return
         self.log.check_open()
         workers = range(self.num_workers) if worker is None else (worker,)
-        self.inbox.reach(workers, pump, self.transport.check_alive)
+        self.inbox.reach(workers, pump, self.transport.check_alive, deadline)
         self.inbox.raise_pending(sync=True)
 
-    def mark(self, worker: int | None = None) -> int:
+    def mark(self, worker: int | None = None, deadline: Deadline | None = None) -> int:
         """Issues a mark that workers answer after all commands before; :meth:`await_mark` waits."""
-        answers = self.num_workers if worker is None else 1
-        seq, _ = self.log.issue(Action.SYNC_WORKER, reg=0, worker=worker, answers=answers)
-        return seq
+        asked = () if worker is None else (worker,)
+        answers = len(asked) or self.num_workers
+        return self.log.issue(
+            Action.SYNC_WORKER, reg=0, workers=asked, answers=answers, deadline=deadline
+        )[0]
 
-    def await_mark(self, mark: int) -> None:
+    def await_mark(
+        self, mark: int, deadline: Deadline | None = None, scope: Scope | None = None
+    ) -> None:
         """Waits for what was issued before a mark, and raises what went wrong."""
-        self.inbox.wait(mark, self.transport.check_alive)
-        self.inbox.raise_pending(sync=True)
+        self.inbox.wait(mark, self.transport.check_alive, deadline)
+        before = None if scope is None else mark
+        self.inbox.raise_pending(sync=True, scope=scope, before=before)
+
+    # Without waiting -------------------------------------------------------------------
+
+    @property
+    def must_not_wait(self) -> bool:
+        """Whether this is the event loop of a program that has asked not to stop it."""
+        return self.log.asynchronous and in_event_loop()
+
+    def check_may_wait(self, instead: str) -> None:
+        """Makes sure that a call may wait for workers.
+
+        Args:
+            instead: What to do where it must not.
+
+        Raises:
+            WouldBlock: It must not.
+        """
+        if self.must_not_wait:
+            msg = f"this would stop the event loop until workers answer; instead: {instead}"
+            raise WouldBlock(msg)
+
+    def check_may_send(self, array: object, method: str) -> None:
+        """Makes sure that a method of the session may send a host array.
+
+        Raises:
+            WouldBlock: It must not, because of the array's size.
+        """
+        if self.must_not_wait and as_host_array(array).nbytes > INLINE_ARRAY_BYTES:
+            self.check_may_wait(f"await asyncio.to_thread(session.{method}, array)")
+
+    def ask(self, ref: DRef, worker: int, *, own: bool = False, plain: bool = False) -> RefFuture:
+        """Asks what one worker's register holds; see `RefFuture` for ``plain``."""
+        here, scope = self.here(), current_scope(self.log)
+        seq = here.question(Action.DEBUG_GET_FROM_REMOTE, ref, worker)
+        read = partial(here.answered, seq, worker, own=own, scope=scope)
+        return here.attend(seq, scope, read, plain=plain)
+
+    def attend(self, seq: int, scope: Scope, read: Callable[[], Any], *, plain: bool) -> RefFuture:
+        """Makes the future of a command that was issued, and sends it.
+
+        Args:
+            seq: The command.
+            scope: Who asks.
+            read: Reads the answer, once that is there.
+            plain: Whether a task of the running loop awaits it, and no program holds it.
+        """
+        check = partial(self.check_may_wait, "await the future")
+        future = RefFuture(self.inbox, self.background, seq, scope, read, check, plain=plain)
+        self.inbox.call_when_answered(seq, future.arrived, self.transport.check_alive)
+        pump = self.inbox.pump
+        if pump is not None and plain:
+            send_soon(pump)
+        elif pump is not None:
+            pump.send()
+        return future
+
+    async def fetch(self, ref: DRef, worker: int, deadline: Deadline | None = None) -> Any:
+        """Awaits what one worker's register holds."""
+        return (await self.fetch_all(ref, (worker,), deadline))[0]
+
+    async def fetch_all(
+        self,
+        ref: DRef,
+        workers: Sequence[int],
+        deadline: Deadline | None = None,
+        *,
+        own: bool = False,
+    ) -> list[Any]:
+        """Awaits what the registers of several workers hold."""
+        return await await_all(
+            self.log,
+            lambda: [self.ask(ref, worker, own=own, plain=True) for worker in workers],
+            deadline,
+        )
+
+    async def fetch_into(
+        self, ref: DRef, host_array: Array, deadline: Deadline | None = None
+    ) -> None:
+        """Fills a host array from worker 0; see ``DRef.get_into``."""
+
+        def ask() -> list[RefFuture]:
+            here, scope = self.here(), current_scope(self.log)
+            seq = here.ask_for_array(ref, host_array)
+            read = partial(here.read_into, seq, host_array, scope=scope)
+            return [here.attend(seq, scope, read, plain=True)]
+
+        await await_all(self.log, ask, deadline)
+
+    async def synced(self, deadline: Deadline | None = None) -> None:
+        """Awaits that every worker has executed what was issued before; see ``Session.synced``."""
+
+        def ask() -> list[RefFuture]:
+            here, scope = self.here(), current_scope(self.log)
+            mark = here.mark()
+            read = partial(here.await_mark, mark, scope=scope)
+            return [here.attend(mark, scope, read, plain=True)]
+
+        await await_all(self.log, ask, deadline)
+
+    async def put(self, host_array: object) -> DRef:
+        """Copies a host array to worker 0; see ``Session.put``."""
+        array = as_host_array(host_array)
+        await await_room(self.log)
+        here = self.here()
+        uploads = here.uploads((0,), here.next_ticket)
+        with uploads:
+            _, reg = here.issue_array(Action.COPY_TO_WORKER0, None, array, uploads)
+        ref = DRef(reg, here.face())
+        if uploads.offered:
+            await here.background.call(partial(_send, uploads))
+        return ref
 
     # The end -------------------------------------------------------------------
 
@@ -639,6 +1090,7 @@ class SessionCore:
             msg = f"expected a lease of more than 0 seconds, got {lease!r}"
             raise ConfigError(msg)
         self.transport.check_detachable()
+        self.check_may_wait("await asyncio.to_thread(session.detach)")
         self.sync()
         self.inbox.raise_left()
         self.transport.detach(lease)
@@ -659,17 +1111,23 @@ class SessionCore:
         leak(transport)
         self.transport = cast("Transport", ForeignTransport(transport.welcome, why))
         self.carrier = self.transport
+        self.background.disown()
         self.log.disown(why)
         self.inbox.disown(why)
-        self._builtins_lock = threading.Lock()
         self.recorders = {}
         transport.disown()
 
-    def raise_unseen(self) -> None:
-        """Raises what no call has raised yet."""
+    def raise_unseen(self, *, synced: bool = False) -> None:
+        """Raises what no call has raised yet; ``synced``: all commands have been executed."""
         lost = self.log.closed
         if lost is None:
-            self.sync()
+            if not synced:
+                try:
+                    self.sync()
+                except WorkersReplaced as replaced:
+                    if replaced.commands_lost:
+                        raise
+                    self.sync()  # what references stood for is not wanted any more
             self.inbox.raise_left()
         elif not (self.log.told or self.inbox.told):
             raise lost
@@ -681,8 +1139,8 @@ class SessionCore:
         self.log.release(register)
 
     def here(self) -> SessionCore:
-        """This session, or what records for it in a thread that captures a program."""
-        return self.recorders.get(threading.get_ident(), self) if self.recorders else self
+        """This session, or what records for it in a task or thread that captures a program."""
+        return self.recorders.get(current_owner(), self) if self.recorders else self
 
     def check_ref(self, ref: DRef) -> int:
         """The register of a reference; an error where it is of another session."""
@@ -709,6 +1167,19 @@ class SessionCore:
         error = self.log.closed
         if error is not None and not isinstance(error, SessionClosed):
             raise error
+
+
+def _refuse_function(func: object) -> NoReturn:
+    msg = (
+        f"expected a function reference (from get_global_func or a module), got {func!r} "
+        f"of type {type(func).__name__}"
+    )
+    raise TypeError(msg)
+
+
+def _send(uploads: Uploads) -> None:
+    with uploads:
+        uploads.send()
 
 
 def _everything(command: EncodedCommand) -> int:
@@ -759,6 +1230,7 @@ def _start(
     )
     # A thread that waits may send and receive by itself.
     inbox.pump = transport.pump
+    inbox.decline = transport.decline
     log.direct = inbox.pump is not None
     sent = SentLog(welcome.session, log.take_batch, lambda: log.acked)
     transport.start(
@@ -776,6 +1248,7 @@ def _start(
             resend=sent.rewind,
             reopen=inbox.reopen,
             is_open=inbox.is_open,
+            unattended=lambda: inbox.unattended,
             mark=log.mark,
             issued=lambda: log.last_seq,
         )
@@ -783,11 +1256,14 @@ def _start(
     return log, inbox
 
 
-def _close(log: CommandLog, transport: Transport, name: str, span: Span) -> None:
+def _close(
+    log: CommandLog, transport: Transport, name: str, span: Span, background: Background
+) -> None:
     """Ends a session; also run when it is collected, and at interpreter exit."""
     log.close(SessionClosed(f"session {name!r} was shut down"), drop=False)
     try:
         transport.close(_CLOSE_TIMEOUT_S)
     finally:
+        background.close()
         span.note({"disco.commands": log.last_seq})
         span.end()

@@ -21,6 +21,7 @@ __all__ = [
     "ConnectionFailed",
     "ControllerLost",
     "DiscoError",
+    "DiscoTimeout",
     "EncodingError",
     "ExtraMissing",
     "ForeignReference",
@@ -31,14 +32,18 @@ __all__ = [
     "NodeLost",
     "NotAllowed",
     "PoisonCommand",
+    "Recovery",
     "RemoteError",
     "RemoteException",
     "RemoteFailure",
     "SessionClosed",
     "SessionError",
     "SessionLost",
+    "StaleReference",
     "WeightsMismatch",
     "WorkerLost",
+    "WorkersReplaced",
+    "WouldBlock",
     "describe_exit",
     "describe_session_end",
     "describe_worker_end",
@@ -96,6 +101,10 @@ class EncodingError(DiscoError, TypeError):
     """A value is not of a kind that may travel; nothing was sent."""
 
 
+class DiscoTimeout(DiscoError, TimeoutError):
+    """A wait took longer than its ``timeout``; nothing is lost, and it may be repeated."""
+
+
 class SessionError(DiscoError):
     """A session cannot do what was requested."""
 
@@ -106,6 +115,10 @@ class SessionClosed(SessionError):
 
 class CaptureError(SessionError):
     """A call that cannot be captured in a program, or a reference used outside of its own."""
+
+
+class WouldBlock(SessionError):
+    """A call that would stop an event loop until workers answer; nothing was issued."""
 
 
 class NoSlots(SessionError, TimeoutError):
@@ -128,6 +141,26 @@ class NoSuchSession(SessionError, LookupError):
 
 class ForeignReference(SessionError, ValueError):
     """A reference belongs to another session, or its register was freed."""
+
+
+class WorkersReplaced(SessionError):
+    """What was issued before is gone with the workers; the session goes on with other ones.
+
+    A session of ``connect(..., recover=rebuild)`` raises it, when ``rebuild`` has made the
+    state anew on the new workers: issue again what is still wanted.
+
+    Attributes:
+        recovery: What happened; None where only a reference tells of it.
+        commands_lost: Whether commands of the thread, task or block that gets it are lost,
+            which were not known to be executed; otherwise only its references.
+    """
+
+    def __init__(
+        self, message: str, *, recovery: Recovery | None = None, commands_lost: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.recovery = recovery
+        self.commands_lost = commands_lost
 
 
 class SessionLost(SessionError):
@@ -196,6 +229,24 @@ class PoisonCommand(SessionLost):
         self.seq = seq
         self.function = function
         self.deaths = tuple(deaths)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One recovery of a session with other workers.
+
+    Attributes:
+        lost: Why the former ones were lost.
+        commands: How many commands the new ones were given again; 0 where the program
+            made its state anew.
+        seconds: From when the loss was noticed until the new workers had executed these
+            commands, or that state was made; while they execute them, or where they were
+            lost too, until those had been sent.
+    """
+
+    lost: SessionLost
+    commands: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +350,10 @@ class CclError(RemoteError):
 
 class BadFile(RemoteError, OSError):
     """A file on a worker is missing, cannot be read, or is not what it should be."""
+
+
+class StaleReference(RemoteError, WorkersReplaced):
+    """A command reads a reference of before the session's workers were replaced."""
 
 
 def describe_exit(status: int) -> str:

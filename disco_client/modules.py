@@ -1,24 +1,27 @@
-"""Modules of functions on the workers, and sending their files there."""
+"""Files of functions on the workers, as modules and as sources, and sending them there."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from disco_client.checkpointing import is_replaying
 from disco_client.core import DModule
-from disco_client.wire.values import Device
+from disco_client.errors import ConfigError
+from disco_client.wire.values import device_of
 
 if TYPE_CHECKING:
     from io import BufferedReader
 
     from disco_client.core import DRef, SessionCore
 
-__all__ = ["load_vm_module"]
+__all__ = ["load_source", "load_vm_module"]
 
 _PART_BYTES = 16 << 20
 """Files are sent in parts of this size, so that no process holds all of one in memory."""
@@ -28,28 +31,68 @@ _SHOWN_BYTES = 8 << 20
 
 
 def load_vm_module(
-    core: SessionCore, path: str | os.PathLike[str], device: Device | str | None = None
+    core: SessionCore, path: str | os.PathLike[str], device: object = None
 ) -> DModule:
     """Loads a module on every worker; see ``Session.load_vm_module``."""
     name = os.fspath(path)
     if not isinstance(name, str):
         msg = f"expected the path of a file as text, got {name!r}"
         raise TypeError(msg)
-    where = Device.parse(device) if isinstance(device, str) else device
+    where = device_of(device)
     file = Path(name)
     if not file.is_file():
         return _as_module(core, core.call_builtin("runtime.disco.load_vm_module", name, where))
     file = file.absolute()
-    with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-        _provide(core, file, content, digest)
+    digest = _bring(core, file)
     return _as_module(
         core, core.call_builtin("runtime.disco._load_content", str(file), digest, where)
     )
 
 
+def load_source(core: SessionCore, source: str | Path | ModuleType) -> None:
+    """Imports a Python file of the program on every worker; see ``Session.load_source``."""
+    name, file = _source_of(source)
+    digest = _bring(core, file)
+    core.call_builtin("runtime.disco._load_source", str(file), digest, name)
+
+
+def _source_of(source: object) -> tuple[str, Path]:
+    """The name under which workers import something, and its file."""
+    if isinstance(source, ModuleType):
+        found = getattr(source, "__file__", None)
+        if not isinstance(found, str) or hasattr(source, "__path__"):
+            msg = (
+                f"expected a module of one Python file, got {source!r}; packages, and modules"
+                " without a file, are to be installed on the workers"
+            )
+            raise ConfigError(msg)
+        file = Path(found)
+        name = file.stem if source.__name__ == "__main__" else source.__name__
+    elif isinstance(source, (str, Path)):
+        file = Path(source)
+        name = file.stem
+    else:
+        msg = f"expected the path of a Python file, or a module, got {source!r}"
+        raise TypeError(msg)
+    if file.suffix != ".py":
+        msg = f"expected a Python file, whose name ends in .py, got {str(file)!r}"
+        raise ConfigError(msg)
+    if name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names:
+        msg = f"workers cannot import {str(file)!r} as {name!r}, a name of Python's own; rename it"
+        raise ConfigError(msg)
+    return name, file.absolute()
+
+
 def _as_module(core: SessionCore, ref: DRef) -> DModule:
     return DModule(ref, core.face())
+
+
+def _bring(core: SessionCore, file: Path) -> str:
+    """Makes sure that every node has what is in a file; returns its SHA-256."""
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+        _provide(core, file, content, digest)
+    return digest
 
 
 def _provide(core: SessionCore, file: Path, content: BufferedReader, digest: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, overload
@@ -10,6 +9,8 @@ from typing import Any, NoReturn, TypeVar, overload
 from disco_client.command_log import MAX_COMMAND_BYTES, CommandLog
 from disco_client.core import Distributed, DPackedFunc, DRef, SessionCore, core_of
 from disco_client.errors import CaptureError
+from disco_client.replies import Deadline
+from disco_client.scopes import Scope, current_owner
 from disco_client.wire.codec import Action, EncodedCommand, EncodedProgram, encode_value
 from disco_client.wire.values import INLINE_ARRAY_BYTES, MAX_STEPS
 
@@ -37,7 +38,7 @@ class RecordingLog(CommandLog):
         """How many steps there are, those of programs inside it included."""
         return self.last_seq + self.nested_steps
 
-    def _await_room(self) -> None:
+    def _await_room(self, deadline: Deadline | None = None) -> None:  # noqa: ARG002  (it never waits)
         nbytes = self._bytes_under_way + self._filling.nbytes
         if self.num_steps >= MAX_STEPS or nbytes > MAX_COMMAND_BYTES:
             msg = (
@@ -54,7 +55,7 @@ class RecordingLog(CommandLog):
 
 
 class Recorder(SessionCore):
-    """Takes a session's place in one thread; encodes as it does, but sends nothing.
+    """Takes a session's place in one task or thread; encodes as it does, but sends nothing.
 
     Args:
         core: The session's.
@@ -67,7 +68,7 @@ class Recorder(SessionCore):
         super().__init__(self._steps, core.inbox, core.transport, num_groups=core.num_groups)
         self._session = core
         self._program_name = name
-        self._thread = 0
+        self._owner: Scope | None = None
         self._recording = False
         self._inputs: list[int] = []
         self._outputs: list[int] = []
@@ -85,7 +86,7 @@ class Recorder(SessionCore):
         return self.log.last_seq
 
     def check_here(self) -> None:
-        """Makes sure that this thread is capturing here.
+        """Makes sure that this task or thread is capturing here.
 
         Raises:
             CaptureError: It is not.
@@ -93,8 +94,8 @@ class Recorder(SessionCore):
         self._session.log.check_open()
         if not self._recording:
             raise CaptureError(self._nothing_outside)
-        if threading.get_ident() != self._thread:
-            self._refuse("another thread than the one that captures cannot take part")
+        if current_owner() is not self._owner:
+            self._refuse("another task or thread than the one that captures cannot take part")
 
     def add_input(self) -> DRef:
         """Makes a register that each run fills."""
@@ -117,20 +118,20 @@ class Recorder(SessionCore):
                 raise TypeError(msg)
         self._outputs += [self.check_ref(reference) for reference in references]  # type: ignore[arg-type]  (checked above)
 
-    def begin(self, thread: int) -> None:
-        """Begins the recording of what a thread issues.
+    def begin(self, owner: Scope) -> None:
+        """Begins the recording of what a task or thread issues.
 
         Raises:
             CaptureError: It has begun before.
         """
-        if self._thread:
+        if self._owner is not None:
             raise CaptureError("a capture cannot be entered again; begin another one")
-        self._thread, self._recording = thread, True
+        self._owner, self._recording = owner, True
 
-    def end(self) -> int:
-        """Ends the recording; returns the thread."""
+    def end(self) -> Scope | None:
+        """Ends the recording; returns whose it was."""
         self._recording = False
-        return self._thread
+        return self._owner
 
     def forget(self) -> None:
         """Drops the references that were taken from outside."""
@@ -166,12 +167,6 @@ class Recorder(SessionCore):
 
     # What a session does, differently -----------------------------------------------
 
-    def call(self, func: DRef, *args: object) -> DRef:
-        """Records a call."""
-        if self._session.is_builtin(func, "runtime.disco.init_ccl"):
-            self._refuse("init_ccl waits for the workers; call it before the capture")
-        return super().call(func, *args)
-
     def shutdown(self) -> None:
         """Ends the session itself."""
         self._session.shutdown()
@@ -191,6 +186,8 @@ class Recorder(SessionCore):
             return ref.reg_id
         if core is not self._session:
             return core.lend(ref, self)
+        if core.is_builtin(ref, "runtime.disco.init_ccl"):
+            self._refuse("init_ccl waits for the workers; call it before the capture")
         if isinstance(ref, Definition):
             self._steps.nested_steps += ref.num_steps
         known = self._taken.get(ref.reg_id)
@@ -213,7 +210,7 @@ class Recorder(SessionCore):
     def release(self, register: int) -> None:
         """Does nothing; see :meth:`RecordingLog.release`."""
 
-    def take_ticket(self) -> int:
+    def next_ticket(self) -> int:
         """Refuses a large array."""
         self._refuse(
             f"an array of more than {INLINE_ARRAY_BYTES} bytes cannot be a part of it; "
@@ -226,17 +223,29 @@ class Recorder(SessionCore):
         self._refuse("fetching a value waits for the workers; do it outside of the capture")
 
     def send_array(
-        self, action: Action, ref: DRef | None, worker: int, array: Any, *, answers: int
+        self,
+        action: Action,
+        ref: DRef | None,
+        worker: int,
+        array: Any,
+        *,
+        answers: int,
+        timeout: float | None = None,
     ) -> int:
         """Records a copy of a small array to worker 0."""
         self.check_here()
         if answers:
             self._refuse("debug_copy_from waits for the worker; do it outside of the capture")
-        return super().send_array(action, ref, worker, array, answers=answers)
+        return super().send_array(action, ref, worker, array, answers=answers, timeout=timeout)
 
-    def sync(self, worker: int | None = None) -> NoReturn:
+    def sync(self, worker: int | None = None, timeout: float | None = None) -> NoReturn:
         """Refuses to wait."""
-        del worker
+        del timeout
+        self.mark(worker)
+
+    def mark(self, worker: int | None = None, deadline: Deadline | None = None) -> NoReturn:
+        """Refuses to wait."""
+        del worker, deadline
         self.check_here()
         self._refuse("a sync waits for the workers; do it outside of the capture")
 
@@ -307,7 +316,7 @@ class Program:
             A reference for use inside the capture, or a distributed tensor.
 
         Raises:
-            CaptureError: The capture has ended, or runs in another thread.
+            CaptureError: The capture has ended, or runs in another task or thread.
             ValueError: There is an input of that name already.
             TypeError: The name is no text.
         """
@@ -338,7 +347,7 @@ class Program:
             **named: The same with names; all outputs have names, or none.
 
         Raises:
-            CaptureError: The capture has ended, or runs in another thread.
+            CaptureError: The capture has ended, or runs in another task or thread.
             TypeError: Something is no reference, or some have names and some have not.
             ValueError: There is an output of that name already.
         """
@@ -489,20 +498,22 @@ class Capture:
 
     def __enter__(self) -> Program:
         recorders = self._core.recorders
-        thread = threading.get_ident()
-        if thread in recorders:
+        owner = current_owner()
+        if owner in recorders:
             msg = (
-                "this thread captures a program of this session already; end that one first, and "
-                "call it inside the next capture"
+                "this task or thread captures a program of this session already; end that one "
+                "first, and call it inside the next capture"
             )
             raise CaptureError(msg)
-        self._recorder.begin(thread)
-        recorders[thread] = self._recorder
+        self._recorder.begin(owner)
+        recorders[owner] = self._recorder
         return self._program
 
     def __exit__(self, kind: object, value: object, trace: object) -> None:
         recorder, definition = self._recorder, None
-        self._core.recorders.pop(recorder.end(), None)  # a forked child has none
+        owner = recorder.end()
+        if owner is not None:
+            self._core.recorders.pop(owner, None)  # a forked child has none
         try:
             if kind is None:
                 definition = recorder.define()

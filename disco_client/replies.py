@@ -7,19 +7,98 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from disco_client import errors
-from disco_client.errors import ConfigError, IssuedAt, RemoteError, RemoteFailure, SessionError
+from disco_client.errors import (
+    ConfigError,
+    DiscoTimeout,
+    IssuedAt,
+    RemoteError,
+    RemoteFailure,
+    SessionError,
+)
 from disco_client.scopes import NO_SCOPE, Scope
 from disco_client.text import for_terminal
 from disco_client.transport.base import Live, Pump
-from disco_client.wire.codec import EncodedReply, FailureKind, decode_failure
+from disco_client.wire.codec import (
+    EncodedReply,
+    EncodedValue,
+    FailureKind,
+    decode_failure,
+    tickets_in,
+)
 
-__all__ = ["AUTO", "Answer", "Failures", "Inbox", "LongWaits", "Wait", "read_hang_report"]
+__all__ = [
+    "AUTO",
+    "Answer",
+    "Deadline",
+    "Failures",
+    "Inbox",
+    "LongWaits",
+    "Wait",
+    "read_hang_report",
+]
+
+
+_LOOK_S = 1.0
+"""How often a wait makes sure that its session goes on."""
+
+
+class Deadline:
+    """When a wait ends without an answer.
+
+    Args:
+        seconds: How long it may take.
+    """
+
+    __slots__ = ("_end", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @classmethod
+    def of(cls, timeout: float | None) -> Deadline | None:
+        """That of a call with a ``timeout``; None for one that waits as long as it takes.
+
+        Raises:
+            ConfigError: It is no number of seconds.
+        """
+        if timeout is None:
+            return None
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+            msg = f"expected a timeout of 0 or more seconds, or None for no limit, got {timeout!r}"
+            raise ConfigError(msg)
+        return cls(timeout)
+
+    def left(self) -> float:
+        """How many seconds to wait now, before the session is looked at."""
+        return min(self.remaining(), _LOOK_S)
+
+    def remaining(self) -> float:
+        """How many seconds are left."""
+        return max(self._end - time.monotonic(), 0.0)
+
+    def check(self) -> None:
+        """Ends the wait if it is over.
+
+        Raises:
+            DiscoTimeout: It is.
+        """
+        if time.monotonic() >= self._end:
+            raise self.error()
+
+    def error(self) -> DiscoTimeout:
+        """What a wait raises that is over."""
+        return DiscoTimeout(
+            f"no answer within timeout={self.seconds:g} s; the session goes on, so the call may be"
+            " repeated (session.diagnose() says what the workers do)"
+        )
 
 
 # Long waits are reported automatically.
@@ -134,8 +213,10 @@ _ERRORS: dict[FailureKind, type[RemoteError]] = {
     FailureKind.BAD_ARGUMENT: errors.BadArgument,
     FailureKind.MISMATCH: errors.CollectiveMismatch,
     FailureKind.ABORTED: errors.CollectiveAborted,
+    FailureKind.LEFT_OUT: errors.CollectiveAborted,
     FailureKind.CCL: errors.CclError,
     FailureKind.FILE: errors.BadFile,
+    FailureKind.STALE: errors.StaleReference,
 }
 
 
@@ -193,6 +274,11 @@ class Answer:
         self.waiter = threading.Lock()
         self.waiter.acquire()
 
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more is waited for: every reply, or the session's end, has come."""
+        return not self.missing or self.error is not None
+
     def wait(self, timeout: float, pump: Pump | None = None) -> bool:
         """Waits up to ``timeout`` seconds; whether the answer is complete."""
         if pump is not None:
@@ -218,7 +304,10 @@ class Inbox:
 
     Attributes:
         pump: Lets the waiting thread send and receive by itself, if set.
+        decline: Gets arrays, by ticket and worker, that came with answers that no call reads.
         told: Whether a call has raised the error that ended the session.
+        on_replaced: Called with a scope that is about to learn, from a wait that :meth:`end`
+            has ended, that the session's workers were replaced.
         long_waits: Is notified of waits each second.
     """
 
@@ -249,10 +338,19 @@ class Inbox:
         self._orphans: dict[int, _FailedCommand] = {}
         self._left: deque[_FailedCommand] = deque(maxlen=_KEPT)
         self._num_left = 0
+        # Answers that no thread waits for, with what to call; and errors of such answers.
+        self._unattended: dict[int, Callable[[], None]] = {}
+        self._some_unattended = threading.Event()
+        self._watching = False
+        self._raised: weakref.WeakKeyDictionary[RemoteError, _FailedCommand]
+        self._raised = weakref.WeakKeyDictionary()
+        self._unread: deque[RemoteError] = deque()
         self._lost: SessionError | None = None
         self.pump: Pump | None = None
+        self.decline: Callable[[Sequence[tuple[int, int]]], None] = lambda _arrays: None
         self.long_waits = LongWaits()
         self.told = False
+        self.on_replaced: Callable[[Scope], object] = lambda _scope: None
 
     def expect(self, seq: int, answers: int) -> None:
         """Prepares for the replies to a command that is about to be sent."""
@@ -349,17 +447,34 @@ class Inbox:
         value: Any,
         failure: _Report | None,
     ) -> None:
+        call = None
         with self._lock:
             answer = self._answers.get(seq)
-            if answer is None or answer.missing == 0:
-                return
-            if failure is not None:
-                answer.failures.append(failure)
-            else:
-                answer.values[worker] = value
-            answer.missing -= 1
-            if answer.missing == 0:
-                answer.open()
+            if answer is not None and answer.missing:
+                if failure is not None:
+                    answer.failures.append(failure)
+                else:
+                    answer.values[worker] = value
+                answer.missing -= 1
+                if answer.missing == 0:
+                    answer.open()
+                    if self._unattended:
+                        call = self._unattended.pop(seq, None)
+        if answer is None:
+            self._discard({worker: value})  # of a question that was abandoned
+        elif call is not None:
+            call()
+
+    def _discard(self, values: Mapping[int, Any]) -> None:
+        """Declines the arrays of answers that no call reads."""
+        arrays = [
+            (ticket, worker)
+            for worker, value in values.items()
+            if isinstance(value, EncodedValue)
+            for ticket in tickets_in((value,))
+        ]
+        if arrays:
+            self.decline(arrays)
 
     def lose(self, error: SessionError) -> None:
         """Ends every wait, now and later, with this error."""
@@ -372,11 +487,17 @@ class Inbox:
                     answer.missing = 0
                     answer.open()
             self._arrived.notify_all()
+            calls, self._unattended = list(self._unattended.values()), {}
+        self._some_unattended.set()
+        for call in calls:
+            call()
 
     def disown(self, why: SessionError) -> None:
         """Ends every wait in a forked child, even if a thread of the parent held the lock."""
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
+        self._some_unattended = threading.Event()
+        self.decline = lambda _arrays: None
         self.told = True  # leaving is no wait, and the errors of workers are the parent's
         self.lose(why)
 
@@ -392,54 +513,110 @@ class Inbox:
                     answer.values.clear()
                     answer.failures.clear()
 
+    def end(self, make: Callable[[], SessionError], first: int, last: int) -> None:
+        """Ends the waits for commands that will not be answered, each with an error of its own.
+
+        Args:
+            make: Makes the error.
+            first: The number of the first of these commands.
+            last: That of the last one.
+        """
+        with self._lock:
+            for seq, answer in self._answers.items():
+                if first <= seq <= last and answer.missing and answer.error is None:
+                    answer.error = make()
+                    answer.missing = 0
+                    answer.open()
+
+    def set_aside(self, scopes: Iterable[Scope]) -> None:
+        """Leaves it to :meth:`failures` alone to tell of what failed in these scopes so far."""
+        with self._lock:
+            for scope in scopes:
+                for failed in self._unseen.pop(scope, {}).values():
+                    failed.seen = True
+                    self._leave(failed)
+
     def is_open(self, seq: int) -> bool:
         """Whether the answer to a command is awaited, or being read."""
         return seq in self._answers
 
-    def wait(self, seq: int, alive: Callable[[], None]) -> Answer:
+    def wait(self, seq: int, alive: Callable[[], None], deadline: Deadline | None = None) -> Answer:
         """Waits for the replies to a command, and forgets them; see :meth:`look`."""
         try:
-            return self.look(seq, alive)
+            return self.look(seq, alive, deadline)
         finally:
             self.forget(seq)
 
     def forget(self, seq: int, *, told: bool = False) -> None:
-        """Expects no more replies to a command.
+        """Expects no more replies to a command; arrays that come with one are declined.
 
         Args:
             seq: The command.
             told: Whether its caller learns of the failure by another error, so that no
                 later wait raises the worker's report.
         """
-        origin = self._origin(seq)
+        known = self._answers.get(seq)
+        unread = known is not None and (told or known.failures)
+        origin = self._origin(seq) if unread else None  # takes the lock of the log
         with self._lock:
             expected = self._answers.pop(seq, None)
+            self._unattended.pop(seq, None)
             if told and expected is not None:
                 self._remember(seq, origin).seen = True
+            elif expected is not None:
+                for failure, kind in expected.failures:  # that no call has raised
+                    failed = self._remember(failure.seq, origin)
+                    self._note(seq, failed, (failure, kind))
+        if expected is not None and expected.values:
+            self._discard(expected.values)
 
-    def look(self, seq: int, alive: Callable[[], None]) -> Answer:
+    def look(
+        self,
+        seq: int,
+        alive: Callable[[], None],
+        deadline: Deadline | None = None,
+        scope: Scope | None = None,
+    ) -> Answer:
         """Waits for the replies to a command; may be called again for the same command.
 
         Args:
             seq: A command announced by :meth:`expect`.
             alive: Called every second; raises if no reply can arrive any more.
+            deadline: When to end the wait; it may be repeated.
+            scope: Who asked, where that is not the caller.
 
         Raises:
+            DiscoTimeout: There is no answer yet.
             SessionError: The session was lost meanwhile.
             RemoteError: The command failed.
         """
         answer, since = self._answers[seq], None
-        while not answer.wait(1.0, self.pump):
+        # One that has come may be read where there is no waiting, as in a thread that reads.
+        while answer.missing and not answer.wait(
+            _LOOK_S if deadline is None else deadline.left(), self.pump
+        ):
+            if deadline is not None:
+                deadline.check()
             alive()
             since = self.long_waits.look(since)
         if answer.error is not None:
-            self.told = True
+            if answer.error is self._lost:
+                self.told = True
+            else:
+                self.on_replaced(self._here() if scope is None else scope)
             raise answer.error.with_traceback(None)
         if answer.failures:
-            raise self._choose(answer.failures)
+            failures, answer.failures = answer.failures, []
+            raise self._choose(failures, self._here() if scope is None else scope)
         return answer
 
-    def reach(self, workers: Sequence[int], pump: Pump, alive: Callable[[], None]) -> None:
+    def reach(
+        self,
+        workers: Sequence[int],
+        pump: Pump,
+        alive: Callable[[], None],
+        deadline: Deadline | None = None,
+    ) -> None:
         """Waits until workers have executed everything issued before.
 
         Unlike :meth:`wait`, for which a command is issued, this only asks how far
@@ -449,8 +626,10 @@ class Inbox:
             workers: The workers to ask.
             pump: Asks and waits.
             alive: Called every second; raises if no reply can arrive any more.
+            deadline: When to end the wait.
 
         Raises:
+            DiscoTimeout: They have not yet.
             SessionError: The session was lost meanwhile.
         """
         waiters = [threading.Lock() for _ in workers]
@@ -461,8 +640,10 @@ class Inbox:
         ask: int | None = workers[0]
         since = None
         for waiter in waiters:
-            while not pump.wait(waiter, 1.0, ask):
+            while not pump.wait(waiter, _LOOK_S if deadline is None else deadline.left(), ask):
                 ask = None
+                if deadline is not None:
+                    deadline.check()
                 alive()
                 since = self.long_waits.look(since)
             ask = None
@@ -470,29 +651,126 @@ class Inbox:
             self.told = True
             raise self._lost.with_traceback(None)
 
+    # Answers that no thread waits for ------------------------------------------------
+
+    @property
+    def unattended(self) -> bool:
+        """Whether there is an answer to come that no thread waits for."""
+        return bool(self._unattended)
+
+    def call_when_answered(
+        self, seq: int, call: Callable[[], None], alive: Callable[[], None]
+    ) -> None:
+        """Calls something, once, when a command is answered or the session has ended.
+
+        Args:
+            seq: A command announced by :meth:`expect`.
+            call: Called in the thread that brings the answer, or in this one, where it is
+                there already; it must not wait.
+            alive: Called every second until then, in a thread that is kept for all such
+                answers; makes sure that replies can arrive.
+        """
+        with self._lock:
+            later = not self._answers[seq].complete
+            start = later and not self._watching
+            if later:
+                self._unattended[seq] = call
+                self._watching = True
+        if not later:
+            call()
+            return
+        if start:
+            threading.Thread(
+                target=self._watch, args=(alive,), name="disco-liveness", daemon=True
+            ).start()
+        if not self._some_unattended.is_set():
+            self._some_unattended.set()
+
+    def _watch(self, alive: Callable[[], None]) -> None:
+        """Does what a waiting thread does each second, for answers without one."""
+        watched, since = 0, None
+        while self._lost is None:
+            self._some_unattended.clear()
+            if not self._unattended:
+                if self._lost is None:
+                    self._some_unattended.wait()
+                continue
+            time.sleep(_LOOK_S)
+            with self._lock:
+                oldest = next(iter(self._unattended), 0)
+            if not oldest:
+                continue
+            if oldest != watched:
+                watched, since = oldest, None
+            try:
+                alive()
+            except SessionError:
+                return  # the session is lost, and all are being told
+            since = self.long_waits.look(since)
+
+    def is_plain(self, seq: int, scope: Scope) -> bool:
+        """Whether reading an answer that has come neither waits nor raises an error.
+
+        Args:
+            seq: The command.
+            scope: Who asked.
+        """
+        if scope in self._unseen or self._orphans or self._unread:
+            return False
+        answer = self._answers.get(seq)
+        if answer is None or answer.error is not None or answer.failures:
+            return False
+        encoded = [value for value in answer.values.values() if isinstance(value, EncodedValue)]
+        return not encoded or next(tickets_in(encoded), None) is None
+
+    def give_back(self, error: BaseException | None) -> None:
+        """Keeps an error for another wait, because no call has read it.
+
+        Args:
+            error: As raised by :meth:`look` or :meth:`raise_pending`. Safe inside the garbage
+                collector.
+        """
+        if isinstance(error, RemoteError):
+            self._unread.append(error)
+
+    def _take_unread(self) -> None:
+        """Has the errors that were given back raised again; the lock is held."""
+        while self._unread:
+            failed = self._raised.get(self._unread.popleft())
+            if failed is not None and failed.seen:
+                failed.seen = False
+                self._keep(failed)
+
     # What went wrong -----------------------------------------------------------------
 
-    def raise_pending(self, *, sync: bool = False) -> None:
+    def raise_pending(
+        self, *, sync: bool = False, scope: Scope | None = None, before: int | None = None
+    ) -> None:
         """Raises the oldest failure that this scope has not seen, if there is one.
 
         Args:
             sync: Whether this is a sync, in which the thread that opened the session also
                 gets failures that ended threads have left.
+            scope: Who asked, where that is not the caller.
+            before: The command that asked, where others may have been issued since; their
+                failures are left to other waits.
 
         Raises:
             RemoteError: The failure. Later ones of the scope are counted, and are seen too.
         """
-        if not (self._unseen or self._orphans):
+        if not (self._unseen or self._orphans or self._unread):
             return
-        scope = self._here()
+        scope = self._here() if scope is None else scope
         with self._lock:
-            failed = self._oldest(scope, sync=sync)
+            self._take_unread()
+            failed = self._oldest(scope, sync=sync, before=before)
             if failed is not None and failed.is_aborted:
                 self._await_cause(failed)
-                failed = self._oldest(scope, sync=sync)
+                failed = self._oldest(scope, sync=sync, before=before)
             if failed is None:
                 return  # perhaps another thread in this scope has raised it
             error = self._build(failed)
+            self._raised[error] = failed
             others = self._see(scope, failed, sync=sync)
         raise _with_others(error, others)
 
@@ -503,6 +781,7 @@ class Inbox:
             RemoteError: The failure.
         """
         with self._lock:
+            self._take_unread()
             self._sweep()
             unseen = [failed for each in self._unseen.values() for failed in each.values()]
             unseen += [
@@ -518,37 +797,45 @@ class Inbox:
     def failures(self) -> Failures:
         """Unseen failures of scopes that have ended, and those that were counted but not raised."""
         with self._lock:
+            self._take_unread()
             self._sweep()
             return Failures(self._num_left, tuple(map(self._build, self._left)))
 
-    def _choose(self, reports: list[_Report]) -> RemoteError:
+    def _choose(self, reports: list[_Report], scope: Scope) -> RemoteError:
         """The error of an answer; or an older failure that its scope has not seen yet."""
-        scope = self._here()
         with self._lock:
+            self._take_unread()
             answered = min(failure.seq for failure, _ in reports)
             mine = self._unseen.get(scope, {})
             first = min(mine, default=answered)
             if first < answered:
                 failed = mine[first]
                 error = self._build(failed)
+                self._raised[error] = failed
                 return _with_others(error, self._see(scope, failed))
+            error = _error_of(reports)
             for failure, _ in reports:
                 failed = self._failed.get(failure.seq)
                 if failed is not None and failed.scope in (scope, NO_SCOPE):
+                    if not failed.seen:
+                        self._raised[error] = failed
                     failed.seen = True
                 if failed is not None and failed.scope is NO_SCOPE:
                     self._orphans.pop(failure.seq, None)
                 if mine.pop(failure.seq, None) is not None and not mine:
                     del self._unseen[scope]
-            return _error_of(reports)
+            return error
 
-    def _oldest(self, scope: Scope, *, sync: bool) -> _FailedCommand | None:
+    def _oldest(
+        self, scope: Scope, *, sync: bool, before: int | None = None
+    ) -> _FailedCommand | None:
         """The oldest failure to be raised in a scope; the lock is held."""
         mine = self._unseen.get(scope, {})
         if sync and scope is self._opener:
             self._sweep()
             mine = {**self._orphans, **mine}
-        return mine[min(mine)] if mine else None
+        oldest = min(mine, default=0)
+        return mine[oldest] if mine and (before is None or oldest < before) else None
 
     def _see(self, scope: Scope, failed: _FailedCommand, *, sync: bool = False) -> int:
         """Marks a failure as seen by a scope; returns how many others are marked with it."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import asyncio
     from types import FrameType, TracebackType
 
-__all__ = ["NO_SCOPE", "Block", "Scope", "current_scope"]
+__all__ = ["NO_SCOPE", "Block", "Scope", "current_owner", "current_scope", "in_event_loop"]
 
 
 class Scope:
@@ -133,6 +133,16 @@ def current_scope(log: object) -> Scope:
     if found is None or _running_loop() is not None or found.key is not _local.key:
         found = _look(found)
     return found.scope if found.block is None else found.within(log)
+
+
+def current_owner() -> Scope:
+    """The scope of the calling task, or else thread, whatever blocks it is in."""
+    return _look(_found.get()).scope
+
+
+def in_event_loop() -> bool:
+    """Whether an event loop of asyncio runs the caller: a task of it, or a callback."""
+    return _find_loop() is not None
 
 
 def _look(found: _Found | None) -> _Found:

@@ -5,31 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
 
-from disco_client import checkpointing, collectives, modules, publishing
+from disco_client import checkpointing, collectives, modules, objects, publishing
 from disco_client.core import SessionCore
 from disco_client.diagnosis import look_at
+from disco_client.futures import await_room
 from disco_client.output import LogSink, print_logs
-from disco_client.replies import AUTO
+from disco_client.replies import AUTO, Deadline
 from disco_client.scopes import Block
 
 if TYPE_CHECKING:
     import os
     from contextlib import AbstractContextManager
+    from pathlib import Path
+    from types import ModuleType
 
-    from disco_client.arrays.transfer import Array
     from disco_client.core import DModule, DPackedFunc, DRef
     from disco_client.diagnosis import Diagnosis
     from disco_client.distributed.dispatch import Engine
     from disco_client.distributed.dtensor import DTensor
     from disco_client.distributed.mesh import DeviceMesh
     from disco_client.distributed.placement import Placement, PlacementSpec
+    from disco_client.errors import Recovery
+    from disco_client.objects import DObject
     from disco_client.program import Program
-    from disco_client.recovery.replay import Recovery
     from disco_client.replies import Failures
     from disco_client.telemetry.base import Span
     from disco_client.tracing.trace import Flight, Trace
     from disco_client.transport.base import RankPlace, Transport
-    from disco_client.wire.values import Device
 
 __all__ = ["Session"]
 
@@ -101,6 +103,25 @@ class Session:
         """Where each worker runs: node, process id, device."""
         return self._core.welcome.ranks
 
+    @property
+    def ccl(self) -> str:
+        """The collective library in use, or the one that the first collective starts.
+
+        What ``runtime.disco.compiled_ccl`` returns on worker 0: ``"mpi"``, ``"nccl"``,
+        ``"rccl"`` or ``"local"``. Waits for it.
+        """
+        name: str = self._core.get(self._core.call_builtin("runtime.disco.compiled_ccl"), 0)
+        return name
+
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """The names of this session's nodes that are about to go.
+
+        They take no new sessions, and end when those that they have are over. A program
+        may move by then: save what it needs and open another session.
+        """
+        return self._core.transport.draining
+
     def statistics(self) -> dict[str, Any]:
         """Counts of this moment: commands issued and executed, registers in use."""
         return self._core.log.statistics()
@@ -151,15 +172,18 @@ class Session:
             raise TypeError(msg)
         return self._core.here().look_up(name)
 
-    def call_packed(self, func: DRef, *args: object) -> DRef:
+    def call_packed(self, func: DRef, /, *args: object, **keywords: object) -> DRef:
         """Calls a function on every worker; returns at once.
 
         Args:
             func: What :meth:`get_global_func` or a module returned.
             *args: None, bool, int of 64 bits, float, str, bytes, dtype, Device,
                 Shape, arrays, references, and lists or string-keyed dicts of them.
-                A reference becomes what each worker's register holds. An array
-                is copied; a large one has been sent when this returns.
+                Dtypes, devices and shapes may be TVM's, and arrays of any library
+                that speaks DLPack, in the CPU's memory. A reference becomes what
+                each worker's register holds. An array is copied; a large one has
+                been sent when this returns.
+            **keywords: Keyword arguments, of the same kinds.
 
         Returns:
             The register that will hold each worker's result.
@@ -170,20 +194,44 @@ class Session:
             ForeignReference: A reference belongs to another session.
             SessionError: The session is closed or lost.
         """
+        if keywords:
+            return self._core.call_with(func, args, keywords)
         return self._core.call(func, *args)
 
-    def import_python_module(self, name: str) -> None:
+    def create(self, class_name: str, /, *args: object, **keywords: object) -> DObject:
+        """Makes an object on every worker; returns at once.
+
+        Args:
+            class_name: The name under which a module registered its class, with
+                ``@disco_server.register_class``, or the dotted name of a class in a module
+                that the workers' allow-list covers.
+            *args: What the class is called with, of the kinds that every call takes.
+            **keywords: The same with names.
+
+        Returns:
+            The object, whose methods can be called and whose attributes can be read. What
+            is wrong on a worker is raised by the next call that waits:
+            :class:`~disco_client.FunctionNotFound` for a missing class,
+            :class:`~disco_client.NotAllowed` for one that the worker's settings do not
+            cover, or what the class raised.
+
+        Raises:
+            TypeError: That is no name.
+            EncodingError: An argument is of a kind that cannot travel.
+            SessionError: The session is closed or lost.
+        """
+        return objects.create(self._core, class_name, args, keywords)
+
+    def import_python_module(self, module_name: str) -> None:
         """Imports a Python module on every worker, so that its functions register.
 
         Errors come at the next sync: :class:`~disco_client.NotAllowed` where a
         worker's allow-list does not cover it, :class:`~disco_client.FunctionNotFound`
         where there is no such module.
         """
-        self._core.call_builtin("runtime.disco._import_python_module", name)
+        self._core.call_builtin("runtime.disco._import_python_module", module_name)
 
-    def load_vm_module(
-        self, path: str | os.PathLike[str], device: Device | str | None = None
-    ) -> DModule:
+    def load_vm_module(self, path: str | os.PathLike[str], device: object = None) -> DModule:
         """Loads a module on every worker; ``module["name"]`` is one of its functions.
 
         A file that is at the client decides what is loaded: each node uses its own
@@ -196,7 +244,8 @@ class Session:
             path: A library that TVM compiled (``.so``, ``.tar``), a Python file
                 (``.py``: its public functions), or a file for which the workers
                 have a loader of the entry-point group ``disco.module_loaders``.
-            device: Where its functions run; None means each worker's own device.
+            device: Where its functions run: a device of Disco, TVM or torch, or a
+                text such as ``"cpu"``; None means each worker's own device.
 
         Returns:
             The module. What is wrong on a worker is raised by the next call that
@@ -212,7 +261,39 @@ class Session:
             RemoteError: See above.
             SessionError: The session is closed or lost.
         """
+        self._check_may_wait("load_vm_module")
         return modules.load_vm_module(self._core, path, device)
+
+    def load_source(self, source: str | Path | ModuleType) -> None:
+        """Imports a Python file of the program on every worker, so that its functions register.
+
+        ``session.load_source(__file__)`` brings the program itself: workers import it
+        under the name of its file, so that what stands below ``if __name__ ==
+        "__main__":`` is not executed there. Each node gets the file once, into its
+        cache, where its settings (``--allow-load uploads``) permit it; this waits until it
+        has it. A file that has changed is imported anew, and replaces the functions
+        that it registered; one that has not is not imported again.
+
+        The file comes alone: what it imports must be on the workers, or have been
+        brought before.
+
+        Args:
+            source: The path of a ``.py`` file, or a module that is one. Workers know
+                it by the name of the file without its suffix, or by the module's.
+
+        Raises:
+            ConfigError: It is no such file or module, or has the name of one of Python's
+                own modules.
+            TypeError: It is neither a path nor a module.
+            OSError: The file cannot be read.
+            NotAllowed: A worker's settings do not let sessions load what clients bring.
+            RemoteError: See above. What goes wrong in the import itself is raised by the
+                next call that waits: :class:`~disco_client.RemoteException` for what the
+                file raises, a syntax error among it, :class:`~disco_client.BadFile` where
+                something that it imports is not on the worker.
+            SessionError: The session is closed or lost.
+        """
+        modules.load_source(self._core, source)
 
     def capture(self, name: str | None = None) -> AbstractContextManager[Program]:
         """Records commands instead of running them.
@@ -225,11 +306,11 @@ class Session:
             for _ in range(1000):
                 x = program(x)
 
-        Inside the block, what this thread issues on this session is written down: calls,
-        lookups of functions, allocations, collectives, and copies of arrays of up to
-        64 KiB to worker 0. Other threads run as usual. References made inside are of
-        use inside only, except as outputs; those from outside are taken by reference:
-        each run sees what their registers hold then, and in-place changes are seen
+        Inside the block, what this asyncio task, or this thread, issues on this session is
+        written down: calls, lookups of functions, allocations, collectives, and copies of
+        arrays of up to 64 KiB to worker 0. Other tasks and threads run as usual. References
+        made inside are of use inside only, except as outputs; those from outside are taken by
+        reference: each run sees what their registers hold then, and in-place changes are seen
         outside. A run ends with its first failing step; see :class:`Program`.
 
         Args:
@@ -239,7 +320,7 @@ class Session:
             The program, to be entered with ``with``; a block that raises discards it.
 
         Raises:
-            CaptureError: On entering: this thread captures already. Inside the block:
+            CaptureError: On entering: this task or thread captures already. Inside the block:
                 a call that would have to wait, such as a sync.
             SessionError: The session is closed or lost.
         """
@@ -253,7 +334,7 @@ class Session:
         self,
         shape: Iterable[SupportsIndex],
         dtype: object,
-        device: Device | str | None = None,
+        device: object = None,
         worker0_only: bool = False,
         in_group: bool = True,
     ) -> DRef:
@@ -262,7 +343,8 @@ class Session:
         Args:
             shape: Its extents; ``()`` makes a 0-d array.
             dtype: A numpy dtype or its name, ``"bfloat16"`` included.
-            device: A device such as ``"cuda:0"``; None means each worker's own.
+            device: A device such as ``"cuda:0"``, also one of TVM's or torch's; None
+                means each worker's own.
             worker0_only: Allocate on worker 0 alone, or with ``in_group`` on the
                 first worker of each group; the others hold None.
             in_group: See ``worker0_only``.
@@ -279,9 +361,50 @@ class Session:
         The array may be changed as soon as this returns.
 
         Args:
-            host_array: An array, or what ``numpy.asarray`` makes one of.
+            host_array: An array of numpy, of another library that speaks DLPack, in
+                the CPU's memory, or what ``numpy.asarray`` makes one of.
             remote_array: Where to copy it: an array of the same dtype and number
                 of elements. None allocates one on worker 0.
+
+        Returns:
+            The reference of the copy.
+
+        Raises:
+            EncodingError: The host array holds Python objects, lies on a GPU, or
+                records gradients.
+            SessionError: The session is closed or lost.
+        """
+        return self._core.copy_to_worker_0(host_array, remote_array)
+
+    def copy_from_worker_0(
+        self, host_array: object, remote_array: DRef, *, timeout: float | None = None
+    ) -> None:
+        """Fills a host array from worker 0; waits until it is filled.
+
+        Args:
+            host_array: A writable array of the remote one's dtype and number of
+                elements, contiguous or not: of numpy, or of another library that
+                speaks DLPack, in the CPU's memory.
+            remote_array: The array on worker 0.
+            timeout: Seconds to wait for the answer. An array that has begun to arrive is
+                waited for.
+
+        Raises:
+            BadArgument: Size or dtype differ.
+            DiscoTimeout: There is no answer yet; the call may be repeated.
+            EncodingError: The host array cannot be written.
+            SessionError: The session is closed or lost.
+        """
+        self._core.copy_from_worker_0(host_array, remote_array, timeout)
+
+    async def put(self, host_array: object) -> DRef:
+        """Copies a host array of any size to worker 0; ``copy_to_worker_0`` for asyncio.
+
+        The array may be changed as soon as this returns. If the await is cancelled, it is
+        still sent.
+
+        Args:
+            host_array: An array, or what ``numpy.asarray`` makes one of.
 
         Returns:
             The reference of the copy.
@@ -290,22 +413,7 @@ class Session:
             EncodingError: The host array holds Python objects.
             SessionError: The session is closed or lost.
         """
-        return self._core.copy_to_worker_0(host_array, remote_array)
-
-    def copy_from_worker_0(self, host_array: Array, remote_array: DRef) -> None:
-        """Fills a host array from worker 0; waits until it is filled.
-
-        Args:
-            host_array: A writable array of the remote one's dtype and number of
-                elements, contiguous or not.
-            remote_array: The array on worker 0.
-
-        Raises:
-            BadArgument: Size or dtype differ.
-            EncodingError: The host array cannot be written.
-            SessionError: The session is closed or lost.
-        """
-        self._core.copy_from_worker_0(host_array, remote_array)
+        return await self._core.put(host_array)
 
     def load_weights(
         self,
@@ -359,6 +467,7 @@ class Session:
             NotAllowed: A worker's ``--allow-read`` does not cover a file.
             SessionError: The session is closed or lost.
         """
+        self._check_may_wait("load_weights")
         from disco_client import weights
 
         return weights.load_weights(
@@ -427,6 +536,9 @@ class Session:
             *operands: Distributed tensors on one mesh, host arrays, and numbers.
             **options: The function's.
 
+        Returns:
+            The result; of ``"split"`` a list of them.
+
         Raises:
             ConfigError: There is no rule of that name, or the operands do not fit it.
         """
@@ -463,6 +575,7 @@ class Session:
             RemoteError: A tensor could not be computed.
             SessionError: The session is closed or lost.
         """
+        self._check_may_wait("save")
         from disco_client.distributed import storage
 
         storage.save(self._core, path, self._engine, tensors, progress=progress)
@@ -502,6 +615,7 @@ class Session:
             NotAllowed: A worker's ``--allow-read`` does not cover the folder.
             SessionError: The session is closed or lost.
         """
+        self._check_may_wait("load")
         from disco_client.distributed import storage
 
         return storage.load(self._core, path, self._engine, mesh, placements, progress=progress)
@@ -521,7 +635,9 @@ class Session:
         Not needed before the first collective, which starts one by itself.
 
         Args:
-            ccl: ``"mpi"``, ``"nccl"``, ``"rccl"`` or ``"local"``.
+            ccl: ``"mpi"``, ``"nccl"``, ``"rccl"`` or ``"local"``. Between the threads of
+                a :class:`~disco_client.ThreadedSession`, ``"local"`` serves for
+                ``"mpi"``; :attr:`ccl` says what is in use.
             *device_ids: For a library of GPUs, the number of each worker's GPU on its
                 machine, in the workers' order; the worker computes there from now on.
                 Not needed where the workers' slots are GPUs.
@@ -530,6 +646,7 @@ class Session:
             ConfigError: There is no library of that name, or a GPU has no number.
             CclError: It is missing on a worker, or could not start.
         """
+        self._check_may_wait("init_ccl")
         collectives.init_ccl(self._core, ccl, *device_ids)
 
     def broadcast(
@@ -541,7 +658,7 @@ class Session:
         """Copies a host array to every worker.
 
         Args:
-            src: An array, or what ``numpy.asarray`` makes one of.
+            src: A host array as for :meth:`copy_to_worker_0`.
             dst: An array of the same size and dtype on every worker; None
                 allocates one.
             in_group: Every worker receives ``src`` either way.
@@ -550,18 +667,22 @@ class Session:
             The reference of the copies.
         """
         del in_group  # only worker 0 has the data, so it alone can be the source
+        self._core.check_may_send(src, "broadcast")
         return collectives.broadcast(self._core, src, dst)
 
-    def broadcast_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+    def broadcast_from_worker0(
+        self, src: DRef, dst: DRef | None = None, in_group: bool = True
+    ) -> DRef:
         """Copies worker 0's array (each group's first worker's) to all workers.
 
         Args:
             src: The array on the source; the other workers' content is ignored.
-            dst: An array of its size and dtype on every worker; may be ``src``.
+            dst: An array of its size and dtype on every worker; may be ``src``; None
+                makes one of its shape.
             in_group: Whether each group has a source of its own.
 
         Returns:
-            ``dst``.
+            The reference of the copies: ``dst`` where it is given.
         """
         return collectives.move(self._core, "broadcast_from_worker0", src, dst, in_group)
 
@@ -574,7 +695,8 @@ class Session:
         """Gives each worker one slice of a host array along its first axis.
 
         Args:
-            src: An array whose first axis has one entry for each worker.
+            src: A host array as for :meth:`copy_to_worker_0`, whose first axis has one
+                entry for each worker.
             dst: An array of a slice's size and dtype on every worker; None
                 allocates one of shape ``src.shape[1:]``.
             in_group: Worker w receives ``src[w]`` either way.
@@ -586,93 +708,108 @@ class Session:
             ConfigError: The first axis does not fit.
         """
         del in_group  # only worker 0 has the data, so it alone can be the source
+        self._core.check_may_send(src, "scatter")
         return collectives.scatter(self._core, src, dst)
 
-    def scatter_from_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> DRef:
+    def scatter_from_worker0(
+        self, from_array: DRef, to_array: DRef | None = None, in_group: bool = True
+    ) -> DRef:
         """Gives each worker one equal flat chunk of worker 0's array.
 
         Args:
             from_array: The array on worker 0 (each group's first worker).
-            to_array: An array of a chunk's size and dtype on every worker.
+            to_array: An array of a chunk's size and dtype on every worker; None makes
+                one of ``from_array``'s shape, with its first axis divided by the workers.
             in_group: Whether each group has a source of its own.
 
         Returns:
-            ``to_array``.
+            The reference of the chunks: ``to_array`` where it is given.
         """
         return collectives.move(self._core, "scatter_from_worker0", from_array, to_array, in_group)
 
-    def gather_to_worker0(self, from_array: DRef, to_array: DRef, in_group: bool = True) -> DRef:
+    def gather_to_worker0(
+        self, from_array: DRef, to_array: DRef | None = None, in_group: bool = True
+    ) -> DRef:
         """Collects every worker's array on worker 0, in rank order.
 
         Args:
             from_array: An array on every worker.
             to_array: On worker 0 (each group's first worker), an array with room
-                for all of them.
+                for all of them; None makes one there of shape
+                ``(workers, *from_array.shape)``, and gives the others None.
             in_group: Whether each group has a destination of its own.
 
         Returns:
-            ``to_array``.
+            The reference of what was collected: ``to_array`` where it is given.
         """
         return collectives.move(self._core, "gather_to_worker0", from_array, to_array, in_group)
 
-    def allreduce(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:
+    def allreduce(
+        self, src: DRef, dst: DRef | None = None, op: str = "sum", in_group: bool = True
+    ) -> DRef:
         """Reduces the workers' arrays element by element; all get the result.
 
         Args:
             src: An array of the same size and dtype on every worker.
-            dst: An array of that size and dtype; may be ``src``.
+            dst: An array of that size and dtype; may be ``src``; None makes one of the
+                shape of ``src``.
             op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``. Integers
                 wrap; ``avg`` of integers truncates toward zero.
             in_group: Whether the reduction stays inside each group.
 
         Returns:
-            ``dst``.
+            The reference of the result: ``dst`` where it is given.
 
         Raises:
             ConfigError: No such reduction.
         """
         return collectives.reduce(self._core, "allreduce", src, dst, op, in_group)
 
-    def allgather(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+    def allgather(self, src: DRef, dst: DRef | None = None, in_group: bool = True) -> DRef:
         """Collects every worker's array on every worker, in rank order.
 
         Args:
             src: An array of the same size and dtype on every worker.
-            dst: An array with room for all of them.
+            dst: An array with room for all of them; None makes one of shape
+                ``(workers, *src.shape)``.
             in_group: Whether the collection stays inside each group.
 
         Returns:
-            ``dst``.
+            The reference of what was collected: ``dst`` where it is given.
         """
         return collectives.move(self._core, "allgather", src, dst, in_group)
 
-    def reduce_scatter(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:
+    def reduce_scatter(
+        self, src: DRef, dst: DRef | None = None, op: str = "sum", in_group: bool = True
+    ) -> DRef:
         """Reduces the workers' arrays; each worker gets one equal chunk of the result.
 
         Args:
             src: An array of the same size and dtype on every worker.
-            dst: An array of one chunk's size: ``src`` divided by the workers.
+            dst: An array of one chunk's size: ``src`` divided by the workers. None makes
+                one of the shape of ``src``, with its first axis divided by the workers.
             op: As in :meth:`allreduce`.
             in_group: Whether the reduction stays inside each group.
 
         Returns:
-            ``dst``.
+            The reference of the result: ``dst`` where it is given.
 
         Raises:
             ConfigError: No such reduction.
         """
         return collectives.reduce(self._core, "reduce_scatter", src, dst, op, in_group)
 
-    def all_to_all(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+    def all_to_all(self, src: DRef, dst: DRef | None = None, in_group: bool = True) -> DRef:
         """Sends one equal chunk of each worker's array to each worker.
 
         Args:
             src: An array of the same size and dtype on every worker.
-            dst: An array of that size: chunk ``i`` comes from worker ``i``.
+            dst: An array of that size: chunk ``i`` comes from worker ``i``. None makes
+                one of the shape of ``src``.
             in_group: Whether the exchange stays inside each group.
 
         Returns:
-            ``dst``.
+            The reference of what came: ``dst`` where it is given.
         """
         return collectives.move(self._core, "all_to_all", src, dst, in_group)
 
@@ -691,35 +828,70 @@ class Session:
 
     # Waiting ---------------------------------------------------------------------
 
-    def sync_worker(self, worker_id: int) -> None:
+    def sync_worker(self, worker_id: int, *, timeout: float | None = None) -> None:
         """Waits until a worker has executed every command issued before.
 
+        Args:
+            worker_id: The worker.
+            timeout: Seconds to wait; None waits as long as the session lives.
+
         Raises:
+            DiscoTimeout: It has not yet; the call may be repeated.
             RemoteError: A command of this scope failed on some worker and no call has
                 raised it.
             SessionError: The session is closed or lost.
         """
-        self._core.sync(self._core.check_worker(worker_id))
+        self._core.sync(self._core.check_worker(worker_id), timeout)
 
-    def sync_worker_0(self) -> None:
+    def sync_worker_0(self, *, timeout: float | None = None) -> None:
         """Waits until worker 0 has executed every command issued before.
 
+        Args:
+            timeout: As for :meth:`sync_worker`.
+
         Raises:
+            DiscoTimeout: It has not yet; the call may be repeated.
             RemoteError: A command of this scope failed on some worker and no call has
                 raised it.
             SessionError: The session is closed or lost.
         """
-        self._core.sync(0)
+        self._core.sync(0, timeout)
 
-    def sync_all(self) -> None:
+    def sync_all(self, *, timeout: float | None = None) -> None:
         """Waits until every worker has executed every command issued before.
 
+        Args:
+            timeout: As for :meth:`sync_worker`.
+
         Raises:
+            DiscoTimeout: They have not yet; the call may be repeated.
             RemoteError: A command of this scope failed on some worker and no call has
                 raised it.
             SessionError: The session is closed or lost.
         """
-        self._core.sync()
+        self._core.sync(timeout=timeout)
+
+    async def synced(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (as of all that waits)
+        """Awaits that every worker has executed every command issued before.
+
+        Args:
+            timeout: As for :meth:`sync_worker`.
+
+        Raises:
+            DiscoTimeout, RemoteError, SessionError: As for :meth:`sync_all`.
+        """
+        await self._core.synced(Deadline.of(timeout))
+
+    async def ready(self) -> None:
+        """Awaits that a task can issue commands without waiting for workers.
+
+        Returns at once while there is room; after a wait a quarter of what may be under way
+        is free: some 16,000 commands, with 8 MiB in them and 64 MiB of arrays beside them.
+
+        Raises:
+            SessionError: The session is closed or lost.
+        """
+        await await_room(self._core.log)
 
     _sync_worker = sync_worker
     _sync_all = sync_all
@@ -771,6 +943,7 @@ class Session:
         Raises:
             SessionError: The controller does not answer.
         """
+        self._check_may_wait("diagnose")
         return look_at(self._core.transport, self._core.log)
 
     def flight(self) -> Flight:
@@ -783,6 +956,7 @@ class Session:
             SessionError: The controller does not answer, or has nothing any more.
             ValueError: A rank's records are damaged.
         """
+        self._check_may_wait("flight")
         from disco_client.tracing.trace import Flight
 
         return Flight.of(self._core.transport.inspect(stacks=False, flights=True))
@@ -816,6 +990,8 @@ class Session:
             OSError: On entering, the file cannot be written.
             SessionError: On entering: the session is closed or lost.
         """
+        if self._core.must_not_wait:
+            self._core.check_may_wait("a trace, which waits at its end, in another thread")
         from disco_client.tracing.trace import Trace
 
         return Trace(self._core, path)
@@ -847,6 +1023,7 @@ class Session:
             RemoteError: A command failed on some worker and no call has raised it.
             SessionError: The session is closed or lost.
         """
+        self._check_may_wait("checkpoint")
         checkpointing.checkpoint(self._core, path)
 
     def publish(self, name: str, value: DRef | DTensor) -> None:
@@ -874,10 +1051,12 @@ class Session:
         Raises:
             BadArgument: Nothing is published under this name; the error says what is.
         """
+        self._check_may_wait("published")
         return publishing.published(self._core, name)
 
     def list_published(self) -> list[str]:
         """The names under which values are published, in order; waits for worker 0."""
+        self._check_may_wait("list_published")
         return publishing.list_published(self._core)
 
     def unpublish(self, name: str) -> None:
@@ -908,6 +1087,9 @@ class Session:
         """
         return self._core.leave(lease)
 
+    def _check_may_wait(self, method: str) -> None:
+        self._core.check_may_wait(f"await asyncio.to_thread(session.{method}, ...)")
+
     # The end ---------------------------------------------------------------------
 
     def shutdown(self) -> None:
@@ -918,6 +1100,24 @@ class Session:
         from the session's own it does nothing, as does leaving the block there.
         """
         self._core.shutdown()
+
+    async def __aenter__(self) -> Self:
+        # From now on calls that would wait refuse to, in any event loop.
+        self._core.log.asynchronous = True
+        return self
+
+    async def __aexit__(self, kind: object, value: object, trace: object) -> None:
+        import asyncio
+
+        core = self._core
+        try:
+            if kind is None and not core.closed:
+                if core.log.closed is None:
+                    await core.synced()
+                core.raise_unseen(synced=True)
+        finally:
+            # In any case, also where this is cancelled.
+            await asyncio.shield(asyncio.to_thread(core.shutdown))
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,8 @@ A function that workers should offer is registered where it is defined::
         return array * factor
 
 and reaches the workers with ``session.import_python_module``. Inside such a
-function, :func:`current_worker` tells which rank runs it and offers collectives.
+function, :func:`current_worker` tells which rank runs it and offers collectives. A class of
+which sessions may make objects is registered with :func:`register_class`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from disco_server.rank.functions import register_func
+    from disco_server.rank.objects import register_class
     from disco_server.rank.worker import Worker, current_worker
 
-__all__ = ["Worker", "current_worker", "register_func"]
+__all__ = ["Worker", "current_worker", "register_class", "register_func"]
 
 _HOMES = {
     "Worker": "disco_server.rank.worker",
     "current_worker": "disco_server.rank.worker",
+    "register_class": "disco_server.rank.objects",
     "register_func": "disco_server.rank.functions",
 }
 

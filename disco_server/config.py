@@ -551,6 +551,9 @@ class WorkerConfig(DaemonConfig):
         metavar="NAME",
         shown="host name",
     )
+    once: bool = setting(
+        False, read_switch, "Take one session, and leave when it has ended, with exit status 0."
+    )
     allow_modules: tuple[str, ...] = setting(
         (),
         read_patterns,

@@ -372,6 +372,7 @@ SUITES = {
     "browser": ("tests/browser/",),
     "benchmarks": ("tests/benchmarks/",),
     "docs": ("tests/docs/",),
+    "compat": ("tests/compat/",),
 }
 """Which tests are a suite of their own; all others are the suite "main"."""
 

@@ -122,6 +122,33 @@ def plain() -> tvm.IRModule:
     return tvm.IRModule({"add_one": func})
 
 
+def shared_memory() -> tvm.IRModule:
+    """An allreduce between additions, for the passes that have it done in shared memory."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", R.Tensor((4, 8), "float32"))
+    with builder.function("main", [x]):
+        total = builder.emit(R.ccl.allreduce(R.add(x, x), "sum", in_group=False))
+        builder.emit_func_output(builder.emit(R.add(total, R.const(1.0, "float32"))))
+    return builder.get()
+
+
+def shared_memory_pipeline(strategy: int) -> tvm.ir.transform.Pass:
+    """What compilers for GPUs do with an allreduce, here for the CPU."""
+    # The pass does nothing where the process has no such function.
+    name = "runtime.disco.cuda_ipc.custom_allreduce"
+    tvm.register_global_func(name, lambda *_: None, override=True)
+    to = relax.transform
+    return tvm.ir.transform.Sequential(
+        [
+            *(to.LegalizeOps(), to.RewriteDataflowReshape(), to.ToNonDataflow()),
+            *(to.RemovePurityChecking(), to.CallTIRRewrite(), to.IPCAllReduceRewrite(strategy)),
+            *(to.StaticPlanBlockMemory(), to.LowerGPUIPCAllocStorage(), to.LowerAllocTensor()),
+            *(to.KillAfterLastUse(), to.LowerRuntimeBuiltin(), to.ComputePrimValue()),
+            *(to.VMShapeLower(), to.AttachGlobalSymbol()),
+        ]
+    )
+
+
 def main() -> None:
     """Compiles everything."""
     folder = Path(sys.argv[1])
@@ -135,6 +162,10 @@ def main() -> None:
         built.export_library(str(folder / f"{name}.so"))
         if name in ("basics", "plain"):
             built.export_library(str(folder / f"{name}.tar"))
+    for strategy in (1, 2):
+        passes = shared_memory_pipeline(strategy)
+        built = tvm.compile(shared_memory(), target="llvm", relax_pipeline=passes)
+        built.export_library(str(folder / f"shared_memory_{strategy}.so"))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Self, TypeVar
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 import disco_client
 from disco_bench.child import BENCHMARKS
@@ -106,7 +106,7 @@ class Bench:
         num_workers: int = WORKERS,
         cluster: LocalCluster | None = None,
         *,
-        recover: str | None = None,
+        recover: Literal["replay"] | Callable[[disco_client.Session], object] | None = None,
     ) -> disco_client.Session:
         """Opens a session whose workers know the benchmark's functions.
 

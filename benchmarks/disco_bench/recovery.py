@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+import disco_client
 from disco_bench.control import Burst
 from disco_bench.sampling import alternate, time_call
 from disco_bench.table import Spec
 
 if TYPE_CHECKING:
-    import disco_client
     from disco_bench.bench import Bench
 
 __all__ = ["RECOVERY", "measure_recovery"]
@@ -27,6 +28,8 @@ _WORKERS = 2
 _UPLOAD_BYTES = 16 << 20
 _REPLAYED = 1000
 _LOST_S = 60.0
+_STEPS = 2000
+_SIZE = 512
 
 RECOVERY = (
     Spec("recovery.commands", 'commands/s, no-ops, recover="replay"', "1/s", _KEEPING),
@@ -36,6 +39,12 @@ RECOVERY = (
         f"a worker is killed, until {_REPLAYED:,} commands are done again",
         "s",
         "a new session, ready, and those commands",
+    ),
+    Spec(
+        "recovery.rebuild",
+        f"a worker is killed after {_STEPS:,} steps, until a step on new weights; recover=rebuild",
+        "s",
+        'the same steps, recover="replay"',
     ),
 )
 
@@ -68,6 +77,10 @@ def measure_recovery(bench: Bench) -> None:
             bench.pick(5, 1),
         )
     bench.record("recovery.pause", pauses.measured())
+    steps = bench.pick(_STEPS, 20)
+    again, anew = _Steps(bench, steps, rebuild=False), _Steps(bench, steps, rebuild=True)
+    with again.session, anew.session:
+        bench.record("recovery.rebuild", alternate(anew, again, bench.pick(5, 1)).measured())
 
 
 def _then_checkpoint(
@@ -108,6 +121,44 @@ def _pause(session: disco_client.Session) -> float:
         session.sync_all()
     session.sync_all()
     return time.perf_counter() - started
+
+
+class _Steps:
+    """Multiplies a vector by weights, fetches it and sends the next one, as a decoder does.
+
+    Measures once how long a killed worker holds up the next step, and returns the seconds.
+
+    Args:
+        bench: Opens the session.
+        count: How many steps come before that.
+        rebuild: Whether the weights are made anew; otherwise all is done again.
+    """
+
+    def __init__(self, bench: Bench, count: int, *, rebuild: bool) -> None:
+        self.session = bench.session(_WORKERS, recover=self._make if rebuild else "replay")
+        self._make(self.session)
+        for _ in range(count):
+            self._step()
+
+    def _make(self, session: disco_client.Session) -> None:
+        self._matmul = session.get_global_func("numpy.matmul")
+        self._weights = session.broadcast(np.eye(_SIZE, dtype="float32"))
+
+    def _step(self) -> None:
+        vector = np.ones((1, _SIZE), "float32")
+        self._matmul(self.session.broadcast(vector), self._weights).numpy()
+
+    def __call__(self) -> float:
+        known = len(self.session.recoveries)
+        started = time.perf_counter()
+        os.kill(self.session.workers[1].pid, signal.SIGKILL)
+        while time.perf_counter() - started < _LOST_S:
+            with contextlib.suppress(disco_client.WorkersReplaced):
+                self._step()
+                if len(self.session.recoveries) > known:
+                    return time.perf_counter() - started
+        msg = f"the session had no other workers within {_LOST_S:.0f} s"
+        raise TimeoutError(msg)
 
 
 def _anew(bench: Bench) -> None:

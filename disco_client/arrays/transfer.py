@@ -1,24 +1,22 @@
-"""Host arrays at the client: which are accepted, and which travel beside the log."""
+"""Host arrays at the client: those that travel beside the log."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 
-from disco_client.errors import DiscoError, EncodingError, SessionError
+from disco_client.errors import DiscoError, SessionError
 from disco_client.notebook import progress
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import Transport
 from disco_client.wire.arrays import byte_view, empty_array
-from disco_client.wire.values import ArrayPorter, is_array
+from disco_client.wire.host_arrays import Array
+from disco_client.wire.values import ArrayPorter
 
-__all__ = ["Array", "Downloads", "Uploads", "as_host_array", "kind_of"]
-
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
+__all__ = ["Downloads", "Uploads"]
 
 
 _SHOWN_BYTES = 8 << 20
@@ -58,6 +56,7 @@ class Uploads(ArrayPorter):
         span: The session's; that of a large upload is a part of it.
 
     Attributes:
+        workers: As given.
         offered: The arrays with their tickets.
     """
 
@@ -72,7 +71,7 @@ class Uploads(ArrayPorter):
         self._span = span
         self._take_ticket = take_ticket
         self._transport = transport
-        self._workers = workers
+        self.workers = workers
         self._raise_if_lost = raise_if_lost
         self._issued = False
         self._done = 0
@@ -86,7 +85,7 @@ class Uploads(ArrayPorter):
         if nbytes < _SHOWN_BYTES:
             self._send(pairs, lambda _nbytes: None)
             return
-        facts = {"disco.bytes": nbytes, "disco.workers": list(self._workers)}
+        facts = {"disco.bytes": nbytes, "disco.workers": list(self.workers)}
         with (
             self._span.within("disco.upload", facts),
             progress("upload", nbytes, late=True) as bar,
@@ -102,7 +101,7 @@ class Uploads(ArrayPorter):
 
     def _pairs(self) -> list[tuple[int, int, Array]]:
         return [
-            (ticket, worker, array) for ticket, array in self.offered for worker in self._workers
+            (ticket, worker, array) for ticket, array in self.offered for worker in self.workers
         ]
 
     def __enter__(self) -> Self:
@@ -173,26 +172,3 @@ class Downloads(ArrayPorter):
         """Discards the arrays of a reply that could not be read completely."""
         if tickets:
             self._transport.decline([(ticket, self._worker) for ticket in tickets])
-
-
-def kind_of(value: object) -> str:
-    """Names the kind of a value, for an error."""
-    if is_array(value):
-        return "a read-only one"
-    return f"{value!r} of type {type(value).__name__}"
-
-
-def as_host_array(value: object) -> Array:
-    """Makes an array of a program's argument.
-
-    Raises:
-        EncodingError: It is no array of numbers.
-    """
-    if hasattr(value, "reg_id"):
-        msg = "expected a host array, got a reference to an array on the workers"
-        raise EncodingError(msg)
-    array: Array = np.asarray(value)
-    if array.dtype.hasobject or array.dtype.kind in "SU":
-        msg = f"expected an array of numbers, got {kind_of(value)}"
-        raise EncodingError(msg)
-    return array

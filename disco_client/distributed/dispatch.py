@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from disco_client.core import Renewable
+from disco_client.distributed.composites import COMPOSITES
 from disco_client.distributed.dtensor import Computing, DTensor, Origin
 from disco_client.distributed.mesh import DeviceMesh
-from disco_client.distributed.numpy_api import COMPOSITES, FUNCTIONS, unsaid
+from disco_client.distributed.numpy_api import FUNCTIONS, unsaid
 from disco_client.distributed.ops import Rule, call_checked, choose, exact, rule_for
 from disco_client.distributed.placement import (
     DTensorStructInfo,
@@ -32,8 +34,10 @@ from disco_client.distributed.redistribute import (
 )
 from disco_client.distributed.storage import FileTensor, distribute_file
 from disco_client.errors import ConfigError
-from disco_client.wire.dlpack import speaks_dlpack, view
+from disco_client.futures import await_room
+from disco_client.wire.dlpack import speaks_dlpack
 from disco_client.wire.elementwise import ELEMENTWISE
+from disco_client.wire.host_arrays import as_host_array
 from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, dtype_name
 
 if TYPE_CHECKING:
@@ -80,7 +84,7 @@ class _Call(NamedTuple):
     result: DTensorStructInfo
 
 
-class Engine(Computing):
+class Engine(Computing, Renewable):
     """What a session does with distributed tensors.
 
     A call looks up the compiled form of similar calls: once compiled, it is one command
@@ -96,6 +100,12 @@ class Engine(Computing):
     def __init__(self, core: SessionCore) -> None:
         self._core = core
         self.executor = RedistributionExecutor(core)
+        self.renew()
+
+    def renew(self) -> None:
+        """Forgets what the workers were sent for calls of each kind."""
+        self.executor.renew()
+        # New ones: calls that look something up at this moment write into those of before.
         self._found = functools.lru_cache(maxsize=_KEPT)(self._find)
         self._ways = functools.lru_cache(maxsize=_KEPT)(self._find_way)
         self._spreads = functools.lru_cache(maxsize=_KEPT)(self._find_spread)
@@ -106,9 +116,11 @@ class Engine(Computing):
     def distribute(self, array: object, mesh: DeviceMesh, placement: Placement | str) -> DTensor:
         """Brings a host array to the workers of a mesh; see ``Session.distribute``."""
         if isinstance(array, FileTensor):
+            self._core.check_may_wait("await asyncio.to_thread(session.distribute, ...)")
             check_mesh(mesh, self._core.num_workers)
             return distribute_file(self._core, self, array, mesh, placement)
-        host = view(array) if speaks_dlpack(array) else np.asarray(array)
+        self._core.check_may_send(array, "distribute")
+        host = as_host_array(array) if speaks_dlpack(array) else np.asarray(array)
         tensor = TensorStructInfo(host.shape, host.dtype)
         info = DTensorStructInfo(tensor, mesh, placement)
         check_mesh(mesh, self._core.num_workers)
@@ -145,14 +157,28 @@ class Engine(Computing):
         shapes = self.executor.table(mesh, local_shapes(info))
         return self.executor.bind("empty", shapes, dtype_name(dtype))
 
-    def fetch(self, tensor: DTensor) -> np.ndarray[Any, Any]:
+    def fetch(self, tensor: DTensor, timeout: float | None = None) -> np.ndarray[Any, Any]:
         """Returns the whole as a host array; see ``DTensor.numpy``."""
+        self._core.check_may_wait("await tensor")
+        tensor, workers = self._to_fetch(tensor)
+        parts = self._core.get_all(tensor.ref, workers, own=True, timeout=timeout)
+        return self._put_together(tensor, parts)
+
+    async def fetch_later(self, tensor: DTensor) -> np.ndarray[Any, Any]:
+        """Awaits the whole as a host array; see ``DTensor``."""
+        await await_room(self._core.log)
+        tensor, workers = self._to_fetch(tensor)
+        parts = await self._core.fetch_all(tensor.ref, workers, own=True)
+        return self._put_together(tensor, parts)
+
+    def _to_fetch(self, tensor: DTensor) -> tuple[DTensor, list[int]]:
+        """The tensor without partial values, and the workers that have all of it together."""
         tensor = tensor.redistribute(tensor.placement.combined())
-        info, mesh = tensor.info, tensor.mesh
+        return tensor, [tensor.mesh.device_ids[place] for place in first_places(tensor.info)]
+
+    def _put_together(self, tensor: DTensor, parts: list[Any]) -> np.ndarray[Any, Any]:
+        info = tensor.info
         places = first_places(info)
-        parts = self._core.get_all(
-            tensor.ref, [mesh.device_ids[place] for place in places], own=True
-        )
         if len(places) == 1 and not info.is_explicit:
             return np.asarray(parts[0]).reshape(tensor.shape)
         out = np.empty(tensor.shape, tensor.dtype)
@@ -160,9 +186,13 @@ class Engine(Computing):
             _put(out, info.pieces(place), np.asarray(part))
         return out
 
-    def part(self, tensor: DTensor, worker: int) -> np.ndarray[Any, Any]:
+    def part(
+        self, tensor: DTensor, worker: int, timeout: float | None = None
+    ) -> np.ndarray[Any, Any]:
         """Returns one worker's part as a host array; see ``DTensor.shard``."""
-        return np.asarray(self._core.get_all(tensor.ref, (worker,), own=True)[0])
+        self._core.check_may_wait(f"await tensor.ref.get({worker})")
+        found = self._core.get_all(tensor.ref, (worker,), own=True, timeout=timeout)
+        return np.asarray(found[0])
 
     def redistribute(self, tensor: DTensor, placement: Placement | str) -> DTensor:
         """Brings a tensor to another placement; see ``DTensor.redistribute``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
@@ -50,11 +50,17 @@ class Computing(ABC):
         """Brings a tensor to another placement."""
 
     @abstractmethod
-    def fetch(self, tensor: DTensor) -> np.ndarray[Any, Any]:
+    def fetch(self, tensor: DTensor, timeout: float | None = None) -> np.ndarray[Any, Any]:
         """Returns the whole as a host array; waits for it."""
 
     @abstractmethod
-    def part(self, tensor: DTensor, worker: int) -> np.ndarray[Any, Any]:
+    async def fetch_later(self, tensor: DTensor) -> np.ndarray[Any, Any]:
+        """Awaits the whole as a host array."""
+
+    @abstractmethod
+    def part(
+        self, tensor: DTensor, worker: int, timeout: float | None = None
+    ) -> np.ndarray[Any, Any]:
         """Returns one worker's part as a host array; waits for it."""
 
 
@@ -128,6 +134,22 @@ class ArrayLike(ABC):
     def round(self, decimals: int = 0) -> DTensor:
         """Each element, rounded as ``numpy.round`` does."""
         return np.round(self, decimals)  # type: ignore[call-overload]
+
+    def var(self, axis: Any = None, *, ddof: float = 0, keepdims: bool = False) -> DTensor:
+        """The variance along an axis, several, or all; ``ddof`` is taken off what it divides by."""
+        return self._engine.call("var", self, axis=axis, ddof=ddof, keepdims=keepdims)
+
+    def std(self, axis: Any = None, *, ddof: float = 0, keepdims: bool = False) -> DTensor:
+        """The standard deviation, likewise."""
+        return self._engine.call("std", self, axis=axis, ddof=ddof, keepdims=keepdims)
+
+    def cumsum(self, axis: int | None = None) -> DTensor:
+        """Running sums along an axis, by default of all elements in a row."""
+        return self._engine.call("cumsum", self, axis=axis)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> DTensor:
+        """Each element several times along an axis, by default of all elements in a row."""
+        return np.repeat(self, repeats, axis=axis)  # type: ignore[call-overload]
 
     def take(self, ids: Any, axis: int | None = None) -> DTensor:
         """What stands at positions along an axis, by default of all elements in a row."""
@@ -419,20 +441,31 @@ class DTensor(Distributed, ArrayLike):
             raise ConfigError(f"worker {worker} is none of {self.mesh!r}")
         return self.info.local_shape(self.mesh.device_ids.index(worker))
 
-    def shard(self, worker: int) -> np.ndarray[Any, Any]:
+    def shard(self, worker: int, *, timeout: float | None = None) -> np.ndarray[Any, Any]:
         """Fetches the part of one worker; waits for it.
 
         Where the placement is partial, these are the worker's own values.
 
+        Args:
+            worker: The worker.
+            timeout: Seconds to wait; None waits as long as the session lives.
+
         Raises:
             ConfigError: The mesh has no such worker.
+            DiscoTimeout: There is no answer yet; the call may be repeated.
             RemoteError: The tensor could not be computed.
         """
         if worker not in self.mesh.device_ids:
             raise ConfigError(f"worker {worker} is none of {self.mesh!r}")
-        return self._engine.part(self, worker)
+        return self._engine.part(self, worker, timeout)
 
-    def numpy(self, worker_id: int | None = None) -> np.ndarray[Any, Any]:
+    def __await__(self) -> Generator[Any, None, np.ndarray[Any, Any]]:
+        """Awaits the whole as a host array: :meth:`numpy` for asyncio."""
+        return self._engine.fetch_later(self).__await__()
+
+    def numpy(
+        self, worker_id: int | None = None, *, timeout: float | None = None
+    ) -> np.ndarray[Any, Any]:
         """Fetches the whole; waits for it.
 
         Partial values are combined by the workers first; parts come from the workers
@@ -440,14 +473,16 @@ class DTensor(Distributed, ArrayLike):
 
         Args:
             worker_id: Deprecated; :meth:`shard` fetches one worker's part.
+            timeout: Seconds to wait; None waits as long as the session lives.
 
         Raises:
+            DiscoTimeout: There is no answer yet; the call may be repeated.
             RemoteError: The tensor could not be computed.
         """
         if worker_id is not None:
             _deprecated("numpy(worker)", "shard(worker)")
-            return self.shard(worker_id)
-        return self._engine.fetch(self)
+            return self.shard(worker_id, timeout=timeout)
+        return self._engine.fetch(self, timeout)
 
     def astype(self, dtype: object) -> DTensor:
         """Converts every element."""

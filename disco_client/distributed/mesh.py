@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import SupportsIndex, cast, final
+from typing import Any, Protocol, SupportsIndex, cast, final
 
 import numpy as np
 
@@ -13,6 +13,18 @@ from disco_client.notebook import html_of
 from disco_client.wire.values import Shape
 
 __all__ = ["DeviceMesh", "device_mesh"]
+
+
+class RangeLike(Protocol):
+    """A ``tvm.ir.Range``.
+
+    Attributes:
+        min: The first number.
+        extent: How many there are.
+    """
+
+    min: Any
+    extent: Any
 
 
 @final
@@ -24,7 +36,8 @@ class DeviceMesh:
 
     Args:
         shape: How many workers there are along each axis.
-        device_ids: The workers in row-major order: a list, a tuple or a range.
+        device_ids: The workers in row-major order: a list, a tuple, a range, or a
+            ``tvm.ir.Range``.
         names: A name for each axis, all different; none by default.
 
     Attributes:
@@ -44,10 +57,11 @@ class DeviceMesh:
     def __init__(
         self,
         shape: Sequence[int],
-        device_ids: Sequence[int] | range,
+        device_ids: Sequence[int] | range | RangeLike,
         names: Sequence[str] = (),
     ) -> None:
         self.shape = Shape(_checked_shape(shape))
+        device_ids = _plain_range(device_ids)
         self.device_range = device_ids if isinstance(device_ids, range) else None
         self.device_ids = _checked_ids(device_ids)
         if math.prod(self.shape) != len(self.device_ids):
@@ -102,12 +116,18 @@ class DeviceMesh:
             wanted[self.axis(name)] = index
         return self[tuple(wanted)]
 
-    def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> DeviceMesh:
+    def __getitem__(self, index: int | slice | str | tuple[int | slice, ...]) -> DeviceMesh:
         """A part of the mesh, indexed as an array is: a number drops an axis, a slice keeps it.
+
+        The name of an axis stands for the workers along it, where all other axes are at 0;
+        :meth:`at` gives those at other places.
 
         Raises:
             ConfigError: There is nothing at this index.
         """
+        if isinstance(index, str):
+            along = self.axis(index)
+            index = tuple(slice(None) if axis == along else 0 for axis in range(self.ndim))
         parts = index if isinstance(index, tuple) else (index,)
         try:
             grid = self._grid[parts]
@@ -143,7 +163,9 @@ class DeviceMesh:
 
 
 def device_mesh(
-    shape: Sequence[int], device_ids: Sequence[int] | range, names: Sequence[str] = ()
+    shape: Sequence[int],
+    device_ids: Sequence[int] | range | RangeLike,
+    names: Sequence[str] = (),
 ) -> DeviceMesh:
     """Makes a :class:`DeviceMesh`."""
     return DeviceMesh(shape, device_ids, names)
@@ -158,6 +180,16 @@ def _checked_shape(shape: object) -> list[int]:
         if extent < 1:
             raise ConfigError(f"expected extents of at least 1 in the shape of a mesh, got {found}")
     return found
+
+
+def _plain_range(ids: Any) -> Any:
+    """The range of a ``tvm.ir.Range``, whose numbers are expressions; else what it is."""
+    if not (hasattr(ids, "min") and hasattr(ids, "extent")):
+        return ids
+    first, count = (
+        _integer("a worker", getattr(each, "value", each)) for each in (ids.min, ids.extent)
+    )
+    return range(first, first + count)
 
 
 def _checked_ids(device_ids: object) -> list[int]:

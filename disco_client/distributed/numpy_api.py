@@ -1,97 +1,23 @@
-"""Functions composed of others, and numpy's names of all of them."""
+"""numpy's names of the functions of distributed tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import string
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
+from disco_client.distributed.composites import Composite, norm
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.ops import normal_axes, normal_axis
 from disco_client.errors import ConfigError
 
-__all__ = ["COMPOSITES", "FUNCTIONS"]
+__all__ = ["FUNCTIONS", "unsaid"]
 
 
-_EXACT_BITS = 4
 _PLANE = 2
-
-
-def _mean(engine: Computing, x: DTensor, *, axis: Any = None, keepdims: bool = False) -> DTensor:
-    axes = normal_axes(axis, x.ndim)
-    count = math.prod(x.shape[each] for each in axes)
-    floating = x.dtype.kind in "fc" or x.dtype.name == "bfloat16"
-    # Halves are added up in single precision, as numpy does.
-    wide: Any = x.dtype if floating and x.dtype.itemsize >= _EXACT_BITS else np.dtype(np.float32)
-    if not floating:
-        wide = np.dtype(np.float64)
-    total = engine.call("sum", x, axis=axes, keepdims=keepdims, dtype=wide)
-    out = engine.call("true_divide", total, float(count))
-    if floating and wide != x.dtype:
-        return out.astype(x.dtype).explained_as("mean", total, out)
-    return out.explained_as("mean", total)
-
-
-def _getitem(engine: Computing, x: DTensor, *, items: Any) -> DTensor:
-    given: list[Any] = list(cast("Any", items)) if isinstance(items, tuple) else [items]
-    # By identity: arrays among them compare element by element.
-    dots = [place for place, item in enumerate(given) if item is Ellipsis]
-    real = sum(item is not None and item is not Ellipsis for item in given)
-    if real > x.ndim or len(dots) > 1:
-        raise ConfigError(f"a tensor of {x.ndim} axes cannot be indexed by {items!r}")
-    at = dots[0] if dots else len(given)
-    given[at : at + 1] = [slice(None)] * (x.ndim - real)
-    slices: list[tuple[int | None, ...]] = []
-    shape: list[int] = []
-    for item in given:
-        if item is None:
-            shape.append(1)
-            continue
-        extent = x.shape[len(slices)]
-        picked, kept = _picked(item, extent)
-        slices.append(picked)
-        if kept is not None:
-            shape.append(kept)
-    out = engine.call("slice", x, items=tuple(slices))
-    if tuple(shape) == tuple(out.shape):
-        return out
-    return engine.call("reshape", out, shape=shape).explained_as("getitem", out)
-
-
-def _picked(item: Any, extent: int) -> tuple[tuple[int | None, ...], int | None]:
-    """One axis: what to take, and the extent that stays; None where the axis goes."""
-    if isinstance(item, slice):
-        start, stop, step = item.indices(extent)
-        behind = None if stop < 0 else stop
-        return (start, behind, step), len(range(start, stop, step))
-    if isinstance(item, (bool, np.bool_, np.ndarray, DTensor)) or not hasattr(item, "__index__"):
-        raise ConfigError(
-            f"expected numbers, slices, ... and None, got {item!r}; numpy.take(x, positions, axis)"
-            " gathers by positions, and numpy.where(condition, x, y) chooses by a condition"
-        )
-    index = item.__index__()
-    if not -extent <= index < extent:
-        msg = f"index {index} is out of bounds for an axis of {extent}"
-        raise IndexError(msg)
-    index %= extent
-    return (index, index + 1, 1), None
-
-
-def _clip(engine: Computing, x: DTensor, low: Any = None, high: Any = None) -> DTensor:
-    out, made = x, list[DTensor]()
-    for name, limit in (("maximum", low), ("minimum", high)):
-        if limit is not None:
-            out = engine.call(name, out, limit)
-            made.append(out)
-    return out.explained_as("clip", *made[:-1]) if made else x
-
-
-Composite = Callable[..., Any]
-
-COMPOSITES: dict[str, Composite] = {"mean": _mean, "getitem": _getitem, "clip": _clip}
-"""By the names of functions of distributed tensors."""
 
 
 def unsaid(option: str, value: object) -> bool:
@@ -206,6 +132,180 @@ def _stack(engine: Computing, arrays: Sequence[Any], axis: Any = 0, out: None = 
     return engine.call("concatenate", *(array[index] for array in each), axis=place)
 
 
+def _joined(
+    engine: Computing, name: str, arrays: Sequence[Any], axes: int, axis: int, out: object
+) -> DTensor:
+    """Puts arrays together that get at least so many axes first, as numpy adds them."""
+    _no_out(name, out)
+    shaped = [_at_least(engine, each, axes) for each in arrays]
+    return engine.call("concatenate", *shaped, axis=axis)
+
+
+def _at_least(engine: Computing, array: Any, axes: int) -> Any:
+    shape = tuple(np.shape(array))
+    if len(shape) == 1 and axes > 1:
+        shape = (1, *shape)
+    shape = (1,) * (min(axes, _PLANE) - len(shape)) + shape
+    return _shaped(engine, array, shape + (1,) * (axes - len(shape)))
+
+
+def _shaped(engine: Computing, array: Any, shape: Sequence[int]) -> Any:
+    """An array of either kind with another shape."""
+    if tuple(np.shape(array)) == tuple(shape):
+        return array
+    if isinstance(array, DTensor):
+        return engine.call("reshape", array, shape=tuple(shape))
+    return np.reshape(array, tuple(shape))
+
+
+def _vstack(engine: Computing, tup: Sequence[Any], out: None = None) -> DTensor:
+    return _joined(engine, "vstack", tup, 2, 0, out)
+
+
+def _hstack(engine: Computing, tup: Sequence[Any], out: None = None) -> DTensor:
+    return _joined(engine, "hstack", tup, 1, 1 if np.ndim(tup[0]) > 1 else 0, out)
+
+
+def _dstack(engine: Computing, tup: Sequence[Any], out: None = None) -> DTensor:
+    return _joined(engine, "dstack", tup, 3, 2, out)
+
+
+def _column_stack(engine: Computing, tup: Sequence[Any]) -> DTensor:
+    columns = [
+        each if np.ndim(each) > 1 else _shaped(engine, each, (np.size(each), 1)) for each in tup
+    ]
+    return engine.call("concatenate", *columns, axis=1)
+
+
+def _split(*, uneven: bool) -> Composite:
+    def split(
+        engine: Computing, ary: DTensor, indices_or_sections: Any, axis: int = 0
+    ) -> list[DTensor]:
+        return engine.call(  # type: ignore[return-value]
+            "split", ary, indices_or_sections, axis=axis, uneven=uneven
+        )
+
+    return split
+
+
+def _split_along(name: str, axis: int) -> Composite:
+    def split(engine: Computing, ary: DTensor, indices_or_sections: Any) -> list[DTensor]:
+        along = axis
+        if name == "hsplit" and ary.ndim == 1:
+            along = 0
+        elif ary.ndim <= along or (name == "vsplit" and ary.ndim < _PLANE):
+            raise ConfigError(f"numpy.{name} needs more axes than {tuple(ary.shape)} has")
+        return engine.call(  # type: ignore[return-value]
+            "split", ary, indices_or_sections, axis=along
+        )
+
+    return split
+
+
+def _cumsum(
+    engine: Computing, a: DTensor, axis: Any = None, dtype: Any = None, out: None = None
+) -> DTensor:
+    _no_out("cumsum", out)
+    return engine.call("cumsum", a, axis=axis, dtype=dtype)
+
+
+def _zeros_like(
+    engine: Computing, a: DTensor, dtype: Any = None, order: str = "K", **more: Any
+) -> DTensor:
+    del order  # each worker has its part in C order
+    if any(value is not None for key, value in more.items() if key in ("shape", "device")):
+        raise ConfigError("numpy.zeros_like of a distributed tensor has its shape and its device")
+    return engine.call("zeros_like", a, dtype=None if dtype is None else np.dtype(dtype).name)
+
+
+def _norm(
+    engine: Computing,
+    x: DTensor,
+    ord: Any = None,  # noqa: A002  (numpy's name)
+    axis: Any = None,
+    keepdims: bool = False,
+) -> DTensor:
+    return norm(engine, x, ord, axis, keepdims=keepdims)
+
+
+def _tensordot(engine: Computing, a: Any, b: Any, axes: Any = 2) -> DTensor:
+    one, other = np.ndim(a), np.ndim(b)
+    if hasattr(axes, "__index__"):
+        count = axes.__index__()
+        pairs = [(one - count + number, number) for number in range(count)]
+    else:
+        ours, theirs = map(several, axes)
+        if len(ours) != len(theirs):
+            raise ConfigError(
+                f"tensordot: expected as many axes of one as of the other, got {axes}"
+            )
+        pairs = list(zip(ours, theirs, strict=True))
+    names = iter(string.ascii_letters)
+    first = [next(names) for _ in range(one)]
+    second = [next(names) for _ in range(other)]
+    for here, there in pairs:
+        second[normal_axis(there, other)] = first[normal_axis(here, one)]
+    rest = [letter for letter in (*first, *second) if (*first, *second).count(letter) == 1]
+    subscripts = f"{''.join(first)},{''.join(second)}->{''.join(rest)}"
+    return engine.call("einsum", a, b, subscripts=subscripts)
+
+
+def _tile(engine: Computing, A: Any, reps: Any) -> DTensor:  # noqa: N803  (numpy's name)
+    counts = tuple(each.__index__() for each in several(reps))
+    if any(count < 0 for count in counts):
+        raise ConfigError(f"tile: expected counts from 0, got {counts}")
+    shape = tuple(A.shape)
+    counts = (1,) * (len(shape) - len(counts)) + counts
+    x = _shaped(engine, A, (1,) * (len(counts) - len(shape)) + shape)
+    return engine.call("tile", x, reps=counts)
+
+
+def _repeat(engine: Computing, a: DTensor, repeats: Any, axis: Any = None) -> DTensor:
+    if isinstance(repeats, DTensor):
+        raise ConfigError(
+            "numpy.repeat by counts that are on the workers gives a shape that is not known here;"
+            " fetch them with .numpy()"
+        )
+    counts = np.asarray(repeats)
+    if counts.dtype.kind not in "biu" or (counts < 0).any():
+        raise ConfigError(f"repeat: expected counts from 0, got {repeats!r}")
+    x, place = (_flat(engine, a), 0) if axis is None else (a, normal_axis(axis, a.ndim))
+    if counts.size == 1:
+        return engine.call("repeat", x, repeats=int(counts.reshape(())), axis=place)
+    if counts.shape != (x.shape[place],):
+        raise ConfigError(
+            f"repeat: expected a count, or one for each of {x.shape[place]} elements along axis"
+            f" {place}, got counts of shape {counts.shape}"
+        )
+    return engine.call("take", x, np.repeat(np.arange(counts.size), counts), axis=place)
+
+
+def _pad(
+    engine: Computing, array: DTensor, pad_width: Any, mode: str = "constant", **more: Any
+) -> DTensor:
+    values = more.pop("constant_values", 0)
+    if more:
+        raise ConfigError(f"numpy.pad of distributed tensors has no {', '.join(more)}")
+    if isinstance(pad_width, Mapping):
+        by_axis = {
+            normal_axis(axis, array.ndim): each
+            for axis, each in cast("Mapping[int, Any]", pad_width).items()
+        }
+        pad_width = [np.broadcast_to(by_axis.get(axis, 0), _PLANE) for axis in range(array.ndim)]
+    widths = _pairs("widths", pad_width, array.ndim)
+    options = {"values": _pairs("values", values, array.ndim)} if mode == "constant" else {}
+    return engine.call("pad", array, widths=widths, mode=mode, **options)
+
+
+def _pairs(what: str, given: Any, ndim: int) -> tuple[tuple[Any, ...], ...]:
+    """What is given for all axes, for each, or for both ends of each, for both ends of each."""
+    try:
+        pairs: list[list[Any]] = np.broadcast_to(np.asarray(given), (ndim, _PLANE)).tolist()
+    except ValueError:
+        raise ConfigError(f"pad: expected {what} for each of {ndim} axes, got {given!r}") from None
+    return tuple(map(tuple, pairs))
+
+
 def _einsum(engine: Computing, subscripts: Any, *operands: Any, **options: Any) -> DTensor:
     if not isinstance(subscripts, str):
         raise ConfigError("einsum of distributed tensors takes its subscripts as text, 'ij,jk->ik'")
@@ -274,6 +374,10 @@ FUNCTIONS: dict[Callable[..., Any], Composite] = {
     np.any: _named("any", "a", "axis", "out", "keepdims"),
     np.all: _named("all", "a", "axis", "out", "keepdims"),
     np.mean: _named("mean", "a", "axis", "dtype", "out", "keepdims"),
+    np.var: _named("var", "a", "axis", "dtype", "out", "ddof", "keepdims"),
+    np.std: _named("std", "a", "axis", "dtype", "out", "ddof", "keepdims"),
+    np.linalg.norm: _norm,
+    np.cumsum: _cumsum,
     np.argmax: _arg("argmax"),
     np.argmin: _arg("argmin"),
     np.transpose: _named("transpose", "a", "axes"),
@@ -289,6 +393,20 @@ FUNCTIONS: dict[Callable[..., Any], Composite] = {
     np.take: _take,
     np.concatenate: _concatenate,
     np.stack: _stack,
+    np.vstack: _vstack,
+    np.hstack: _hstack,
+    np.dstack: _dstack,
+    np.column_stack: _column_stack,
+    np.split: _split(uneven=False),
+    np.array_split: _split(uneven=True),
+    np.vsplit: _split_along("vsplit", 0),
+    np.hsplit: _split_along("hsplit", 1),
+    np.dsplit: _split_along("dsplit", 2),
+    np.tile: _tile,
+    np.repeat: _repeat,
+    np.pad: _pad,
+    np.zeros_like: _zeros_like,
+    np.tensordot: _tensordot,
     np.einsum: _einsum,
     np.dot: _dot,
     np.shape: _shape,

@@ -26,6 +26,7 @@ from disco_client.distributed.placement import (
 from disco_client.distributed.redistribute import RedistributionPlan, local_shapes, make_plan
 from disco_client.errors import ConfigError
 from disco_client.wire.elementwise import ELEMENTWISE
+from disco_client.wire.partition import coordinate_of
 from disco_client.wire.values import Shape, dtype_from_name, dtype_name
 
 __all__ = [
@@ -323,7 +324,7 @@ def only_tensors(name: str, *operands: object) -> None:
 _LINEAR_TOGETHER = {"add", "subtract"}
 _LINEAR_ALONE = {"negative", "positive", "multiply"}
 _LINEAR_IN_FIRST = {"divide", "true_divide"}
-_ACTIVATIONS = ("relu", "silu", "gelu", "sigmoid")
+_ACTIVATIONS = ("relu", "silu", "gelu", "sigmoid", "rsqrt", "erf")
 
 
 def letters_of(shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[str, ...]:
@@ -402,6 +403,13 @@ for _name in _ACTIVATIONS:
 def _cast(x: TensorStructInfo, *, dtype: object) -> Local:
     found = dtype_from_name(dtype)
     return _elementwise("cast", (x,), found, {"dtype": dtype_name(found)})
+
+
+@register_rule("zeros_like")
+def _zeros_like(x: TensorStructInfo, *, dtype: object = None) -> Local:
+    found = x.dtype if dtype is None else dtype_from_name(dtype)
+    local = _elementwise("zeros_like", (x,), found, {"dtype": dtype_name(found)})
+    return replace(local, pattern=replace(local.pattern, linear=((0,),)))
 
 
 @register_rule("where")
@@ -628,6 +636,48 @@ def _rms_norm(
     return _along("rms_norm", x, axis, *weights, epsilon=float(epsilon))
 
 
+# Rules of running sums: of a part by itself, and of parts that follow one another.
+
+
+@register_rule("cumsum_totals")
+def _cumsum_totals(x: TensorStructInfo, *, axis: SupportsIndex, parts: int) -> Local:
+    """What each of so many parts adds up to, which lie one after the other as the parts do."""
+    place = normal_axis(axis, x.ndim)
+    letters = _letters(x.ndim)
+    shape = (*x.shape[:place], parts, *x.shape[place + 1 :])
+    pattern = Pattern((letters,), letters, linear=((0,),))
+    return Local("cumsum_totals", pattern, TensorStructInfo(shape, x.dtype), {"axis": place})
+
+
+@register_rule("cumsum_parts")
+def _cumsum_parts(x: TensorStructInfo, *totals: TensorStructInfo, axis: SupportsIndex) -> Local:
+    """Running sums of each part, on top of the totals of those before it where they are given."""
+    place = normal_axis(axis, x.ndim)
+    result = _letters(x.ndim)
+    whole = (*result[:place], LOCAL_AXIS, *result[place + 1 :])
+    info = TensorStructInfo(x.shape, x.dtype)
+    if not totals:
+        pattern = Pattern((whole,), whole, linear=((0,),))
+        return Local("cumsum_parts", pattern, info, {"axis": place})
+
+    def tables(
+        operands: Sequence[DTensorStructInfo], _result: DTensorStructInfo
+    ) -> Mapping[str, Sequence[Any]]:
+        mesh, specs = operands[0].device_mesh, operands[0].placement.dim_specs
+        split = [at for at, spec in enumerate(specs) if spec.axis == place]
+        before: list[int] = []
+        for worker in range(mesh.size):
+            at = coordinate_of(mesh.shape, worker)
+            number = 0
+            for along in split:
+                number = number * mesh.shape[along] + at[along]
+            before.append(number)
+        return {"before": before}
+
+    pattern = Pattern((result, whole), result, linear=((0, 1),))
+    return Local("cumsum_parts", pattern, info, {"axis": place}, tables)
+
+
 # Rules of functions that move elements without computing: reshape, slices, take and so on.
 
 
@@ -741,6 +791,64 @@ def _concatenate(*operands: TensorStructInfo, axis: SupportsIndex = 0) -> Local:
     pattern = Pattern((tuple(letters),) * len(operands), tuple(letters), linear=together)
     dtype = np.result_type(*(each.dtype for each in operands))
     return Local("concatenate", pattern, TensorStructInfo(shape, dtype), {"axis": place})
+
+
+@register_rule("tile")
+def _tile(x: TensorStructInfo, *, reps: Sequence[int]) -> Local:
+    """Copies one after the other; an axis of which there are several must be whole."""
+    letters = tuple(
+        letter if count == 1 else LOCAL_AXIS
+        for letter, count in zip(_letters(x.ndim), reps, strict=True)
+    )
+    shape = [extent * count for extent, count in zip(x.shape, reps, strict=True)]
+    pattern = Pattern((letters,), letters, linear=((0,),))
+    return Local("tile", pattern, TensorStructInfo(shape, x.dtype), {"reps": Shape(reps)})
+
+
+@register_rule("repeat")
+def _repeat(x: TensorStructInfo, *, repeats: SupportsIndex, axis: SupportsIndex) -> Local:
+    """Each element several times; a part stays one where the mesh divides the axis."""
+    place, count = normal_axis(axis, x.ndim), repeats.__index__()
+    if count < 0:
+        raise ConfigError(f"repeat: expected a count from 0, got {count}")
+    letters, extent = _letters(x.ndim), x.shape[place]
+    even = ((letters[place], extent),)
+    pattern = Pattern((letters,), letters, linear=((0,),), even=even)
+    result = TensorStructInfo((*x.shape[:place], extent * count, *x.shape[place + 1 :]), x.dtype)
+    return Local("repeat", pattern, result, {"repeats": count, "axis": place})
+
+
+_PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+@register_rule("pad")
+def _pad(
+    x: TensorStructInfo,
+    *,
+    widths: Sequence[Sequence[int]],
+    mode: str = "constant",
+    values: Sequence[Sequence[Any]] = (),
+) -> Local:
+    """An axis that grows must be whole."""
+    if mode not in _PAD_MODES:
+        raise ConfigError(
+            f"numpy.pad of distributed tensors has the modes {', '.join(_PAD_MODES)}, got {mode!r}"
+        )
+    letters: list[str] = []
+    shape: list[int] = []
+    for letter, extent, (before, after) in zip(_letters(x.ndim), x.shape, widths, strict=True):
+        if before < 0 or after < 0:
+            raise ConfigError(f"pad: expected widths from 0, got {widths}")
+        if mode != "constant" and not extent and before + after:
+            raise ConfigError(f"pad: an axis without elements cannot grow in mode {mode!r}")
+        letters.append(LOCAL_AXIS if before + after else letter)
+        shape.append(before + extent + after)
+    linear = () if any(value != 0 for pair in values for value in pair) else ((0,),)
+    pattern = Pattern((tuple(letters),), tuple(letters), linear=linear)
+    options: dict[str, Any] = {"widths": [list(pair) for pair in widths], "mode": mode}
+    if values:
+        options["values"] = [list(pair) for pair in values]
+    return Local("pad", pattern, TensorStructInfo(shape, x.dtype), options)
 
 
 @register_rule("take")

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeGuard, TypeVar, cast, overload
 
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.errors import ConfigError
@@ -39,6 +39,7 @@ __all__ = [
 
 
 _OPS = ("sum", "prod", "min", "max")
+_Kind = TypeVar("_Kind")
 
 
 class PlacementSpecKind(enum.IntEnum):
@@ -416,6 +417,9 @@ class DTensorStructInfo:
         device_mesh: The mesh.
         placement: Its placement there, or the text of it. Negative axes are counted
             from the end, and become those from the front.
+        span: A place in a source, of the original's; not kept.
+        tensor_ty: The tensor as a whole, under the name that newer versions of the
+            original use, instead of ``tensor_sinfo``.
 
     Raises:
         TypeError: An argument is of another type.
@@ -429,30 +433,48 @@ class DTensorStructInfo:
     placement: Placement
     _hash: int = field(repr=False, compare=False)
 
+    @overload
     def __init__(
         self,
         tensor_sinfo: TensorStructInfo,
         device_mesh: DeviceMesh,
         placement: Placement | str,
+        span: object = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        tensor_ty: TensorStructInfo,
+        device_mesh: DeviceMesh,
+        placement: Placement | str,
+        span: object = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        tensor_sinfo: TensorStructInfo | None = None,
+        device_mesh: DeviceMesh | None = None,
+        placement: Placement | str | None = None,
+        span: object = None,
+        *,
+        tensor_ty: TensorStructInfo | None = None,
     ) -> None:
-        given: tuple[tuple[str, object, type[object]], ...] = (
-            ("tensor_sinfo", tensor_sinfo, TensorStructInfo),
-            ("device_mesh", device_mesh, DeviceMesh),
-        )
-        for name, value, kind in given:
-            if not isinstance(value, kind):
-                msg = f"expected a {kind.__name__} for {name}, got {value!r}"
-                raise TypeError(msg)
+        del span
+        given = tensor_sinfo if tensor_ty is None else tensor_ty
+        tensor = _checked("tensor_sinfo", given, TensorStructInfo)
+        mesh = _checked("device_mesh", device_mesh, DeviceMesh)
         found = Placement.from_text(placement) if isinstance(placement, str) else placement
-        if not isinstance(cast("object", found), Placement):
+        if not isinstance(found, Placement):
             msg = f"expected a Placement or its text for placement, got {placement!r}"
             raise TypeError(msg)
-        object.__setattr__(self, "tensor_sinfo", tensor_sinfo)
-        object.__setattr__(self, "device_mesh", device_mesh)
-        placed = _resolved(tensor_sinfo, device_mesh, found)
+        object.__setattr__(self, "tensor_sinfo", tensor)
+        object.__setattr__(self, "device_mesh", mesh)
+        placed = _resolved(tensor, mesh, found)
         object.__setattr__(self, "placement", placed)
         # Each call looks up what is known of its operands, by this.
-        object.__setattr__(self, "_hash", hash((tensor_sinfo, device_mesh, placed)))
+        object.__setattr__(self, "_hash", hash((tensor, mesh, placed)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -513,6 +535,13 @@ class DTensorStructInfo:
             f"DTensor({tuple(tensor.shape)}, {tensor.dtype_name!r}, {self.device_mesh!r},"
             f" {str(self.placement)!r})"
         )
+
+
+def _checked(name: str, value: object, kind: type[_Kind]) -> _Kind:
+    if not isinstance(value, kind):
+        msg = f"expected a {kind.__name__} for {name}, got {value!r}"
+        raise TypeError(msg)
+    return value
 
 
 DTensorType = DTensorStructInfo

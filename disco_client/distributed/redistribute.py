@@ -394,12 +394,17 @@ class RedistributionExecutor:
 
     def team(self, mesh: DeviceMesh, axis: int) -> DRef:
         """The communicators along an axis of a mesh, made once."""
-        team = self._teams.get((mesh, axis))
+        known = self._teams
+        team = known.get((mesh, axis))
         if team is None:
             lines = [list(line) for line in mesh.lines(axis)]
             team = self._core.call_now("runtime.disco._make_teams", lines)
-            self._teams[mesh, axis] = team
+            known[mesh, axis] = team
         return team
+
+    def renew(self) -> None:
+        """Forgets the communicators, because other workers take the place of theirs."""
+        self._teams = {}
 
     def prepare(self, plan: RedistributionPlan) -> tuple[Move, ...]:
         """Sends the workers what a plan needs; for any number of calls of :meth:`run`."""

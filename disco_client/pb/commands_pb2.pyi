@@ -80,6 +80,10 @@ class _FailureKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The collective library is missing or could not start."""
     FAILURE_KIND_FILE: _FailureKind.ValueType  # 8
     """A data file is missing, cannot be read, or is not what it should be."""
+    FAILURE_KIND_LEFT_OUT: _FailureKind.ValueType  # 9
+    """A collective of a call on chosen workers needs others."""
+    FAILURE_KIND_STALE: _FailureKind.ValueType  # 10
+    """A register whose content was on workers that others have taken the place of."""
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
     """The families of failures a client tells apart."""
@@ -100,6 +104,10 @@ FAILURE_KIND_CCL: FailureKind.ValueType  # 7
 """The collective library is missing or could not start."""
 FAILURE_KIND_FILE: FailureKind.ValueType  # 8
 """A data file is missing, cannot be read, or is not what it should be."""
+FAILURE_KIND_LEFT_OUT: FailureKind.ValueType  # 9
+"""A collective of a call on chosen workers needs others."""
+FAILURE_KIND_STALE: FailureKind.ValueType  # 10
+"""A register whose content was on workers that others have taken the place of."""
 global___FailureKind = FailureKind
 
 @typing.final
@@ -115,19 +123,16 @@ class Command(google.protobuf.message.Message):
     FUNC_FIELD_NUMBER: builtins.int
     ARGS_FIELD_NUMBER: builtins.int
     RELEASED_FIELD_NUMBER: builtins.int
-    WORKER_PLUS_ONE_FIELD_NUMBER: builtins.int
     PROGRAM_FIELD_NUMBER: builtins.int
     RESULTS_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
+    KEYWORDS_FIELD_NUMBER: builtins.int
     action: global___Action.ValueType
     reg: builtins.int
     """The register that takes the result, or that the action is about."""
     func: builtins.int
     """CALL_PACKED: the register that holds the function.
     RUN_PROGRAM: the register that holds the program.
-    """
-    worker_plus_one: builtins.int
-    """The one worker that acts; every other worker only counts the command.
-    One more than its worker_id; 0 means every worker.
     """
     @property
     def args(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disco_client.pb.values_pb2.Value]: ...
@@ -143,6 +148,16 @@ class Command(google.protobuf.message.Message):
     def results(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """RUN_PROGRAM: the registers that take the program's outputs, in order."""
 
+    @property
+    def workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The workers that act; every other worker only counts the command, and of a call it
+        takes None as the result. Empty for every worker.
+        """
+
+    @property
+    def keywords(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """CALL_PACKED: the names of the last arguments, where they have some."""
+
     def __init__(
         self,
         *,
@@ -151,12 +166,13 @@ class Command(google.protobuf.message.Message):
         func: builtins.int = ...,
         args: collections.abc.Iterable[disco_client.pb.values_pb2.Value] | None = ...,
         released: collections.abc.Iterable[builtins.int] | None = ...,
-        worker_plus_one: builtins.int = ...,
         program: global___Program | None = ...,
         results: collections.abc.Iterable[builtins.int] | None = ...,
+        workers: collections.abc.Iterable[builtins.int] | None = ...,
+        keywords: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["program", b"program"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "args", b"args", "func", b"func", "program", b"program", "reg", b"reg", "released", b"released", "results", b"results", "worker_plus_one", b"worker_plus_one"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "args", b"args", "func", b"func", "keywords", b"keywords", "program", b"program", "reg", b"reg", "released", b"released", "results", b"results", "workers", b"workers"]) -> None: ...
 
 global___Command = Command
 

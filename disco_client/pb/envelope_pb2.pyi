@@ -83,7 +83,7 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     KIND_HAVE: _Kind.ValueType  # 31
     """Have; relayed to the client, which sends again what came after"""
     KIND_CORDON: _Kind.ValueType  # 32
-    """empty; the node takes no new sessions, and keeps those it has"""
+    """empty; the node, or the node of that rank, takes no new sessions"""
     KIND_ASSIGN: _Kind.ValueType  # 40
     """Worker daemon and rank process.
     AssignRank
@@ -109,6 +109,14 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """More of an array is in its memory, or no more will come.
     Transfer: ticket, and there or error
     """
+    KIND_PUT_KEY: _Kind.ValueType  # 50
+    """Rank and worker daemon: keys of the session's rendezvous.
+    PutRequest, of the items alone
+    """
+    KIND_GET_KEY: _Kind.ValueType  # 51
+    """GetRequest, of the key alone"""
+    KIND_KEY: _Kind.ValueType  # 52
+    """KeyAnswer, to either"""
     KIND_INSPECT: _Kind.ValueType  # 60
     """Controller and worker daemon: what ranks do, which no rank is asked.
     InspectNode
@@ -187,7 +195,7 @@ KIND_PUSH: Kind.ValueType  # 30
 KIND_HAVE: Kind.ValueType  # 31
 """Have; relayed to the client, which sends again what came after"""
 KIND_CORDON: Kind.ValueType  # 32
-"""empty; the node takes no new sessions, and keeps those it has"""
+"""empty; the node, or the node of that rank, takes no new sessions"""
 KIND_ASSIGN: Kind.ValueType  # 40
 """Worker daemon and rank process.
 AssignRank
@@ -213,6 +221,14 @@ KIND_ARRAY_MORE: Kind.ValueType  # 46
 """More of an array is in its memory, or no more will come.
 Transfer: ticket, and there or error
 """
+KIND_PUT_KEY: Kind.ValueType  # 50
+"""Rank and worker daemon: keys of the session's rendezvous.
+PutRequest, of the items alone
+"""
+KIND_GET_KEY: Kind.ValueType  # 51
+"""GetRequest, of the key alone"""
+KIND_KEY: Kind.ValueType  # 52
+"""KeyAnswer, to either"""
 KIND_INSPECT: Kind.ValueType  # 60
 """Controller and worker daemon: what ranks do, which no rank is asked.
 InspectNode

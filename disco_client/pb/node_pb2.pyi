@@ -442,8 +442,11 @@ class PutRequest(google.protobuf.message.Message):
     SESSION_FIELD_NUMBER: builtins.int
     NODE_KEY_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
+    TIMEOUT_S_FIELD_NUMBER: builtins.int
     session: builtins.int
     node_key: builtins.bytes
+    timeout_s: builtins.float
+    """Of a rank to its daemon: how long it waits."""
     @property
     def items(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.bytes]: ...
     def __init__(
@@ -452,8 +455,9 @@ class PutRequest(google.protobuf.message.Message):
         session: builtins.int = ...,
         node_key: builtins.bytes = ...,
         items: collections.abc.Mapping[builtins.str, builtins.bytes] | None = ...,
+        timeout_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["items", b"items", "node_key", b"node_key", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "node_key", b"node_key", "session", b"session", "timeout_s", b"timeout_s"]) -> None: ...
 
 global___PutRequest = PutRequest
 
@@ -466,6 +470,27 @@ class PutResult(google.protobuf.message.Message):
     ) -> None: ...
 
 global___PutResult = PutResult
+
+@typing.final
+class KeyAnswer(google.protobuf.message.Message):
+    """A daemon's answer to a rank that writes a key or waits for one."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    value: builtins.bytes
+    error: builtins.str
+    """Why it has none; empty where it has."""
+    def __init__(
+        self,
+        *,
+        value: builtins.bytes = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "value", b"value"]) -> None: ...
+
+global___KeyAnswer = KeyAnswer
 
 @typing.final
 class GetRequest(google.protobuf.message.Message):

@@ -263,15 +263,15 @@ def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator
             piece.batch.calls.append(-1)
         piece.tickets += tickets_in(command)
         if command.action in _QUESTIONS and not is_open(seq):
-            released, by = list(command.released), command.worker_plus_one
+            released, by = list(command.released), list(command.workers)
             command.Clear()
             command.action = _SYNC
-            command.worker_plus_one = by
+            command.workers.extend(by)
             command.released.extend(released)
         piece.batch.commands.append(command)
         if command.action == _SYNC and not is_open(seq):
             piece.awaited = True
-            piece.by = command.worker_plus_one - 1 if command.worker_plus_one else None
+            piece.by = command.workers[0] if command.workers else None
             yield piece
             piece = ReplayStep(seq + 1, 0, EncodedBatch())
     if piece.last:
@@ -340,6 +340,7 @@ _EFFECTS = frozenset(
     "runtime.disco." + name
     for name in (
         "_import_python_module",
+        "_load_source",
         "init_ccl",
         "_compare_shapes",
         "bind_worker_to_cpu_core",
@@ -351,6 +352,7 @@ _EFFECTS = frozenset(
 """Functions with side effects on a worker, so that each call counts."""
 
 _PUBLISH = "runtime.disco._publish"
+_CREATE = "runtime.disco.create_object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,8 +410,15 @@ def plan_pruning(journal: Journal, wanted: PruneRequest) -> PrunePlan:
         EncodingError: They are not known, or depend on commands that are not kept any more.
     """
     segments = [segment for segment in journal.segments if segment.first <= wanted.last]
-    keep = _find_effects(segments, wanted)
+    keep, created = _find_effects(segments, wanted)
     kept = _find_makers(segments, wanted, keep)
+    lost = next((created[seq] for seq, _ in kept if seq in created), None)
+    if lost is not None:
+        raise EncodingError(
+            f"cannot save the session: made again, an object of class {lost!r} would not be as it"
+            " is; let it go and what was made of it, or give the class __disco_state__ and"
+            " __disco_load__"
+        )
     tickets = {ticket for _, command in kept for ticket in tickets_in(command)}
     if tickets - journal.uploads.keys():
         raise EncodingError(
@@ -435,10 +444,17 @@ def maker_of(journal: Journal, register: int) -> str:
     return ""
 
 
-def _find_effects(segments: Iterable[Segment], wanted: PruneRequest) -> set[int]:
-    """The commands that count even if their result is not needed; searched forwards."""
+def _find_effects(
+    segments: Iterable[Segment], wanted: PruneRequest
+) -> tuple[set[int], dict[int, str]]:
+    """The commands that count even if their result is not needed; searched forwards.
+
+    Returns:
+        Those, and the commands that create objects, with the names of their classes.
+    """
     names: dict[int, str] = {}
     keep: set[int] = set()
+    created: dict[int, str] = {}
     publishers: dict[str, int] = {}
     after_effect = False
     for segment in segments:
@@ -446,6 +462,8 @@ def _find_effects(segments: Iterable[Segment], wanted: PruneRequest) -> set[int]
             name = names.get(command.func, "") if command.action == Action.CALL_PACKED else ""
             if name == _PUBLISH:
                 publishers[command.args[0].str] = seq
+            elif name == _CREATE:
+                created[seq] = command.args[0].str
             elif name and seq not in wanted.failed:
                 keep.add(seq)
             # The wait of the program for it is kept, too.
@@ -457,10 +475,10 @@ def _find_effects(segments: Iterable[Segment], wanted: PruneRequest) -> set[int]
                 names.pop(register, None)
             if command.action == Action.GET_GLOBAL_FUNC:
                 name = command.args[0].str
-                if name in _EFFECTS or name == _PUBLISH:
+                if name in _EFFECTS or name in (_PUBLISH, _CREATE):
                     names[command.reg] = name
     keep.update(publishers[name] for name in wanted.published if name in publishers)
-    return keep
+    return keep, created
 
 
 def _find_makers(

@@ -24,7 +24,7 @@ from disco_client.tracing.ring import (
 if TYPE_CHECKING:
     from disco_client.command_log import Site
     from disco_client.replies import Answer, Inbox
-    from disco_client.transport.base import Pump, Transport
+    from disco_client.transport.base import Transport
     from disco_client.wire.reports import RankReport
 
 __all__ = [
@@ -185,17 +185,17 @@ class TimedInbox:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inbox, name)
 
-    def look(self, seq: int, alive: Callable[[], None]) -> Answer:
+    def look(self, seq: int, *args: Any) -> Answer:
         """See ``Inbox``."""
-        return self._timed(seq, self.inbox.look, seq, alive)
+        return self._timed(seq, self.inbox.look, seq, *args)
 
-    def wait(self, seq: int, alive: Callable[[], None]) -> Answer:
+    def wait(self, seq: int, *args: Any) -> Answer:
         """See ``Inbox``."""
-        return self._timed(seq, self.inbox.wait, seq, alive)
+        return self._timed(seq, self.inbox.wait, seq, *args)
 
-    def reach(self, workers: Sequence[int], pump: Pump, alive: Callable[[], None]) -> None:
+    def reach(self, *args: Any) -> None:
         """See ``Inbox``."""
-        self._timed(0, self.inbox.reach, workers, pump, alive)
+        self._timed(0, self.inbox.reach, *args)
 
     def _timed(self, seq: int, call: Callable[..., _Result], *args: object) -> _Result:
         began = time.monotonic_ns()

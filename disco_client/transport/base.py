@@ -127,14 +127,11 @@ class OutgoingBatch:
     bulk: int = 0
 
     @property
-    def concerns(self) -> int | None:
-        """The one worker that has anything to do for them; None for all workers."""
-        if self.calls:
+    def concerns(self) -> frozenset[int] | None:
+        """The workers that have anything to do for them; None for all workers."""
+        if self.calls or not all(each.workers and not each.released for each in self.commands):
             return None
-        workers = {command.worker_plus_one for command in self.commands}
-        if len(workers) != 1 or any(command.released for command in self.commands):
-            return None
-        return workers.pop() - 1 if 0 not in workers else None
+        return frozenset(worker for each in self.commands for worker in each.workers)
 
     def payload(self) -> bytes:
         """Encodes them alone."""
@@ -187,6 +184,7 @@ class Events:
         lost: Gets the error that ended the session, once.
         reopen: Everything that is still awaited will be answered once more.
         is_open: Whether the answer to a command is still awaited.
+        unattended: Whether an answer is awaited for which no thread waits.
         mark: Issues a command that workers acknowledge.
     """
 
@@ -203,6 +201,7 @@ class Events:
     resend: Callable[[int], None] = lambda _seq: None
     reopen: Callable[[], None] = lambda: None
     is_open: Callable[[int], bool] = lambda _seq: False
+    unattended: Callable[[], bool] = lambda: False
     mark: Callable[[], object] = lambda: None
     issued: Callable[[], int] = lambda: 0
 
@@ -212,6 +211,10 @@ class Pump(Protocol):
 
     A command that is awaited then costs no hand-over between threads.
     """
+
+    def send(self) -> None:
+        """Sends what was issued; its answer will be received though no thread waits."""
+        ...
 
     def ask(self, worker: int, waiter: threading.Lock) -> None:
         """Sends what was issued; the worker frees a lock when it has executed all of it.
@@ -270,6 +273,11 @@ class Transport(Protocol):
     @property
     def pump(self) -> Pump | None:
         """Lets waiting threads send and receive; None where others do that."""
+        ...
+
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """The session's nodes that take no new sessions, because they are about to go."""
         ...
 
     def start(self, events: Events) -> None:

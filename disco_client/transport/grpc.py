@@ -227,6 +227,9 @@ class SessionStream:
     Args:
         line: The channel to the controller.
         address: Its address, for messages.
+
+    Attributes:
+        draining: The session's nodes that take no new sessions.
     """
 
     def __init__(self, line: ReloadingChannel, address: str) -> None:
@@ -252,6 +255,7 @@ class SessionStream:
         self._acked: Callable[[], int] = lambda: 0
         self._given_up_lock = threading.Lock()
         self._given_up: list[tuple[int, controller_pb2.Transfer]] = []
+        self.draining: tuple[str, ...] = ()
 
     # Opening ------------------------------------------------------------------------
 
@@ -358,6 +362,8 @@ class SessionStream:
                     have[told.node] = told
                     if set(have) >= nodes:
                         return list(have.values())
+                elif received.kind == EnvelopeKind.CORDON:
+                    self._note_draining(received.worker_plus_one - 1)
                 elif received.kind == EnvelopeKind.ENDED:
                     ended = controller_pb2.SessionEnded.FromString(received.payload)
                     raise error_before(ended, name)
@@ -401,12 +407,19 @@ class SessionStream:
                     self._confirm(len(received.payload))
             elif kind == EnvelopeKind.LOG:
                 self._printed(controller_pb2.LogLines.FromString(received.payload), events)
+            elif kind == EnvelopeKind.CORDON:
+                self._note_draining(received.worker_plus_one - 1)
             elif kind == EnvelopeKind.HAVE:
                 self._have(controller_pb2.Have.FromString(received.payload))
             elif kind == EnvelopeKind.ENDED:
                 ended = controller_pb2.SessionEnded.FromString(received.payload)
                 return error_of_end(ended, self._ready.name)
         return None
+
+    def _note_draining(self, worker: int) -> None:
+        """Notes that the node of a worker takes no new sessions."""
+        nodes = [rank.node for rank in self._ready.ranks if rank.worker == worker]
+        self.draining = tuple(dict.fromkeys((*self.draining, *nodes)))
 
     def _printed(self, said: controller_pb2.LogLines, events: Events) -> None:
         lines = self._lines.receive(said.worker, said.first, said.lines)
@@ -739,6 +752,11 @@ class GrpcTransport:
     def pump(self) -> None:
         """None: gRPC has threads of its own that send and receive."""
         return None
+
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """The session's nodes that take no new sessions, as the controller has said."""
+        return self._stream.draining
 
     # The stream --------------------------------------------------------------
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure
 from disco_client.pb import commands_pb2, envelope_pb2, values_pb2
-from disco_client.wire.dlpack import on_host, speaks_dlpack, view
+from disco_client.wire.dlpack import on_host, speaks_dlpack
+from disco_client.wire.host_arrays import as_host_array
 from disco_client.wire.values import (
     INLINE_ARRAY_BYTES,
     MAX_DEPTH,
@@ -22,8 +23,10 @@ from disco_client.wire.values import (
     Device,
     Opaque,
     Shape,
+    as_device,
     dtype_from_name,
     dtype_name,
+    ffi_shape,
     is_array,
 )
 
@@ -42,9 +45,11 @@ __all__ = [
     "decode_failure",
     "decode_value",
     "encode_failure",
+    "encode_names",
     "encode_value",
     "envelope",
     "mismatch",
+    "split_keywords",
     "tickets_in",
     "type_name",
 ]
@@ -112,6 +117,9 @@ class EnvelopeKind(enum.IntEnum):
     OPEN_CCL = 44
     ARRAY_BACK = 45
     ARRAY_MORE = 46
+    PUT_KEY = 50
+    GET_KEY = 51
+    KEY = 52
     INSPECT = 60
     INSPECTED = 61
     CCL_OPENED = 70
@@ -129,6 +137,8 @@ class FailureKind(enum.IntEnum):
     ABORTED = 6
     CCL = 7
     FILE = 8
+    LEFT_OUT = 9
+    STALE = 10
 
 
 _NO_PORTER = ArrayPorter()
@@ -191,14 +201,60 @@ def encode_value(
         return
     if is_array(value) or porter.knows(value):
         _encode_array(out, value, porter)
-    elif isinstance(value, (list, tuple)) and not isinstance(value, Shape):
+    elif isinstance(value, tuple) and _is_shape(cast("tuple[Any, ...]", value)):
+        _encode_shape(out, value)
+    elif isinstance(value, (list, tuple)):
         _check_depth(depth)
         _encode_list(out, cast("Sequence[Any]", value), porter, register_of, depth)
     elif isinstance(value, dict):
         _check_depth(depth)
         _encode_map(out, cast("dict[Any, Any]", value), porter, register_of, depth)
+    elif speaks_dlpack(value):
+        shared = as_host_array(value) if on_host(value) else porter.from_device(value)
+        _encode_array(out, shared, porter)
     else:
-        _encode_other(out, value, porter)
+        _encode_other(out, value)
+
+
+def encode_names(command: EncodedCommand, names: Iterable[str]) -> None:
+    """Writes the names of a call's last arguments.
+
+    Raises:
+        EncodingError: One is no text that may travel.
+    """
+    for name in names:
+        try:
+            command.keywords.append(name)
+        except (ValueError, UnicodeEncodeError):
+            msg = f"expected keywords that UTF-8 can encode, got {name!r}"
+            raise EncodingError(msg) from None
+
+
+def split_keywords(args: list[Any], names: Sequence[str]) -> dict[str, Any]:
+    """Takes the arguments with names off the end of a call's arguments.
+
+    Args:
+        args: All arguments; those without names are left.
+        names: The names of the last ones.
+
+    Raises:
+        EncodingError: There are more names than arguments, or one occurs twice.
+    """
+    plain = len(args) - len(names)
+    found = dict(zip(names, args[plain:], strict=True)) if plain >= 0 else {}
+    if len(found) != len(names):
+        msg = f"expected a name of its own for each of {len(args)} arguments, got {list(names)}"
+        raise EncodingError(msg)
+    del args[plain:]
+    return found
+
+
+def _is_shape(value: tuple[Any, ...]) -> bool:
+    """Whether it is a shape, of this library or of TVM's, which may also hold negative numbers."""
+    if isinstance(value, Shape):
+        return True
+    kind = ffi_shape()
+    return kind is not None and isinstance(value, kind) and min(value, default=0) >= 0
 
 
 def _check_depth(depth: int) -> None:
@@ -280,29 +336,36 @@ _SIMPLE: dict[type, Callable[[EncodedValue, Any], None]] = {
 }
 
 
-def _encode_other(out: EncodedValue, value: Any, porter: ArrayPorter) -> None:
+def _encode_other(out: EncodedValue, value: Any) -> None:
     if isinstance(value, np.dtype):
         _encode_dtype(out, cast("np.dtype[Any]", value))
     elif isinstance(value, np.generic):
         _encode_scalar(out, cast("np.generic[Any]", value))
     elif isinstance(value, type) and issubclass(value, np.generic):
         _encode_dtype(out, np.dtype(cast("type[np.generic[Any]]", value)))
+    elif isinstance(value, str) and hasattr(value, "lanes"):
+        _encode_dtype(out, _decode_dtype(str(value)))  # of TVM, where a dtype is a text
     else:
         for kind in (bool, int, float, str, bytes):
             if isinstance(value, kind):
                 _SIMPLE[kind](out, value)
                 return
-        if speaks_dlpack(cast("object", value)):
-            shared = view(value) if on_host(value) else porter.from_device(value)
-            _encode_array(out, shared, porter)
-            return
-        kind = type_name(cast("object", value))
+        _encode_foreign_device(out, value)
+
+
+def _encode_foreign_device(out: EncodedValue, value: Any) -> None:
+    try:
+        device = as_device(value)
+    except ConfigError as error:
+        raise EncodingError(str(error)) from None
+    if device is None:
         msg = (
-            f"a value of type {kind} cannot travel; "
-            "expected None, bool, int, float, str, bytes, dtype, Device, Shape, ndarray, DRef, "
-            "or a list or string-keyed dict of these"
+            f"a value of type {type_name(value)} cannot travel; "
+            "expected None, bool, int, float, str, bytes, dtype, Device, Shape, ndarray, what "
+            "speaks DLPack, DRef, or a list or string-keyed dict of these"
         )
         raise EncodingError(msg)
+    _encode_device(out, device)
 
 
 def _encode_scalar(out: EncodedValue, value: np.generic[Any]) -> None:
@@ -518,7 +581,7 @@ def tickets_in(values: Iterable[EncodedValue]) -> Iterator[int]:
 # The version of the protocol, and the error for two versions that do not match.
 
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised by one whenever a peer of the former version would misunderstand."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError
-from disco_client.wire.values import dtype_from_name, is_extension
+from disco_client.wire.values import DLPACK_KINDS, dtype_from_name, is_extension
 
 __all__ = [
     "DlpackError",
@@ -64,6 +64,11 @@ def on_host(value: Any) -> bool:
         raise DlpackError(msg) from error
 
 
+def _place_of(value: Any) -> str:
+    kind, index = value.__dlpack_device__()
+    return f"{DLPACK_KINDS.get(int(kind), f'device type {int(kind)}')}:{int(index)}"
+
+
 def refuse_gradients(value: Any) -> None:
     """Refuses an array of which its library records how it was computed.
 
@@ -89,14 +94,18 @@ def view(value: Any) -> HostArray:
             dtypes of ``ml_dtypes``.
 
     Raises:
-        DlpackError: It is on a GPU, requires grad, has a dtype that numpy cannot have, or its
-            library refuses for another reason.
+        DlpackError: It requires grad, has a dtype that numpy cannot have, or its library
+            refuses for another reason.
+        EncodingError: It is on a GPU.
     """
     name = library_name(value)
     refuse_gradients(value)
     if not on_host(value):
-        msg = f"expected a {name} in the host's memory, got one on another device"
-        raise DlpackError(msg)
+        msg = (
+            f"expected an array in the CPU's memory, got a {name} on {_place_of(value)}; copy it to"
+            " the CPU first, as with .cpu() or .get()"
+        )
+        raise EncodingError(msg)
     try:
         capsule = _capsule_of(value)
     except Exception as error:

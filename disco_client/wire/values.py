@@ -8,12 +8,13 @@ Python                arrives on the other side as
 ``float``             ``float`` (64 bits)
 ``str``               ``str``
 ``bytes``             ``bytes`` (also from ``bytearray``, ``memoryview``)
-``numpy.dtype``       ``numpy.dtype``
-:class:`Device`       :class:`Device`
-:class:`Shape`        :class:`Shape`
+``numpy.dtype``       ``numpy.dtype``; also from ``tvm_ffi.dtype``
+:class:`Device`       :class:`Device`; also from TVM's and torch's
+:class:`Shape`        :class:`Shape`; also from ``tvm_ffi.Shape``
 ``list``, ``tuple``   ``list``
 ``dict`` (str keys)   ``dict``
-``numpy.ndarray``     ``numpy.ndarray`` in C order; so does what speaks DLPack
+``numpy.ndarray``     ``numpy.ndarray`` in C order; also from what
+                      speaks DLPack, in the CPU's memory
 numpy scalar          ``int``, ``float`` or ``bool``
 ``DRef``              on a worker: what its register holds
 ===================== =================================================
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeGuard
@@ -33,6 +35,7 @@ from disco_client.errors import ConfigError, EncodingError
 from disco_client.wire.arrays import byte_view, in_pieces
 
 __all__ = [
+    "DLPACK_KINDS",
     "INLINE_ARRAY_BYTES",
     "MAX_DEPTH",
     "MAX_STEPS",
@@ -40,10 +43,13 @@ __all__ = [
     "Device",
     "Opaque",
     "Shape",
+    "as_device",
     "cpu",
     "cuda",
+    "device_of",
     "dtype_from_name",
     "dtype_name",
+    "ffi_shape",
     "is_array",
     "is_extension",
     "is_floating",
@@ -59,6 +65,9 @@ MAX_DEPTH = 32
 
 MAX_STEPS = 1 << 16
 """How many steps a captured program may have, those of programs inside it included."""
+
+DLPACK_KINDS = {1: "cpu", 2: "cuda", 10: "rocm"}
+"""Kinds of devices by their numbers in DLPack."""
 
 _DEVICE = re.compile(r"(cpu|cuda|rocm)(?:[:(](\d+)\)?)?")
 _EXTENSION_TYPES = (
@@ -112,6 +121,49 @@ def rocm(index: int = 0) -> Device:
     return Device("rocm", index)
 
 
+def as_device(value: Any) -> Device | None:
+    """The device that an object of another library stands for; None where it is no device.
+
+    Those of TVM and DLPack have ``dlpack_device_type()`` or ``device_type``, and
+    ``device_id`` or ``index``; torch's have a ``type`` that names it, and an ``index``.
+
+    Raises:
+        ConfigError: It is a device of a kind that no worker has.
+    """
+    if isinstance(value, (Device, type)):
+        return value if isinstance(value, Device) else None
+    number: Any = getattr(value, "dlpack_device_type", getattr(value, "device_type", None))
+    number = number() if callable(number) else number
+    numbered = isinstance(number, int)
+    kind: Any = DLPACK_KINDS.get(number) if numbered else getattr(value, "type", None)
+    index = getattr(value, "device_id", getattr(value, "index", ""))
+    index = 0 if index is None else index  # of torch.device("cpu")
+    if isinstance(kind, str) and kind in DLPACK_KINDS.values() and isinstance(index, int):
+        return Device(kind, index)
+    if not numbered:
+        return None
+    msg = f"expected a device of kind {', '.join(DLPACK_KINDS.values())}, got {value}"
+    raise ConfigError(msg)
+
+
+def device_of(value: object) -> Device | None:
+    """The device that a program's argument names; None stands for each worker's own.
+
+    Args:
+        value: None, a device of this or another library, or a text such as ``"cuda:0"``.
+
+    Raises:
+        ConfigError: It names none.
+    """
+    if value is None:
+        return None
+    device = Device.parse(value) if isinstance(value, str) else as_device(value)
+    if device is None:
+        msg = f"expected a device such as 'cpu' or 'cuda:0', got {value!r}"
+        raise ConfigError(msg)
+    return device
+
+
 class Shape(tuple[int, ...]):
     """The extents of an array; a tuple that keeps its meaning on the wire."""
 
@@ -129,6 +181,11 @@ class Shape(tuple[int, ...]):
 
     def __repr__(self) -> str:
         return f"Shape({list(self)})"
+
+
+def ffi_shape() -> type[tuple[int, ...]] | None:
+    """The class ``tvm_ffi.Shape`` where the program has loaded it, else None."""
+    return getattr(sys.modules.get("tvm_ffi"), "Shape", None)
 
 
 def _dimension(dim: Any) -> int:

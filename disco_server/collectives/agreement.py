@@ -18,7 +18,13 @@ from disco_server.collectives import validation
 from disco_server.collectives.collective_watch import CollectiveWatch, WaitingRank
 from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange
 from disco_server.collectives.preflight import Channel, Outcome, Preflight
-from disco_server.collectives.types import AbortedError, Array, MismatchError, name_workers
+from disco_server.collectives.types import (
+    AbortedError,
+    Array,
+    LeftOutError,
+    MismatchError,
+    name_workers,
+)
 from disco_server.devices.base import on_device
 from disco_server.settings import SLOW_S
 
@@ -231,7 +237,11 @@ class Agreement:
         if first:
             self.notes.enter(channel, signature, src, dst)
         short = not (
-            preflight.busy or channel.pending or signature.problem or preflight.cannot_come
+            preflight.busy
+            or channel.pending
+            or signature.problem
+            or 0 <= preflight.position <= preflight.failed  # cannot_come
+            or preflight.participants
         )
         exchange: Any = channel.exchange  # a HeaderExchange
         self._waiting = WaitingRank(signature.op, channel.seq, channel.members, exchange)
@@ -245,12 +255,11 @@ class Agreement:
             return
         self.notes.leave()
         mine = self.tell(signature, src, dst, channel.nth - 1)
-        if decision.kind is Outcome.ABORTED:
+        if decision.kind is not Outcome.MISMATCH:
             if signature.problem:
                 raise MismatchError((self._me,), mine)
-            raise AbortedError(
-                decision.workers, preflight.position, validation.op_name(signature.op)
-            )
+            kind = LeftOutError if decision.kind is Outcome.LEFT_OUT else AbortedError
+            raise kind(decision.workers, preflight.position, validation.op_name(signature.op))
         peers = [member for member in channel.members if member != self._me]
         brought: dict[str, list[int]] = {mine: [self._me]}
         for worker, text in zip(peers, exchange.tell(mine), strict=True):

@@ -367,6 +367,13 @@ class Communicator(ABC):
         """
         self._agreement.with_shapes = enabled
 
+    def confine(self, participants: frozenset[int] | None) -> None:
+        """Says which workers execute the command; None where all do.
+
+        Collectives that need another one raise `LeftOutError` at once.
+        """
+        self._preflight.participants = participants
+
     def cannot_enter(self, seq: int) -> None:
         """Says that this rank is done with command `seq` and all before it.
 
@@ -426,7 +433,7 @@ class Communicator(ABC):
         self,
         ccl: str,
         xp: Any,
-        make_backend: Callable[[Tag, tuple[int, ...]], Backend],
+        make_backend: Callable[[Tag, tuple[int, ...], Backend], Backend],
         open_device: OpenDevice,
     ) -> None:
         """Enables arrays on GPUs from now on; to be called on every rank.
@@ -434,13 +441,16 @@ class Communicator(ABC):
         Args:
             ccl: The name of the library that moves them.
             xp: The module of such arrays.
-            make_backend: Makes what moves them among these members.
+            make_backend: Makes what moves them among these members, given what moves host
+                arrays among them.
             open_device: The same for teams.
         """
         self.ccl, self._agreement.xp, self._agreement.no_device = ccl, xp, ""
-        self._world.device_backend = make_backend(Tag.WORLD, tuple(self._world.members))
-        if self._group is not self._world:
-            self._group.device_backend = make_backend(Tag.GROUP, tuple(self._group.members))
+        kinds = {Tag.WORLD: self._world, Tag.GROUP: self._group}
+        if self._group is self._world:
+            del kinds[Tag.GROUP]
+        for tag, group in kinds.items():
+            group.device_backend = make_backend(tag, group.members, group.backend)
         self._teams.add_device(open_device)
 
     def refuse_device(self, why: str) -> None:

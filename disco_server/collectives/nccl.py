@@ -2,17 +2,16 @@
 
 The ranks keep the communicator of the host, MPI's or that of threads: before each
 operation they compare there what they bring, so that only operations that fit one
-another ever reach NCCL, which cannot recover from others. NCCL's unique id is sent
-through the same communicator, whose own addresses came through the session's
-rendezvous. Before that the ranks exchange what they have, so that what is missing on
-one of them is an error on all and not a wait for ever.
+another ever reach NCCL, which cannot recover from others. There they also exchange what
+they have before NCCL begins, so that what is missing on one of them is an error on all and
+not a wait for ever. NCCL's unique id then comes through the session's rendezvous, where
+there is one (see `unique_ids`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -22,12 +21,14 @@ import numpy as np
 from disco_server.collectives.nccl_library import NcclLibrary, version_text
 from disco_server.collectives.nccl_watch import NcclWatch, TimeLimits
 from disco_server.collectives.types import CommunicatorLost, Tag, UnavailableError, name_workers
+from disco_server.collectives.unique_ids import HostIds
 from disco_server.devices.base import address, overlap
 
 if TYPE_CHECKING:
     from disco_server.collectives.communicator import Communicator
     from disco_server.collectives.group import Backend
     from disco_server.collectives.types import Array, ReduceOp
+    from disco_server.collectives.unique_ids import UniqueIds
     from disco_server.collectives.validation import Family, Lines
     from disco_server.devices.base import Arrays
     from disco_server.devices.gpu import GpuArrays
@@ -256,7 +257,6 @@ def _split(array: Array, counts: Iterable[int]) -> list[_Part]:
 
 _PROBLEM_CHARACTERS = 300
 _RECORD_BYTES = 512 + 12 * _PROBLEM_CHARACTERS  # escaped, a character is at most 12 bytes
-_ID_BYTES = 128
 _NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR: takes part in a split and gets nothing
 
 
@@ -279,13 +279,13 @@ class _Record(NamedTuple):
         problem: Why it cannot take part; empty if it can.
         version: Of its library.
         gpu: Identifies its GPU among those of all machines.
-        ids: The unique ids that it made, of all workers and of its group.
+        id_bytes: How long a unique id of its library is; 0 where it made none.
     """
 
     problem: str = ""
     version: int = 0
     gpu: str = ""
-    ids: tuple[str, str] = ("", "")
+    id_bytes: int = 0
 
     def encode(self) -> np.ndarray[Any, Any]:
         """Writes it into as many bytes as every other."""
@@ -297,12 +297,16 @@ class _Record(NamedTuple):
     @classmethod
     def decode(cls, data: np.ndarray[Any, Any]) -> _Record:
         """Reads it."""
-        problem, version, gpu, ids = json.loads(data.tobytes().rstrip(b"\0"))
-        return cls(problem, version, gpu, (ids[0], ids[1]))
+        return cls(*json.loads(data.tobytes().rstrip(b"\0")))
 
 
 def start_nccl(
-    comm: Communicator, arrays: Arrays, name: str, host: str, hooks: NcclHooks
+    comm: Communicator,
+    arrays: Arrays,
+    name: str,
+    host: str,
+    hooks: NcclHooks,
+    ids: UniqueIds | None = None,
 ) -> NcclWatch:
     """Starts the library on all ranks; every rank calls it in the same command.
 
@@ -312,6 +316,7 @@ def start_nccl(
         name: "nccl" or "rccl".
         host: Identifies this rank's machine.
         hooks: What to do when something takes long.
+        ids: Shares unique ids; by default over the communicator of the host.
 
     Returns:
         The watch of this rank's operations.
@@ -323,7 +328,7 @@ def start_nccl(
             it, so this process should end.
         AbortedError: A rank cannot enter; no rank began.
     """
-    library, mine = _prepare(comm, arrays, name, host)
+    library, mine, made = _prepare(comm, arrays, name, host)
     parts = np.empty((comm.num_workers, _RECORD_BYTES), np.uint8)
     comm.allgather(mine.encode(), parts, in_group=False)
     records = [_Record.decode(part) for part in parts]
@@ -341,27 +346,32 @@ def start_nccl(
         on_slow=hooks.on_slow,
         limits=hooks.limits,
     )
-    opened = _CommunicatorOpener(comm, library, gpu, watch, records)
+    shared = _SharedIds(ids or HostIds(), library, made, records[0].id_bytes)
+    opened = _CommunicatorOpener(comm, library, gpu, watch, shared)
     comm.add_device(name, gpu.xp, opened.make_backend, opened.open_device)
     return watch
 
 
 def _prepare(
     comm: Communicator, arrays: Arrays, name: str, host: str
-) -> tuple[NcclLibrary | None, _Record]:
-    """Finds out what this rank has; what it lacks is reported to the others, not raised."""
+) -> tuple[NcclLibrary | None, _Record, Mapping[Tag, bytes]]:
+    """Finds out what this rank has; what it lacks is reported to the others, not raised.
+
+    Returns:
+        The library, what the others are told, and the ids that this rank made.
+    """
     if arrays.on_host:
-        return None, _Record(f"it computes on {arrays.device}")
+        return None, _Record(f"it computes on {arrays.device}"), {}
     try:
         library = NcclLibrary(name, arrays)
         # A group's id is needed where the library cannot split a communicator.
         apart = comm.num_groups > 1 and not library.splits
-        leads = (comm.worker_id == 0, comm.group_rank == 0 and apart)
-        ids = [library.binding.get_unique_id().hex() if lead else "" for lead in leads]
+        leads = {Tag.WORLD: comm.worker_id == 0, Tag.GROUP: comm.group_rank == 0 and apart}
+        ids = {tag: library.make_id() for tag, lead in leads.items() if lead}
         gpu = f"{host} {cast('GpuArrays', arrays).bus_id()}"
     except Exception as error:  # noqa: BLE001  (whatever a broken library raises)
-        return None, _Record(str(error)[:_PROBLEM_CHARACTERS] or type(error).__name__)
-    return library, _Record("", library.version, gpu, (ids[0], ids[1]))
+        return None, _Record(str(error)[:_PROBLEM_CHARACTERS] or type(error).__name__), {}
+    return library, _Record("", library.version, gpu, len(ids.get(Tag.WORLD, b""))), ids
 
 
 def _compare(records: Sequence[_Record], name: str) -> str:
@@ -391,6 +401,59 @@ def _compare(records: Sequence[_Record], name: str) -> str:
     return ""
 
 
+class _SharedIds:
+    """The unique ids of one rank's communicators.
+
+    Args:
+        ids: Shares them.
+        library: Makes them.
+        made: Those that this rank made before all ranks knew that they can begin.
+        nbytes: How long one is, as the library of worker 0 says.
+    """
+
+    def __init__(
+        self, ids: UniqueIds, library: NcclLibrary, made: Mapping[Tag, bytes], nbytes: int
+    ) -> None:
+        self._ids, self._library, self._made, self._nbytes = ids, library, dict(made), nbytes
+        self._uses = 0
+
+    def skip(self) -> None:
+        """Counts a use in which this rank takes no part, as its peers do."""
+        self._uses += 1
+
+    def share(self, tag: Tag, members: Sequence[int], rank: int, host: Backend) -> bytes:
+        """Returns the id of a communicator of these members; each of them calls it.
+
+        Raises:
+            Exception: The first member could not make one, or it did not come.
+        """
+        self._uses += 1
+        mine = self._make(tag) if rank == 0 else None
+        first, use = members[0], f"{self._library.name}-{self._uses}-{members[0]}"
+        unique = mine or b""
+        if len(members) > 1:
+            try:
+                unique = self._ids.share(use, mine, self._nbytes, host)
+            except ConnectionError as error:
+                msg = f"the unique id of worker {first} did not come: {error}"
+                raise ConnectionError(msg) from error
+        if not unique:
+            raise RuntimeError(f"worker {first} could not make a unique id")
+        if len(unique) != self._nbytes:
+            raise RuntimeError(
+                f"expected a unique id of {self._nbytes} bytes from worker {first}, got"
+                f" {len(unique)} bytes"
+            )
+        return unique
+
+    def _make(self, tag: Tag) -> bytes:
+        """Takes what was made before, or makes one; empty where that fails."""
+        try:
+            return self._made.pop(tag, b"") or self._library.make_id()
+        except self._library.error:
+            return b""
+
+
 class _CommunicatorOpener:
     """Opens the communicators of one rank: of all workers, then of its group and teams."""
 
@@ -400,22 +463,23 @@ class _CommunicatorOpener:
         library: NcclLibrary,
         arrays: GpuArrays,
         watch: NcclWatch,
-        records: Sequence[_Record],
+        ids: _SharedIds,
     ) -> None:
         self._comm, self._library, self._arrays = comm, library, arrays
-        self._watch, self._records = watch, records
+        self._watch, self._ids = watch, ids
         self._world: Any = None
 
-    def make_backend(self, tag: Tag, members: tuple[int, ...]) -> NcclBackend:
+    def make_backend(self, tag: Tag, members: tuple[int, ...], host: Backend) -> NcclBackend:
         """Makes the backend of these members, of which this rank is one."""
         rank, size = members.index(self._comm.worker_id), len(members)
         try:
-            if tag == Tag.WORLD:
-                made = self._world = self._begin(members[0], 0, size, rank)
-            elif self._library.splits:
+            if tag == Tag.GROUP and self._library.splits:
                 made = self._world.commSplit(members[0], rank)
             else:
-                made = self._begin(members[0], 1, size, rank)
+                unique = self._ids.share(tag, members, rank, host)
+                made = self._library.binding.NcclCommunicator(size, unique, rank)
+            if tag == Tag.WORLD:
+                self._world = made
         except Exception as error:
             # Whatever it is: the peers are in the same call, or about to be.
             which = "the workers" if tag == Tag.WORLD else "the group"
@@ -438,10 +502,11 @@ class _CommunicatorOpener:
             if self._library.splits:
                 made = self._world.commSplit(_NO_COLOR if place is None else place, rank)
             elif members:
-                unique = self._share_id(rank, backend)
+                unique = self._ids.share(Tag.TEAM, members, rank, backend)
                 made = self._library.binding.NcclCommunicator(size, unique, rank)
             else:
                 made = None
+                self._ids.skip()
         return self._wrap(made, rank, size) if members else None
 
     def _wrap(self, made: Any, rank: int, size: int) -> NcclBackend:
@@ -449,18 +514,3 @@ class _CommunicatorOpener:
         return NcclBackend(
             made, rank, size, library=self._library, arrays=self._arrays, watch=self._watch
         )
-
-    def _share_id(self, rank: int, backend: Backend) -> bytes:
-        """Broadcasts a unique id of the first member to all, on the host."""
-        shared = np.zeros(_ID_BYTES, np.uint8)
-        if rank == 0:
-            with contextlib.suppress(self._library.error):
-                shared[:] = np.frombuffer(self._library.binding.get_unique_id(), np.uint8)
-        backend.broadcast(shared, shared)
-        if not shared.any():
-            raise RuntimeError("the first member could not make a unique id")
-        return shared.tobytes()
-
-    def _begin(self, leader: int, which: int, size: int, rank: int) -> Any:
-        unique = bytes.fromhex(self._records[leader].ids[which])
-        return self._library.binding.NcclCommunicator(size, unique, rank)

@@ -109,6 +109,10 @@ class NcclLibrary:
         """Whether it makes communicators of parts of another one."""
         return self.version >= _SPLITS and hasattr(self.binding.NcclCommunicator, "commSplit")
 
+    def make_id(self) -> bytes:
+        """Makes a unique id, by which the ranks of one communicator find the one that made it."""
+        return bytes(self.binding.get_unique_id())
+
     def type_of(self, dtype: Any) -> DeviceType:
         """How it sees elements that are to be reduced."""
         return self._types[dtype.name]

@@ -82,6 +82,14 @@ above holds for it as if it had existed from the beginning:
 What carries the headers of a new channel must hold a header of a member until another one looks
 for it; therefore all members have built their ends before the call that begins it.
 
+Commands of chosen workers
+--------------------------
+A command may be one that only some workers execute, which all of these know. A call in a
+channel with another member is *left out*: the rank posts nothing, and no round takes place.
+All that it could have met there is left out likewise, so nothing is waited for; the rank is
+not done with the command, and may enter channels whose members all execute it. To these
+all of the above applies.
+
 What it cannot detect: a rank that goes past a collective without failing and stays
 idle. Its peers wait until it reaches another collective of that channel (mismatch)
 or fails; likewise ranks that enter two channels in different orders.
@@ -156,6 +164,7 @@ class Outcome(Enum):
     RUN = "run"
     REPEAT = "repeat"
     ABORTED = "aborted"
+    LEFT_OUT = "left out"
     MISMATCH = "mismatch"
 
 
@@ -267,6 +276,7 @@ class Preflight:
         position: The command being executed, or the last one.
         failed: The last command that this rank failed or skipped.
         busy: A pending token must be polled.
+        participants: The workers that execute the command, where these were chosen.
     """
 
     me: int
@@ -274,6 +284,7 @@ class Preflight:
     position: int = -1
     failed: int = -1
     busy: bool = False
+    participants: frozenset[int] | None = None
     _floors: dict[int, int] = field(default_factory=dict[int, int])
     _blame: tuple[int, int] = (-2, -1)
 
@@ -281,6 +292,11 @@ class Preflight:
     def cannot_come(self) -> bool:
         """Whether this rank has posted that it enters nothing more in this command."""
         return 0 <= self.position <= self.failed
+
+    def left_out(self, channel: Channel) -> tuple[int, ...]:
+        """The members of a channel that do not execute the command, in order."""
+        chosen = self.participants
+        return () if chosen is None else tuple(sorted(set(channel.members) - chosen))
 
     def add_channel(self, members: Sequence[int], exchange: Exchange) -> Channel:
         """Begins a channel of these ranks, this one among them, in the order of its headers."""
@@ -332,8 +348,12 @@ class Preflight:
             posted: `enter_now` has posted it.
 
         Returns:
-            Run, aborted or mismatch.
+            Run, aborted, left out or mismatch.
         """
+        left_out = self.left_out(channel)
+        if left_out:
+            channel.nth -= 1  # to the others it does not count, and the command may go on
+            return Decision(Outcome.LEFT_OUT, left_out)
         if self.cannot_come:
             seq, worker = self._blame
             return Decision(Outcome.ABORTED, (worker if seq == self.position else self.me,))

@@ -54,11 +54,7 @@ def open_communicator(
             f"no collective library is called {wanted!r}; here there is {works!r}"
         )
     if world is not None:
-        if wanted == "mpi":
-            raise UnavailableError(
-                "'mpi' works between processes, and the workers of this session are threads of"
-                " one, which MPI would take for a single rank; use 'local', or a ProcessSession"
-            )
+        # MPI would take the threads of a process for a single rank; their memory serves for it.
         return LocalCommunicator(worker_id, world, loss)
     if wanted == "local":
         raise UnavailableError(

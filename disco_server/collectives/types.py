@@ -15,6 +15,7 @@ __all__ = [
     "Array",
     "CollectiveError",
     "CommunicatorLost",
+    "LeftOutError",
     "MismatchError",
     "ReduceOp",
     "Tag",
@@ -88,9 +89,21 @@ class AbortedError(CollectiveError):
         self.ranks = tuple(ranks)
         self.seq = seq
         self.op = op
-        super().__init__(
-            f"{op} of command #{seq} cannot happen: {name_workers(self.ranks)} failed before"
-            " entering it"
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        who = name_workers(self.ranks)
+        return f"{self.op} of command #{self.seq} cannot happen: {who} failed before entering it"
+
+
+class LeftOutError(AbortedError):
+    """A collective cannot happen because the call is one of chosen workers, without these ranks."""
+
+    def _text(self) -> str:
+        return (
+            f"{self.op} of command #{self.seq} needs {name_workers(self.ranks)} too, where this"
+            " call was not made: call the function on every worker, or use a group or a team that"
+            " only has workers of the call"
         )
 
 

@@ -35,6 +35,7 @@ from disco_server.core.cluster import (
     SessionGone,
     SessionLimits,
     StartOnNode,
+    TellDraining,
     TellEnded,
     TellQueued,
     TellReady,
@@ -283,6 +284,8 @@ class Hub:
                 case TellReady(session):
                     self.tell_ready(session)
                     self._log_ready(session)
+                case TellDraining(session):
+                    self._tell_draining(session)
                 case TellEnded(session, end):
                     self._tell_ended(session, end)
                 case DropNode(node, message):
@@ -371,6 +374,14 @@ class Hub:
         if outbox is not None:
             raw = envelope(EnvelopeKind.READY, ready.SerializeToString(), session=session.session)
             outbox.post(raw)
+        self._tell_draining(session)
+
+    def _tell_draining(self, session: SessionTable) -> None:
+        outbox = self.clients.get(session.session)
+        if outbox is None:
+            return
+        for worker in self.cluster.draining_ranks(session):
+            outbox.post(envelope(EnvelopeKind.CORDON, session=session.session, worker=worker))
 
     def _log_ready(self, session: SessionTable) -> None:
         nodes = ", ".join(sorted({rank[1] for rank in session.ranks.values()}))

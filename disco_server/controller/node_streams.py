@@ -177,7 +177,7 @@ class NodeStreams:
         elif kind == EnvelopeKind.DRAIN:
             hub.apply(hub.cluster.node_leaving(name))
         elif kind == EnvelopeKind.CORDON:
-            hub.cluster.node_cordoned(name)
+            hub.apply(hub.cluster.node_cordoned(name))
             _logger.info("node %s takes no new sessions", name)
         else:
             self._answered(kind, received, name)

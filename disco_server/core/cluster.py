@@ -46,6 +46,7 @@ __all__ = [
     "SessionGone",
     "SessionLimits",
     "StartOnNode",
+    "TellDraining",
     "TellEnded",
     "TellQueued",
     "TellReady",
@@ -88,6 +89,13 @@ class TellReady:
 
 
 @dataclass(frozen=True, slots=True)
+class TellDraining:
+    """Tell the client which of the session's nodes take no new sessions."""
+
+    session: SessionTable
+
+
+@dataclass(frozen=True, slots=True)
 class TellEnded:
     """Tell the client that the session is over; its exchange fails too."""
 
@@ -118,7 +126,15 @@ class SessionGone:
 
 
 Effect: TypeAlias = (
-    StartOnNode | EndOnNode | TellQueued | TellReady | TellEnded | DropNode | Rejoined | SessionGone
+    StartOnNode
+    | EndOnNode
+    | TellQueued
+    | TellReady
+    | TellDraining
+    | TellEnded
+    | DropNode
+    | Rejoined
+    | SessionGone
 )
 
 
@@ -309,6 +325,8 @@ class Cluster:
             self.members.join(node)
         for run in runs:
             effects += self._recall(node.name, run, now)
+        if node.cordoned:
+            effects += self._tell_draining(node.name)
         return effects + self._place_waiting()
 
     def _missing_after_return(self, name: str, runs: set[int]) -> list[Effect]:
@@ -369,11 +387,25 @@ class Cluster:
         if node is not None:
             node.round_trip = min(node.round_trip or seconds, seconds)
 
-    def node_cordoned(self, name: str) -> None:
+    def node_cordoned(self, name: str) -> list[Effect]:
         """A daemon wants no new sessions; its running ones go on."""
         node = self.members.nodes.get(name)
-        if node is not None:
-            node.cordoned = True
+        if node is None:
+            return []
+        node.cordoned = True
+        return self._tell_draining(name)
+
+    def _tell_draining(self, name: str) -> list[Effect]:
+        running = (s for s in self.sessions.values() if s.alive and s.runs_on(name) and s.ranks)
+        return [TellDraining(session) for session in running]
+
+    def draining_ranks(self, session: SessionTable) -> list[int]:
+        """The first rank of each of a session's nodes that takes no new sessions."""
+        first: dict[str, int] = {}
+        for worker, node, *_ in sorted(session.ranks.values()):
+            first.setdefault(node, worker)
+        nodes = self.members.nodes
+        return [worker for node, worker in first.items() if node in nodes and nodes[node].draining]
 
     def node_leaving(self, name: str) -> list[Effect]:
         """A daemon is about to leave: no new sessions, its running ones end."""

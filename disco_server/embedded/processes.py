@@ -171,20 +171,23 @@ class Children:
 
     Args:
         count: How many.
-        entrypoint: The module that each runs.
+        command: What Python is started with for a rank, given its number, but for descriptors.
         environ: Their environment.
         session: The session's id.
         name: The session's name, for messages.
         node: The node's name, for messages.
         watcher: Is notified.
         begin: Makes the first frame for a rank, given its number.
+
+    Attributes:
+        unattended: Whether a reply is awaited for which no thread waits.
     """
 
     def __init__(
         self,
         count: int,
         *,
-        entrypoint: str,
+        command: Callable[[int], Sequence[str]],
         environ: Mapping[str, str],
         session: int,
         name: str,
@@ -193,7 +196,7 @@ class Children:
         begin: Callable[[int], bytes],
     ) -> None:
         self._count = count
-        self._entrypoint = entrypoint
+        self._command = command
         self._environ = environ
         self._kvsname = kvsname(session)
         self._name = name
@@ -204,6 +207,7 @@ class Children:
         self._started = threading.Event()
         self._start_error: OSError | None = None
         self._reading = threading.Lock()
+        self.unattended: Callable[[], bool] = lambda: False
         self._pending = False
         self._led = False
         self._full: set[int] = set()
@@ -257,7 +261,7 @@ class Children:
             self._house.register(self._wake, _READ)
             self._house.register(self._replies_fd, _READ)
             for worker in range(self._count):
-                self._add(RankChild(worker, self._entrypoint, self._environ))
+                self._add(RankChild(worker, self._command(worker), self._environ))
         except OSError as error:
             self._start_error, self._failed = error, True
             self._end_now()
@@ -295,10 +299,7 @@ class Children:
             self._full.discard(fd)
             return
         self._full.add(fd)
-        # Where the lock is taken, a thread leads, and hands back when it stops.
-        if self._pending and self._reading.acquire(blocking=False):
-            self._hand_back()
-            self._reading.release()
+        self.attend()  # where a thread leads, it hands back when it stops
 
     def _watch(self, fd: int, action: Callable[[], None]) -> None:
         self._actions[fd] = action
@@ -517,6 +518,14 @@ class Children:
         if self._full:
             self._hand_back()
         self._reading.release()
+        if self.unattended():
+            self.attend()
+
+    def attend(self) -> None:
+        """Lets the keeper read replies from now on, unless a thread of the program does."""
+        if self._pending and self._reading.acquire(blocking=False):
+            self._hand_back()
+            self._reading.release()
 
     def read_until(
         self,
@@ -853,6 +862,9 @@ class Sender:
 
 
 ENTRYPOINT = "disco_server.rank.process"
+_RUNNER = "disco_server.embedded.entrypoint"
+"""Runs the entrypoints of others."""
+
 NODE = "local"
 _DEVICE = "cpu"
 _numbers = itertools.count(1)
@@ -867,9 +879,11 @@ class ProcessSession(Session):
     Args:
         num_workers: How many workers.
         num_groups: Into how many equal, consecutive groups they are divided.
-        entrypoint: The module that each process runs, as ``python -m`` takes it. A
-            module of one's own may register functions, and then calls
-            ``disco_server.rank.process.main()``.
+        entrypoint: The module that each process runs as its program, with the arguments
+            ``WORKER_ID NUM_WORKERS NUM_GROUPS READ_FD WRITE_FD``. A module of one's own may
+            register functions, and then becomes the worker by calling
+            ``disco_server.rank.process.main()`` or, as TVM's ``tvm.exec.disco_worker``
+            does, ``runtime.disco.WorkerProcess`` of TVM's registry.
         ccl: The collective library; ``"mpi"`` is the one that processes on CPUs use.
         timeout: Seconds in which all workers must be ready.
         logs: Whether what workers print is written to standard error, each line
@@ -950,6 +964,7 @@ class ProcessTransport(Bound):
         self._session = secrets.randbits(64)
         self._name = f"processes-{next(_numbers)}"
         self._num_workers, self._num_groups, self._ccl = num_workers, num_groups, ccl
+        self._entrypoint = entrypoint
         self._events: Events | None = None
         self._sender: Sender | None = None
         self._error: SessionError | None = None
@@ -960,7 +975,7 @@ class ProcessTransport(Bound):
         self._ready.acquire()
         self._children = Children(
             num_workers,
-            entrypoint=entrypoint,
+            command=self._command,
             environ=_environ(),
             session=self._session,
             name=self._name,
@@ -989,6 +1004,12 @@ class ProcessTransport(Bound):
         self.check_alive()
         places = (RankPlace(c.worker, NODE, c.pid, _DEVICE) for c in self._children.ranks)
         self._welcome = Welcome(self._session, self._name, tuple(places))
+
+    def _command(self, worker: int) -> list[str]:
+        # Disco's own needs no preparation, which takes time where TVM is installed.
+        own = self._entrypoint == ENTRYPOINT
+        program = [ENTRYPOINT] if own else [_RUNNER, self._entrypoint]
+        return ["-m", *program, *map(str, (worker, self._num_workers, self._num_groups))]
 
     def _assign(self, worker: int) -> bytes:
         assign = node_pb2.AssignRank(
@@ -1020,8 +1041,14 @@ class ProcessTransport(Bound):
         """Lets waiting threads send and receive by themselves."""
         return self
 
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """None: its only node is this process."""
+        return ()
+
     def start(self, events: Events) -> None:
         """Begins to send what is issued and to deliver what is received."""
+        self._children.unattended = events.unattended
         with self._state_lock:
             self._events = events
             early, self._early = self._early, []
@@ -1039,7 +1066,7 @@ class ProcessTransport(Bound):
         concerned = batch.concerns
         ranks = self._children.ranks
         for child in (*ranks[first:], *ranks[:first]):
-            if concerned is None or child.worker == concerned:
+            if concerned is None or child.worker in concerned:
                 child.send(framed)
             else:
                 # It only has to count these commands, which can wait.
@@ -1065,6 +1092,12 @@ class ProcessTransport(Bound):
         if self._error is not None:
             child.wake_waiters()
         return lambda: child.shows(delivered)
+
+    def send(self) -> None:
+        """Sends what was issued; the keeper reads the answer if no thread does."""
+        with HeldInterrupts():
+            self._flush()
+        self._children.attend()
 
     def wait(self, waiter: threading.Lock, seconds: float, ask: int | None = None) -> bool:
         """Sends what was issued, and reads replies until a lock is free."""

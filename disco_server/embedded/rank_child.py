@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 
-from disco_server.ipc.framing import HOW_FAR, ProgressPage
+from disco_server.ipc.framing import HOW_FAR, PROGRESS_VARIABLE, ProgressPage
 from disco_server.ipc.process import RankProcess, rank_ends
+from disco_server.observe.lifetime import PARENT_VARIABLE
 from disco_server.observe.processes import MEMORY_VARIABLE, decode_lines
 
 __all__ = ["RankChild"]
@@ -29,7 +30,8 @@ class RankChild(RankProcess):
 
     Args:
         worker: Its number.
-        entrypoint: The module to run.
+        command: What Python is started with, but for the descriptors: the rank's socket, for
+            reading and for writing.
         environ: The environment of the process.
 
     Attributes:
@@ -43,22 +45,28 @@ class RankChild(RankProcess):
         OSError: No process could be started.
     """
 
-    def __init__(self, worker: int, entrypoint: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, worker: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self.worker = worker
         self.assigned = False
         self.waiters: deque[threading.Lock] = deque()
         self.heard = 0
         with rank_ends() as (ours, theirs), _progress_page() as (self._page, page):
             sock, pmi, memory, output, error = theirs
+            variables = {
+                "PMI_FD": pmi,
+                MEMORY_VARIABLE: memory,
+                PARENT_VARIABLE: os.getpid(),
+            }
+            if page:
+                variables[PROGRESS_VARIABLE] = page[0]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", entrypoint]
-                + [str(number) for number in (sock, os.getpid(), *page)],
+                [sys.executable, *command, str(sock), str(sock)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=error,
                 pass_fds=(sock, pmi, memory, *page),
                 start_new_session=True,
-                env={**environ, "PMI_FD": str(pmi), MEMORY_VARIABLE: str(memory)},
+                env={**environ, **{name: str(value) for name, value in variables.items()}},
             )
             super().__init__(self._process.pid, ours)
             self.pidfd = os.pidfd_open(self.pid)

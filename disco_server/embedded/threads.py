@@ -536,12 +536,13 @@ class ThreadedSession(Session):
 
     Arrays are shared, not sent: a host array costs one copy, and
     ``debug_get_from_remote`` returns the very object that the worker holds, be it
-    a function or anything else. Collectives move data in memory (``local``).
+    a function or anything else, and of an array its very memory. Collectives move data
+    in memory (``local``).
 
     Args:
         num_workers: How many workers.
         num_groups: Into how many equal, consecutive groups they are divided.
-        ccl: The collective library; ``"local"`` is the one that threads can use.
+        ccl: The collective library: ``"local"``, which serves for ``"mpi"`` as well.
         logs: Whether what workers print is written to standard error, each line
             with its rank.
         hang_report: After how many seconds a call that waits prints what the ranks do
@@ -563,11 +564,11 @@ class ThreadedSession(Session):
     ) -> None:
         check_session(num_workers, num_groups, ccl, 1.0)
         read_hang_report(hang_report)
-        if ccl not in (None, "local"):
+        if ccl not in (None, "local", "mpi"):
             msg = (
                 f"the collective library {ccl!r} cannot be chosen here: leave ccl out or use "
                 "'local'; for GPUs call session.init_ccl('nccl', 0, 1, ...) with one for each "
-                "worker, and for 'mpi' take a ProcessSession, which has a process for each"
+                "worker"
             )
             raise ConfigError(msg)
         transport = ThreadTransport(num_workers, num_groups, ccl or "")
@@ -605,6 +606,11 @@ class ThreadTransport(Bound):
     def pump(self) -> ThreadTransport:
         """Lets waiting threads send by themselves."""
         return self
+
+    @property
+    def draining(self) -> tuple[str, ...]:
+        """None: its only node is this process."""
+        return ()
 
     def start(self, events: Events) -> None:
         """Begins to execute what is issued."""
@@ -658,8 +664,8 @@ class ThreadTransport(Bound):
 
     # Waiting ----------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Hands everything that was issued to the workers."""
+    def send(self) -> None:
+        """Hands everything that was issued to the workers; they answer in their own threads."""
         if self._sender is not None:
             with HeldInterrupts():
                 self._sender.flush()
@@ -676,7 +682,7 @@ class ThreadTransport(Bound):
     def wait(self, waiter: threading.Lock, seconds: float, ask: int | None = None) -> bool:
         """Sends what was issued, and waits up to ``seconds`` for a lock to be free."""
         if ask is None:
-            self.flush()
+            self.send()
         else:
             self.ask(ask, waiter)
         return waiter.acquire(timeout=seconds)
@@ -703,7 +709,7 @@ class ThreadTransport(Bound):
         """Passes an array's bytes to a worker; returns when they may be changed."""
         array = self._ranks[worker].borrowed.lend(ticket, data)
         try:
-            self.flush()
+            self.send()
             array.await_return()
         except BaseException:
             array.break_off()  # the worker may have taken it, so that giving up finds nothing

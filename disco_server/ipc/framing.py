@@ -29,6 +29,7 @@ from disco_server.settings import keeps_order
 __all__ = [
     "HOW_FAR",
     "MAX_FRAME_BYTES",
+    "PROGRESS_VARIABLE",
     "FrameReader",
     "ProgressPage",
     "Unsent",
@@ -255,6 +256,10 @@ class Unsent:
 #
 # What is written first must be seen first (:func:`~disco_server.settings.keeps_order`);
 # on other processors the page is not used.
+
+
+PROGRESS_VARIABLE = "DISCO_PROGRESS_FD"
+"""Names, in a rank's environment, the descriptor of the page."""
 
 
 class ProgressPage:

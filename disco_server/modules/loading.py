@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import linecache
+import os
 import stat
 import sys
 import threading
@@ -16,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from disco_client.arguments import importing
 from disco_server.modules.base import FileRefused, Functions, LoadedModule, Loader
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
     from disco_client.wire.values import Device
 
-__all__ = ["GROUP", "digest_of", "load", "load_python", "refuse_kind"]
+__all__ = ["GROUP", "digest_of", "import_source", "load", "load_python", "refuse_kind"]
 
 
 GROUP = "disco.module_loaders"
@@ -125,11 +128,13 @@ def _foreign_loader(suffix: str) -> Loader:
     return loader
 
 
-# Loads Python files: their public functions.
+# Loads Python files: their public functions, or under a name as an import does.
 
 
 _lock = threading.RLock()
 _loaded: dict[tuple[Path, str], Functions] = {}
+_sources: dict[str, str] = {}
+"""The SHA-256 of what was imported from a client's file, by the module's name."""
 
 
 def load_python(path: Path, digest: str, name: str) -> Functions:
@@ -151,30 +156,106 @@ def load_python(path: Path, digest: str, name: str) -> Functions:
     with _lock:
         functions = _loaded.get((path, digest))
         if functions is None:
-            source = path.read_bytes()
-            if hashlib.sha256(source).hexdigest() != digest:
-                msg = f"{str(path)!r} changed while it was loaded"
-                raise FileRefused(msg)
-            functions = _public_functions(_run(source, path, digest, name))
-            _loaded[path, digest] = functions
+            key = hashlib.sha256(f"{path}\0{digest}".encode()).hexdigest()[:16]
+            source = _read(path, digest)
+            module = _run(source, f"{Path(name).stem}@{key}", path, name)
+            functions = _loaded[path, digest] = _public_functions(module)
         return functions
 
 
-def _run(source: bytes, path: Path, digest: str, name: str) -> ModuleType:
-    """Executes a file in a module of its own.
+def import_source(path: Path, digest: str, name: str, module_name: str) -> None:
+    """Imports a Python file under a name, unless that was done with the same content.
+
+    A module that was imported here from the same file in the usual way, as a program
+    whose workers are threads may have done, stays what ``import`` finds.
+
+    Args:
+        path: The file, without links.
+        digest: The SHA-256 of its content, in hexadecimal.
+        name: The name of the file at the client, for tracebacks.
+        module_name: The name of the module.
+
+    Raises:
+        FileRefused: This process has another module of that name, the content is not that
+            of the digest, or something that it imports is missing.
+        SyntaxError: It is no Python.
+    """
+    with _lock:
+        if _sources.get(module_name) == digest:
+            return
+        here = sys.modules.get(module_name)
+        ordinary = here is not None and module_name not in _sources
+        if ordinary and not _is_from(here, path):
+            where = getattr(here, "__file__", None) or "no file"
+            msg = (
+                f"this worker has another module {module_name!r} already, from {where}; give"
+                f" {Path(name).name!r} another name"
+            )
+            raise FileRefused(msg)
+        source = _read(path, digest)
+        try:
+            with importing(name):
+                _run(source, module_name, path, name, listed=not ordinary)
+        except ModuleNotFoundError as error:
+            raise FileRefused(_missing(error, name)) from error
+        except SystemExit as error:
+            msg = (
+                f"{Path(name).name!r} is a program: its import ended with exit status"
+                f" {error.code}; put what it does below 'if __name__ == \"__main__\":'"
+            )
+            raise FileRefused(msg) from error
+        except ImportError as error:
+            if error.name is not None:
+                raise
+            raise FileRefused(_missing(error, name)) from error  # a relative import
+        _sources[module_name] = digest
+
+
+def _is_from(module: object, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and os.path.realpath(file) == str(path)
+
+
+def _missing(error: ImportError, name: str) -> str:
+    return (
+        f"{Path(name).name!r} cannot be imported on this worker: {error}; load_source brings this"
+        " one file, and none that stand beside it: install what it imports on the workers, or"
+        " bring it before by session.load_source"
+    )
+
+
+def _read(path: Path, digest: str) -> bytes:
+    source = path.read_bytes()
+    if hashlib.sha256(source).hexdigest() != digest:
+        msg = f"{str(path)!r} changed while it was loaded"
+        raise FileRefused(msg)
+    return source
+
+
+def _run(
+    source: bytes, module_name: str, path: Path, name: str, *, listed: bool = True
+) -> ModuleType:
+    """Executes a file in a new module.
 
     No bytecode is read or written beside it: that is found by time and size, and
     a file may change within one tick of the clock.
     """
-    key = hashlib.sha256(f"{path}\0{digest}".encode()).hexdigest()[:16]
-    module = ModuleType(f"{Path(name).stem}@{key}")
+    module = ModuleType(module_name)
     module.__file__ = str(path)
-    # Dataclasses, pickles and annotations look their module up.
-    sys.modules[module.__name__] = module
+    # Tracebacks name the file as the program knows it, and show its lines.
+    lines = source.decode(errors="replace").splitlines(keepends=True)
+    linecache.cache[name] = len(source), None, lines, name
+    before = sys.modules.get(module_name)
+    if listed:
+        # Dataclasses, pickles and annotations look their module up.
+        sys.modules[module_name] = module
     try:
-        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102  (allowed by the node)
+        exec(compile(source, name, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  (allowed by the node)
     except BaseException:
-        del sys.modules[module.__name__]
+        if listed:
+            del sys.modules[module_name]
+            if before is not None:
+                sys.modules[module_name] = before
         raise
     return module
 

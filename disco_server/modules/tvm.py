@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -41,6 +42,7 @@ __all__ = [
     "runtime",
     "serve",
     "served",
+    "start_machine",
     "to_tvm",
 ]
 
@@ -55,6 +57,7 @@ __all__ = [
 _runtime_lock = threading.Lock()
 _served: set[str] = set()
 _OWN = "runtime.disco."
+_PRIVATE = "runtime.disco._"
 
 
 @functools.cache
@@ -72,6 +75,10 @@ def _load() -> Any:
     suffix = ".dylib" if os.uname().sysname == "Darwin" else ".so"
     # What is loaded already, as where a program imported tvm, stays as it is.
     ctypes.CDLL(str(folder / f"libtvm_runtime{suffix}"), ctypes.RTLD_GLOBAL)
+    # It has Disco's names. If `import tvm` loaded it when `serve` has registered them,
+    # the process would be ended.
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(str(folder / f"libtvm_runtime_extra{suffix}"))
     return ffi
 
 
@@ -109,7 +116,7 @@ def serve(functions: Functions) -> None:
     TVM's registry is one for the process, and a module looks names up when it
     starts. The collectives of ``runtime.disco`` replace what TVM may have under
     these names; of the others, those that TVM has stay TVM's. The calling thread
-    identifies the rank.
+    identifies the rank. Names that begin with an underscore are not for modules.
 
     Args:
         functions: The functions by name, looked up anew in each call.
@@ -118,7 +125,7 @@ def serve(functions: Functions) -> None:
 
     with _runtime_lock:
         for name in functions:
-            if name in _served:
+            if name in _served or name.startswith(_PRIVATE):
                 continue
             own = name.startswith(_OWN)
             if own or ffi.get_global_func(name, allow_missing=True) is None:
@@ -174,8 +181,11 @@ class TvmFunction:
     def __init__(self, func: Any) -> None:
         self.func = func
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, /, *args: Any, **keywords: Any) -> Any:
         """Calls it, and raises what a function of this process raised within."""
+        if keywords:
+            given = ", ".join(keywords)
+            raise EncodingError(f"functions of TVM take no keyword arguments; got {given}")
         copies: _Copies = []
         _local.raised = None
         try:
@@ -386,13 +396,18 @@ def load(path: Path, digest: str, device: Device, functions: Functions) -> Funct
     library, names = known
     if not library.implements_function(_START):
         return ModuleFunctions(library, names)
-    machine = library.get_function(_START)()
     try:
-        machine.get_function("vm_initialization")(*_HOST, *_HOST)
+        return ModuleFunctions(start_machine(library), names)
     except Exception as error:
         msg = f"cannot start {path.name}: {error}"
         raise FileRefused(msg) from error
-    return ModuleFunctions(machine, names)
+
+
+def start_machine(library: Any) -> Any:
+    """Starts a virtual machine on the CPU for an executable of TVM's; its errors are TVM's."""
+    machine = library.get_function(_START)()
+    machine.get_function("vm_initialization")(*_HOST, *_HOST)
+    return machine
 
 
 def _open(ffi: Any, path: Path, digest: str) -> tuple[Any, tuple[str, ...]]:

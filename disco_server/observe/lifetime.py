@@ -33,8 +33,10 @@ def die_with(parent: int, number: signal.Signals) -> None:
             os.kill(os.getpid(), number)
 
 
-def die_with_parent_in(environ: MutableMapping[str, str]) -> None:
+def die_with_parent_in(
+    environ: MutableMapping[str, str], number: signal.Signals = signal.SIGTERM
+) -> None:
     """Does so if the environment asks for it; removes the variable."""
     parent = environ.pop(PARENT_VARIABLE, None)
     if parent is not None and parent.isdigit():
-        die_with(int(parent), signal.SIGTERM)
+        die_with(int(parent), number)

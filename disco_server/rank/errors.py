@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure, describe_exit
 from disco_client.wire.codec import FailureKind
 from disco_client.wire.reports import what_is_done
-from disco_server.collectives.types import AbortedError, CollectiveError, MismatchError
+from disco_server.collectives.types import (
+    AbortedError,
+    CollectiveError,
+    LeftOutError,
+    MismatchError,
+)
 from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import FileRefused, LoadNotAllowed
 from disco_server.observe.processes import rank_limit, read_record
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArgumentRefused",
+    "ContentLost",
     "FunctionMissing",
     "ModuleNotAllowed",
     "describe_end",
@@ -47,6 +53,10 @@ class ModuleNotAllowed(PermissionError):
     """The allow-list does not cover it."""
 
 
+class ContentLost(Exception):
+    """A command reads a register whose content was on workers before these."""
+
+
 _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (FunctionMissing, FailureKind.NOT_FOUND),
     (ModuleNotAllowed, FailureKind.NOT_ALLOWED),
@@ -58,9 +68,11 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (ConfigError, FailureKind.BAD_ARGUMENT),
     (DeviceUnavailable, FailureKind.BAD_ARGUMENT),
     (MismatchError, FailureKind.MISMATCH),
+    (LeftOutError, FailureKind.LEFT_OUT),
     (AbortedError, FailureKind.ABORTED),
     (CollectiveError, FailureKind.CCL),
     (FileError, FailureKind.FILE),
+    (ContentLost, FailureKind.STALE),
 )
 
 

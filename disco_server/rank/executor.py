@@ -27,6 +27,7 @@ from disco_client.wire.codec import (
     decode_args,
     encode_failure,
     encode_value,
+    split_keywords,
     type_name,
 )
 from disco_client.wire.dlpack import DlpackError
@@ -237,22 +238,27 @@ class Executor:
         if not self._reserve(seq, command):
             self.seq = seq
             return
-        target = command.worker_plus_one
-        here = not target or target == self._worker.worker_id + 1
+        chosen = command.workers
+        here = not chosen or self._worker.worker_id in chosen
         self._flight.kinds[seq & SLOT_MASK] = self._what(command, here=here)
         if here:
             self._porter.begin()
-            handler = self._handlers.get(command.action)
-            if handler is None:
-                self._refuse_action(seq, command)
+            handler = self._handlers.get(command.action, self._refuse_action)
+            if chosen:
+                with self._worker.only(chosen):
+                    handler(seq, command)
             else:
                 handler(seq, command)
+        elif command.action == _CALL:
+            self.registers.write(command.reg, None)
         self.seq = seq
 
     def _reserve(self, seq: int, command: EncodedCommand) -> bool:
         """Makes sure that there is a command's register; otherwise reports why not."""
         try:
-            self.registers.reserve(max((command.reg, *command.results)))
+            self.registers.reserve(command.reg)
+            if command.action == _RUN_PROGRAM:
+                self.registers.reserve(max(command.results, default=0))
         except ArgumentRefused as error:
             self._flight.kinds[seq & SLOT_MASK] = what_of(command.action & _ACTIONS)
             self._fail(seq, command, error, poison=False)
@@ -262,8 +268,9 @@ class Executor:
     def _what(self, command: EncodedCommand, *, here: bool) -> int:
         """What the flight recorder keeps of a command."""
         if command.func and command.func < len(self.registers.labels):
-            return self.registers.labels[command.func]
-        what = what_of(command.action & _ACTIONS)
+            what = self.registers.labels[command.func]
+        else:
+            what = what_of(command.action & _ACTIONS)
         return what if here else what | Flag.ELSEWHERE
 
     def _run_column(  # noqa: C901, PLR0912, PLR0915  (calls inside it would cost too much)
@@ -336,7 +343,8 @@ class Executor:
             args = decode_args(command.args, registers.read, self._porter)
             if not callable(func):
                 check_call(command.func, func)
-            result = func(*args)
+            names = command.keywords
+            result = func(*args, **split_keywords(args, names)) if names else func(*args)
             registers.write(command.reg, result)
             if isinstance(result, NamedCall):
                 self._names.label(command.reg, result.name)
@@ -347,7 +355,7 @@ class Executor:
         self, seq: int, command: EncodedCommand, args: Sequence[EncodedValue], error: Exception
     ) -> None:
         """Finishes a call that failed, or that has read poison."""
-        into = self._destination(command.func, args)
+        into = self._destination(command, args)
         if not isinstance(error, Poisoned):
             self._fail(seq, command, error, into)
             return
@@ -360,9 +368,9 @@ class Executor:
             trace = raised.__traceback__  # without the frame that a first call does not have
             self._fail(seq, command, raised.with_traceback(trace and trace.tb_next), into)
 
-    def _destination(self, func: int, args: Sequence[EncodedValue]) -> int:
+    def _destination(self, command: EncodedCommand, args: Sequence[EncodedValue]) -> int:
         """The register that a call overwrites beside its result's; 0 for none."""
-        place = self._destination_of(func)
+        place = self._destination_of(command.func, len(args), command.keywords)
         return args[place].reg if 0 <= place < len(args) else 0
 
     def _call_over(
@@ -384,7 +392,9 @@ class Executor:
             met += register == into
             return held if register == into and met == 1 else registers.read(register)
 
-        result = registers.read(command.func)(*decode_args(args, read, self._porter))
+        values = decode_args(args, read, self._porter)
+        named = split_keywords(values, command.keywords)
+        result = registers.read(command.func)(*values, **named)
         registers.write(into, held)
         registers.write(command.reg, result)
 
@@ -482,6 +492,7 @@ class Executor:
             read,
             self._names.find,
             self._copy_into,
+            worker.only,
             self._porter.arrived,
             self._destination_of,
         )
@@ -555,12 +566,12 @@ class Executor:
         elif register and each.first:
             registers.write(register, registers.to_overwrite(register))
 
-    def _destination_of(self, function: int | str) -> int:
-        """Which of its arguments a function overwrites, by its name or register."""
-        slots = self.registers.slots
+    def _destination_of(self, function: int | str, count: int, names: Sequence[str]) -> int:
+        """Which argument of a call a function overwrites, by its name or register."""
         if isinstance(function, str):
-            return destination_of(registry().get(function))
-        return destination_of(slots[function]) if function < len(slots) else -1
+            return destination_of(registry().get(function), count, names)
+        slots = self.registers.slots
+        return destination_of(slots[function], count, names) if function < len(slots) else -1
 
     def _shut_down(self, _seq: int, _command: EncodedCommand) -> None:
         self.stopped = True
@@ -713,6 +724,7 @@ def _column(args: Iterable[int]) -> list[EncodedValue]:
 
 
 _CALL: Any = Action.CALL_PACKED
+_RUN_PROGRAM: Any = Action.RUN_PROGRAM
 _ACTIONS = 0x7F
 """More than there are; a peer may send any number."""
 

@@ -39,6 +39,7 @@ from numpy import random as numpy_random
 
 from disco_client.backoff import Backoff
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
+from disco_server.observe.lifetime import PARENT_VARIABLE
 from disco_server.observe.processes import (
     MEMORY_VARIABLE,
     be_subreaper,
@@ -291,7 +292,11 @@ def _be_dumpable(yes: bool) -> None:
 
 def _variables(fds: list[int]) -> dict[str, str]:
     _, pmi, memory = fds
-    return {"PMI_FD": str(pmi), MEMORY_VARIABLE: str(memory)}
+    return {
+        "PMI_FD": str(pmi),
+        MEMORY_VARIABLE: str(memory),
+        PARENT_VARIABLE: str(os.getppid()),
+    }
 
 
 def _exec_rank(fds: list[int]) -> NoReturn:
@@ -308,7 +313,7 @@ def _exec_rank(fds: list[int]) -> NoReturn:
 
 def _words(fd: str) -> list[str]:
     """The command line of a rank."""
-    return [sys.executable, "-P", "-m", process.__name__, fd, str(os.getppid())]
+    return [sys.executable, "-P", "-m", process.__name__, fd]
 
 
 def _be_rank(fds: list[int], place: tuple[int, int]) -> None:
@@ -335,7 +340,7 @@ def _show(words: list[str], place: tuple[int, int]) -> None:
     room = end - begin - sum(len(os.fsencode(word)) + 1 for word in words) + len(words[4])
     if room < len(words[4]):
         return
-    words = [*words[:4], words[4].zfill(room), *words[5:]]
+    words = [*words[:4], words[4].zfill(room)]
     raw = b"".join(os.fsencode(word) + b"\0" for word in words)
     ctypes.memmove(begin, raw, len(raw))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from types import MappingProxyType, ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from disco_server.config import module_allowed
 from disco_server.modules.tvm import find_global
@@ -26,8 +28,10 @@ __all__ = [
     "OWN_NAMES",
     "NamedCall",
     "destination_of",
+    "enter_name",
     "find_dotted",
     "function_of",
+    "home_of",
     "import_allowed",
     "register_func",
     "registered",
@@ -268,7 +272,7 @@ def _enter(owner: Any, part: str, name: str, modules: Sequence[str]) -> Any:
         return found
     if not callable(found) or _exports(owner, part):
         return found
-    home = _home(found)
+    home = home_of(found)
     if not module_allowed(home, modules) and not _is_listed(found):
         msg = (
             f"{name!r} leads to what belongs to module {home!r}, which is not allowed; a module "
@@ -295,7 +299,7 @@ def _exports(owner: Any, part: str) -> bool:
     return isinstance(owner, ModuleType) and part in (getattr(owner, "__all__", None) or ())
 
 
-def _home(found: Any) -> str:
+def home_of(found: Any) -> str:
     """The module in which something is defined, of a method that of its class."""
     module: Any = getattr(found, "__module__", None)
     if isinstance(module, str):
@@ -308,7 +312,7 @@ def _home(found: Any) -> str:
 def _is_listed(found: Any) -> bool:
     """Whether this is a function of numpy's or cupy's list, under whichever name."""
     called = getattr(found, "__qualname__", None) or getattr(found, "__name__", "")
-    name = f"{_home(found)}.{called}"
+    name = f"{home_of(found)}.{called}"
     return name in supported_functions() and _look_up(name) is found
 
 
@@ -345,9 +349,9 @@ class NamedCall:
         self.name = name
         self._function = function
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, /, *args: Any, **keywords: Any) -> Any:
         """Calls the function."""
-        return self._function(*args)
+        return self._function(*args, **keywords)
 
 
 def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
@@ -360,24 +364,50 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
     Raises:
         ValueError: Another function has that name.
     """
-    if not isinstance(name, str) or not name:
-        msg = f"expected a name, as in @register_func('my.scale'), got {name!r}"
-        raise ValueError(msg)
 
     def register(func: _F) -> _F:
-        known = _registry.get(name)
-        # A module that is reloaded registers its functions again.
-        again = known is not None and (known.__module__, known.__qualname__) == (
-            getattr(func, "__module__", None),
-            getattr(func, "__qualname__", None),
-        )
-        if known is not None and not override and not again:
-            msg = f"{name!r} is registered already; override=True replaces it"
-            raise ValueError(msg)
-        _registry[name] = func
+        enter_name(_registry, name, func, override=override)
         return func
 
     return register
+
+
+def enter_name(table: dict[str, _F], name: str, thing: _F, *, override: bool) -> None:
+    """Enters a function or a class in a table of those that modules register.
+
+    Args:
+        table: By name.
+        name: Its name.
+        thing: The function or class.
+        override: Replace another one of that name instead of refusing.
+
+    Raises:
+        ValueError: Another one has that name, or it is no name.
+    """
+    if not isinstance(name, str) or not name:
+        msg = f"expected a name, as in @register_func('my.scale'), got {name!r}"
+        raise ValueError(msg)
+    known = table.get(name)
+    if known is not None and not override and not _is_reloaded(known, thing):
+        msg = f"{name!r} is registered already; override=True replaces it"
+        raise ValueError(msg)
+    table[name] = thing
+
+
+def _is_reloaded(known: object, func: object) -> bool:
+    """Whether something is another one of the same place: its module was loaded again."""
+    module, name = getattr(func, "__module__", None), getattr(func, "__qualname__", None)
+    if getattr(known, "__qualname__", None) != name:
+        return False
+    before = getattr(known, "__module__", None)
+    # A program's own file is __main__ in its process, and has its name on workers.
+    file = _file_of(before)
+    return before == module or (file is not None and file == _file_of(module))
+
+
+def _file_of(module: object) -> str | None:
+    file = getattr(sys.modules.get(module), "__file__", None) if isinstance(module, str) else None
+    return os.path.realpath(file) if isinstance(file, str) else None
 
 
 def writes_into(position: int) -> Callable[[_F], _F]:
@@ -397,9 +427,20 @@ def writes_into(position: int) -> Callable[[_F], _F]:
     return note
 
 
-def destination_of(func: object) -> int:
-    """Which of its arguments a function overwrites; -1 where that is not known."""
-    return _destinations.get(id(func), (None, -1))[1]
+def destination_of(func: object, count: int, names: Sequence[str] = ()) -> int:
+    """Which argument of a call a function overwrites; -1 where that is not known.
+
+    Args:
+        func: The function.
+        count: How many arguments the call has.
+        names: The names of the last ones, where they have some.
+    """
+    place = _destinations.get(id(func), (None, -1))[1]
+    plain = count - len(names)
+    if place < plain or not names:
+        return place
+    found = list(signature(cast("Callable[..., Any]", func)).parameters)[place : place + 1]
+    return plain + list(names).index(found[0]) if found and found[0] in names else -1
 
 
 def registered() -> tuple[str, ...]:
@@ -436,10 +477,13 @@ def resolve(
     if len(name) > MAX_NAME:
         msg = f"expected a name of at most {MAX_NAME} characters, got {len(name)}"
         raise ArgumentRefused(msg)
-    # Disco's own names are no dotted names, whatever may be imported here.
+    # Disco's own names are no dotted names, whatever may be imported here, and what TVM has
+    # under such names works on TVM's workers alone.
+    if name.startswith(OWN_NAMES):
+        raise FunctionMissing(_missing(name, patterns))
     func, more = None, ""
     try:
-        func = None if name.startswith(OWN_NAMES) else find_dotted(name, patterns, functions)
+        func = find_dotted(name, patterns, functions)
     except FunctionMissing as error:
         more = f"; {error}"
     if func is None and module_allowed("tvm", patterns):

@@ -104,6 +104,7 @@ class RankPort(ArrayPorter):
         self._memory = SharedPool()
         self._mapped = MappedMemory()
         self._tickets = 0
+        self._key: node_pb2.KeyAnswer | None = None
         self._session = 0
         self._worker = 0
         self._answered = False
@@ -112,6 +113,11 @@ class RankPort(ArrayPorter):
     def porter(self) -> ArrayPorter:
         """Carries the arrays that are too large for a command."""
         return self
+
+    @property
+    def has_daemon(self) -> bool:
+        """Whether this rank is one of a worker daemon, and not a child of its client."""
+        return self._page is None
 
     @property
     def live(self) -> None:
@@ -152,6 +158,8 @@ class RankPort(ArrayPorter):
             elif received.kind == EnvelopeKind.ARRAY_BACK:
                 if not controller_pb2.Transfer.FromString(received.payload).error:
                     self._memory.give(self._reader.fds.popleft())
+            elif received.kind == EnvelopeKind.KEY:
+                self._key = node_pb2.KeyAnswer.FromString(received.payload)
             else:
                 self._frames.append(received)
 
@@ -205,6 +213,38 @@ class RankPort(ArrayPorter):
                 refused=sendable(refused[:_MAX_ERROR]),
             )
             self.send(EnvelopeKind.AUDIT, said.SerializeToString())
+
+    # Keys of the session's rendezvous ------------------------------------------------
+
+    def put_key(self, key: str, value: bytes, seconds: float) -> None:
+        """Writes a key of the session's rendezvous, which ranks of other nodes can read.
+
+        Raises:
+            ConnectionError: It could not be written in so many seconds.
+            DaemonGone: The socket was closed.
+        """
+        request = node_pb2.PutRequest(items={key: value}, timeout_s=seconds)
+        self._ask(EnvelopeKind.PUT_KEY, request.SerializeToString())
+
+    def get_key(self, key: str, seconds: float) -> bytes:
+        """Waits until a rank has written a key, and returns its value.
+
+        Raises:
+            ConnectionError: None has written it in so many seconds, or none will.
+            DaemonGone: The socket was closed.
+        """
+        request = node_pb2.GetRequest(key=key, timeout_s=seconds)
+        return self._ask(EnvelopeKind.GET_KEY, request.SerializeToString())
+
+    def _ask(self, kind: EnvelopeKind, request: bytes) -> bytes:
+        """Waits for the daemon's answer, which keeps to the limit; what else comes is kept."""
+        self._key = None
+        self.send(kind, request)
+        while self._key is None:
+            self._read()
+        if self._key.error:
+            raise ConnectionError(self._key.error)
+        return self._key.value
 
     def _send_with(self, fd: int, kind: EnvelopeKind, told: controller_pb2.Transfer) -> None:
         """Sends the message about an array with its memory; without memory it has an error."""

@@ -1,10 +1,11 @@
 """The entry point of a rank process.
 
-Started by a worker daemon with two inherited sockets: one to the daemon, and one
-on which MPI finds its peers (``PMI_FD``). A program that starts its workers itself
-adds memory in which it reads this rank's progress. The process imports what every
-rank needs, waits until it is assigned a rank of a session, and then executes commands
-until the session ends or the daemon goes away. It has one thread and no gRPC.
+Started by a worker daemon with two inherited sockets: one to the daemon, the last word
+of the command line, and one on which MPI finds its peers (``PMI_FD``). A program that
+starts its workers itself adds memory in which it reads this rank's progress. The process
+imports what every rank needs, waits until it is assigned a rank of a session, and then
+executes commands until the session ends or the daemon goes away. It has one thread and
+no gRPC.
 """
 
 from __future__ import annotations
@@ -21,29 +22,39 @@ import tempfile
 import traceback
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import EnvelopeKind
 from disco_client.wire.values import Device
 from disco_server.collectives.loss import LOST
 from disco_server.collectives.mpich_memory import kvsname, nameless_memory
+from disco_server.collectives.unique_ids import RendezvousIds
 from disco_server.devices.base import DeviceUnavailable
-from disco_server.ipc.framing import ProgressPage
+from disco_server.ipc.framing import PROGRESS_VARIABLE, ProgressPage
 from disco_server.modules.base import LoadRules
-from disco_server.observe.lifetime import die_with
+from disco_server.observe.lifetime import die_with_parent_in
 from disco_server.observe.processes import open_flight, rank_limit
 from disco_server.rank.errors import describe_end
 from disco_server.rank.executor import Executor
 from disco_server.rank.port import DaemonGone, RankPort
 from disco_server.rank.worker import Worker, WorkerDevice, set_current_worker
+from disco_server.settings import INIT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from disco_server.collectives.communicator import Communicator
     from disco_server.config import WorkerConfig
     from disco_server.observe.flight import FlightRecorder
 
-__all__ = ["VARIABLE", "confine", "confinement_of", "enter_folder", "keep_freed_memory", "main"]
+__all__ = [
+    "VARIABLE",
+    "confine",
+    "confinement_of",
+    "enter_folder",
+    "keep_freed_memory",
+    "main",
+    "run",
+]
 
 
 # What a rank process gives up before it runs anything for a client.
@@ -133,6 +144,8 @@ def keep_freed_memory() -> bool:
 
 
 _POLL_S = 0.001
+_LONGEST_S = 600.0
+"""How long a unique id may take where ranks that open a communicator have no limit."""
 _NO_MEMORY = 71
 """The exit status where memory ran out between commands: EX_OSERR of sysexits.h."""
 
@@ -174,6 +187,9 @@ def _assigned(
         local_rank=assign.local_rank,
         host=assign.host_id or socket.gethostname(),
         end_process=end_process,
+        ids=RendezvousIds(port.put_key, port.get_key, lambda: INIT_TIMEOUT_S.value() or _LONGEST_S)
+        if port.has_daemon
+        else None,
     )
     place.arrays.attach()
     enter_folder(assign.work_dir)
@@ -234,21 +250,31 @@ def _serve(port: RankPort, flight: FlightRecorder) -> None:
             return
 
 
-def _map_page(fd: int) -> ProgressPage:
+def _map_page(environ: MutableMapping[str, str]) -> ProgressPage | None:
+    text = environ.pop(PROGRESS_VARIABLE, "")
+    if not text.isdigit():
+        return None
     try:
-        return ProgressPage(fd)
+        return ProgressPage(int(text))
     finally:
-        os.close(fd)
+        os.close(int(text))
 
 
-def main() -> None:
-    """Runs one rank; the arguments are descriptors and a pid, see above.
+def main() -> NoReturn:
+    """Runs the rank that this process was started for; the process ends with it.
 
-    They are the socket's descriptor, the pid of the starting process, and perhaps the
-    descriptor of the memory.
+    The last word of the command line is the descriptor of its socket.
     """
-    fd, parent, *memory = (int(argument) for argument in sys.argv[1:])
-    die_with(parent, signal.SIGKILL)
+    run(int(sys.argv[-1]))
+
+
+def run(fd: int) -> NoReturn:
+    """Runs the rank that this process was started for; the process ends with it.
+
+    Args:
+        fd: The descriptor of its socket.
+    """
+    die_with_parent_in(os.environ, signal.SIGKILL)
     confine(os.environ)
     faulthandler.enable()
     flight = open_flight(os.environ)
@@ -257,7 +283,7 @@ def main() -> None:
     sock = socket.socket(fileno=fd)
     code = 0
     try:
-        _serve(RankPort(sock, _map_page(memory[0]) if memory else None), flight)
+        _serve(RankPort(sock, _map_page(os.environ)), flight)
     except DaemonGone:
         pass
     except MemoryError:

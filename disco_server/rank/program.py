@@ -16,7 +16,8 @@ one of them is released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -28,6 +29,7 @@ from disco_client.wire.codec import (
     EncodedProgram,
     EncodedValue,
     decode_value,
+    split_keywords,
 )
 from disco_client.wire.values import MAX_DEPTH, MAX_STEPS
 from disco_server.rank.errors import ArgumentRefused
@@ -58,11 +60,19 @@ _PlainCall: TypeAlias = tuple[int, int, list[int]]
 
 
 class ProgramStep(NamedTuple):
-    """One line of a program: what it computes, and for which recorded command."""
+    """One line of a program: what it computes, and for which recorded command.
+
+    Attributes:
+        tokens: The text of what it computes, with values in it.
+        result: The value that it makes.
+        number: The recorded command.
+        within: The text before it, of a block in which it runs; mostly empty.
+    """
 
     tokens: list[Token]
     result: int
     number: int
+    within: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,17 +84,20 @@ class Linker:
         read: Reads a register of the session.
         resolve: Finds a function by name.
         copy_into: Copies an encoded array into one that a register holds.
+        only: Makes a block in which only these workers take part in collectives.
         place: Copies an array that was sent with the program to the rank's device.
-        destination: Returns which of its arguments a function overwrites, by the session's
-            register in which it is, or its name; -1 for none.
+        destination: Returns which argument of a call a function overwrites, by the session's
+            register in which it is, or its name, the number of arguments, and the names of
+            the last ones; -1 for none.
     """
 
     worker_id: int
     read: Callable[[int], Any]
     resolve: Callable[[str], Any]
     copy_into: Callable[[Any, EncodedValue], None]
+    only: Callable[[Sequence[int]], AbstractContextManager[None]] = lambda _workers: nullcontext()
     place: Callable[[Any], Any] = lambda array: array
-    destination: Callable[[int | str], int] = lambda _function: -1
+    destination: Callable[[int | str, int, Sequence[str]], int] = lambda _func, _count, _names: -1
 
 
 @dataclass
@@ -144,12 +157,12 @@ class Flattener:
                     self._add_command(command, bound, caller or number)
         return [_value_of(register, bound) for register in definition.outputs]
 
-    def _append(self, tokens: list[Token], number: int) -> int:
+    def _append(self, tokens: list[Token], number: int, within: str = "") -> int:
         if len(self.steps) >= MAX_STEPS:
             msg = f"expected a program of at most {MAX_STEPS} steps, this one has more"
             raise EncodingError(msg)
         value = self.new_value()
-        self.steps.append(ProgramStep(tokens, value, number))
+        self.steps.append(ProgramStep(tokens, value, number, within))
         return value
 
     def _add_plain(self, call: _PlainCall, bound: dict[int, int], number: int) -> None:
@@ -161,25 +174,23 @@ class Flattener:
         self._note_written(func, [arg >> 1 if arg & 1 else 0 for arg in args], bound)
         bound[reg] = self._append(tokens, number)
 
-    def _note_written(self, func: int, args: list[int], bound: dict[int, int]) -> None:
+    def _note_written(
+        self, func: int, args: list[int], bound: dict[int, int], names: Sequence[str] = ()
+    ) -> None:
         """Notes what the next step overwrites, beside making its result."""
         value = _value_of(func, bound)
         if value in self.names:
-            place = self.linker.destination(self.names[value])
+            place = self.linker.destination(self.names[value], len(args), names)
         else:
             outside = next((reg for reg, held in self.entry.items() if held == value), 0)
-            place = self.linker.destination(outside) if outside else -1
+            place = self.linker.destination(outside, len(args), names) if outside else -1
         if 0 <= place < len(args) and args[place]:
             self.written.append((len(self.steps), _value_of(args[place], bound)))
 
     def _add_command(self, command: EncodedCommand, bound: dict[int, int], number: int) -> None:
         action = command.action
         if action == Action.CALL_PACKED:
-            tokens: list[Token] = [_value_of(command.func, bound), "("]
-            for arg in command.args:
-                tokens += (*self._expression(arg, bound), ", ")
-            self._note_written(command.func, [arg.reg for arg in command.args], bound)
-            bound[command.reg] = self._append([*tokens, ")"], number)
+            self._add_call(command, bound, number)
         elif action == Action.GET_GLOBAL_FUNC:
             name = str(decode_value(command.args[0]))
             find = self._constant(self.linker.resolve)
@@ -194,9 +205,35 @@ class Flattener:
             msg = f"expected an action that a program may hold in step {number}, got {action}"
             raise EncodingError(msg)
 
+    def _add_call(self, command: EncodedCommand, bound: dict[int, int], number: int) -> None:
+        if not self._is_here(command):
+            bound[command.reg] = self._append(["None"], number)
+            return
+        values = [self._expression(arg, bound) for arg in command.args]
+        named = split_keywords(values, command.keywords)
+        tokens: list[Token] = [_value_of(command.func, bound), "("]
+        for value in values:
+            tokens += (*value, ", ")
+        if named:
+            tokens.append("**{")
+            for name, value in named.items():
+                tokens += (f"{self._constant(name)}: ", *value, ", ")
+            tokens.append("}")
+        within = ""
+        if command.workers:
+            only, chosen = self._constant(self.linker.only), self._constant(list(command.workers))
+            within = f"with {only}({chosen}): "
+        registers = [arg.reg for arg in command.args]
+        self._note_written(command.func, registers, bound, command.keywords)
+        bound[command.reg] = self._append([*tokens, ")"], number, within)
+
+    def _is_here(self, command: EncodedCommand) -> bool:
+        """Whether this rank executes a command."""
+        return not command.workers or self.linker.worker_id in command.workers
+
     def _add_copy(self, command: EncodedCommand, bound: dict[int, int], number: int) -> None:
         array, is_new = command.args[0], command.args[1].bool
-        mine = command.worker_plus_one in (0, self.linker.worker_id + 1)
+        mine = self._is_here(command)
         if is_new:
             tokens: list[Token] = self._expression(array, bound) if mine else ["None"]
             bound[command.reg] = self._append(tokens, number)
@@ -541,7 +578,7 @@ class _Writer:
             targets.append(f"{self._take(step.result)} = ")
         unused = [name for name in over if name in self._free]
         emptied = f"; {' = '.join(unused)} = None" if unused else ""
-        return f"{''.join(targets)}{text}{emptied}"
+        return f"{step.within}{''.join(targets)}{text}{emptied}"
 
     def _take(self, value: int) -> str:
         if self._free:

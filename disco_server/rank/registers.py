@@ -11,7 +11,7 @@ from disco_client.wire.values import is_array
 from disco_server.config import MAX_REGISTERS
 from disco_server.devices.base import on_device
 from disco_server.devices.foreign import is_foreign
-from disco_server.rank.errors import ArgumentRefused
+from disco_server.rank.errors import ArgumentRefused, ContentLost
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,11 +30,14 @@ class Poison:
         failure, kind: The first cause.
         array: What a failed collective or copy should have overwritten: the next one that
             overwrites all of it clears the poison.
+        lost: Whether it stands for what workers before these held: a command that reads
+            it is not left out for a failure that is known, but fails itself.
     """
 
     failure: RemoteFailure
     kind: FailureKind
     array: Any = field(default=None, compare=False)
+    lost: bool = False
 
     @property
     def cause(self) -> Poison:
@@ -48,6 +51,11 @@ class Poisoned(Exception):
     def __init__(self, poison: Poison) -> None:
         super().__init__(poison.failure.message)
         self.poison = poison
+
+
+def _why_unreadable(poison: Poison) -> Poisoned | ContentLost:
+    """What a command raises that reads a poisoned register."""
+    return ContentLost(poison.failure.message) if poison.lost else Poisoned(poison)
 
 
 class RegisterFile:
@@ -75,13 +83,14 @@ class RegisterFile:
 
         Raises:
             Poisoned: The register stands for a failed command.
+            ContentLost: It stands for what workers before these held.
         """
         try:
             value = self.slots[register]
         except IndexError:
             return None
         if type(value) is Poison:
-            raise Poisoned(value)
+            raise _why_unreadable(value)
         return value
 
     def holds(self, register: int, value: object) -> bool:
@@ -193,11 +202,12 @@ def check_call(register: int, function: Any, args: Iterable[Any] = ()) -> None:
 
     Raises:
         Poisoned: It reads the result of a command that failed; the first of them.
+        ContentLost: It reads what workers before these held.
         ArgumentRefused: That is no function.
     """
     for value in (function, *args):
         if isinstance(value, Poison):
-            raise Poisoned(value)
+            raise _why_unreadable(value)
     if not callable(function):
         msg = f"expected a function in register {register}, got {function!r}"
         raise ArgumentRefused(msg)

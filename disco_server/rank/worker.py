@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from disco_server.collectives.communicator import Communicator
     from disco_server.collectives.group import ProcessGroup
     from disco_server.collectives.nccl_watch import NcclWatch
+    from disco_server.collectives.unique_ids import UniqueIds
 
 __all__ = ["DevicePorter", "Worker", "WorkerDevice", "current_worker", "set_current_worker"]
 
@@ -48,6 +49,7 @@ class WorkerDevice:
             lost; None where the process is not the worker's alone.
         end_session: Ends the session, for this reason, where such a library failed
             while it started, in which peers may stay for ever.
+        ids: Shares the unique ids of such a library; None for the host's communicator.
 
     Attributes:
         arrays: What makes and copies its arrays.
@@ -64,7 +66,9 @@ class WorkerDevice:
         host: str = "",
         end_process: Callable[[], None] | None = None,
         end_session: Callable[[str], None] | None = None,
+        ids: UniqueIds | None = None,
     ) -> None:
+        self._ids = ids
         self._local_rank = local_rank
         self._host = host
         self._end_process = end_process
@@ -131,7 +135,7 @@ class WorkerDevice:
 
         hooks = NcclHooks(say, TimeLimits.read(os.environ))
         try:
-            self._watch = start_nccl(comm, self.arrays, ccl, self._host, hooks)
+            self._watch = start_nccl(comm, self.arrays, ccl, self._host, hooks, self._ids)
         except CommunicatorLost as error:
             # Peers may be in a call that only ends with this process.
             self.lost(str(error))
@@ -235,8 +239,8 @@ class Worker:
         self.loading = loading or LoadRules()
         self.flight = flight or FlightRecorder()
         self._open = open_communicator
-        self._ccl = ccl
         self._ordinary_ccl = ordinary_ccl
+        self._ccl = self._serving(ccl)
         self._comm: Communicator | None = None
         self.position = 0
         self.published: dict[str, tuple[Any, Mapping[str, Any]]] = {}
@@ -244,6 +248,7 @@ class Worker:
         self.failed_imports: dict[str, str] = {}
         self.audit: Callable[[str, str, str], object] = lambda _what, _name, _refused: None
         self._passed = 0
+        self._chosen: frozenset[int] | None = None
         self._with_shapes = DEBUG.value()
 
     @property
@@ -305,6 +310,7 @@ class Worker:
             self._comm.compare_shapes(self._with_shapes)
             if self._passed:
                 self._comm.cannot_enter(self._passed)
+            self._comm.confine(self._chosen)
         self._comm.position = self.position
         return self._comm
 
@@ -348,6 +354,7 @@ class Worker:
                 self.place.arrays = arrays
                 raise
             return
+        ccl = self._serving(ccl)
         wish, self._ccl = self._ccl, ccl
         used = ""
         try:
@@ -356,6 +363,10 @@ class Worker:
             if used != ccl:
                 self._ccl = wish  # the ordinary one may work where this one does not
         self._check_used(used, ccl)
+
+    def _serving(self, ccl: str) -> str:
+        """The library that serves for a name: for "mpi" what moves arrays of the host here."""
+        return self._ordinary_ccl if ccl == "mpi" else ccl
 
     def _init_gpus(self, ccl: str, device_ids: Sequence[int]) -> None:
         try:
@@ -380,6 +391,26 @@ class Worker:
             Exception: Some of it failed.
         """
         self.place.settle()
+
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """The workers that execute the call: all, or those for which the program chose it."""
+        return tuple(range(self.num_workers) if self._chosen is None else sorted(self._chosen))
+
+    @contextlib.contextmanager
+    def only(self, workers: Iterable[int]) -> Generator[None]:
+        """Refuses, while a block runs, collectives with workers other than these."""
+        former = self._chosen
+        self._confine(frozenset(workers))
+        try:
+            yield
+        finally:
+            self._confine(former)
+
+    def _confine(self, chosen: frozenset[int] | None) -> None:
+        self._chosen = chosen
+        if self._comm is not None:
+            self._comm.confine(chosen)
 
     def cannot_enter(self, seq: int) -> None:
         """Notifies the peers that this rank is past ``seq`` without its collectives."""
@@ -424,7 +455,7 @@ class Worker:
         """
         if is_foreign(src) or is_foreign(dst):
             return _as_native(partial(self.allreduce, op=op, in_group=in_group), src, dst)
-        out = self._like(src, src.shape) if dst is None else dst
+        out = self.empty_like(src, src.shape) if dst is None else dst
         if self.group_size == 1 and (in_group or self.num_workers == 1):
             if out is not src:
                 out[...] = src.reshape(out.shape)
@@ -448,11 +479,12 @@ class Worker:
         if is_foreign(src) or is_foreign(dst):
             return _as_native(partial(self.allgather, in_group=in_group), src, dst)
         size = self.group_size if in_group else self.num_workers
-        out = self._like(src, (size, *src.shape)) if dst is None else dst
+        out = self.empty_like(src, (size, *src.shape)) if dst is None else dst
         self.comm.allgather(src, out, in_group=in_group)
         return out
 
-    def _like(self, array: Array, shape: tuple[int, ...]) -> Array:
+    def empty_like(self, array: Array, shape: tuple[int, ...]) -> Array:
+        """Makes an array of the dtype of another one, and where that one is."""
         xp: Any = self.xp if on_device(array) else np
         return xp.empty(shape, array.dtype)
 

@@ -7,6 +7,7 @@ After a reconnection, to the same controller or a new one, the daemon reports wh
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import secrets
@@ -33,7 +34,7 @@ from disco_server.ipc.grpc_server import Outbox
 from disco_server.settings import read_cache
 from disco_server.worker.array_streams import ArrayCarrier
 from disco_server.worker.environment import WorkFolders, host_id
-from disco_server.worker.supervisor import Supervisor
+from disco_server.worker.supervisor import SessionKeys, Supervisor
 
 if TYPE_CHECKING:
     from disco_client.transport.credentials import Credentials
@@ -76,7 +77,7 @@ class Agent:
         self._incarnation = secrets.randbits(63)
         self._node_key = b""
         self._outbox = Outbox()
-        self._fences: Any = None
+        self._rendezvous: Any = None
         self._heard = self._echoed = 0.0
         self.registered = asyncio.Event()
         self._cordoned = False
@@ -89,7 +90,7 @@ class Agent:
             folders=folders or WorkFolders(config.work_dir),
             fork_server=fork_server,
             post=self._post,
-            fence=self._fence,
+            keys=SessionKeys(self._fence, self._put, self._get),
             carrier=self._carrier,
         )
 
@@ -121,11 +122,28 @@ class Agent:
             items=items,
             timeout_s=0.0,  # as long as the session lives: programs reach the fence at any time
         )
+        return (await self._ask_rendezvous("Fence", request)).items
+
+    async def _put(self, session: int, items: Mapping[str, bytes]) -> None:
+        """Writes keys for the other nodes of a session."""
+        await self._ask_rendezvous("Put", node_pb2.PutRequest(session=session, items=items))
+
+    async def _get(self, session: int, key: str, seconds: float) -> bytes:
+        """Waits for a key that another node writes, or this one."""
+        request = node_pb2.GetRequest(session=session, key=key, timeout_s=seconds)
+        return (await self._ask_rendezvous("Get", request)).value
+
+    async def _ask_rendezvous(self, method: str, request: Any) -> Any:
+        """Asks over one connection or several.
+
+        Raises:
+            ConnectionError: The controller refuses it.
+        """
         while True:
             await self.registered.wait()
             request.node_key = self._node_key
             try:
-                return (await self._fences(request)).items
+                return await self._rendezvous(method)(request)
             except grpc.RpcError as error:
                 if not _is_broken(error) and request.node_key == self._node_key:
                     raise ConnectionError(_reason(error)) from None
@@ -181,11 +199,7 @@ class Agent:
             _open_channel(*where, CHANNEL_OPTIONS) as for_arrays,
         ):
             line = ReloadingChannel(*where, _always(channel))
-            self._fences = line.unary_unary(
-                "/disco.v1.RendezvousService/Fence",
-                request_serializer=node_pb2.FenceRequest.SerializeToString,
-                response_deserializer=node_pb2.FenceResult.FromString,
-            )
+            self._rendezvous = functools.partial(_rendezvous_call, line)
             self._carrier.connect(ReloadingChannel(*where, _always(for_arrays)))
             return await self._talk(line, outbox)
 
@@ -328,6 +342,15 @@ def _open_channel(
     if secrets is None:
         return grpc.aio.insecure_channel(target(address), options=options)
     return grpc.aio.secure_channel(target(address), secrets, options=options)
+
+
+def _rendezvous_call(line: ReloadingChannel, method: str) -> Any:
+    result: Any = getattr(node_pb2, f"{method}Result")
+    return line.unary_unary(
+        f"/disco.v1.RendezvousService/{method}",
+        request_serializer=getattr(node_pb2, f"{method}Request").SerializeToString,
+        response_deserializer=result.FromString,
+    )
 
 
 def _is_broken(error: grpc.RpcError) -> bool:

@@ -88,6 +88,7 @@ class NodeCounters:
         commands, batches: Received for sessions here.
         exits: Ranks that ended before their session did, by the cause.
         connections: Registrations with a controller.
+        keys: Keys of the rendezvous that ranks wrote or read.
         collectives: Of the ranks here.
     """
 
@@ -95,4 +96,5 @@ class NodeCounters:
     batches: int = 0
     exits: Counter[str] = field(default_factory=Counter[str])
     connections: int = 0
+    keys: int = 0
     collectives: CollectiveCounters = field(default_factory=CollectiveCounters)

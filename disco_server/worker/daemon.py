@@ -31,7 +31,7 @@ _logger = logging.getLogger("disco.worker")
 
 
 def run(config: WorkerConfig) -> int:
-    """Runs a worker daemon until a signal stops it; returns the exit code.
+    """Runs a worker daemon until a signal, or the end of its only session; returns the exit code.
 
     Raises:
         ConfigError: It cannot listen at a configured address, or a variable is malformed.
@@ -59,12 +59,22 @@ async def _run(config: WorkerConfig) -> int:
     ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, node.agent.cordon)
         announcing = asyncio.ensure_future(_announce(node.agent, config))
+        serving = asyncio.ensure_future(_serve(node.agent, stop, once=config.once))
         await stop.wait()
         leaving = asyncio.ensure_future(node.agent.leave())
         hurried = asyncio.ensure_future(stop_now.wait())
         await asyncio.wait((leaving, hurried), return_when=asyncio.FIRST_COMPLETED)
-        await _cancel(announcing, leaving, hurried)
+        await _cancel(announcing, serving, leaving, hurried)
     return 0
+
+
+async def _serve(agent: Agent, stop: asyncio.Event, *, once: bool) -> None:
+    """Asks this daemon to stop when its only session has ended, if there is to be only one."""
+    if once:
+        await agent.supervisor.begun.wait()
+        agent.cordon()
+        await agent.supervisor.over.wait()
+        stop.set()
 
 
 async def _try_account(account: Account | None) -> None:

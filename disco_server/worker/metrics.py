@@ -39,6 +39,9 @@ def collect(supervisor: Supervisor) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "disco_node_connections", "Registrations with a controller.", counters.connections
     )
+    yield CounterMetricFamily(
+        "disco_node_keys", "Keys that ranks wrote or read in the rendezvous.", counters.keys
+    )
     exits = CounterMetricFamily(
         "disco_rank_exits", "Ranks that ended before their session.", labels=["cause"]
     )

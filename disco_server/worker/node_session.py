@@ -197,6 +197,7 @@ class NodeSession:
         asked_ccl: An envelope by which a rank opened the communicator.
         orphan: Ends the session when no controller reconnects for it.
         pmi: Serves its ranks' MPI libraries.
+        asking: The ranks that write a key of its rendezvous, or wait for one.
         opening: How far its ranks are with opening their communicator.
         output: What its ranks print.
         spans: Of its ranks.
@@ -222,6 +223,7 @@ class NodeSession:
     asked_ccl: bytes = b""
     orphan: asyncio.TimerHandle | None = None
     pmi: PmiNode | None = None
+    asking: set[int] = field(default_factory=set[int])
     opening: CommunicatorStartup = field(init=False)
     output: SessionOutput = field(init=False)
     spans: RankSpans = field(init=False)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from disco_server.worker.environment import WorkFolders
     from disco_server.worker.rank_handle import RankHandle
 
-__all__ = ["Fence", "Supervisor", "audit_rank"]
+__all__ = ["SessionKeys", "Supervisor", "audit_rank"]
 
 
 # What ranks load and refuse, in the audit log of their daemon.
@@ -92,6 +92,27 @@ Fence = Callable[[int, str, int, int, Mapping[str, bytes]], Awaitable[Mapping[st
 """Exchanges keys among a session's nodes: (session, name, index, count, items)."""
 
 
+class SessionKeys(NamedTuple):
+    """The rendezvous of sessions, at their controller.
+
+    Attributes:
+        fence: Exchanges keys among a session's nodes.
+        put: Writes keys of a session.
+        get: Waits for a key of a session, for so many seconds.
+    """
+
+    fence: Fence
+    put: Callable[[int, Mapping[str, bytes]], Awaitable[None]]
+    get: Callable[[int, str, float], Awaitable[bytes]]
+
+
+_OF_RANKS = "rank-"
+"""How the keys begin that ranks write themselves."""
+_LONGEST_S = 600.0
+_ANSWER_S = 5.0
+"""How much longer than a rank's limit the controller's own word on it is waited for."""
+
+
 class Supervisor:
     """Starts, feeds, watches and ends rank processes; used from the event loop only.
 
@@ -103,12 +124,14 @@ class Supervisor:
         fork_server: Starts ranks.
         post: Sends an encoded envelope of a ``session`` to the controller; with
             ``droppable`` only if that is not too slow. Returns whether it did.
-        fence: Exchanges keys among a session's nodes.
+        keys: The rendezvous of sessions.
         carrier: Moves host arrays.
 
     Attributes:
         arrays: The arrays of the sessions here.
         counters: What is counted for this node's metrics.
+        begun: Set when a session has begun here, and from then on.
+        over: Set when one has ended here, and from then on.
     """
 
     def __init__(
@@ -120,7 +143,7 @@ class Supervisor:
         folders: WorkFolders,
         fork_server: ForkServer,
         post: Callable[..., bool],
-        fence: Fence,
+        keys: SessionKeys,
         carrier: ArrayCarrier,
     ) -> None:
         self._node = node
@@ -128,11 +151,12 @@ class Supervisor:
         self._folders = folders
         self._fork_server = fork_server
         self._post = post
-        self._fence = fence
+        self._keys = keys
         self._sessions: dict[int, NodeSession] = {}
         self.arrays = ArrayStore(self._sessions, carrier, post)
         self._max_array_bytes = max_array_bytes
         self.counters = NodeCounters()
+        self.begun, self.over = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._inspector = NodeInspector(node, self._sessions, post)
 
@@ -295,6 +319,7 @@ class Supervisor:
             lambda raw: self._post(raw, session=session.session, droppable=True),
         )
         self._sessions[received.session] = session
+        self.begun.set()
         self._spawn(self._start_ranks(session), session)
 
     async def _start_ranks(self, session: NodeSession) -> None:
@@ -385,7 +410,7 @@ class Supervisor:
         start = session.start
 
         async def fence(name: str, items: Mapping[str, bytes]) -> Mapping[str, bytes]:
-            return await self._fence(
+            return await self._keys.fence(
                 session.session, name, start.node_index, len(start.nodes), items
             )
 
@@ -426,10 +451,50 @@ class Supervisor:
             self._post(raw, session=session.session)
             if session.replies.full:
                 session.ranks[worker].stop_reading()
+        elif kind in (EnvelopeKind.PUT_KEY, EnvelopeKind.GET_KEY):
+            puts = kind == EnvelopeKind.PUT_KEY
+            self._serve_key(session, worker, received.payload, puts=puts)
         elif kind == EnvelopeKind.OPEN_CCL:
             session.asked_ccl = raw
             session.spans.opens(worker)
             self._post(raw, session=session.session)
+
+    def _serve_key(self, session: NodeSession, worker: int, payload: bytes, *, puts: bool) -> None:
+        """Writes a key for a rank, or waits for one; the rank does nothing else meanwhile."""
+        if worker in session.asking:
+            msg = "a rank waits for one key at a time"
+            raise ValueError(msg)
+        if puts:
+            given = node_pb2.PutRequest.FromString(payload)
+            items = {_OF_RANKS + key: value for key, value in given.items.items()}
+            seconds, asked = given.timeout_s, self._put_keys(session, items)
+        else:
+            wanted = node_pb2.GetRequest.FromString(payload)
+            seconds = wanted.timeout_s
+            asked = self._keys.get(session.session, _OF_RANKS + wanted.key, seconds)
+        seconds = min(max(0.0, seconds), _LONGEST_S)
+        session.asking.add(worker)
+        self._spawn(self._answer_key(session, worker, asked, seconds), session)
+
+    async def _put_keys(self, session: NodeSession, items: Mapping[str, bytes]) -> bytes:
+        await self._keys.put(session.session, items)
+        return b""
+
+    async def _answer_key(
+        self, session: NodeSession, worker: int, asked: Awaitable[bytes], seconds: float
+    ) -> None:
+        answer = node_pb2.KeyAnswer()
+        try:
+            async with asyncio.timeout(seconds + _ANSWER_S):
+                answer.value = await asked
+        except TimeoutError:
+            answer.error = f"the controller did not answer within {seconds:g} s"
+        except ConnectionError as error:
+            answer.error = str(error)
+        session.asking.discard(worker)
+        self.counters.keys += not answer.error
+        raw = envelope(EnvelopeKind.KEY, answer.SerializeToString(), session=session.session)
+        session.ranks[worker].send(frame(raw))
 
     def _tell(self, session: NodeSession, kind: EnvelopeKind, payload: bytes = b"") -> None:
         raw = envelope(kind, payload, session=session.session)
@@ -531,6 +596,7 @@ class Supervisor:
         session.spans.end()
         session.log.info("session ended on %s", self._node)
         await self._inspector.keep(session)
+        self.over.set()
 
     async def _remove_folders(self, session: int) -> None:
         """Removes what the ranks left, which may be much, in another thread."""

@@ -89,6 +89,21 @@ def test_a_modules_functions_are_found_by_name(session, tools):
     assert tools.fetch(add(2, 3)) == [5] * session.num_workers
 
 
+def test_a_module_is_asked_for_a_function_without_an_error(session, tools):
+    """By ``in``, by its names, and by the original's query, whose null is None."""
+    module = di.DModule(tools.call("module"), session)
+    assert "add" in module
+    assert "nope" not in module
+    assert {"add", "matmul"} <= set(module.names())
+    find = session.get_global_func("ffi.ModuleGetFunction")
+    assert tools.fetch(find(module, "nope", True)) == [None] * session.num_workers
+    assert None not in tools.fetch(find(module, "add", True))
+    session.sync_all()
+    find(module, "nope")
+    with pytest.raises(di.FunctionNotFound, match="nope"):
+        session.sync_all()
+
+
 # Order and waiting --------------------------------------------------------------------
 
 

@@ -122,3 +122,58 @@ def test_a_barrier_is_passed_by_all(session, tools):
     for in_group in (True, False):
         tools.call("runtime.disco.barrier", in_group)
     session.sync_all()
+
+
+LIBRARIES = ("", "nccl", "rccl", "mpi", "local")
+COLLECTIVES = (
+    *("allreduce", "allgather", "broadcast_from_worker0", "scatter_from_worker0"),
+    *("gather_to_worker0", "recv_from_worker0", "send_to_next_group", "recv_from_prev_group"),
+    *("send_to_worker", "recv_from_worker"),
+)
+
+
+def test_a_collective_has_a_name_for_each_library(session, tools):
+    """TVM's own code calls it so; the library is the session's."""
+    total = session.empty((2,), "float32")
+    for number, library in enumerate(LIBRARIES):
+        for name in COLLECTIVES:
+            session.get_global_func(f"runtime.disco.{library}.{name}")
+        parts = tools.place(np.full((2, 2), number, "float32"))
+        tools.call(f"runtime.disco.{library}.allreduce", parts, di.Shape((0,)), False, total)
+        assert total.numpy(1).tolist() == [2 * number] * 2
+
+
+def test_an_allreduce_of_tvms_passes_adds_up(session, tools):
+    """Whichever strategy they chose."""
+    total = session.empty((2, 3), "float32")
+    for strategy in range(4):
+        parts = tools.place(np.full((2, 2, 3), strategy + 1, "float32"))
+        tools.call("runtime.disco.cuda_ipc.custom_allreduce", parts, strategy, total)
+        assert total.numpy(0).tolist() == [[2 * strategy + 2] * 3] * 2
+
+
+@pytest.mark.layouts((4, 2))
+def test_an_allreduce_of_tvms_passes_has_no_groups(session, tools):
+    """It is refused where there are some, as there is a function that can say which."""
+    array = session.empty((2,), "float32")
+    tools.call("runtime.disco.cuda_ipc.custom_allreduce", array, 0, array)
+    with pytest.raises(di.BadArgument, match=r"call runtime\.disco\.allreduce, which"):
+        session.sync_all()
+
+
+def test_a_strategy_that_there_is_not_is_refused(session, tools):
+    """The message has those that there are."""
+    array = session.empty((2,), "float32")
+    tools.call("runtime.disco.cuda_ipc.custom_allreduce", array, 4, array)
+    with pytest.raises(di.BadArgument, match=r"from 0 \(ring\) to 3 \(auto\), got 4"):
+        session.sync_all()
+
+
+def test_nvshmem_is_not_served_and_the_message_says_what_is(session, tools):
+    """Under each of its names."""
+    for name in ("init_nvshmem_uid", "init_nvshmem", "empty", "finalize_nvshmem"):
+        tools.call(f"runtime.disco.nvshmem.{name}")
+        with pytest.raises(
+            di.CclError, match=f"{name} is not served.*runtime.disco.send_to_worker"
+        ):
+            session.sync_all()

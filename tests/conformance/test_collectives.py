@@ -199,6 +199,88 @@ def test_reduce_scatter_and_all_to_all(session, tools):
 
 
 @LAYOUTS
+@pytest.mark.parametrize("captured", [False, True])
+def test_without_a_destination_a_collective_makes_one(session, tools, captured):
+    """A new reference of the source's dtype, also inside a program; the source stays as it was."""
+    size = len(tools.team(0, True))
+    parts = tools.counting(2 * size, 3, dtype="float32")
+    src = tools.place(parts)
+    root = session.copy_to_worker_0(parts[0])  # the other workers have nothing
+
+    def issue():
+        return {
+            "allreduce": session.allreduce(src),
+            "max": session.allreduce(src, op="max", in_group=False),
+            "allgather": session.allgather(src),
+            "broadcast": session.broadcast_from_worker0(src),
+            "from root": session.broadcast_from_worker0(root, in_group=False),
+            "scatter": session.scatter_from_worker0(src),
+            "gather": session.gather_to_worker0(src),
+            "reduce_scatter": session.reduce_scatter(src),
+            "all_to_all": session.all_to_all(src),
+        }
+
+    results = [issue()]
+    if captured:
+        with session.capture() as program:
+            program.output(**issue())
+        results = [program(), program()]
+    for worker in tools.workers:
+        team = [parts[member] for member in tools.team(worker, True)]
+        place = tools.team(worker, True).index(worker)
+        mine = slice(2 * place, 2 * place + 2)
+        expected = {
+            "allreduce": np.sum(team, 0),
+            "max": np.max(parts, 0),
+            "allgather": np.stack(team),
+            "broadcast": team[0],
+            "from root": parts[0],
+            "scatter": team[0][mine],
+            "gather": np.stack(team) if place == 0 else None,
+            "reduce_scatter": np.sum(team, 0)[mine],
+            "all_to_all": np.concatenate([part[mine] for part in team]),
+        }
+        for result in results:
+            for name, want in expected.items():
+                got = result[name].debug_get_from_remote(worker)
+                if want is None:
+                    assert got is None
+                    continue
+                assert got.dtype == np.float32
+                np.testing.assert_array_equal(got, want, err_msg=name)
+        np.testing.assert_array_equal(src.numpy(worker), parts[worker])
+
+
+@WIDEST
+def test_a_collective_that_fails_poisons_what_it_would_have_made(session, tools):
+    """On every worker, whichever of them cannot take part."""
+    for issue in (
+        session.allreduce,
+        session.allgather,
+        session.broadcast_from_worker0,
+        session.scatter_from_worker0,
+        session.gather_to_worker0,
+        session.reduce_scatter,
+        session.all_to_all,
+    ):
+        made = issue(tools.call("fail_on", [0], "no source"))
+        with pytest.raises(di.RemoteException, match="no source"):
+            session.sync_all()
+        for worker in tools.workers:
+            with pytest.raises(di.DiscoError):
+                made.debug_get_from_remote(worker)
+    odd = session.empty((3, 2), "float32")
+    for issue in (session.reduce_scatter, session.scatter_from_worker0):
+        issue(odd)
+        with pytest.raises(di.BadArgument, match=r"first axis 4 workers divide.*\(3, 2\)"):
+            session.sync_all()
+    session.broadcast_from_worker0(tools.call("echo", None))
+    with pytest.raises(di.BadArgument, match="the source must be an array"):
+        session.sync_all()
+    assert session.allreduce(session.scatter(np.ones((4, 1)))).numpy(3).tolist() == [4.0]
+
+
+@LAYOUTS
 def test_the_builtins_take_what_compiled_programs_send(session, tools):
     """``in_group`` as an integer; the reduction as a shape, a number or a name."""
     parts = tools.counting(3)
@@ -359,14 +441,31 @@ def test_a_poisoned_source_ends_a_collective_for_all(session, tools):
 def test_the_library_is_chosen_by_itself_or_by_name(case, open_session):
     """Asking again for the same one is fine; another one is refused then."""
     session = open_session(2)
+    assert session.ccl == case.kind.ccl
     session.init_ccl(case.kind.ccl)
     session.init_ccl(case.kind.ccl)
-    other = "local" if case.kind.ccl == "mpi" else "mpi"
-    with pytest.raises(di.CclError):
-        session.init_ccl(other)
+    with pytest.raises((di.CclError, di.BadArgument)):
+        session.init_ccl({"mpi": "local", "local": "nccl", "nccl": "mpi"}[case.kind.ccl])
+    assert session.ccl == case.kind.ccl
     ref = session.scatter([[1.0], [2.0]])
     session.allreduce(ref, ref)
     assert ref.numpy(1).tolist() == [3.0]
+
+
+def test_mpi_is_what_moves_arrays_of_the_host(open_session, kind):
+    """Under that name every kind has a library, with or without the original's devices."""
+    session = open_session(2)
+    session.init_ccl("mpi", 0, 1)
+    session.init_ccl("mpi")
+    served = "mpi" if kind.processes else "local"
+    assert session.ccl == served
+    compiled = session.get_global_func("runtime.disco.compiled_ccl")()
+    assert compiled.debug_get_from_remote(1) == served
+    part = session.empty((1,), "float64", di.cpu())
+    for worker in range(2):
+        part.debug_copy_from(worker, [worker + 1.0])
+    session.allreduce(part, part)
+    assert part.numpy(1).tolist() == [3.0]
 
 
 @pytest.mark.parametrize("name", ["gloo", "", None, "MPI"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -96,6 +98,19 @@ FUNCTIONS = {
     "take": lambda x, y, m: m.take(x, np.array([[3, 0], [-1, 2]]), axis=0),
     "cast": lambda x, y, m: x.astype("int32"),
     "round": lambda x, y, m: m.round(x / 3, 1),
+    "var": lambda x, y, m: m.var(x, axis=0, ddof=1),
+    "std": lambda x, y, m: m.std(x),
+    "norm": lambda x, y, m: m.linalg.norm(x, axis=1),
+    "cumsum": lambda x, y, m: m.cumsum(x, axis=0) + m.cumsum(y, axis=1),
+    "split": lambda x, y, m: m.split(x, 3, axis=1)[1] * m.split(x, [2], axis=0)[1][0, 0],
+    "stacks": lambda x, y, m: m.dstack([m.vstack([x, y]), m.vstack([y, x])]),
+    "rows and columns": lambda x, y, m: m.hstack([m.column_stack([x[:, 0], y]), x]),
+    "tensordot": lambda x, y, m: m.tensordot(x, y, (1, 1)),
+    "tile": lambda x, y, m: m.tile(x, (2, 3)),
+    "repeat": lambda x, y, m: m.repeat(x, 2, axis=0) * m.repeat(y, [0, 3, 1, 4], axis=0),
+    "pad": lambda x, y, m: m.pad(x, ((1, 0), (0, 2)), constant_values=7),
+    "pad by wrapping": lambda x, y, m: m.pad(x, 2, mode="wrap"),
+    "zeros_like": lambda x, y, m: m.zeros_like(x, dtype="int32"),
 }
 
 
@@ -121,6 +136,9 @@ def test_functions_that_numpy_lacks(session):
         "softmax": shifted / shifted.sum(axis=-1, keepdims=True),
         "relu": np.maximum(array, 0),
         "sigmoid": 1 / (1 + np.exp(-array)),
+        "erf": np.vectorize(math.erf)(array),
+        "std": array.std(),
+        "variance": array.var(),
         "silu": array / (1 + np.exp(-array)),
         "rms_norm": array / np.sqrt((array * array).mean(axis=-1, keepdims=True) + 1e-6),
         "layer_norm": (array - array.mean(axis=-1, keepdims=True))
@@ -130,6 +148,8 @@ def test_functions_that_numpy_lacks(session):
     for name, want in expected.items():
         got = session.apply(name, x).numpy()
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=name)
+    root = session.apply("rsqrt", np.abs(x) + 1).numpy()
+    np.testing.assert_allclose(root, 1 / np.sqrt(np.abs(array) + 1), rtol=1e-6)
     weighted = session.apply("layer_norm", x, numbers(5), numbers(5, seed=2))
     want = expected["layer_norm"] * numbers(5) + numbers(5, seed=2)
     np.testing.assert_allclose(weighted.numpy(), want, rtol=1e-4, atol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -126,14 +127,84 @@ print("done")
 """
 
 
+VALUES = """
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm.runtime import disco as di
+
+
+def check(got, expected):
+    np.testing.assert_array_equal(got, expected)
+
+
+sess = {expression}
+sess.import_python_module("disco_conformance_functions")
+echo = sess.get_global_func("conformance.echo")
+kind = sess.get_global_func("conformance.kind")
+host = np.arange(40_000 * 2, dtype="float32").reshape(2, -1)
+
+# TVM's tensors go to worker 0 and come back into TVM's tensors.
+for array in (host[:, :3], host):
+    d_array = sess.empty(array.shape, "float32", device=tvm.cpu(0), worker0_only=True)
+    sess.copy_to_worker_0(tvm.runtime.tensor(array), d_array)
+    back = tvm.runtime.empty(array.shape, "float32", device=tvm.cpu())
+    sess.copy_from_worker_0(back, d_array)
+    sess.sync_worker_0()
+    check(back.numpy(), array)
+    # Everywhere else that takes a host array.
+    less = tvm.runtime.tensor(-array)
+    d_array.debug_copy_from(1, less)
+    for got in (d_array, sess.broadcast(less), echo(less)):
+        result = got.debug_get_from_remote(1)
+        check(result.numpy(), -array)
+        assert result.device == tvm.cpu(0)
+    check(sess.scatter(less).debug_get_from_remote(1).numpy(), -array[1])
+
+# Results are read, copied and given back as TVM's are.
+result = echo(d_array).debug_get_from_remote(0)
+target = tvm.runtime.empty(result.shape, "float32")
+assert result.copyto(target) is target
+check(target.numpy(), host)
+result.copyfrom(np.zeros(result.shape))
+check(echo(result).numpy(1), np.zeros(result.shape))
+check(echo([result, 1]).debug_get_from_remote(1)[0].numpy(), np.zeros(result.shape))
+
+# Shapes, dtypes, devices and texts.
+shape = echo(tvm_ffi.Shape([1, 2])).debug_get_from_remote(1)
+assert isinstance(shape, tvm_ffi.Shape) and list(shape) == [1, 2]
+assert kind(tvm_ffi.Shape([1, 2])).debug_get_from_remote(0) == "Shape"
+assert kind(tvm.cuda(3)).debug_get_from_remote(1) == "Device"
+assert echo(tvm.cuda(3)).debug_get_from_remote(1) == di.cuda(3)
+assert echo(tvm.DataType("float16")).debug_get_from_remote(0) == np.dtype("float16")
+assert kind(tvm_ffi.core.String("a text")).debug_get_from_remote(1) == "str"
+d_shaped = sess.empty(tvm_ffi.Shape([3]), tvm.DataType("int8"))
+assert d_shaped.debug_get_from_remote(1).shape == (3,)
+
+sess.shutdown()
+print("done")
+"""
+
+
+@pytest.mark.skipif(find_spec("tvm") is None, reason="TVM is not installed")
+def test_a_program_with_tvms_own_values_runs_with_another_import(program):
+    """Its tensors, shapes, dtypes, devices and texts; what is fetched answers as they do."""
+    run(VALUES, program(2))
+
+
 @pytest.mark.layouts((4, 2))
 def test_a_program_of_tvms_runs_with_another_import(program):
     """Functions, copies, collectives, groups, debug access, shutdown; it ends cleanly."""
-    text = PROGRAM.replace("{expression}", program(4, 2))
+    run(PROGRAM, program(4, 2), "-W", "error")
+
+
+def run(program, expression, *options):
+    """Runs a program with the session of an expression, in a process of its own."""
+    text = program.replace("{expression}", expression)
     assert text.count(TVM_IMPORT) == 1
     path = os.pathsep.join((str(WORKER_MODULES), os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", text.replace(TVM_IMPORT, OUR_IMPORT)],
+        [sys.executable, *options, "-c", text.replace(TVM_IMPORT, OUR_IMPORT)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": path},

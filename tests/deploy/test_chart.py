@@ -34,6 +34,7 @@ OWN = {
     "ControllerConfig": {"listen", "http", "port_file", "insecure", "tls_cert", "tls_key", "tls_ca"}
     | {"require_client_cert", "auth_token_file"},
     "WorkerConfig": {"controller", "name", "http", "array_listen", "work_dir", "user", "insecure"}
+    | {"once"}
     | {"tls_cert", "tls_key", "tls_ca", "require_client_cert", "auth_token_file"},
 }
 

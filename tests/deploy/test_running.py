@@ -168,6 +168,7 @@ def test_a_worker_that_drains_takes_no_new_sessions(daemons, eventually):
         url = f"http://localhost:{port_of(worker)}"
         running = start("drain.py", "50", url, str(worker.process.pid))
         eventually(lambda: "takes no new sessions" in controller.stderr, 20, "the cordon")
+        eventually(lambda: session.draining == (session.workers[0].node,), 20, "the notice")
         for again in (False, True):
             if again:
                 controller.process.kill()

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from disco_client import Device, ProcessSession, Shape, connect, errors
+from disco_client import Device, DObject, ProcessSession, Shape, connect, errors
 
 LARGE = 100_000
 
@@ -198,6 +198,61 @@ def test_other_threads_go_on_behind_it(session, lose, tmp_path):
     stop.set()
     thread.join(40)
     assert results[0][0] == results[0][1] > 0
+
+
+def test_objects_are_asked_for_what_they_consist_of(session, lose, tmp_path):
+    """What they did before is not done again; methods, aliases and published ones are theirs."""
+    note = tmp_path / "notes"
+    model = session.create("tests.Learner", 4.0, note=str(note))
+    weight, step, again = model.weight, model.step, session.get_global_func("tests.echo")(model)
+    session.publish("model", model)
+    model.on(worker=1).step(1.0)
+    step(1.0)
+    session.checkpoint(tmp_path / "run")
+    step(0.5)
+    session.sync_all()
+    lose(session)
+    assert note.read_text().split() == ["made"] * 2
+    assert [model.total.numpy(worker) for worker in (0, 1)] == [1.5, 2.5]
+    np.testing.assert_array_equal(weight.numpy(1), [6.5, 6.5])
+    for other in (again, session.published("model")):
+        DObject(other, session).step(1.0)
+    step(1.0)
+    assert model.total.numpy(0) == 4.5
+    assert weight.numpy(0)[0] == 8.5
+    session.checkpoint(tmp_path / "run")
+    lose(session, 0)
+    assert model.step(0.0).numpy(0)[0] == 8.5
+
+
+def test_objects_are_made_again_until_a_checkpoint(session, lose, tmp_path):
+    """By the commands that made and changed them, on the workers that were chosen."""
+    model = session.create("tests.Learner", 4.0, note=str(tmp_path / "notes"))
+    model.step(by=1.0)
+    model.on(worker=1).step(by=0.5)
+    session.sync_all()
+    lose(session)
+    assert [model.total.numpy(worker) for worker in (0, 1)] == [1.0, 1.5]
+    assert (tmp_path / "notes").read_text().split() == ["made"] * 4
+
+
+@pytest.mark.parametrize("name", ["Bare", "BareFunction"])
+def test_an_object_that_does_not_say_what_it_is_is_refused(session, tmp_path, name):
+    """By the name of its class, also where only a function made of it is left."""
+    held = session.create(f"tests.{name}")
+    words = rf"{name}[^\0]*__disco_state__ and __disco_load__"
+    with pytest.raises(errors.EncodingError, match=words):
+        session.checkpoint(tmp_path)
+    adder = session.get_global_func("tests.make_adder")(held)
+    del held
+    with pytest.raises(errors.EncodingError, match=words):
+        session.checkpoint(tmp_path)
+    del adder
+    session.checkpoint(tmp_path)
+    wrong = session.create("tests.Learner", 1.0, note=None)
+    wrong.spoil()
+    with pytest.raises(errors.BadArgument, match=r"tests\.Learner returned: a value of type"):
+        session.checkpoint(tmp_path)
 
 
 def test_objects_that_cannot_be_saved_are_refused(session, tmp_path):

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from disco_client import EncodingError, SessionClosed, command_log
 from disco_client.command_log import CommandLog
+from disco_client.scopes import current_scope
 from disco_client.wire.codec import Action, EncodedBatch, EncodedEnvelope
 
 SESSION = 0xD15C0
@@ -126,12 +127,12 @@ def test_a_command_says_what_it_was_issued_with(log):
         command.args.add().int = 5
         return 0
 
-    log.issue(Action.DEBUG_SET_REGISTER, fill, reg=7, worker=0)
+    log.issue(Action.DEBUG_SET_REGISTER, fill, reg=7, workers=(0,))
     call(log)
     _, (first, second) = read(take(log))
-    assert (first.action, first.reg, first.worker_plus_one) == (8, 7, 1)
+    assert (first.action, first.reg, list(first.workers)) == (8, 7, [0])
     assert first.args[0].int == 5
-    assert (second.action, second.func, second.reg, second.worker_plus_one) == (3, 1, 1, 0)
+    assert (second.action, second.func, second.reg, list(second.workers)) == (3, 1, 1, [])
 
 
 def test_a_burst_leaves_in_batches_of_bounded_size(log, monkeypatch):
@@ -348,6 +349,45 @@ def test_while_one_thread_is_alone_the_others_wait(log):
     waiting.join()
     log.release(register)
     assert register not in log.live_registers()
+
+
+def test_a_restart_forgets_what_was_issued_and_keeps_registers_and_numbers(log, monkeypatch):
+    """Calls that waited for room ask then whether they have to wait, and may learn why."""
+    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 3)
+    learned = []
+
+    class Replaced(Exception):
+        pass
+
+    def barred():
+        raise Replaced
+
+    def issue():
+        try:
+            call(log)
+        except Replaced as error:
+            learned.append(error)
+
+    _, sent = call(log)
+    assert log.take_batch().last_seq == 1
+    _, dead = call(log)
+    call(log, beside=lambda: 1000)
+    log.release(dead)
+    waiting = threading.Thread(target=issue)
+    waiting.start()
+    abandoned = log.restart(barred)
+    waiting.join(20)
+    assert len(learned) == 1
+    here = current_scope(log)
+    assert (abandoned.last, abandoned.live) == (3, {sent, sent + 2})
+    assert abandoned.issuers == abandoned.makers == {here}
+    assert log.take_batch() is None
+    assert log.statistics()["acks"] == [3] * len(log.statistics()["acks"])
+    assert log.statistics()["array_bytes_under_way"] == 0
+    log.barred = None
+    log.wake_callers()
+    assert call(log) == (4, dead)
+    assert log.take_batch().first_seq == 4
 
 
 def test_a_mark_waits_for_nobody(log, monkeypatch):

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import threading
 
 import pytest
 
-from disco_client import ConfigError, ConnectionFailed, NoSlots, connect
+from disco_client import (
+    ConfigError,
+    ConnectionFailed,
+    FunctionNotFound,
+    NoSlots,
+    WouldBlock,
+    aconnect,
+    connect,
+)
 
 
 @pytest.mark.parametrize(
@@ -181,3 +190,67 @@ def test_workers_output_can_be_switched_off(open_session, capsys):
     while "loud" not in text:
         text += capsys.readouterr().err
     assert "quiet" not in text
+
+
+# In an event loop ---------------------------------------------------------------------------
+
+
+def test_opening_does_not_stop_the_event_loop(cluster):
+    """And ``async with`` ends the session; a wrong argument is refused as ever."""
+
+    async def main():
+        ticks = []
+
+        async def tick():
+            while True:
+                ticks.append(await asyncio.sleep(0))
+
+        ticking = asyncio.ensure_future(tick())
+        async with aconnect(cluster.address, num_workers=2, name="in-a-loop") as session:
+            assert len(ticks) > 2
+            assert session.name == "in-a-loop"
+            await session.synced()
+            with pytest.raises(WouldBlock, match="synced"):
+                session.sync_all()
+        opened = await aconnect(cluster.address, num_workers=1)
+        async with opened as same:
+            assert same is opened
+        with pytest.raises(ConfigError, match="num_workers from 1"):
+            await aconnect(cluster.address, num_workers=0)
+        ticking.cancel()
+
+    asyncio.run(main())
+
+
+def test_the_opener_of_a_session_is_the_task_that_awaited_it(cluster):
+    """Which is told of what ended threads have left."""
+
+    async def main():
+        async with aconnect(cluster.address, num_workers=1) as session:
+            missing = threading.Thread(
+                target=lambda: session.get_global_func("tests.that_is_not_there")(1)
+            )
+            missing.start()
+            missing.join()
+            with pytest.raises(FunctionNotFound):
+                await session.synced()
+
+    asyncio.run(main())
+
+
+def test_a_session_whose_opening_was_cancelled_is_ended(cluster):
+    """Its slots are free for the next one."""
+
+    async def main():
+        opening = asyncio.ensure_future(open_all())
+        await asyncio.sleep(0.01)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    async def open_all():
+        return await aconnect(cluster.address, num_workers=4)
+
+    asyncio.run(main())
+    with connect(cluster.address, num_workers=4) as session:
+        session.sync_all()

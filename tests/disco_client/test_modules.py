@@ -37,6 +37,25 @@ def test_a_compiled_module_runs_on_every_worker(session, tvm_modules, matrix, na
         assert turned.numpy(worker).tolist() == matrix.numpy(worker).T.tolist()
 
 
+def test_a_module_can_be_asked_what_it_has(session, tvm_modules, tmp_path):
+    """A compiled one and a Python file; the question fails nothing."""
+    (tmp_path / "model.py").write_text("def g(x): return x\ndef f(x): return x\n_limit = 5\n")
+    python = session.load_vm_module(tmp_path / "model.py")
+    compiled = session.load_vm_module(tvm_modules / "basics.so")
+    assert python.names() == ["f", "g"]
+    assert {"transpose", "pair", "same"} <= set(compiled.names())
+    for module, name in ((python, "f"), (compiled, "transpose")):
+        assert name in module
+        assert "nope" not in module
+        assert 5 not in module
+        get = session.get_global_func("ffi.ModuleGetFunction")
+        found, missing = get(module, name, True), get(module, "nope", True)
+        for worker in range(4):
+            assert found.debug_get_from_remote(worker) is not None
+            assert missing.debug_get_from_remote(worker) is None
+    session.sync_all()
+
+
 def test_items_of_a_result_are_fetched_and_passed_on(session, tvm_modules, matrix):
     """Each is a reference of its own, on every worker."""
     module = session.load_vm_module(tvm_modules / "basics.so")

@@ -132,3 +132,17 @@ def test_a_socket_session_runs_a_sharded_module(tvm_modules):
         module = session.load_vm_module(tvm_modules / "sharded_2.so")
         ones = session.broadcast(np.ones((2, 6), "float32"))
         assert (module["sum"](ones).numpy(1) == 2).all()
+
+
+@pytest.mark.parametrize("strategy", [1, 2])
+def test_a_module_for_allreduce_in_shared_memory_runs(open_anywhere, tvm_modules, strategy):
+    """TVM's passes give it storage of its own for that, and an allreduce of its own."""
+    session = open_anywhere(2)
+    module = session.load_vm_module(tvm_modules / f"shared_memory_{strategy}.so")
+    x = np.arange(32, dtype="float32").reshape(4, 8)
+    for _ in range(2):
+        result = module["main"](session.broadcast(x))
+        for worker in range(2):
+            np.testing.assert_array_equal(result.numpy(worker), 4 * x + 1)
+    session.get_global_func("runtime.disco.cuda_ipc.cuda_ipc_memory_allocator_clear")()
+    session.sync_all()

@@ -125,7 +125,7 @@ def test_another_thread_cannot_use_what_is_being_made(session, add):
             thread = threading.Thread(target=attempt, args=(call,))
             thread.start()
             thread.join()
-    assert [("stands for nothing" in text, "another thread" in text) for text in seen] == [
+    assert [("stands for nothing" in text, "another task or thread" in text) for text in seen] == [
         (True, False),
         (False, True),
         (False, True),
@@ -139,7 +139,7 @@ def test_captures_do_not_nest(session, add):
     capture = session.capture()
     with capture as program:
         program.output(add(1, 1))
-        with pytest.raises(CaptureError, match="this thread captures"), session.capture():
+        with pytest.raises(CaptureError, match="this task or thread captures"), session.capture():
             pass
         program.output(add(1, 2))
     with pytest.raises(CaptureError, match="cannot be entered again"), capture:

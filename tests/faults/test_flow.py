@@ -246,11 +246,11 @@ ANSWER = np.ones(60_000, "u1")
 def asking(session):
     """A batch that puts an array on worker 0, and asks for it again and again."""
     batch = EncodedBatch()
-    put = batch.commands.add(action=Action.COPY_TO_WORKER0, reg=1, worker_plus_one=1)
+    put = batch.commands.add(action=Action.COPY_TO_WORKER0, reg=1, workers=[0])
     encode_value(put.args.add(), ANSWER)
     put.args.add().bool = True
     for _ in range(QUESTIONS):
-        batch.commands.add(action=Action.DEBUG_GET_FROM_REMOTE, reg=1, worker_plus_one=1)
+        batch.commands.add(action=Action.DEBUG_GET_FROM_REMOTE, reg=1, workers=[0])
     payload = batch.SerializeToString()
     return envelope(
         EnvelopeKind.BATCH, payload, session=session, first_seq=1, last_seq=len(batch.commands)

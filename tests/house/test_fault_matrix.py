@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FAULTS = ROOT / "tests" / "faults"
 DOCUMENT = ROOT / "docs" / "reliability.md"
-ROWS = range(1, 37)
+ROWS = range(1, 38)
 
 # Rows that tests elsewhere hold, which need what those have.
 ELSEWHERE = {
@@ -26,6 +26,8 @@ ELSEWHERE = {
     "::test_a_lone_command_does_not_wait_behind_what_another_session_has_sent",
     36: "tests/disco_server/worker/test_fork_server.py"
     "::test_killing_all_that_watches_leaves_nothing_either",
+    37: "tests/disco_client/recovery/test_rebuilding.py"
+    "::test_workers_that_are_lost_in_rebuild_are_replaced_as_well",
 }
 
 # Rows without a test, and why. An entry must go when its test comes.

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from disco_client import connect, errors
+from disco_client import Opaque, connect, errors
 
 CANARY = """
 import pathlib
@@ -22,6 +22,13 @@ from subprocess import Popen
 
 def public():
     return "public"
+
+class Reader(Popen):
+    def __init__(self, fail=False):
+        self.open, self.hooks, self.size = system, [system], 3
+
+    def read(self):
+        return "read"
 """
 
 
@@ -98,6 +105,54 @@ def test_what_is_not_allowed_is_not_even_imported(session, node, name):
         session.get_global_func(f"{name}.sing").debug_get_from_remote(0)
     session.sync_all()
     assert not list(node[1].rglob("*.sang"))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "setting"),
+    [
+        ("disco_tools.Popen", errors.NotAllowed, "--allow-module subprocess"),
+        ("disco_tools.os.popen", errors.NotAllowed, "--allow-module os"),
+        ("disco_tools.Reader.__class__", errors.NotAllowed, "no setting allows"),
+        ("numpy.random.RandomState", errors.NotAllowed, "--allow-module numpy"),
+        ("numpy.memmap", errors.NotAllowed, "--allow-module numpy"),
+        ("subprocess.Popen", errors.FunctionNotFound, "not on its allow-list"),
+        ("disco_canary.Bird", errors.FunctionNotFound, "not on its allow-list"),
+        ("disco_tools.public", errors.FunctionNotFound, "what has that name is"),
+    ],
+)
+def test_a_class_that_is_not_open_has_no_objects(session, node, name, error, setting):
+    """The error names what would allow it; the session goes on, and nothing is imported."""
+    with pytest.raises(error, match=setting):
+        session.create(name, "true").debug_get_from_remote(0)
+    session.sync_all()
+    assert not list(node[1].rglob("*.sang"))
+
+
+def test_an_object_gives_only_what_its_own_class_defines(session):
+    """Nothing that it inherits, nothing private, and no attribute that can be called."""
+    reader = session.create("disco_tools.Reader")
+    assert reader.read().debug_get_from_remote(0) == "read"
+    assert reader.size.debug_get_from_remote(0) == 3
+    for name in ("open", "hooks"):
+        assert type(reader[name].debug_get_from_remote(0)) is Opaque
+    look_up = session.get_global_func("runtime.disco.get_attribute")
+    for held, name in (
+        (reader, "communicate"),
+        (reader, "__init__"),
+        (reader, "_execute_child"),
+        (session.get_global_func("disco_tools.public"), "__globals__"),
+        (session.get_global_func("numpy.add"), "reduce"),
+        (session.empty((2,), "float64"), "tofile"),
+        ([reader], "pop"),
+    ):
+        look_up(held, name)
+        with pytest.raises(errors.NotAllowed):
+            session.sync_all()
+    for use in (lambda: reader["open"]("true"), lambda: reader.hooks[0]):
+        use()
+        with pytest.raises(errors.BadArgument):
+            session.sync_all()
+    assert reader.read().debug_get_from_remote(0) == "read"
 
 
 def test_a_captured_program_reaches_no_more(session):

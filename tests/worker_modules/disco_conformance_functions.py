@@ -19,7 +19,8 @@ import numpy as np
 
 import disco_server
 from disco_client.arrays.shared_memory import MappedMemory
-from disco_server.rank.functions import resolve
+from disco_server.collectives.types import AbortedError
+from disco_server.rank.functions import resolve, writes_into
 
 _copies = {}
 
@@ -32,6 +33,39 @@ def _me():
 def echo(*args):
     """Returns its one argument, or all of them."""
     return args[0] if len(args) == 1 else list(args)
+
+
+@disco_server.register_func("conformance.named")
+def named(*args, **keywords):
+    """Returns its arguments, those with names too."""
+    return [list(args), keywords]
+
+
+@disco_server.register_func("conformance.scale_into")
+@writes_into(1)
+def scale_into(source, out, rate=1.0, *, failing=False):
+    """Overwrites one array with multiples of another one."""
+    if failing:
+        raise ValueError("told to fail")
+    out[...] = source * rate
+
+
+@disco_server.register_func("conformance.participants")
+def participants():
+    """The workers that execute this call."""
+    return list(disco_server.current_worker().participants)
+
+
+@disco_server.register_func("conformance.barrier_twice")
+def barrier_twice(team):
+    """Enters a collective of all, and after its error one of a team; the names of the errors."""
+    errors = []
+    for enter in (disco_server.current_worker().barrier, team.barrier):
+        try:
+            enter()
+        except AbortedError as error:
+            errors.append(type(error).__name__)
+    return errors
 
 
 @disco_server.register_func("conformance.kind")
@@ -248,3 +282,51 @@ def break_copies(pieces, how):
         return copy(*args)
 
     setattr(where, name, broken if how else copy)
+
+
+@disco_server.register_class("conformance.Model")
+class Model:
+    """A model that learns one number; each worker has another share of the data."""
+
+    kind = "model"
+
+    def __init__(self, start, *, rate=0.5):
+        self.weight = np.full(2, float(start))
+        self.rate = rate
+        self.losses = []
+        self.run = os.system  # what no session gets
+
+    @property
+    def loss(self):
+        """The last one."""
+        return self.losses[-1] if self.losses else None
+
+    def step(self, target, *, rate=None, failing=()):
+        """Goes towards a target, which is reduced over all workers where a rate is given."""
+        if _me() in failing:
+            raise ValueError("told to fail")
+        self.weight += (self.rate if rate is None else rate) * (target - self.weight)
+        self.losses.append(float(abs(target - self.weight).sum()))
+        return self.weight.copy()
+
+    def total(self):
+        """The weights of all workers together."""
+        return disco_server.current_worker().allreduce(self.weight, in_group=False)
+
+    @classmethod
+    def name_of(cls):
+        """A method of the class."""
+        return cls.__name__
+
+    @staticmethod
+    def twice(value):
+        """A method that needs no object."""
+        return 2 * value
+
+    def __disco_state__(self):
+        """What a checkpoint holds."""
+        return {"weight": self.weight, "rate": self.rate, "losses": self.losses}
+
+    def __disco_load__(self, state):
+        """Puts it back."""
+        self.weight, self.rate, self.losses = state["weight"], state["rate"], state["losses"]

@@ -537,3 +537,43 @@ def make_adder(array):
     """A function that adds an array, made of it."""
     held = np.array(array)
     return lambda other: held + other
+
+
+@disco_server.register_class("tests.Learner")
+class Learner:
+    """An object that adds up, and says what it consists of."""
+
+    def __init__(self, start, note):
+        self.weight, self.total, self.other = np.full(2, start), 0.0, None
+        if note is not None:
+            with Path(note).open("a") as file:
+                file.write("made\n")
+
+    def step(self, by):
+        """Adds to the weight, and to the total."""
+        self.weight += by
+        self.total += by
+        return self.weight
+
+    def spoil(self):
+        """Makes it hold what cannot travel."""
+        self.other = object()
+
+    def __disco_state__(self):
+        return {"weight": self.weight, "rest": [self.total, self.other]}
+
+    def __disco_load__(self, state):
+        self.weight, (self.total, self.other) = state["weight"], state["rest"]
+
+
+@disco_server.register_class("tests.Bare")
+class Bare:
+    """An object that does not say what it consists of."""
+
+
+@disco_server.register_class("tests.BareFunction")
+class BareFunction(Bare):
+    """One that can be called, too."""
+
+    def __call__(self):
+        return 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Any
 
 import numpy as np
 
 import disco_server
+from disco_server.collectives.types import ReduceOp
 from disco_server.devices.base import on_device
 
 
@@ -69,6 +71,32 @@ def break_on(worker: int) -> None:
         target.data.ptr, source.data.ptr, 8000, runtime.memcpyDeviceToDevice, arrays.comm.ptr
     )
     # The target's memory is given back on another stream, which does not wait for that.
+
+
+@disco_server.register_func("gpus.die_in_id")
+def die_in_id(worker: int, how: str) -> None:
+    """Ends or stops one worker, or lets its library fail, where it makes its next unique id."""
+    if me() != worker:
+        return
+    import cupy.cuda.nccl as binding
+
+    def give_up() -> bytes:
+        if how != "fails":
+            os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
+        raise binding.NcclError(1)
+
+    binding.get_unique_id = give_up
+
+
+@disco_server.register_func("gpus.teams_of_two")
+def teams_of_two(array: Any) -> Any:
+    """The sum over teams of two workers each."""
+    worker = disco_server.current_worker()
+    pairs = [[at, at + 1] for at in range(0, worker.num_workers, 2)]
+    team = worker.make_teams(pairs)
+    out = worker.arrays.empty(array.shape, array.dtype)
+    team.allreduce(array, out, ReduceOp.SUM)
+    return out
 
 
 @disco_server.register_func("gpus.under_way")

@@ -1,5 +1,13 @@
 """The functions that every worker offers, by subject; importing this registers them all."""
 
-from disco_server.rank.builtins import checkpoints, core, files, tensors, weights
+from disco_server.rank.builtins import (
+    checkpoints,
+    core,
+    files,
+    objects,
+    tensors,
+    tvm_names,
+    weights,
+)
 
-__all__ = ["checkpoints", "core", "files", "tensors", "weights"]
+__all__ = ["checkpoints", "core", "files", "objects", "tensors", "tvm_names", "weights"]

@@ -14,6 +14,7 @@ import numpy as np
 
 from disco_client.errors import EncodingError
 from disco_client.wire.codec import (
+    Action,
     EncodedReply,
     EncodedValue,
     FailureKind,
@@ -30,6 +31,13 @@ from disco_server.devices.foreign import is_foreign, library_of, native, of_libr
 from disco_server.modules.base import LoadedModule
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.functions import register_func
+from disco_server.rank.objects import (
+    BoundMethod,
+    has_state,
+    load_object,
+    member_of,
+    save_object,
+)
 from disco_server.rank.program import CompiledProgram
 from disco_server.rank.registers import Poison, is_any_array
 from disco_server.rank.worker import Worker, current_worker
@@ -260,10 +268,11 @@ def _layout_of(stored: StoredCheckpoint, entry: Entry) -> dict[str, Any]:
 # What one worker's registers hold, in a form that files can hold too.
 #
 # Arrays are kept one by one; everything else becomes bytes, in the encoding of commands.
-# What is neither, a function or a module, is made again by the commands that made it.
+# An object says what it consists of, if its class can; methods are those of saved objects. What
+# is none of this, a function or a module, is made again by the commands that made it.
 
 
-_LEFT, _VALUE, _ARRAY, _POISON = range(4)
+_LEFT, _VALUE, _ARRAY, _POISON, _OBJECT, _METHOD = range(6)
 
 
 class _Collecting(ArrayPorter):
@@ -330,6 +339,10 @@ class Snapshot:
         self._numbers = [int(number) for number in numbers]
         self._values = [slots[n] if n < len(slots) else None for n in self._numbers]
         self._published = dict(worker.published)
+        self._patterns = worker.allow_modules
+        self._states: dict[int, tuple[str, dict[str, Any]]] = {}
+        self._places: dict[int, int] = {}
+        self._objects: list[list[Any]] = []
         self._tensors: list[Any] = []
 
     def kinds(self) -> dict[str, Any]:
@@ -363,12 +376,35 @@ class Snapshot:
             reply = EncodedReply()
             encode_failure(reply.failure, value.failure, value.kind)
             return [_POISON, reply.SerializeToString(), int(value.kind)]
+        if isinstance(value, BoundMethod):
+            return [_METHOD, self._place_of(value.held, porter), value.member]
+        if has_state(value):
+            return [_OBJECT, self._place_of(value, porter)]
+        return self._encode_plain(value, porter)
+
+    def _encode_plain(self, value: Any, porter: _Collecting) -> list[Any]:
         array = native(value)
         if is_any_array(array) and self._is_plain(array):
             return [_ARRAY, porter.offer(array), list(_find_libraries(value))]
         encoded = EncodedValue()
         encode_value(encoded, array, porter)  # refuses what is nested without an end
         return [_VALUE, encoded.SerializeToString(), list(_find_libraries(value))]
+
+    def _place_of(self, held: object, porter: _Collecting) -> int:
+        """The place of an object among those to be saved; each is asked once, and saved once."""
+        key = id(held)
+        if key not in self._states:
+            self._states[key] = save_object(held, self._patterns)
+        if key not in self._places:
+            name, state = self._states[key]
+            try:
+                content = {part: self._encode_plain(state[part], porter) for part in state}
+            except EncodingError as error:
+                msg = f"cannot save what __disco_state__ of an object of {name} returned: {error}"
+                raise ArgumentRefused(msg) from None
+            self._places[key] = len(self._objects)
+            self._objects.append([name, content])
+        return self._places[key]
 
     def _is_plain(self, array: Any) -> bool:
         # Others become such ones inside a value, or are refused there.
@@ -379,6 +415,7 @@ class Snapshot:
     def seal(self, made: Collection[int], names: Collection[str]) -> None:
         """Makes it ready to be written, without what the log makes again."""
         porter = _Collecting(self._arrays)
+        self._places, self._objects = {}, []  # those of `kinds` were encoded one by one
         registers = [
             [number, [_LEFT] if number in made else self._encode(value, porter)]
             for number, value in zip(self._numbers, self._values, strict=True)
@@ -389,7 +426,8 @@ class Snapshot:
             if name not in names
         ]
         whole = EncodedValue()
-        encode_value(whole, {"registers": registers, "published": published}, porter)
+        entries = {"registers": registers, "published": published, "objects": self._objects}
+        encode_value(whole, entries, porter)
         head = np.frombuffer(whole.SerializeToString(), np.uint8)
         self._tensors = [head, *porter.taken]
 
@@ -411,11 +449,27 @@ def restore(worker: Worker, tensors: Sequence[Any]) -> None:
     """
     whole = decode_value(EncodedValue.FromString(bytes(tensors[0])))
     porter = _Giving(worker.arrays, tensors[1:])
+    patterns, held = worker.allow_modules, list[Any]()
+    for name, content in whole.get("objects", ()):
+        state = {part: _decode(entry, porter) for part, entry in content.items()}
+        held.append(load_object(name, state, patterns))
+
+    def decode(entry: list[Any]) -> Any:
+        if entry[0] == _OBJECT:
+            return held[entry[1]]
+        if entry[0] == _METHOD:
+            return member_of(held[entry[1]], entry[2], patterns)
+        return _decode(entry, porter)
+
     for number, entry in whole["registers"]:
         if entry[0] != _LEFT:
-            worker.registers.write(number, _decode(entry, porter))
+            value = decode(entry)
+            worker.registers.write(number, value)
+            if isinstance(value, BoundMethod):
+                label = worker.flight.label_of(Action.CALL_PACKED, value.name)
+                worker.registers.labels[number] = label
     for name, entry, facts in whole["published"]:
-        worker.published[name] = _decode(entry, porter), _decode(facts, porter)
+        worker.published[name] = decode(entry), decode(facts)
 
 
 def _decode(entry: list[Any], porter: _Giving) -> Any:

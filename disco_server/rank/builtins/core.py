@@ -6,18 +6,26 @@ or an integer, a reduction its code in a one-element shape, its code or its name
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from disco_client.errors import RemoteFailure
 from disco_client.wire.arrays import empty_array
+from disco_client.wire.codec import FailureKind, type_name
 from disco_client.wire.values import Device, Shape, dtype_from_name
 from disco_server.collectives.types import ReduceOp
+from disco_server.collectives.validation import find_kind
+from disco_server.devices.base import on_device
+from disco_server.modules.base import LoadNotAllowed
 from disco_server.rank.errors import ArgumentRefused, ModuleNotAllowed
 from disco_server.rank.functions import import_allowed, register_func, writes_into
-from disco_server.rank.worker import current_worker
+from disco_server.rank.registers import Poison, is_any_array
+from disco_server.rank.worker import Worker, current_worker
 
 if TYPE_CHECKING:
     from disco_server.collectives.group import ProcessGroup
@@ -29,7 +37,7 @@ _FAILED_IMPORTS = 4
 _IMPORT_TEXT = 512
 """How many imports that failed are kept for later messages, and how much of each."""
 
-__all__: list[str] = []
+__all__ = ["checked_dtype"]
 
 
 def _op(value: Any) -> ReduceOp:
@@ -40,6 +48,12 @@ def _op(value: Any) -> ReduceOp:
     except (ValueError, IndexError):
         msg = f"expected a reduction from 0 (sum) to 4 (avg), got {value!r}"
         raise ArgumentRefused(msg) from None
+
+
+def _is_root(in_group: Any) -> bool:
+    """Whether this rank is the first of its group, or of all."""
+    worker = current_worker()
+    return worker.worker_id % (worker.group_size if in_group else worker.num_workers) == 0
 
 
 # Where am I ----------------------------------------------------------------------
@@ -111,9 +125,18 @@ def empty(
     if where not in (None, _HOST, worker.device):
         msg = f"expected this worker's device {worker.device} or the CPU, got {where}"
         raise ArgumentRefused(msg)
-    root = worker.worker_id % worker.group_size if in_group else worker.worker_id
-    if worker0_only and root:
+    if worker0_only and not _is_root(in_group):
         return None
+    kind = checked_dtype(shape, dtype)
+    return empty_array(tuple(shape), kind) if on_host else worker.arrays.empty(shape, kind)
+
+
+def checked_dtype(shape: Sequence[int], dtype: Any) -> np.dtype[Any]:
+    """Reads the dtype of an array to allocate.
+
+    Raises:
+        ArgumentRefused: The size of that array is absurd.
+    """
     kind = dtype_from_name(dtype)
     nbytes = kind.itemsize
     for dim in Shape(shape):
@@ -121,7 +144,7 @@ def empty(
     if nbytes > _MAX_BYTES:
         msg = f"expected an array of at most {_MAX_BYTES} bytes, {kind}{list(shape)} has {nbytes}"
         raise ArgumentRefused(msg)
-    return empty_array(tuple(shape), kind) if on_host else worker.arrays.empty(shape, kind)
+    return kind
 
 
 @register_func("runtime.disco._import_python_module")
@@ -131,18 +154,45 @@ def import_python_module(name: str) -> None:
         msg = f"expected a module's name, got {name!r}"
         raise ArgumentRefused(msg)
     worker = current_worker()
-    failed = worker.failed_imports
-    failed.pop(name[:_IMPORT_TEXT], None)
-    try:
+    with noting_failure(worker, "import_python_module", name):
         import_allowed(name, worker.allow_modules)
+    worker.audit("module imported", name, "")
+
+
+@contextlib.contextmanager
+def noting_failure(worker: Worker, how: str, name: str) -> Generator[None]:
+    """Notes why a module could not be imported, as the cause of what is missing later.
+
+    Args:
+        worker: This rank.
+        how: The call by which a session asked for it.
+        name: The module's.
+    """
+    failed, key = worker.failed_imports, name[:_IMPORT_TEXT]
+    failed.pop(key, None)
+    try:
+        yield
     except Exception as error:
-        how = "was refused" if isinstance(error, ModuleNotAllowed) else "failed"
-        why = f"import_python_module({name!r}) {how} on this worker: {error}"
-        failed[name[:_IMPORT_TEXT]] = why[:_IMPORT_TEXT]
+        refused = isinstance(error, (ModuleNotAllowed, LoadNotAllowed))
+        went = "was refused" if refused else "failed"
+        failed[key] = f"{how}({name!r}) {went} on this worker: {error}"[:_IMPORT_TEXT]
         if len(failed) > _FAILED_IMPORTS:
             failed.pop(next(iter(failed)))
         raise
-    worker.audit("module imported", name, "")
+
+
+@register_func("runtime.disco._lose_registers")
+def lose_registers(registers: Sequence[int], why: str) -> None:
+    """Makes commands fail that read registers whose content was on workers before these.
+
+    Args:
+        registers: Their numbers.
+        why: What these commands say.
+    """
+    worker = current_worker()
+    failure = RemoteFailure(worker.worker_id, 0, why, node=worker.node)
+    for register in registers:
+        worker.registers.write(int(register), Poison(failure, FailureKind.STALE, lost=True))
 
 
 # Collectives --------------------------------------------------------------------------
@@ -160,53 +210,131 @@ def compiled_ccl() -> str:
     return current_worker().ccl
 
 
+# Each collective writes into its last argument. Where a call has none, it makes an array for
+# the result, of the source's dtype and on its device, and returns that.
+
+
+_NEW: Any = object()
+_DESCRIBED = 256
+"""Bytes of the description of a root's array: 64 dimensions, of which few are long."""
+
+MakeShape = Callable[[Sequence[int], int], Sequence[int]]
+"""From the shape of a source, and how many workers take part, to that of a result."""
+
+
+def _same(shape: Sequence[int], size: int) -> Sequence[int]:
+    del size
+    return shape
+
+
+def _stacked(shape: Sequence[int], size: int) -> Sequence[int]:
+    return (size, *shape)
+
+
+def _divided(shape: Sequence[int], size: int) -> Sequence[int]:
+    if not shape or shape[0] % size:
+        msg = (
+            f"expected an array whose first axis {size} workers divide, got shape {tuple(shape)}; "
+            "give a destination to have a flat chunk"
+        )
+        raise ArgumentRefused(msg)
+    return (shape[0] // size, *shape[1:])
+
+
+def _new(send: Any, in_group: Any, make_shape: MakeShape) -> Array:
+    """An array for what a collective makes of ``send``."""
+    if not is_any_array(send):
+        msg = f"the source must be an array, not {type_name(send)}"
+        raise ArgumentRefused(msg)
+    worker = current_worker()
+    size = worker.group_size if in_group else worker.num_workers
+    return worker.empty_like(send, tuple(make_shape(send.shape, size)))
+
+
+def _new_from_root(send: Any, in_group: Any, make_shape: MakeShape) -> Array:
+    """The same for what all get of the first rank's ``send``, which tells them what it is."""
+    worker = current_worker()
+    head = np.zeros(_DESCRIBED, np.uint8)
+    made = None
+    if _is_root(in_group):
+        made = _new(send, in_group, make_shape)
+        if find_kind(made.dtype) is None:
+            msg = f"the source must have a dtype that collectives move, not {made.dtype}"
+            raise ArgumentRefused(msg)
+        facts = [made.dtype.name, on_device(made), made.shape]
+        text = json.dumps(facts, separators=(",", ":")).encode()
+        head[: len(text)] = np.frombuffer(text, np.uint8)
+    worker.comm.broadcast(head, head, in_group=bool(in_group))
+    if made is not None:
+        return made
+    name, there, shape = json.loads(head.tobytes().rstrip(b"\0"))
+    kind = dtype_from_name(name)
+    return worker.arrays.empty(shape, kind) if there else empty_array(shape, kind)
+
+
 @register_func("runtime.disco.allreduce")
 @writes_into(3)
-def allreduce(send: Array, kind: Any, in_group: Any, recv: Array) -> None:
+def allreduce(send: Array, kind: Any, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Reduces ``send`` of all ranks into ``recv`` of all."""
-    current_worker().comm.allreduce(send, recv, _op(kind), in_group=bool(in_group))
+    out = _new(send, in_group, _same) if recv is _NEW else recv
+    current_worker().comm.allreduce(send, out, _op(kind), in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.allgather")
 @writes_into(2)
-def allgather(send: Array, in_group: Any, recv: Array) -> None:
+def allgather(send: Array, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Collects ``send`` of all ranks in ``recv`` of all."""
-    current_worker().comm.allgather(send, recv, in_group=bool(in_group))
+    out = _new(send, in_group, _stacked) if recv is _NEW else recv
+    current_worker().comm.allgather(send, out, in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.broadcast_from_worker0")
 @writes_into(2)
-def broadcast_from_worker0(send: Array | None, in_group: Any, recv: Array) -> None:
+def broadcast_from_worker0(send: Array | None, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Copies ``send`` of the first rank into ``recv`` of all."""
-    current_worker().comm.broadcast(send, recv, in_group=bool(in_group))
+    out = _new_from_root(send, in_group, _same) if recv is _NEW else recv
+    current_worker().comm.broadcast(send, out, in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.scatter_from_worker0")
 @writes_into(2)
-def scatter_from_worker0(send: Array | None, in_group: Any, recv: Array) -> None:
+def scatter_from_worker0(send: Array | None, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Gives each rank one chunk of the first rank's ``send``."""
-    current_worker().comm.scatter(send, recv, in_group=bool(in_group))
+    out = _new_from_root(send, in_group, _divided) if recv is _NEW else recv
+    current_worker().comm.scatter(send, out, in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.gather_to_worker0")
 @writes_into(2)
-def gather_to_worker0(send: Array, in_group: Any, recv: Array | None) -> None:
+def gather_to_worker0(send: Array, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Collects ``send`` of all ranks in ``recv`` of the first."""
-    current_worker().comm.gather(send, recv, in_group=bool(in_group))
+    out = None if recv is _NEW else recv
+    if recv is _NEW and _is_root(in_group):
+        out = _new(send, in_group, _stacked)
+    current_worker().comm.gather(send, out, in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.reduce_scatter")
 @writes_into(3)
-def reduce_scatter(send: Array, kind: Any, in_group: Any, recv: Array) -> None:
+def reduce_scatter(send: Array, kind: Any, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Reduces ``send`` of all ranks and gives each one chunk of the result."""
-    current_worker().comm.reduce_scatter(send, recv, _op(kind), in_group=bool(in_group))
+    out = _new(send, in_group, _divided) if recv is _NEW else recv
+    current_worker().comm.reduce_scatter(send, out, _op(kind), in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.all_to_all")
 @writes_into(2)
-def all_to_all(send: Array, in_group: Any, recv: Array) -> None:
+def all_to_all(send: Array, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Sends one chunk of each rank's ``send`` to each rank's ``recv``."""
-    current_worker().comm.all_to_all(send, recv, in_group=bool(in_group))
+    out = _new(send, in_group, _same) if recv is _NEW else recv
+    current_worker().comm.all_to_all(send, out, in_group=bool(in_group))
+    return out if recv is _NEW else None
 
 
 @register_func("runtime.disco.barrier")

@@ -15,6 +15,7 @@ from disco_client.wire.values import Device, Shape, is_array
 from disco_server.modules import loading
 from disco_server.modules.base import FileRefused, LoadedModule
 from disco_server.rank.builtins.checkpoints import read_bounds
+from disco_server.rank.builtins.core import noting_failure
 from disco_server.rank.errors import ArgumentRefused, FunctionMissing
 from disco_server.rank.functions import function_of, register_func, registry
 from disco_server.rank.worker import Worker, current_worker
@@ -135,12 +136,30 @@ def load_content(path: str, digest: str, where: Any = None) -> LoadedModule:
     """
     worker = current_worker()
     device = _own_device(worker, where)
+    return loading.load(_content(worker, path, digest), path, device, registry())
+
+
+@register_func("runtime.disco._load_source")
+def load_source(path: str, digest: str, module_name: str) -> None:
+    """Imports a Python file whose content the client knows, so that it registers its functions.
+
+    Raises:
+        LoadNotAllowed: The node does not let sessions load it.
+        FileRefused: It has disappeared since the check, or cannot be imported.
+    """
+    worker = current_worker()
+    with noting_failure(worker, "load_source", _text(module_name)):
+        loading.import_source(_content(worker, path, digest), digest, path, module_name)
+
+
+def _content(worker: Worker, path: str, digest: str) -> Path:
+    """The file of this node that has what a client's file has."""
     found = _find(worker, _text(path), _hexadecimal(digest))
     if found is None:
         msg = f"the upload of {path!r} is not on this worker any more"
         raise FileRefused(msg)
     worker.audit("module loaded", f"{path} (SHA-256 {digest})", "")
-    return loading.load(found, path, device, registry())
+    return found
 
 
 def _find(worker: Worker, path: str, digest: str) -> Path | None:
@@ -242,27 +261,50 @@ def finish_file(incoming: Incoming | None) -> None:
 
 
 @register_func("ffi.ModuleGetFunction")
-def module_get_function(module: Any, name: str, _query_imports: Any = False) -> Any:
-    """Finds a function of a module that a register holds."""
+def module_get_function(module: Any, name: str, query: Any = False) -> Any:
+    """Finds a function of a module that a register holds.
+
+    Args:
+        module: The module.
+        name: The function's name.
+        query: Whether the answer for a missing one is None instead of an error.
+
+    Raises:
+        FunctionMissing: The module has none of that name.
+        ModuleNotAllowed: It is not for sessions to use.
+    """
     if isinstance(module, LoadedModule):
         func = module.functions.get(name)
-        if not callable(func):
-            msg = f"module {module.name!r} has no function {name!r}; {_offers(module)}"
-            raise FunctionMissing(msg)
+    else:
+        worker = current_worker()
+        func = function_of(_module(module), name, worker.allow_modules, worker.allow_functions)
+    if callable(func):
         return func
+    if query:
+        return None
+    what = module.name if isinstance(module, LoadedModule) else module.__name__
+    msg = f"module {what!r} has no function {name!r}"
+    raise FunctionMissing(f"{msg}; {_offers(module)}" if isinstance(module, LoadedModule) else msg)
+
+
+@register_func("runtime.disco._module_names")
+def module_names(module: Any) -> list[str]:
+    """The names of a module's functions, sorted."""
+    if isinstance(module, LoadedModule):
+        return sorted(module.functions)
+    found = vars(_module(module)).items()
+    return sorted(name for name, each in found if callable(each) and not name.startswith("_"))
+
+
+def _module(module: Any) -> ModuleType:
     if not isinstance(module, ModuleType):
         msg = f"expected a module in the register, got {type(module).__name__}"
         raise ArgumentRefused(msg)
-    worker = current_worker()
-    func = function_of(module, name, worker.allow_modules, worker.allow_functions)
-    if func is None:
-        msg = f"module {module.__name__!r} has no function {name!r}"
-        raise FunctionMissing(msg)
-    return func
+    return module
 
 
 def _offers(module: LoadedModule) -> str:
-    names = sorted(module.functions)
+    names = module_names(module)
     if not names:
         return "it does not tell what it has"
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

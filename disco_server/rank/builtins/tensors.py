@@ -409,6 +409,102 @@ def _gelu(xp: Any, x: Array) -> Array:
     return kind(0.5) * x * (kind(1) + xp.tanh(inner))
 
 
+def _rsqrt(xp: Any, x: Array) -> Array:
+    return x.dtype.type(1) / xp.sqrt(x)
+
+
+# The error function, which numpy lacks: near 0 x times a series in x*x, and beyond that 1 less
+# exp(-x*x) times a series in 2 / (2 + x). The series are Chebyshev's, of Python's own function.
+
+_NEAR = 0.5
+_FAR = 6.0
+"""From here on the error function of a float64 is 1."""
+
+_DEGREES = {4: (5, 12), 8: (9, 24)}
+"""Of the series, by the bytes of the dtype."""
+
+_TEMPORARIES = 8
+"""How many arrays as long as a piece are in use at once."""
+
+
+@cache
+def _erf_series(itemsize: int) -> tuple[list[float], list[float]]:
+    def near(at: Array) -> Array:
+        x = [math.sqrt((each + 1) / 2) * _NEAR for each in at]
+        return np.array([math.erf(each) / each for each in x])
+
+    def far(at: Array) -> Array:
+        x = [2 / _share(each) - 2 for each in at]
+        return np.array([math.erfc(each) * math.exp(each * each) for each in x])
+
+    interpolate = np.polynomial.chebyshev.chebinterpolate
+    first, second = _DEGREES[itemsize]
+    return interpolate(near, first).tolist(), interpolate(far, second).tolist()
+
+
+def _share(at: float) -> float:
+    """The 2 / (2 + x) that is at this place of [-1, 1], for x from `_FAR` to 0."""
+    least = 2 / (2 + _FAR)
+    return least + (at + 1) / 2 * (1 - least)
+
+
+def _erf(xp: Any, x: Array) -> Array:
+    wide = x.dtype if x.dtype.itemsize >= _FEWEST_BYTES else np.dtype(np.float32)
+    near, far = _erf_series(wide.itemsize)
+    flat = xp.ascontiguousarray(x).reshape(-1)
+    out = xp.empty(flat.shape, x.dtype)
+    least = 2 / (2 + _FAR)
+    for piece in _pieces(flat.size, _TEMPORARIES) if xp is np else (slice(None),):
+        part = flat[piece].astype(wide)
+        size = xp.minimum(xp.abs(part), _FAR)
+        square = size * size
+        low = xp.minimum(square, _NEAR**2) * (2 / _NEAR**2) - 1
+        high = (2 / (2 + size) - least) * (2 / (1 - least)) - 1
+        rest = 1 - xp.exp(-square) * _chebyshev(far, high)
+        rest = xp.where(part < 0, -rest, rest)
+        out[piece] = xp.where(size < _NEAR, part * _chebyshev(near, low), rest)
+    return out.reshape(x.shape)
+
+
+def _chebyshev(series: Sequence[float], at: Array) -> Array:
+    """A series of Chebyshev's polynomials, by Clenshaw's recurrence."""
+    twice, one, two = at * 2, at * 0, at * 0
+    for coefficient in series[:0:-1]:
+        one, two = twice * one - two + coefficient, one
+    return at * one - two + series[0]
+
+
+def _zeros_like(xp: Any, x: Array, *, dtype: str) -> Array:
+    return xp.zeros(x.shape, dtype_from_name(dtype))
+
+
+def _cumsum_totals(xp: Any, x: Array, *, axis: int) -> Array:
+    return xp.sum(x, axis=axis, keepdims=True, dtype=x.dtype)
+
+
+def _cumsum_parts(xp: Any, x: Array, *totals: Array, axis: int, before: int = 0) -> Array:
+    out = xp.cumsum(x, axis=axis, dtype=x.dtype)
+    if before:
+        earlier = totals[0][(slice(None),) * axis + (slice(0, before),)]
+        out += xp.sum(earlier, axis=axis, keepdims=True, dtype=x.dtype)
+    return out
+
+
+def _tile(xp: Any, x: Array, *, reps: Sequence[int]) -> Array:
+    return xp.tile(x, tuple(reps))
+
+
+def _repeat(xp: Any, x: Array, *, repeats: int, axis: int) -> Array:
+    return xp.repeat(x, repeats, axis=axis)
+
+
+def _pad(
+    xp: Any, x: Array, *, widths: Sequence[Any], mode: str, values: Sequence[Any] = ()
+) -> Array:
+    more: dict[str, Any] = {"constant_values": values} if values else {}
+    return xp.pad(x, widths, mode=mode, **more)
+
+
 def _take_part(xp: Any, x: Array, ids: Array, *, axis: int, first: int, extent: int) -> Array:
     """The requested rows in this part; zeros for the others, which a sum over parts completes."""
     if x.shape[axis] == extent:
@@ -483,6 +579,14 @@ LOCAL: Mapping[str, Local] = {
     "silu": _silu,
     "gelu": _gelu,
     "sigmoid": _sigmoid,
+    "rsqrt": _rsqrt,
+    "erf": _erf,
+    "zeros_like": _zeros_like,
+    "cumsum_totals": _cumsum_totals,
+    "cumsum_parts": _cumsum_parts,
+    "tile": _tile,
+    "repeat": _repeat,
+    "pad": _pad,
     "transpose": _transpose,
     "reshape": _reshape,
     "slice": _slice_items,

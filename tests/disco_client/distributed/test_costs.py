@@ -107,6 +107,11 @@ FUNCTIONS = {
     "take": lambda x, _y, _s: np.take(x, [2, 0, 1], axis=1),
     "clip": lambda x, _y, _s: x.clip(-1, 1),
     "round": lambda x, _y, _s: np.round(x, 1),
+    "var": lambda x, _y, _s: x.var(axis=0),
+    "cumsum": lambda x, _y, _s: x.cumsum(axis=0),
+    "norm": lambda x, _y, _s: np.linalg.norm(x, 1),
+    "repeat": lambda x, _y, _s: x.repeat(2, axis=0),
+    "split": lambda x, _y, _s: np.split(x, [1])[1],
 }
 
 

@@ -121,6 +121,21 @@ UNARY = {
     "middle": lambda x: x[..., 1:],
     "stack": lambda x: np.stack([x, x], axis=1),
     "square": lambda x: x**2,
+    "cumsum": lambda x: np.cumsum(x, axis=0),
+    "cumsum of the last": lambda x: np.cumsum(x, axis=-1),
+    "cumsum of all": np.cumsum,
+    "zeros_like": np.zeros_like,
+    "tile": lambda x: np.tile(x, (2, 1)),
+    "repeat": lambda x: np.repeat(x, 2, axis=0),
+    "repeat by counts": lambda x: np.repeat(x, np.arange(x.shape[0]), axis=0),
+    "pad": lambda x: np.pad(x, 1, constant_values=2),
+    "pad the last": lambda x: np.pad(x, [(0, 0)] * (x.ndim - 1) + [(2, 1)], mode="wrap"),
+    "hstack": lambda x: np.hstack([x, x]),
+    "dstack": lambda x: np.dstack([x, x]),
+    "part": lambda x: np.array_split(x, 3, axis=-1)[1],
+    "norm": np.linalg.norm,
+    "norms": lambda x: np.linalg.norm(x, 1, axis=0),
+    "tensordot": lambda x: np.tensordot(x, x, (0, 0)),
 }
 
 
@@ -154,7 +169,7 @@ def test_functions_of_one_tensor(workers, name, made):
     same(UNARY[name](x), UNARY[name](array))
 
 
-@pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "mean", "any", "all"])
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "mean", "any", "all", "var", "std"])
 @examples(12)
 @given(
     made=tensors(1, st.tuples(some)),
@@ -282,6 +297,73 @@ def test_reshape(workers, shape, mesh, data):
     same(x.reshape(target), array.reshape(target))
 
 
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "complex64", "int32", "float16", "bfloat16"]
+)
+def test_a_large_mean_costs_the_variance_no_digits(workers, dtype):
+    """Of a split axis, in parts of different sizes; it is as exact as numpy's own two passes."""
+    mesh = DeviceMesh((2, 2), range(4))
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    half = kind.itemsize == 2
+    array = (numbers((1031, 3), "float64", 5) * 8 + (256 if half else 1e6)).astype(kind)
+    exact = array.astype("complex128" if kind.kind == "c" else "float64").var(axis=0)
+    # Numpy adds up halves in halves.
+    numpys = array.astype("float32" if half else kind).var(axis=0)
+    error = 2 * np.abs(numpys - exact) + exact * (1e-2 if half else 1e-5)
+    real = (
+        array.real.dtype if kind.kind == "c" else np.dtype("float64") if kind.kind == "i" else kind
+    )
+    for placement in ("S[0], S[0]", "S[0], P", "S[1], S[0]"):
+        x = workers.distribute(array, mesh, placement)
+        for name in ("var", "variance"):
+            got = workers.apply(name, x, axis=0)
+            assert got.dtype == real
+            assert (np.abs(got.numpy().astype("float64") - exact) <= error).all()
+        got = x.std(0, ddof=1).numpy().astype("float64")
+        assert (np.abs(got**2 * 1030 / 1031 - exact) <= 3 * error).all()
+
+
+def test_only_sums_move_for_what_is_computed_along_a_split_axis(workers):
+    """Totals for a running sum, means for a variance; and a split puts together once."""
+    mesh = DeviceMesh((4,), range(4))
+    x = workers.distribute(numbers((4000, 2), "float64", 1), mesh, "S[0]")
+    row = 2 * 8
+    assert x.cumsum(0).explain().startswith(f"cumsum -> S[0]: {3 * row} bytes")
+    assert str(x.var(0).placement) == "P[sum]"
+    # An allreduce of one row, or what takes its place.
+    moved = sum(plan.cost for _, plan in x.var(0).origin.moves)
+    assert moved <= 4 * row
+    for made in (np.linalg.norm(x), np.zeros_like(x), np.repeat(x, 3, axis=0), np.tile(x, (1, 2))):
+        assert sum(plan.cost for _, plan in made.origin.moves) <= 2 * row
+    pieces = np.split(x, 4)
+    moves = {id(plan) for piece in pieces for _, plan in piece.origin.moves}
+    assert len(moves) == 1
+    for piece, expected in zip(pieces, np.split(numbers((4000, 2), "float64", 1), 4), strict=True):
+        same(piece, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_the_error_function_and_the_reciprocal_root(workers, dtype):
+    """To the last digits of each dtype."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    ends = [0.0, -0.0, np.inf, -np.inf, 1e-30, 0.5, -0.5]
+    array = np.concatenate([np.linspace(-7, 7, 501), ends]).astype(kind)
+    wide = array.astype("float64")
+    mesh = workers.mesh()
+    got = workers.apply("erf", workers.distribute(array, mesh, "S[0]"))
+    assert got.dtype == kind
+    expected = [math.erf(each) for each in wide]
+    tolerance = {1: 1e-15, 2: 8e-3, 4: 3e-7, 8: 3e-15}[kind.itemsize]
+    np.testing.assert_allclose(
+        got.numpy().astype("float64"), expected, rtol=tolerance, atol=tolerance / 1e3
+    )
+    positive = np.abs(array[1:500]) + kind.type(0.25)
+    root = workers.apply("rsqrt", workers.distribute(positive, mesh, "S[0]")).numpy()
+    assert root.dtype == kind
+    exact = 1 / np.sqrt(positive.astype("float64"))
+    np.testing.assert_allclose(root.astype("float64"), exact, rtol=2 * tolerance)
+
+
 def softmax(x, axis):
     shifted = np.exp(x - x.max(axis=axis, keepdims=True))
     return shifted / shifted.sum(axis=axis, keepdims=True)
@@ -354,6 +436,24 @@ def test_a_program_as_one_writes_it(workers):
     np.testing.assert_allclose(
         result.numpy(), np.maximum(x @ up, 0) @ down + bias, rtol=1e-4, atol=1e-5
     )
+
+
+def test_a_captured_program_computes_with_functions_of_several_steps(workers):
+    """Variances, running sums, parts and norms; what they need is made when it is captured."""
+    mesh = DeviceMesh((2, 2), range(4))
+
+    def compute(x):
+        half, rest = np.split(np.cumsum(x, axis=0), [2])
+        return np.pad(half, 1), np.tile(rest, 2), np.var(x, axis=0), np.linalg.norm(x)
+
+    first, second = (numbers((5, 6), "float64", seed) for seed in (0, 1))
+    x = workers.distribute(first, mesh, "S[0], S[1]")
+    with workers.capture() as program:
+        program.output(*compute(program.input("x", like=x)))
+    for array in (first, second):
+        made = program(workers.distribute(array, mesh, "S[0], S[1]"))
+        for got, expected in zip(made, compute(array), strict=True):
+            same(got, expected)
 
 
 def test_a_captured_program_computes_with_them(workers):

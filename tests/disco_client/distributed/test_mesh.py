@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import pytest
 
 from disco_client import ConfigError
@@ -17,6 +20,22 @@ def test_a_mesh_knows_its_workers():
     assert mesh.lines("tp") == mesh.lines(1) == mesh.lines(-1) == [(0, 1, 2), (3, 4, 5)]
     assert mesh.lines("dp") == [(0, 3), (1, 4), (2, 5)]
     assert DeviceMesh([2, 3], [0, 1, 2, 3, 4, 5]).device_range is None
+
+
+@dataclass
+class Expression:
+    """A number, as tvm.ir has them."""
+
+    value: int
+
+
+def test_a_range_of_the_original_s_is_a_range():
+    """By its first number and its extent, which may be expressions."""
+    mesh = DeviceMesh((2, 2), SimpleNamespace(min=Expression(1), extent=Expression(4)))
+    assert mesh.device_range == range(1, 5)
+    assert mesh == DeviceMesh((2, 2), SimpleNamespace(min=1, extent=4))
+    with pytest.raises(TypeError, match="expected an integer for a worker"):
+        DeviceMesh((2,), SimpleNamespace(min=0, extent=Expression("n")))
 
 
 def test_meshes_of_the_same_workers_are_equal():
@@ -37,6 +56,8 @@ def test_a_mesh_is_cut_as_an_array_is():
     """Numbers drop an axis, slices keep it with its name; names say which axis."""
     mesh = DeviceMesh((2, 3), range(6), ("dp", "tp"))
     assert mesh[1] == DeviceMesh((3,), [3, 4, 5], ("tp",))
+    assert mesh["tp"] == mesh.at(dp=0) == DeviceMesh((3,), [0, 1, 2], ("tp",))
+    assert mesh["dp"] == mesh.at(tp=0) == DeviceMesh((2,), [0, 3], ("dp",))
     assert mesh[:, 2] == mesh.at(tp=2) == DeviceMesh((2,), [2, 5], ("dp",))
     assert mesh[:, 1:] == DeviceMesh((2, 2), [1, 2, 4, 5], ("dp", "tp"))
     assert mesh[1, 1] == DeviceMesh((1,), [4])

@@ -24,6 +24,11 @@ def test_both_names_of_the_original():
     assert info.tensor_ty is info.tensor_sinfo is TENSOR
     assert (info.device_mesh, info.placement) == (MESH, Placement.from_text("S[0], R"))
     assert info == DTensorStructInfo(TENSOR, MESH, Placement.from_text("S[0]R"))
+    named = {"device_mesh": MESH, "placement": "S[0], R", "span": None}
+    assert info == DTensorType(tensor_ty=TENSOR, **named)
+    assert info == DTensorStructInfo(tensor_sinfo=TENSOR, **named)
+    with pytest.raises(TypeError, match="a DeviceMesh for device_mesh, got None"):
+        DTensorType(tensor_ty=TENSOR)
 
 
 def test_each_worker_has_its_part():

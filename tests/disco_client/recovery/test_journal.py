@@ -149,7 +149,7 @@ def test_beyond_the_limit_arrays_go_first(journal, log):
 def test_questions_are_not_asked_again(journal, log):
     """Unless somebody waits for the answer; in their place workers say that they are there."""
     for _ in range(2):
-        log.issue(Action.DEBUG_GET_FROM_REMOTE, reg=4, worker=1, answers=1)
+        log.issue(Action.DEBUG_GET_FROM_REMOTE, reg=4, workers=(1,), answers=1)
     log.issue_call(1, [2])
     keep(journal, log)
     first, second = pieces(journal, 2)
@@ -164,7 +164,7 @@ def test_what_a_question_released_is_released(journal, log):
     """The registers whose references had died travel with whatever command comes next."""
     _, reg = log.issue(Action.CALL_PACKED, func=1)
     log.release(reg)
-    log.issue(Action.COPY_FROM_WORKER0, reg=9, worker=0, answers=1)
+    log.issue(Action.COPY_FROM_WORKER0, reg=9, workers=(0,), answers=1)
     keep(journal, log)
     (piece,) = pieces(journal)
     assert list(piece.batch.commands[1].released) == [reg]

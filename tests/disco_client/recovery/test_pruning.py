@@ -44,7 +44,7 @@ class Client:
             return 0
 
         self.journal.add_upload(ticket, 0, memoryview(b"data"), 0)
-        return self.log.issue(Action.COPY_TO_WORKER0, fill, worker=0)[1]
+        return self.log.issue(Action.COPY_TO_WORKER0, fill, workers=(0,))[1]
 
     def sync(self):
         self.log.issue(Action.SYNC_WORKER, reg=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -61,6 +62,32 @@ def test_a_waiting_call_returns_as_if_nothing_had_happened(session, tmp_path):
     session.get_global_func("tests.kill_once_on")(1, str(tmp_path / "killed"))
     session.allreduce(array, total)
     np.testing.assert_array_equal(total.numpy(), 2 * np.arange(LARGE))
+    assert len(session.recoveries) == 1
+
+
+def test_what_a_collective_made_is_made_again(session, lose):
+    """A result without a destination of the program's is a reference as any other."""
+    total = session.allreduce(session.scatter(np.arange(4.0).reshape(2, 2)))
+    spread = session.broadcast_from_worker0(session.copy_to_worker_0(np.arange(3)))
+    session.sync_all()
+    lose(session)
+    assert total.numpy(1).tolist() == [2.0, 4.0]
+    assert spread.numpy(1).tolist() == [0, 1, 2]
+
+
+def test_awaits_and_futures_outlive_lost_workers(session, tmp_path):
+    """Their questions are put to the workers that took the place, large arrays included."""
+    large, small = session.broadcast(np.arange(float(LARGE))), session.broadcast(np.ones(3))
+    session.get_global_func("tests.kill_once_on")(1, str(tmp_path / "killed"))
+    future = large.future(1)
+
+    async def both():
+        return await large, await small
+
+    whole, part = asyncio.run(both())
+    np.testing.assert_array_equal(whole, np.arange(LARGE))
+    np.testing.assert_array_equal(future.result(timeout=60), np.arange(LARGE))
+    assert part.tolist() == [1, 1, 1]
     assert len(session.recoveries) == 1
 
 
@@ -160,6 +187,23 @@ def test_distributed_tensors_and_programs_go_on(session, lose):
     whole = np.arange(16.0).reshape(4, 4)
     np.testing.assert_array_equal((program(y) @ x).numpy(), 4 * whole @ whole)
     np.testing.assert_array_equal(session.published("y").numpy(), 2 * whole)
+
+
+def test_files_that_the_program_brought_are_brought_again(session, lose, tmp_path):
+    """Their content of then, also after a checkpoint has dropped the log."""
+    source = tmp_path / "disco_brought.py"
+    source.write_text(
+        "import disco_server\n@disco_server.register_func('tests.brought')\n"
+        "def brought(x):\n    return x + 1\n"
+    )
+    session.load_source(source)
+    session.sync_all()
+    source.write_text("raise ValueError('of later')")
+    lose(session)
+    assert session.get_global_func("tests.brought")(1).debug_get_from_remote(1) == 2
+    session.checkpoint(tmp_path / "checkpoint")
+    lose(session)
+    assert session.get_global_func("tests.brought")(2).debug_get_from_remote(0) == 3
 
 
 def test_what_the_program_waited_for_is_waited_for_again(session, lose, tmp_path):
@@ -306,7 +350,7 @@ def test_a_session_can_be_left_to_others(session, cluster):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"recover": "restart"}, "expected recover to be None or 'replay', got 'restart'"),
+        ({"recover": "restart"}, "expected recover to be None, 'replay' or a function, got 're"),
         ({"recover": True}, "got True"),
         ({"recover": "replay", "recover_limit_bytes": 0}, "above 0, got 0"),
         ({"recover": "replay", "recover_limit_bytes": 1.5}, "integer recover_limit_bytes"),

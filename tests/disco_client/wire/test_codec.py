@@ -123,6 +123,27 @@ def test_kindred_values_become_the_nearest_of_the_set(sent, got):
     assert type(came) is type(got)
 
 
+def test_values_of_tvm_become_disco_s():
+    """Shapes, dtypes, devices, texts, bytes; what a shape may not hold is a list."""
+    ffi = pytest.importorskip("tvm_ffi")
+    sent = [
+        ffi.Shape((2, 0)),
+        ffi.Shape((-1, 2)),
+        ffi.dtype("bfloat16"),
+        ffi.device("cuda", 3),
+        ffi.core.String("long enough a text"),
+        ffi.core.Bytes(b"bytes"),
+    ]
+    dtype = np.dtype(ml_dtypes.bfloat16)
+    got = [Shape((2, 0)), [-1, 2], dtype, Device("cuda", 3), *sent[4:]]
+    came = there_and_back(sent)
+    assert came == got
+    assert [type(each) for each in came[:2] + came[3:]] == [Shape, list, Device, str, bytes]
+    for value in (ffi.dtype("float32x4"), ffi.device("metal")):
+        with pytest.raises(EncodingError, match="expected"):
+            encode_value(EncodedValue(), value)
+
+
 @pytest.mark.parametrize(
     "array",
     [

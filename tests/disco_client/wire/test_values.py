@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from disco_client import ConfigError, Device, Opaque, Shape, cpu, cuda, rocm
-from disco_client.wire.values import dtype_from_name, dtype_name
+from disco_client.wire.values import as_device, device_of, dtype_from_name, dtype_name
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,57 @@ def test_other_spellings_of_a_device_are_refused(text):
     with pytest.raises(ConfigError, match="'cuda:0'") as refused:
         Device.parse(text)
     assert repr(text) in str(refused.value)
+
+
+def foreign(**attributes):
+    """An object with these attributes."""
+    return SimpleNamespace(**attributes)
+
+
+@pytest.mark.parametrize(
+    ("value", "device"),
+    [
+        (foreign(dlpack_device_type=lambda: 2, index=1), cuda(1)),
+        (foreign(device_type=1, device_id=0, index=5), cpu()),
+        (foreign(device_type=10, index=3), rocm(3)),
+        (foreign(type="cpu", index=None), cpu()),
+        (foreign(type="cuda", index=2), cuda(2)),
+        (cuda(4), cuda(4)),
+    ],
+    ids=["dlpack", "ids", "index", "no-index", "named", "own"],
+)
+def test_devices_of_other_libraries_are_devices(value, device):
+    """By DLPack's number of their kind, or by its name, as torch has it."""
+    assert as_device(value) == device_of(value) == device
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        5,
+        "cuda",
+        [1],
+        SimpleNamespace,
+        foreign(type="cuda"),
+        foreign(type="x", index=0),
+        np.zeros(2),
+    ],
+    ids=repr,
+)
+def test_other_objects_are_no_devices(value):
+    """Nor are texts, which only an argument that must be a device reads."""
+    assert as_device(value) is None
+    if not isinstance(value, str):
+        with pytest.raises(ConfigError, match="expected a device such as 'cpu' or 'cuda:0'"):
+            device_of(value)
+
+
+def test_a_device_that_no_worker_has_is_refused():
+    """With the kinds that there are; None is each worker's own."""
+    with pytest.raises(ConfigError, match="of kind cpu, cuda, rocm"):
+        as_device(foreign(device_type=8, index=0))
+    assert device_of(None) is None
+    assert device_of("rocm:1") == rocm(1)
 
 
 def test_a_shape_is_a_tuple_of_integers_of_any_kind():

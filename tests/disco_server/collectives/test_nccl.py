@@ -20,6 +20,7 @@ from disco_server.collectives.types import (
     ReduceOp,
     UnavailableError,
 )
+from disco_server.collectives.unique_ids import HostIds
 from disco_server.devices.host import HostArrays
 
 SUM = ReduceOp.SUM
@@ -208,15 +209,29 @@ def test_an_error_of_the_standin_without_a_name_ends_the_beginning(
     st.text(max_size=nccl._PROBLEM_CHARACTERS),
     st.integers(0, 10**6),
     st.text(max_size=20),
-    st.tuples(st.binary(max_size=128), st.binary(max_size=128)),
+    st.integers(0, 1 << 16),
 )
-def test_what_a_rank_says_of_itself_arrives(problem, version, gpu, ids):
+def test_what_a_rank_says_of_itself_arrives(problem, version, gpu, id_bytes):
     """Of any text, and always of the same size."""
-    record = _Record(problem, version, gpu, (ids[0].hex(), ids[1].hex()))
+    record = _Record(problem, version, gpu, id_bytes)
     data = record.encode()
 
     assert data.size == nccl._RECORD_BYTES
     assert _Record.decode(data) == record
+
+
+def test_an_id_of_another_length_is_refused(device_ranks, binding, monkeypatch):
+    """Whatever the library's length is; one that was cut on its way begins nothing."""
+    ranks = device_ranks(2, groups=1, start=False)
+    real = HostIds.share
+
+    def cut(self, *given):
+        return real(self, *given)[:-1]
+
+    monkeypatch.setattr(HostIds, "share", cut)
+    for error in ranks.each(begin):
+        assert isinstance(error, CommunicatorLost)
+        assert "expected a unique id of 128 bytes from worker 0, got 127 bytes" in str(error)
 
 
 # Who may take part --------------------------------------------------------------------------

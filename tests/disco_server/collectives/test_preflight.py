@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -136,7 +136,11 @@ class Rank:
         wire = channel.exchange
         assert isinstance(wire, Wire)
         short = not (
-            self.preflight.busy or channel.pending or problem or self.preflight.cannot_come
+            self.preflight.busy
+            or channel.pending
+            or problem
+            or self.preflight.cannot_come
+            or self.preflight.participants
         )
         if short:
             wire.start(header)
@@ -165,43 +169,49 @@ class Rank:
     def execute(self, log: Log) -> Generator[None, None, None]:
         for seq, command in enumerate(log.commands, start=1):
             self.preflight.position = seq
-            failed = False
-            fate = log.fates.get((seq, self.rank))
-            for index, number in enumerate(command):
-                if fate == index:
-                    failed = True
+            self.preflight.participants = log.chosen.get(seq)
+            if self.rank in log.chosen.get(seq, (self.rank,)):
+                yield from self.run_command(seq, command, log)
+
+    def run_command(self, seq: int, command: list[int], log: Log) -> Generator[None, None, None]:
+        failed = False
+        fate = log.fates.get((seq, self.rank))
+        for index, number in enumerate(command):
+            if fate == index:
+                failed = True
+                break
+            if self.rank in LATER.get(number, ()) and number not in self.made:
+                # What the team would be used by has nothing to use.
+                self.lacked.add(seq)
+                failed = True
+                break
+            if number >= MAKES:
+                problem = "broken" if (seq, self.rank) in log.broken else ""
+                decision = yield from self.make(number - MAKES, problem)
+            elif number in self.channels:
+                decision = yield from self.enter(self.channels[number])
+            else:
+                continue
+            self.decisions[seq, index] = decision
+            if decision.kind is Outcome.RUN:
+                self.ran.setdefault(number, []).append((seq, index))
+            else:
+                failed = True
+                if not log.catches:
                     break
-                if self.rank in LATER.get(number, ()) and number not in self.made:
-                    # What the team would be used by has nothing to use.
-                    self.lacked.add(seq)
-                    failed = True
-                    break
-                if number >= MAKES:
-                    problem = "broken" if (seq, self.rank) in log.broken else ""
-                    decision = yield from self.make(number - MAKES, problem)
-                elif number in self.channels:
-                    decision = yield from self.enter(self.channels[number])
-                else:
-                    continue
-                self.decisions[seq, index] = decision
-                if decision.kind is Outcome.RUN:
-                    self.ran.setdefault(number, []).append((seq, index))
-                else:
-                    failed = True
-                    if not log.catches:
-                        break
-            if failed or fate is not None:
-                self.preflight.cannot_enter(seq)
-            for _ in range(log.idle):
-                self.preflight.poll()
-                yield
+        if failed or fate is not None:
+            self.preflight.cannot_enter(seq)
+        for _ in range(log.idle):
+            self.preflight.poll()
+            yield
 
 
 @dataclass(frozen=True)
 class Log:
     """What the session executes: channels of each command, and who fails before which.
 
-    Who is in `broken` cannot build its end of the channels that the command makes.
+    Who is in `broken` cannot build its end of the channels that the command makes. Commands
+    in `chosen` are executed by these ranks alone.
     """
 
     commands: list[list[int]]
@@ -210,6 +220,7 @@ class Log:
     catches: bool
     seed: int
     broken: frozenset[tuple[int, int]] = frozenset()
+    chosen: dict[int, frozenset[int]] = field(default_factory=dict)
 
 
 def make_ranks() -> list[Rank]:
@@ -301,6 +312,26 @@ def test_every_log_ends_in_which_channels_begin(log: Log):
     execute(log)
 
 
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    logs(CHANNEL, st.booleans()),
+    st.dictionaries(st.integers(1, 8), st.frozensets(st.integers(0, RANKS - 1), min_size=1)),
+)
+def test_every_log_ends_of_which_some_commands_are_for_chosen_ranks(
+    log: Log, chosen: dict[int, frozenset[int]]
+):
+    """The same where ranks skip commands: a call that needs one of them is left out, at once.
+
+    Which ranks it needs is all of them, and one that needs none of them runs.
+    """
+    fates = {
+        (seq, rank): fate
+        for (seq, rank), fate in log.fates.items()
+        if rank in chosen.get(seq, (rank,))
+    }
+    execute(replace(log, fates=fates, chosen=chosen))
+
+
 def execute(log: Log) -> None:
     ranks = make_ranks()
     run_all({rank.rank: rank.execute(log) for rank in ranks}, ranks, log.seed)
@@ -309,7 +340,15 @@ def execute(log: Log) -> None:
         runs = [ranks[member].ran.get(number, []) for member in members]
         assert all(run == runs[0] for run in runs), f"channel {number}: {runs}"
     for rank in ranks:
-        for (seq, _), decision in rank.decisions.items():
+        for (seq, index), decision in rank.decisions.items():
+            if seq in log.chosen:
+                missing = set(CHANNELS[log.commands[seq - 1][index]]) - log.chosen[seq]
+                assert (decision.kind is Outcome.LEFT_OUT) == bool(missing)
+                if missing:
+                    assert set(decision.workers) == missing
+                    continue
+                if any(each.kind is Outcome.LEFT_OUT for each in decisions_in(ranks, seq)):
+                    continue  # which fails the command on that rank
             broken = {other for other in range(RANKS) if (seq, other) in log.broken}
             lacking = {other.rank for other in ranks if seq in other.lacked}
             failed = {other for other in range(RANKS) if (seq, other) in log.fates} | lacking
@@ -320,6 +359,16 @@ def execute(log: Log) -> None:
                 assert set(decision.workers) <= (broken if odd else failed)
     run_all({rank.rank: rank.preflight.leave() for rank in ranks}, ranks, log.seed)
     assert not any(channel.pending for rank in ranks for channel in rank.channels.values())
+
+
+def decisions_in(ranks: list[Rank], seq: int) -> list[Decision]:
+    """What became of all calls of a command."""
+    return [
+        decision
+        for rank in ranks
+        for (command, _), decision in rank.decisions.items()
+        if command == seq
+    ]
 
 
 def test_a_channel_that_begins_late_knows_no_failures_of_before():

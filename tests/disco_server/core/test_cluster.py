@@ -24,6 +24,7 @@ from disco_server.core.cluster import (
     SessionGone,
     SessionLimits,
     StartOnNode,
+    TellDraining,
     TellEnded,
     TellQueued,
     TellReady,
@@ -170,14 +171,17 @@ def test_a_node_that_leaves_takes_no_more_sessions(cluster):
 def test_a_cordoned_node_keeps_its_sessions_and_takes_no_more(cluster):
     """Also while its connection is away, and after it has come back."""
     start(cluster, 1, 2)
-    cluster.node_cordoned("a")
-    cluster.node_cordoned("nobody")
+    (told,) = cluster.node_cordoned("a")
+    assert told == TellDraining(cluster.sessions[1])
+    assert cluster.draining_ranks(cluster.sessions[1]) == [0]
+    assert cluster.node_cordoned("nobody") == []
     assert cluster.members.nodes["a"].state == "draining"
     start(cluster, 2, 2)
     assert cluster.sessions[2].shares[0].node == "b"
     assert of(cluster.node_away("a", 1.0), TellEnded) == []
     assert cluster.sessions[1].state is SessionState.RUNNING
-    cluster.node_joined(node("a", cordoned=True), [cluster.sessions[1]], 2.0)
+    returned = cluster.node_joined(node("a", cordoned=True), [cluster.sessions[1]], 2.0)
+    assert of(returned, TellDraining) == [TellDraining(cluster.sessions[1])]
     assert cluster.sessions[1].state is SessionState.RUNNING
     waiting = session(3, 1)
     cluster.requested(waiting)

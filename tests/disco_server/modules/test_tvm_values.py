@@ -192,6 +192,12 @@ def test_an_error_that_cannot_be_described_goes_through_too():
         through_tvm(fail)()
 
 
+def test_keyword_arguments_are_refused(echo):
+    """Functions of TVM have no names for their arguments."""
+    with pytest.raises(EncodingError, match="no keyword arguments; got rate"):
+        echo(1, rate=2)
+
+
 def test_an_error_of_tvm_stays_what_it_is():
     """After an error of ours was caught on the way, another one is not taken for it."""
     inner = through_tvm(lambda: (_ for _ in ()).throw(OwnError("first", 1)))

@@ -57,14 +57,14 @@ class Recording:
         column = [arg * 2 + 1 if isinstance(arg, Value) else arg * 2 for arg in args]
         return Value(self.log.issue_call(func, column))
 
-    def issue(self, action, *args, func=0, reg=None, worker=None, results=()):
+    def issue(self, action, *args, func=0, reg=None, workers=(), results=()):
         def fill(command):
             for arg in args:
                 encode_value(command.args.add(), arg, register_of=register_of)
             command.results.extend(results)
             return 0
 
-        return Value(self.log.issue(action, fill, func=func, reg=reg, worker=worker)[1])
+        return Value(self.log.issue(action, fill, func=func, reg=reg, workers=workers)[1])
 
     def call(self, func, *args):
         return self.issue(Action.CALL_PACKED, *args, func=func)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from disco_client import Opaque, Shape
 from disco_client.errors import EncodingError
+from disco_client.tracing.ring import read_flight
 from disco_client.wire.codec import (
     Action,
     ArrayPorter,
@@ -54,7 +55,7 @@ def command(action, *args, reg=0, func=0, worker=None, released=()):
     made = EncodedBatch().commands.add()
     made.action = action
     made.reg, made.func = reg, func
-    made.worker_plus_one = 0 if worker is None else worker + 1
+    made.workers.extend(() if worker is None else (worker,))
     made.released.extend(released)
     for arg in args:
         if isinstance(arg, Register):
@@ -94,6 +95,7 @@ def known(monkeypatch):
     own = {
         "t.echo": lambda *args: args[0] if len(args) == 1 else list(args),
         "t.fail": fail,
+        "t.named": lambda **named: named,
         "t.big": lambda: "x" * 50,
         "t.exit": lambda: (_ for _ in ()).throw(SystemExit(3)),
     }
@@ -128,6 +130,31 @@ def test_a_command_for_another_worker_only_counts(rank):
     (reply,) = rank.run(theirs, SYNC)
     assert (reply.seq, reply.ack) == (5, 5)
     assert rank.read(3) is None
+
+
+def test_a_call_of_chosen_workers_leaves_none_on_the_others(rank):
+    """Whatever it would have read; the flight recorder says that it was for others."""
+    rank.run(get_func("t.fail", 1), call(1, 2, 5), get_func("t.echo", 3), call(3, 4, 6))
+    assert rank.run(call(3, 4, Register(2), worker=0), call(3, 5, 7, worker=1)) == []
+    assert (rank.read(4), rank.read(5)) == (None, 7)
+    flight = read_flight(*rank.worker.flight.copy()).commands
+    assert [each.elsewhere for each in flight] == [False] * 4 + [True, False]
+    assert flight[4].name == "t.echo"
+
+
+def test_keywords_are_the_last_arguments(rank):
+    """Each has a name of its own, or the call is refused."""
+    rank.run(get_func("t.named", 1))
+    for names, reply in ((["a", "b"], None), (["a"] * 2, "own"), (list("abc"), "own")):
+        made = call(1, 2, 5, 6)
+        made.keywords.extend(names)
+        replies = rank.run(made)
+        assert bool(replies) == (reply is not None)
+        if replies:
+            failure, kind = decode_failure(replies[0].failure)
+            assert (kind, reply in failure.message) == (FailureKind.BAD_ARGUMENT, True)
+        else:
+            assert rank.read(2) == {"a": 5, "b": 6}
 
 
 def test_an_exception_is_reported_at_once_and_poisons_the_result(rank):

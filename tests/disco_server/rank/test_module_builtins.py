@@ -71,6 +71,39 @@ def test_a_missing_function_is_answered_with_those_there_are(at):
         call("ffi.ModuleGetFunction", LoadedModule("m", {}), "h")
 
 
+class MadeOnAccess(dict):
+    """What a loader of another kind of file may return: functions that it makes when asked."""
+
+    def get(self, name, default=None):
+        return abs if name == "made" else super().get(name, default)
+
+
+@pytest.mark.parametrize("module", [LoadedModule("m.onnx", MadeOnAccess(f=abs, text="x")), np])
+def test_a_question_for_a_function_is_answered_with_none(at, module):
+    """Where there is none; without the question it is an error."""
+    at()
+    there, name = ("f", "text") if module is not np else ("matmul", "pi")
+    ask = resolve("ffi.ModuleGetFunction", ())
+    assert callable(ask(module, there, True))
+    assert ask(module, "nope", True) is ask(module, name, True) is None
+    with pytest.raises(FunctionMissing):
+        ask(module, "nope", False)
+    if module is not np:
+        assert ask(module, "made", True) is abs
+
+
+def test_the_names_of_a_module_are_those_of_its_public_functions(at):
+    """Sorted."""
+    at()
+    loaded = LoadedModule("m", {"g": abs, "f": abs})
+    assert call("runtime.disco._module_names", loaded) == ["f", "g"]
+    names = call("runtime.disco._module_names", np)
+    assert "matmul" in names
+    assert "pi" not in names
+    with pytest.raises(ArgumentRefused, match="expected a module"):
+        call("runtime.disco._module_names", 5)
+
+
 @pytest.mark.parametrize(
     ("value", "key", "item"),
     [

@@ -25,6 +25,7 @@ from disco_client.wire.codec import (
     envelope,
 )
 from disco_server.ipc.framing import FrameReader, frame, receive
+from disco_server.observe.lifetime import PARENT_VARIABLE
 
 SESSION = 4711
 
@@ -42,13 +43,12 @@ class Rank:
                 "-m",
                 "disco_server.rank.process",
                 str(theirs.fileno()),
-                str(os.getpid()),
             ],
             pass_fds=(theirs.fileno(),),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **env},
+            env={**os.environ, PARENT_VARIABLE: str(os.getpid()), **env},
         )
         theirs.close()
         self._reader = FrameReader()
@@ -203,7 +203,8 @@ def test_it_is_killed_with_its_parent():
         "import os, socket, subprocess, sys\n"
         "ours, theirs = socket.socketpair()\n"
         "p = subprocess.Popen([sys.executable, '-m', 'disco_server.rank.process',\n"
-        "    str(theirs.fileno()), str(os.getpid())], pass_fds=[theirs.fileno(), ours.fileno()])\n"
+        "    str(theirs.fileno())], pass_fds=[theirs.fileno(), ours.fileno()],\n"
+        "    env={**os.environ, 'DISCO_PARENT_PID': str(os.getpid())})\n"
         "print(p.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )

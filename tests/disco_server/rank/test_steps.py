@@ -37,10 +37,10 @@ def test_functions_may_be_looked_up_inside(rank, recording):
 
 def test_copies_are_for_one_worker(rank, recording):
     """A new array is there on its worker and None on others; copies into one likewise."""
-    mine = recording.issue(Action.COPY_TO_WORKER0, np.ones(2), True, worker=1)
-    theirs = recording.issue(Action.COPY_TO_WORKER0, np.ones(2), True, worker=0)
-    recording.issue(Action.COPY_TO_WORKER0, np.ones(3), False, reg=mine, worker=1)
-    recording.issue(Action.COPY_TO_WORKER0, np.ones(3), False, reg=theirs, worker=0)
+    mine = recording.issue(Action.COPY_TO_WORKER0, np.ones(2), True, workers=(1,))
+    theirs = recording.issue(Action.COPY_TO_WORKER0, np.ones(2), True, workers=(0,))
+    recording.issue(Action.COPY_TO_WORKER0, np.ones(3), False, reg=mine, workers=(1,))
+    recording.issue(Action.COPY_TO_WORKER0, np.ones(3), False, reg=theirs, workers=(0,))
     recording.outputs = [mine, theirs]
     here, there = rank.run(recording)
     assert (list(here), there) == ([1, 1], None)

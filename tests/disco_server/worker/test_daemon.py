@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from disco_client import connect
+import os
+import signal
+
+import pytest
+
+from disco_client import connect, errors
 
 
 def test_the_fork_server_is_ready_before_the_daemon_is(daemons, eventually):
@@ -26,3 +31,18 @@ def test_ranks_have_that_environment(open_session):
     assert int(threads) >= 1
     ranks = environment("PMI_RANK")
     assert [ranks.debug_get_from_remote(worker) for worker in range(4)] == list("0123")
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["shut down", "lost"])
+def test_a_daemon_for_one_session_leaves_with_it(daemons, killed):
+    """However that ends, its exit status is 0; meanwhile it takes no other one."""
+    controller = daemons.controller()
+    worker = daemons.worker(controller.address, "--slots", "2", "--once")
+    with connect(controller.address, num_workers=1) as session:
+        with pytest.raises(errors.NoSlots):
+            connect(controller.address, num_workers=1, timeout=0.5)
+        if killed:
+            os.kill(session.workers[0].pid, signal.SIGKILL)
+            with pytest.raises(errors.WorkerLost):
+                session.sync_all()
+    assert worker.wait() == 0

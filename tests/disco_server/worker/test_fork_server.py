@@ -99,8 +99,8 @@ def look(pid):
     kinds = [str(Path(f"/proc/{pid}/fd/{fd}").readlink()).partition(":")[0] for fd in range(3)]
     words = process.cmdline()
     return {
-        "command": (*words[:4], int(words[5])),
-        "environment": set(process.environ()) - {"PMI_FD", "DISCO_FLIGHT_FD"},
+        "command": words[:4],
+        "environment": set(process.environ()) - {"PMI_FD", "DISCO_FLIGHT_FD", "DISCO_PARENT_PID"},
         "descriptors": (process.num_fds(), kinds),
         "folder": process.cwd(),
         "session": os.getsid(pid) == os.getpgid(pid) == pid,

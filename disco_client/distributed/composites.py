@@ -1,0 +1,339 @@
+"""Functions of distributed tensors that are composed of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, SupportsIndex, cast
+
+import numpy as np
+
+from disco_client.distributed.dtensor import Computing, DTensor, several
+from disco_client.distributed.ops import LOCAL_AXIS, Pattern, choose, normal_axes, normal_axis
+from disco_client.distributed.placement import Placement, PlacementSpec
+from disco_client.errors import ConfigError
+from disco_client.wire.values import dtype_from_name
+
+__all__ = ["COMPOSITES", "Composite", "norm"]
+
+
+class _Steps:
+    """Calls functions, and keeps what they make, so that the last one can explain all.
+
+    Args:
+        engine: Computes them.
+    """
+
+    def __init__(self, engine: Computing) -> None:
+        self._engine = engine
+        self._made: list[DTensor] = []
+
+    def call(self, name: str, *operands: Any, **options: Any) -> DTensor:
+        """Calls one."""
+        return self.keep(self._engine.call(name, *operands, **options))
+
+    def keep(self, made: DTensor) -> DTensor:
+        """Keeps what was made in another way."""
+        self._made.append(made)
+        return made
+
+    def result(self, name: str) -> DTensor:
+        """What was made last, as the result of a function of this name."""
+        return self._made[-1].explained_as(name, *self._made[:-1])
+
+
+# Averages, and what is made of them.
+
+
+_EXACT_BYTES = 4
+
+
+def _wide(x: DTensor) -> np.dtype[Any]:
+    """The dtype in which it is averaged: of halves single precision, of integers double."""
+    if x.dtype.kind not in "fc" and x.dtype.name != "bfloat16":
+        return np.dtype(np.float64)
+    return x.dtype if x.dtype.itemsize >= _EXACT_BYTES else np.dtype(np.float32)
+
+
+def _widened(steps: _Steps, x: DTensor) -> DTensor:
+    wide = _wide(x)
+    return x if x.dtype == wide else steps.call("cast", x, dtype=wide)
+
+
+def _summable(steps: _Steps, x: DTensor) -> DTensor:
+    """The same without partial values that are no sums, in which no other function is linear.
+
+    What is used more than once would be combined as often.
+    """
+    if any(spec.is_partial and spec.op != "sum" for spec in x.placement.dim_specs):
+        return steps.keep(x.redistribute(x.placement.combined()))
+    return x
+
+
+def _as_before(steps: _Steps, x: DTensor, out: DTensor) -> DTensor:
+    """Of halves the result is a half, too."""
+    is_half = _wide(x).itemsize > x.dtype.itemsize and x.dtype.kind not in "biu"
+    return steps.call("cast", out, dtype=x.dtype) if is_half else out
+
+
+def _count(x: DTensor, axis: Any) -> int:
+    return math.prod(x.shape[each] for each in normal_axes(axis, x.ndim))
+
+
+def _mean(engine: Computing, x: DTensor, *, axis: Any = None, keepdims: bool = False) -> DTensor:
+    steps = _Steps(engine)
+    total = steps.call("sum", x, axis=axis, keepdims=keepdims, dtype=_wide(x))
+    _as_before(steps, x, steps.call("true_divide", total, float(_count(x, axis))))
+    return steps.result("mean")
+
+
+def _var(
+    engine: Computing, x: DTensor, *, axis: Any = None, ddof: float = 0, keepdims: bool = False
+) -> DTensor:
+    steps = _Steps(engine)
+    _as_before(steps, x, _variance(steps, x, axis, ddof, keepdims=keepdims))
+    return steps.result("var")
+
+
+def _std(
+    engine: Computing, x: DTensor, *, axis: Any = None, ddof: float = 0, keepdims: bool = False
+) -> DTensor:
+    steps = _Steps(engine)
+    variance = _variance(steps, x, axis, ddof, keepdims=keepdims)
+    _as_before(steps, x, steps.call("sqrt", variance))
+    return steps.result("std")
+
+
+def _variance(steps: _Steps, x: DTensor, axis: Any, ddof: float, *, keepdims: bool) -> DTensor:
+    # In two passes, as numpy does it, because one would lose the digits of a large mean. Along
+    # a split axis only sums move between workers, those of the mean and those of the squares.
+    # The mean is added up in double precision, because parts are summed up in any order.
+    wide, count = _summable(steps, _widened(steps, x)), float(_count(x, axis))
+    exact = np.result_type(wide.dtype, np.float64)
+    total = steps.call("sum", wide, axis=axis, keepdims=True, dtype=exact)
+    mean = steps.call("true_divide", total, count)
+    if mean.dtype != wide.dtype:
+        mean = steps.call("cast", mean, dtype=wide.dtype)
+    squares = _squares(steps, steps.call("subtract", wide, mean))
+    total = steps.call("sum", squares, axis=axis, keepdims=keepdims)
+    return steps.call("true_divide", total, max(count - ddof, 0.0))
+
+
+def _squares(steps: _Steps, x: DTensor) -> DTensor:
+    """Of complex numbers those of their sizes."""
+    return steps.call("square", steps.call("absolute", x) if x.dtype.kind == "c" else x)
+
+
+# Norms.
+
+
+_MATRIX = 2
+
+
+def norm(
+    engine: Computing, x: DTensor, order: Any = None, axis: Any = None, *, keepdims: bool = False
+) -> DTensor:
+    """Computes what ``numpy.linalg.norm`` does, except norms that need singular values.
+
+    Args:
+        engine: Computes with the tensor.
+        x: The tensor.
+        order: ``ord`` of numpy.
+        axis: One axis for vectors, two for matrices; None for all.
+        keepdims: Whether axes stay, of extent 1.
+
+    Raises:
+        ConfigError: There is no such norm, or it has no rule.
+    """
+    steps = _Steps(engine)
+    axes = normal_axes(axis, x.ndim)
+    wide = _widened(steps, x)
+    euclidean = len(axes) == 1 and order == 2  # noqa: PLR2004
+    frobenius = len(axes) == _MATRIX and order in ("fro", "f")
+    if euclidean or frobenius or (order is None and (axis is None or len(axes) <= _MATRIX)):
+        total = steps.call("sum", _squares(steps, wide), axis=axes, keepdims=keepdims)
+        out = steps.call("sqrt", total)
+    elif len(axes) == 1:
+        out = _vector_norm(steps, wide, order, axes, keepdims=keepdims)
+    elif len(axes) == _MATRIX:
+        out = _matrix_norm(steps, wide, order, axes, keepdims=keepdims)
+    else:
+        raise ConfigError(f"numpy.linalg.norm takes one axis or two, got {len(axes)}")
+    _as_before(steps, x, out)
+    return steps.result("norm")
+
+
+def _vector_norm(
+    steps: _Steps, x: DTensor, order: Any, axes: tuple[int, ...], *, keepdims: bool
+) -> DTensor:
+    if isinstance(order, str) or not isinstance(order, (int, float, np.number)):
+        raise ConfigError(f"numpy.linalg.norm of vectors takes a number as ord, got {order!r}")
+    power = float(cast("float", order))
+    if not power:
+        kind = np.abs(np.empty(0, x.dtype)).dtype
+        count = steps.call("sum", steps.call("not_equal", x, 0), axis=axes, keepdims=keepdims)
+        return steps.call("cast", count, dtype=kind)
+    sizes = steps.call("absolute", x)
+    if math.isinf(power):
+        return steps.call("max" if power > 0 else "min", sizes, axis=axes, keepdims=keepdims)
+    if power != 1:
+        sizes = steps.call("power", sizes, power)
+    total = steps.call("sum", sizes, axis=axes, keepdims=keepdims)
+    return total if power == 1 else steps.call("power", total, 1 / power)
+
+
+def _matrix_norm(
+    steps: _Steps, x: DTensor, order: Any, axes: tuple[int, ...], *, keepdims: bool
+) -> DTensor:
+    if order not in (1, -1, math.inf, -math.inf):
+        raise ConfigError(
+            f"numpy.linalg.norm of matrices has rules for ord None, 'fro', 1, -1, inf and -inf, got"
+            f" {order!r}; singular values need all of a matrix: fetch it with .numpy()"
+        )
+    along = axes[0] if abs(order) == 1 else axes[1]
+    sums = steps.call("sum", steps.call("absolute", x), axis=along, keepdims=True)
+    return steps.call("max" if order > 0 else "min", sums, axis=axes, keepdims=keepdims)
+
+
+# Running sums.
+
+
+def _cumsum(
+    engine: Computing, x: DTensor, *, axis: SupportsIndex | None = None, dtype: Any = None
+) -> DTensor:
+    steps = _Steps(engine)
+    if axis is None:
+        x, axis = steps.call("reshape", x, shape=(-1,)), 0
+    place = normal_axis(axis, x.ndim)
+    wanted = dtype_from_name(dtype) if dtype else np.cumsum(np.empty(0, x.dtype)).dtype
+    if x.dtype != wanted:
+        x = steps.call("cast", x, dtype=wanted)
+    x = _summable(steps, x)
+    specs = x.placement.dim_specs
+    split = [spec.axis == place for spec in specs]
+    if not any(split) or any(spec.parts for spec in specs):
+        steps.call("cumsum_parts", x, axis=place)
+        return steps.result("cumsum")
+    # Each worker adds up its own part, on top of the totals of the parts before it.
+    parts = math.prod(
+        extent for extent, is_split in zip(x.mesh.shape, split, strict=True) if is_split
+    )
+    totals = steps.call("cumsum_totals", x, axis=place, parts=parts)
+    whole = PlacementSpec.replica()
+    everywhere = Placement(
+        whole if is_split else spec for spec, is_split in zip(specs, split, strict=True)
+    )
+    totals = steps.keep(totals.redistribute(everywhere))
+    steps.call("cumsum_parts", x, totals, axis=place)
+    return steps.result("cumsum")
+
+
+# Parts.
+
+
+def _split(
+    engine: Computing, x: DTensor, sections: Any, *, axis: SupportsIndex = 0, uneven: bool = False
+) -> list[DTensor]:
+    """Several tensors; what has to move for them moves once."""
+    place = normal_axis(axis, x.ndim)
+    bounds = _bounds(sections, x.shape[place], uneven=uneven)
+    moved: list[DTensor] = []
+    if not any(spec.overlaps for spec in x.placement.dim_specs):  # which "slice" refuses
+        letters = [f"a{number}" for number in range(x.ndim)]
+        letters[place] = LOCAL_AXIS
+        pattern = Pattern((tuple(letters),), tuple(letters), linear=((0,),))
+        (plan,) = choose(pattern, (x.info,)).plans
+        if plan.steps:
+            x = x.redistribute(plan.after.placement)
+            moved.append(x)
+    before = (slice(None),) * place
+    pieces = [engine.call("getitem", x, items=(*before, slice(*each))) for each in bounds]
+    return [piece.explained_as("split", *moved) for piece in pieces]
+
+
+def _bounds(sections: Any, extent: int, *, uneven: bool) -> list[tuple[int, int]]:
+    """First and last of each section, by their number or by where the later ones begin."""
+    if not hasattr(sections, "__index__"):
+        at = [0, *(each.__index__() for each in several(sections)), extent]
+        return list(pairwise(at))
+    count = sections.__index__()
+    if count < 1:
+        raise ConfigError(f"expected a number of sections from 1, got {count}")
+    each, more = divmod(extent, count)
+    if more and not uneven:
+        raise ConfigError(
+            f"{extent} elements do not fall into {count} equal sections; numpy.array_split makes"
+            " uneven ones"
+        )
+    at = [number * each + min(number, more) for number in range(count + 1)]
+    return list(pairwise(at))
+
+
+def _getitem(engine: Computing, x: DTensor, *, items: Any) -> DTensor:
+    given: list[Any] = list(cast("Any", items)) if isinstance(items, tuple) else [items]
+    # By identity: arrays among them compare element by element.
+    dots = [place for place, item in enumerate(given) if item is Ellipsis]
+    real = sum(item is not None and item is not Ellipsis for item in given)
+    if real > x.ndim or len(dots) > 1:
+        raise ConfigError(f"a tensor of {x.ndim} axes cannot be indexed by {items!r}")
+    at = dots[0] if dots else len(given)
+    given[at : at + 1] = [slice(None)] * (x.ndim - real)
+    slices: list[tuple[int | None, ...]] = []
+    shape: list[int] = []
+    for item in given:
+        if item is None:
+            shape.append(1)
+            continue
+        extent = x.shape[len(slices)]
+        picked, kept = _picked(item, extent)
+        slices.append(picked)
+        if kept is not None:
+            shape.append(kept)
+    out = engine.call("slice", x, items=tuple(slices))
+    if tuple(shape) == tuple(out.shape):
+        return out
+    return engine.call("reshape", out, shape=shape).explained_as("getitem", out)
+
+
+def _picked(item: Any, extent: int) -> tuple[tuple[int | None, ...], int | None]:
+    """One axis: what to take, and the extent that stays; None where the axis goes."""
+    if isinstance(item, slice):
+        start, stop, step = item.indices(extent)
+        behind = None if stop < 0 else stop
+        return (start, behind, step), len(range(start, stop, step))
+    if isinstance(item, (bool, np.bool_, np.ndarray, DTensor)) or not hasattr(item, "__index__"):
+        raise ConfigError(
+            f"expected numbers, slices, ... and None, got {item!r}; numpy.take(x, positions, axis)"
+            " gathers by positions, and numpy.where(condition, x, y) chooses by a condition"
+        )
+    index = item.__index__()
+    if not -extent <= index < extent:
+        msg = f"index {index} is out of bounds for an axis of {extent}"
+        raise IndexError(msg)
+    index %= extent
+    return (index, index + 1, 1), None
+
+
+def _clip(engine: Computing, x: DTensor, low: Any = None, high: Any = None) -> DTensor:
+    steps = _Steps(engine)
+    out = x
+    for name, limit in (("maximum", low), ("minimum", high)):
+        if limit is not None:
+            out = steps.call(name, out, limit)
+    return x if out is x else steps.result("clip")
+
+
+Composite = Callable[..., Any]
+
+COMPOSITES: dict[str, Composite] = {
+    "mean": _mean,
+    "var": _var,
+    "variance": _var,
+    "std": _std,
+    "cumsum": _cumsum,
+    "split": _split,
+    "getitem": _getitem,
+    "clip": _clip,
+}
+"""By the names of functions of distributed tensors; ``variance`` is what TVM calls ``var``."""

@@ -1,0 +1,461 @@
+"""Values that are to come: futures, and awaits of asyncio.
+
+No thread waits for such an answer. The thread that reads replies calls back, and what may take
+time, such as fetching a large array, is left to a few threads of the session.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from disco_client.errors import DiscoError
+from disco_client.replies import Deadline
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from disco_client.command_log import CommandLog
+    from disco_client.replies import Inbox
+    from disco_client.scopes import Scope
+    from disco_client.transport.base import Pump
+
+__all__ = [
+    "AsCompleted",
+    "Background",
+    "RefFuture",
+    "as_completed",
+    "await_all",
+    "await_room",
+    "send_soon",
+]
+
+
+class Background:
+    """A few threads for work that may wait; they are started when there is some."""
+
+    _THREADS = 4
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: concurrent.futures.Executor | None = None
+        self._disowned = False
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Runs something in one of them; works are begun in the order in which they came."""
+        if self._disowned:
+            work()
+            return
+        with self._lock:
+            if self._pool is None:
+                self._pool = concurrent.futures.ThreadPoolExecutor(
+                    self._THREADS, thread_name_prefix="disco-results"
+                )
+        claim = threading.Lock()
+
+        def once() -> None:
+            if claim.acquire(blocking=False):
+                work()
+
+        try:
+            self._pool.submit(once)
+        except RuntimeError:  # the session or the interpreter ends, or there is no thread
+            once()
+
+    def close(self) -> None:
+        """Ends the threads when they have nothing left to do; idempotent."""
+        with self._lock:
+            pool = self._pool
+        if pool is not None:
+            pool.shutdown(wait=False)
+
+    async def call(self, work: Callable[[], None]) -> None:
+        """Runs something in one of them, and awaits it; if that is cancelled, it goes on."""
+        errors: list[BaseException] = []
+        waiter, wake = _waiter()
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  (raised where it is awaited)
+                errors.append(error)
+            wake()
+
+        self.run(run)
+        await waiter
+        if errors:
+            raise errors[0]
+
+    def disown(self) -> None:
+        """Runs everything in the calling thread of a forked child, which has none of these."""
+        self._disowned = True
+
+
+# What programs hold. --------------------------------------------------------------------------
+
+
+class RefFuture(concurrent.futures.Future[Any]):
+    """A value that was asked for, and has not come yet.
+
+    Made by :meth:`DRef.future <disco_client.DRef.future>`. Any thread may wait for it, and
+    asyncio tasks may await it, several times too. Cancelling an await leaves it as it is;
+    :meth:`cancel` takes back the question, and commands are executed all the same.
+
+    Attributes:
+        ref: The reference that was asked for, if it was one.
+        check_may_wait: Raises an error in an event loop that must not be stopped.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        background: Background,
+        seq: int,
+        scope: Scope,
+        read: Callable[[], Any],
+        check_may_wait: Callable[[], None],
+        *,
+        plain: bool,
+    ) -> None:
+        """Made by a session, never by a program.
+
+        Args:
+            inbox: Gets the answer.
+            background: Reads it, unless it can be read at once.
+            seq: The command that asks.
+            scope: Who asks.
+            read: Reads the answer, which has come; raises what went wrong.
+            check_may_wait: See above.
+            plain: Whether an answer that can be read at once is, in the thread that brings it;
+                not where functions of a program may be called then.
+        """
+        super().__init__()
+        self.ref: Any = None
+        self._inbox = inbox
+        self._background = background
+        self._seq = seq
+        self._scope = scope
+        self._read = read
+        self.check_may_wait = check_may_wait
+        self._plain = plain
+        self._claim = threading.Lock()
+        self._told = False
+
+    # When the answer comes ----------------------------------------------------------------
+
+    def arrived(self) -> None:
+        """Called when the answer has come, or never will; in the thread that knows first."""
+        if self._plain and self._inbox.is_plain(self._seq, self._scope):
+            self._finish()
+        else:
+            self._background.run(self._finish)
+
+    def _finish(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return  # it was cancelled
+        self.set_running_or_notify_cancel()
+        try:
+            value = self._read()
+        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
+            # With its traceback it would keep this future, which keeps it.
+            known = isinstance(error, DiscoError)
+            self.set_exception(error.with_traceback(None) if known else error)
+        else:
+            self.set_result(value)
+
+    # Waiting ------------------------------------------------------------------------------
+
+    def cancel(self) -> bool:
+        """Takes back the question, if its answer has not come; whether it is cancelled."""
+        if not self._claim.acquire(blocking=False):
+            return self.cancelled()
+        super().cancel()
+        self.set_running_or_notify_cancel()
+        self._inbox.forget(self._seq)
+        return True
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits for the value.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            CancelledError: It was cancelled.
+            DiscoTimeout: It has not come yet; the call may be repeated.
+            RemoteError: As ``ref.get()`` in the scope that made the future.
+            SessionError: The session is closed or lost.
+            WouldBlock: It has not come yet, and this is a task of an asyncio session; await it.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del self, error  # else they would keep each other
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits for the value; the error that :meth:`result` raises, or None.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            CancelledError, DiscoTimeout, WouldBlock: As for :meth:`result`.
+        """
+        deadline = Deadline.of(timeout)
+        if not self.done():
+            self.check_may_wait()
+        try:
+            error = super().exception(timeout)
+        except TimeoutError:
+            if deadline is None:
+                raise
+            raise deadline.error() from None
+        self._told = True
+        return error
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.done():
+            waiter, wake = _waiter()
+            self.add_done_callback(lambda _done: wake())
+            yield from waiter
+        return self.result()
+
+    def __del__(self) -> None:
+        # An attribute is missing where __init__ raised.
+        if not getattr(self, "_told", True) and self._exception is not None:
+            self._inbox.give_back(self._exception)
+
+    _exception: BaseException | None  # of the base, which only tells it to who waits
+
+
+# In a loop of asyncio ---------------------------------------------------------------------
+
+
+class _Wakeups:
+    """What the tasks of one loop do together: sending questions, and waking for answers."""
+
+    _AT_ONCE = 256
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._to_send: set[Pump] = set()
+        self._loop = weakref.ref(loop)
+        self._ready: deque[asyncio.Future[None]] = deque()
+        self._scheduled = False
+
+    def post(self, waiter: asyncio.Future[None]) -> None:
+        """Wakes a waiter soon."""
+        self._ready.append(waiter)
+        if not self._scheduled:
+            self._scheduled = True
+            loop = self._loop()
+            if loop is not None:
+                with contextlib.suppress(RuntimeError):  # it is closed
+                    loop.call_soon_threadsafe(self._wake)
+
+    def send_soon(self, pump: Pump) -> None:
+        """Sends what was issued, when the tasks that are ready now have run."""
+        loop = self._loop()
+        if not self._to_send and loop is not None:
+            loop.call_soon(self._send)
+        self._to_send.add(pump)
+
+    def _send(self) -> None:
+        pumps, self._to_send = self._to_send, set()
+        for pump in pumps:
+            pump.send()
+
+    def _wake(self) -> None:
+        self._scheduled = False  # before looking, so that none is overlooked
+        for _ in range(min(len(self._ready), self._AT_ONCE)):
+            waiter = self._ready.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+        loop = self._loop()
+        if self._ready and loop is not None:
+            loop.call_soon(self._wake)
+
+
+_wakeups: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Wakeups]
+_wakeups = weakref.WeakKeyDictionary()
+
+
+def _of(loop: asyncio.AbstractEventLoop) -> _Wakeups:
+    found = _wakeups.get(loop)
+    return _wakeups.setdefault(loop, _Wakeups(loop)) if found is None else found
+
+
+def _waiter() -> tuple[asyncio.Future[None], Callable[[], None]]:
+    """Something that the running task can await, and what any thread calls to wake it."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    wakeups = _of(loop)
+    waiter: asyncio.Future[None] = loop.create_future()
+    return waiter, lambda: wakeups.post(waiter)
+
+
+def send_soon(pump: Pump) -> None:
+    """Sends what tasks of the running loop have issued, those that are ready now together."""
+    import asyncio
+
+    _of(asyncio.get_running_loop()).send_soon(pump)
+
+
+@contextlib.asynccontextmanager
+async def _within(deadline: Deadline | None) -> AsyncGenerator[None]:
+    """Ends the block with a DiscoTimeout when its time is over."""
+    import asyncio
+
+    if deadline is None:
+        yield
+        return
+    limit = asyncio.timeout(deadline.remaining())
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise deadline.error() from None
+
+
+async def await_room(log: CommandLog) -> None:
+    """Waits until many commands can be issued without waiting, if one cannot.
+
+    Raises:
+        SessionError: The session is closed or lost.
+    """
+    if log.is_full():
+        while not log.has_much_room:
+            waiter, wake = _waiter()
+            log.call_when_room(wake)
+            await waiter
+    log.check_open()
+
+
+async def await_all(
+    log: CommandLog, ask: Callable[[], Sequence[RefFuture]], deadline: Deadline | None = None
+) -> list[Any]:
+    """Asks once there is room for it, and awaits all answers.
+
+    Args:
+        log: The session's.
+        ask: Issues the questions.
+        deadline: When to end the wait.
+
+    Raises:
+        DiscoTimeout: Not all have come.
+        RemoteError: Something failed.
+        SessionError: The session is closed or lost.
+    """
+    if deadline is not None:
+        async with _within(deadline):
+            return await await_all(log, ask)
+    await await_room(log)
+    asked = ask()
+    try:
+        return [await future for future in asked]
+    finally:
+        for future in asked:
+            future.cancel()
+
+
+# Several, as they come ----------------------------------------------------------------------
+
+
+class _Asked(Protocol):
+    """What has a future: a reference."""
+
+    def future(self, worker: int = 0) -> RefFuture: ...
+
+
+class AsCompleted:
+    """Futures in the order in which their values come; made by :func:`as_completed`.
+
+    An iterator, for ``for`` as well as ``async for``.
+    """
+
+    def __init__(self, futures: Iterable[RefFuture], timeout: float | None) -> None:
+        self._futures = list(dict.fromkeys(futures))
+        self._timeout = timeout
+
+    def __iter__(self) -> Iterator[RefFuture]:
+        deadline = Deadline.of(self._timeout)
+        done: SimpleQueue[RefFuture] = SimpleQueue()
+        for future in self._futures:
+            future.add_done_callback(cast("Callable[[object], None]", done.put))
+        for future in self._futures:
+            if done.empty():
+                future.check_may_wait()
+            try:
+                yield done.get(timeout=None if deadline is None else deadline.remaining())
+            except Empty:
+                raise cast("Deadline", deadline).error() from None
+
+    async def __aiter__(self) -> AsyncIterator[RefFuture]:
+        done: deque[RefFuture] = deque()
+        wake: Callable[[], None] = _nothing
+
+        def note(future: Any) -> None:
+            done.append(future)
+            wake()
+
+        for future in self._futures:
+            future.add_done_callback(note)
+        deadline = Deadline.of(self._timeout)
+        for _ in self._futures:
+            while not done:
+                waiter, wake = _waiter()
+                if not done:
+                    async with _within(deadline):
+                        await waiter
+            yield done.popleft()
+
+
+def _nothing() -> None:
+    """The callback while no task waits."""
+
+
+def as_completed(
+    refs: Iterable[_Asked | RefFuture], worker: int = 0, timeout: float | None = None
+) -> AsCompleted:
+    """Asks for the values of several references, and yields a future for each as it comes.
+
+    ::
+
+        for future in disco_client.as_completed(refs):
+            print(future.ref, future.result())
+
+    All questions leave now. ``async for`` does the same in a task.
+
+    Args:
+        refs: References, of one session or of several, or futures that were made before.
+        worker: Whose values are asked for.
+        timeout: Seconds for all of them together.
+
+    Returns:
+        An iterable of futures that are done: ``result()`` returns the value of each, or raises
+        what went wrong with it, and ``ref`` is its reference. It raises
+        :class:`~disco_client.DiscoTimeout` where one has not come in time.
+    """
+    Deadline.of(timeout)  # says now what is wrong with it
+    return AsCompleted(
+        [ref if isinstance(ref, RefFuture) else ref.future(worker) for ref in refs], timeout
+    )

@@ -1,0 +1,125 @@
+"""Objects on the workers, with methods and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from disco_client.arguments import WorkerGrid, check_chosen
+from disco_client.core import ChosenFunction, DPackedFunc, DRef, SessionCore, core_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["CREATE", "ChosenObject", "DObject", "create"]
+
+CREATE = "runtime.disco.create_object"
+"""The workers' function that makes an object."""
+
+_LOOK_UP = "runtime.disco.get_attribute"
+
+
+class DObject(DRef):
+    """A reference to an object on every worker; ``session.create`` makes one.
+
+    ``model.name`` looks a public name up on every worker, at this point of the log, and
+    returns a reference at once: to a method, which can be called, or to the value of an
+    attribute, which can be fetched and passed on::
+
+        model.step(x, rate=0.1)
+        print(model.loss.numpy())
+
+    What a reference has itself (``numpy``, ``session``, ``on`` and so on) is found first;
+    ``model["numpy"]`` is the object's. A missing name is an error of the next sync
+    (:class:`~disco_client.FunctionNotFound`), and so is one that leads to what another
+    module defines (:class:`~disco_client.NotAllowed`). Attributes are read, never set.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, dref: DRef, session: Any) -> None:
+        """Takes a reference whose register holds an object.
+
+        Raises:
+            ForeignReference: The reference belongs to another session.
+        """
+        super().__init__(core_of(session).check_ref(dref), dref.session, owner=dref)
+
+    def __getattr__(self, name: str) -> DPackedFunc:
+        """Looks up a method or an attribute.
+
+        Raises:
+            AttributeError: The name is private.
+        """
+        return _look_up(self, name)
+
+    def __getitem__(self, name: str, /) -> DPackedFunc:
+        """Looks up a method or an attribute, also one of a name that references have.
+
+        Raises:
+            AttributeError: The name is private.
+            TypeError: That is no name.
+        """
+        return _look_up(self, name)
+
+    def on(
+        self, workers: Iterable[int] | WorkerGrid | None = None, *, worker: int | None = None
+    ) -> ChosenObject:
+        """Chooses workers, on which alone methods are called.
+
+        Args:
+            workers: The workers, or a mesh; see :meth:`DPackedFunc.on`.
+            worker: One worker.
+
+        Raises:
+            TypeError: Neither or both are given, or something is no worker's number.
+            ConfigError: There is no such worker, one is given twice, or there are none.
+        """
+        return ChosenObject(self, check_chosen(workers, worker, self._core.num_workers))
+
+
+class ChosenObject:
+    """An object whose methods only some workers call; see :meth:`DObject.on`."""
+
+    __slots__ = ("_object", "_workers")
+
+    def __init__(self, held: DObject, workers: tuple[int, ...]) -> None:
+        """Made by an object, never by a program."""
+        self._object = held
+        self._workers = workers
+
+    def __getattr__(self, name: str) -> ChosenFunction:
+        """Looks up a method.
+
+        Raises:
+            AttributeError: The name is private.
+        """
+        return ChosenFunction(_look_up(self._object, name, self._workers), self._workers)
+
+    __getitem__ = __getattr__
+
+    def __repr__(self) -> str:
+        return f"{self._object!r}.on({list(self._workers)})"
+
+
+def create(
+    core: SessionCore, name: str, args: tuple[object, ...], keywords: Mapping[str, object]
+) -> DObject:
+    """Makes an object on every worker; see ``Session.create``."""
+    if not isinstance(name, str):
+        msg = f"expected the name of a class, got {name!r} of type {type(name).__name__}"
+        raise TypeError(msg)
+    made = core.call_with(core.builtin(CREATE), (name, *args), keywords)
+    return DObject(made, made.session)
+
+
+def _look_up(held: DObject, name: str, workers: Sequence[int] = ()) -> DPackedFunc:
+    if not isinstance(name, str):
+        msg = f"expected the name of a method or an attribute, got {name!r}"
+        raise TypeError(msg)
+    if name.startswith("_"):
+        msg = f"{name!r} is a private name, which no worker looks up"
+        raise AttributeError(msg, name=name, obj=held)
+    core = core_of(held)
+    found = core.call_with(core.builtin(_LOOK_UP), (held, name), {}, workers)
+    return DPackedFunc(found, found.session)

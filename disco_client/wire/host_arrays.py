@@ -1,0 +1,88 @@
+"""Host arrays at the client: what is taken as one, of numpy and of other libraries."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from disco_client.errors import EncodingError
+from disco_client.wire.dlpack import (
+    DlpackError,
+    library_name,
+    refuse_gradients,
+    speaks_dlpack,
+    view,
+)
+from disco_client.wire.values import is_array
+
+__all__ = ["Array", "as_destination", "as_host_array"]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+def as_host_array(value: object) -> Array:
+    """Makes an array of a program's argument; of the same memory where it is an array.
+
+    Args:
+        value: An array of numpy, of another library in the CPU's memory, or what
+            ``numpy.asarray`` makes one of.
+
+    Raises:
+        EncodingError: It is no array of numbers, lies on a GPU, or records gradients.
+    """
+    if hasattr(value, "reg_id"):
+        msg = "expected a host array, got a reference to an array on the workers"
+        raise EncodingError(msg)
+    if speaks_dlpack(value):
+        return _shared(value)
+    array: Array = np.asarray(value)
+    if array.dtype.hasobject or array.dtype.kind in "SU":
+        msg = f"expected an array of numbers, got {value!r} of type {type(value).__name__}"
+        raise EncodingError(msg)
+    return array
+
+
+def as_destination(value: object) -> Array:
+    """An array of the same memory as one that is to be filled.
+
+    Raises:
+        EncodingError: It is no array, cannot be written, lies on a GPU, or records gradients.
+    """
+    kind = f"{value!r} of type {type(value).__name__}"
+    if is_array(value) or speaks_dlpack(value):
+        array = as_host_array(value)
+        if array.flags.writeable and not _is_constant(value):
+            return array
+        kind = "a read-only one"
+    msg = f"expected a writable array to copy into, got {kind}"
+    raise EncodingError(msg)
+
+
+def _is_constant(value: object) -> bool:
+    """Whether a library never changes an array, though its DLPack does not say so."""
+    if is_array(value) or not hasattr(type(value), "__array__"):
+        return False
+    try:
+        return not np.asarray(value).flags.writeable
+    except Exception:  # noqa: BLE001  (any library's, of a dtype that numpy has not)
+        return False
+
+
+def _shared(value: Any) -> Array:
+    """The memory of an array of another library; a copy, if it cannot pass that."""
+    refuse_gradients(value)
+    try:
+        return view(value)
+    except DlpackError as error:
+        if not hasattr(type(value), "__array__"):
+            raise
+        why = error
+    # Such as one that lies in several pieces.
+    try:
+        copied: Array = np.array(value)
+    except Exception as error:  # noqa: BLE001  (any library's)
+        msg = f"a {library_name(value)} cannot be read as an array of the host's memory: {error}"
+        raise EncodingError(msg) from why
+    copied.flags.writeable = False  # what is written there would be lost
+    return copied
