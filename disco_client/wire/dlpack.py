@@ -86,8 +86,8 @@ def refuse_gradients(value: Any) -> None:
 def view(value: Any) -> HostArray:
     """Returns an array of another library in the host's memory as numpy's: the same memory.
 
-    The memory lives as long as the result does. The result is read-only unless the library
-    says that the memory may be written, which it can from DLPack 1 on.
+    The memory lives as long as the result does. The result is read-only where the library
+    does not permit to write.
 
     Args:
         value: What speaks DLPack. bfloat16 and floating-point numbers of 8 bits get the
@@ -112,6 +112,7 @@ def view(value: Any) -> HostArray:
         msg = f"a {name} cannot be shared: {type(error).__name__}: {error}"
         raise DlpackError(msg) from error
     described, read_only = _read(capsule, name)
+    read_only = _is_constant(value) if read_only is None else read_only
     return _as_numpy(described, capsule, name, read_only=read_only)
 
 
@@ -191,8 +192,18 @@ def _capsule_of(value: Any, **options: Any) -> Any:
         return value.__dlpack__()
 
 
-def _read(capsule: Any, name: str) -> tuple[_Tensor, bool]:
-    """Returns what a capsule describes, and whether it is read-only."""
+def _is_constant(value: Any) -> bool:
+    """Whether a library never changes an array, which capsules of before DLPack 1 do not say."""
+    if not hasattr(value, "__array__"):
+        return False
+    try:
+        return not np.asarray(value).flags.writeable
+    except Exception:  # noqa: BLE001  (any library's, of a dtype that numpy does not have)
+        return False
+
+
+def _read(capsule: Any, name: str) -> tuple[_Tensor, bool | None]:
+    """Returns what a capsule describes, and whether it is read-only; None where it cannot say."""
     if _is_capsule(capsule, _WITH_VERSION):
         found = _Versioned.from_address(_pointer_in(capsule, _WITH_VERSION))
         if found.major != _VERSION[0]:
@@ -200,8 +211,7 @@ def _read(capsule: Any, name: str) -> tuple[_Tensor, bool]:
             raise DlpackError(msg)
         return found.tensor, bool(found.flags & _READ_ONLY)
     if _is_capsule(capsule, _PLAIN):
-        # Nothing says whether it may be written, and jax's arrays may not.
-        return _Tensor.from_address(_pointer_in(capsule, _PLAIN)), True
+        return _Tensor.from_address(_pointer_in(capsule, _PLAIN)), None
     msg = f"expected the __dlpack__ of a {name} to return a capsule, got {type(capsule).__name__}"
     raise DlpackError(msg)
 
@@ -210,7 +220,10 @@ def _dtype_in(described: _Tensor, name: str) -> np.dtype[Any]:
     code, bits, lanes = described.dtype.code, described.dtype.bits, described.dtype.lanes
     known = _DTYPES.get((code, bits)) if lanes == 1 else None
     if known is None:
-        msg = f"numpy has no dtype for a {name} of {lanes} x {bits} bits with DLPack's code {code}"
+        msg = (
+            f"a {name} has a dtype that numpy and ml_dtypes have not (DLPack's code {code} of"
+            f" {bits} bits, {lanes} to an element); convert it first"
+        )
         raise DlpackError(msg)
     try:
         return dtype_from_name(known)

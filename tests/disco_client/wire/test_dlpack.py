@@ -72,13 +72,23 @@ def test_memory_lives_as_long_as_its_view():
     assert gone() is None
 
 
-def test_memory_is_read_only_unless_its_library_says_otherwise():
-    """A library of before DLPack 1 cannot say it."""
+class Frozen(Library):
+    """An array whose library gives numpy memory to read alone."""
+
+    def __array__(self, *_args, **_options):
+        frozen = self.array.view()
+        frozen.flags.writeable = False
+        return frozen
+
+
+def test_memory_is_read_only_where_its_library_says_so():
+    """Before DLPack 1 it can only say so to numpy, as jax does."""
     frozen = numbers()
     frozen.flags.writeable = False
     assert view(Library(numbers())).flags.writeable
     assert not view(Library(frozen)).flags.writeable
-    assert not view(Library(numbers(), options=False)).flags.writeable
+    assert view(Library(numbers(), options=False)).flags.writeable
+    assert not view(Frozen(numbers(), options=False)).flags.writeable
 
 
 class Recorded:
