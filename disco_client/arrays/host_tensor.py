@@ -162,7 +162,8 @@ def with_tensors(value: Any) -> Any:
     if kind is np.ndarray:
         return value.view(HostTensor)
     if kind is Shape:
-        return _shape_class(ffi_shape())(value)
+        foreign = ffi_shape()
+        return value if foreign is None else _shape_class(foreign)(value)
     if kind is list or kind is tuple:
         return _replaced(value, kind(map(with_tensors, value)))
     if kind is dict:
@@ -178,10 +179,8 @@ def _replaced(given: Any, made: Any) -> Any:
 
 
 @functools.cache
-def _shape_class(foreign: type[tuple[int, ...]] | None) -> type[Shape]:
+def _shape_class(foreign: type[tuple[int, ...]]) -> type[Shape]:
     """A class of shapes that are also another library's."""
-    if foreign is None:
-        return Shape
 
     def reduce(self: Shape) -> Any:
         return Shape, (tuple(self),)

@@ -142,7 +142,7 @@ def _borrow(value: Any) -> Array:
     """The memory of an array of another library as numpy's array."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if getattr(value, "requires_grad", False) is True:
-        msg = f"this {kind} requires grad, which stays at the client; give its .detach()"
+        msg = f"this {kind} requires grad, which does not travel; give its .detach()"
         raise EncodingError(msg)
     try:
         device, index = value.__dlpack_device__()
