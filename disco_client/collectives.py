@@ -8,19 +8,19 @@ mismatch is refused on every worker before any of them enters the operation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from disco_client.arguments import CCL_NAMES
 from disco_client.errors import ConfigError
 from disco_client.wire.host_arrays import as_host_array
-from disco_client.wire.values import Shape
+from disco_client.wire.values import ReduceName, Shape
 
 if TYPE_CHECKING:
     from disco_client.core import DRef, SessionCore
 
 __all__ = ["REDUCE_OPS", "broadcast", "init_ccl", "move", "reduce", "scatter"]
 
-REDUCE_OPS = ("sum", "prod", "min", "max", "avg")
+REDUCE_OPS: tuple[ReduceName, ...] = get_args(ReduceName)
 """Reductions in the order of their codes."""
 
 
@@ -70,7 +70,7 @@ def move(core: SessionCore, operation: str, src: DRef, dst: DRef | None, in_grou
 
 
 def reduce(
-    core: SessionCore, operation: str, src: DRef, dst: DRef | None, op: str, in_group: bool
+    core: SessionCore, operation: str, src: DRef, dst: DRef | None, op: ReduceName, in_group: bool
 ) -> DRef:
     """Moves and reduces arrays; see the method of ``Session`` of that name.
 

@@ -365,8 +365,8 @@ class CommandLog:
         self.asynchronous = False
         self.barred: Bar | None = None
         self.direct = False
-        self.told = False
-        self.long_waits = LongWaits()
+        self.told: bool = False
+        self.long_waits: LongWaits = LongWaits()
         self.timeline: LogWatcher | None = None
 
     # The program's side ----------------------------------------------------

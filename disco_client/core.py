@@ -99,8 +99,8 @@ class DRef:
             session: The session it belongs to.
             owner: The reference that frees the register, where this one does not.
         """
-        self.reg_id = reg_id
-        self.session = session
+        self.reg_id: int = reg_id
+        self.session: Any = session
         self._core: SessionCore = session._core  # noqa: SLF001  (a session and its core are one)
         self._owner = owner
 
@@ -373,8 +373,8 @@ class ChosenFunction:
 
     def __init__(self, func: DPackedFunc, workers: tuple[int, ...]) -> None:
         """Made by a function, never by a program."""
-        self.func = func
-        self.workers = workers
+        self.func: DPackedFunc = func
+        self.workers: tuple[int, ...] = workers
 
     def __call__(self, /, *args: object, **keywords: object) -> DRef:
         """Calls the function on the chosen workers; returns at once.
@@ -476,14 +476,14 @@ class SessionCore:
     ) -> None:
         self.log = log
         self.inbox = inbox
-        self.transport = transport
-        self.carrier = transport
+        self.transport: Transport = transport
+        self.carrier: Transport = transport
         self.span = span
         self.num_groups = num_groups
-        self.step_lines = step_lines or StepLines()
+        self.step_lines: StepLines = step_lines or StepLines()
         self.recorders: dict[Scope, SessionCore] = {}
-        self.background = Background()
-        self.closed = False
+        self.background: Background = Background()
+        self.closed: bool = False
         self.face: Callable[[], Any] = lambda: None
         self._builtins: dict[str, DPackedFunc] = {}
         self._parts: dict[object, Any] = {}

@@ -82,7 +82,7 @@ class WeightsMismatch(ConfigError):
 
     def __init__(self, message: str, *, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.problems = tuple(problems)
+        self.problems: tuple[str, ...] = tuple(problems)
 
 
 class ConnectionFailed(DiscoError, ConnectionError):
@@ -184,7 +184,7 @@ class WorkerLost(SessionLost):
         self.worker = worker
         self.node = node
         self.exit_status = exit_status
-        self.output = tuple(output)
+        self.output: tuple[str, ...] = tuple(output)
 
 
 def worker_lost(
@@ -228,7 +228,7 @@ class PoisonCommand(SessionLost):
         super().__init__(message)
         self.seq = seq
         self.function = function
-        self.deaths = tuple(deaths)
+        self.deaths: tuple[SessionLost, ...] = tuple(deaths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,17 +306,17 @@ class RemoteError(DiscoError):
     """
 
     def __init__(self, failures: Sequence[RemoteFailure]) -> None:
-        self.failures = tuple(failures)
+        self.failures: tuple[RemoteFailure, ...] = tuple(failures)
         first = self.failures[0]
-        self.worker = first.worker
-        self.node = first.node
-        self.seq = first.seq
-        self.function = first.function
-        self.exception = first.exception
-        self.remote_traceback = first.traceback
-        self.issued_at = first.issued_at
-        self.step = first.step
-        self.captured_at = first.captured_at
+        self.worker: int = first.worker
+        self.node: str = first.node
+        self.seq: int = first.seq
+        self.function: str = first.function
+        self.exception: str = first.exception
+        self.remote_traceback: str = first.traceback
+        self.issued_at: IssuedAt | None = first.issued_at
+        self.step: int = first.step
+        self.captured_at: IssuedAt | None = first.captured_at
         super().__init__(_describe(self.failures))
 
 

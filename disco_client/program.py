@@ -265,8 +265,8 @@ class Definition(DRef):
 
     def __init__(self, reg_id: int, session: Any, kept: Sequence[DRef], num_steps: int) -> None:
         super().__init__(reg_id, session)
-        self.kept = kept
-        self.num_steps = num_steps
+        self.kept: Sequence[DRef] = kept
+        self.num_steps: int = num_steps
 
 
 class Program:
@@ -287,8 +287,8 @@ class Program:
         """Made by a session, never by a program."""
         self.name = name
         self.inputs: tuple[str, ...] = ()
-        self.num_steps = 0
-        self.num_outputs = 0
+        self.num_steps: int = 0
+        self.num_outputs: int = 0
         self._recorder: Recorder | None = recorder
         self._output_names: tuple[str, ...] = ()
         self._like: dict[str, Distributed] = {}

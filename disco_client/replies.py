@@ -59,7 +59,7 @@ class Deadline:
     __slots__ = ("_end", "seconds")
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+        self.seconds: float = seconds
         self._end = time.monotonic() + seconds
 
     @classmethod
@@ -267,11 +267,12 @@ class Answer:
     __slots__ = ("asked", "error", "failures", "missing", "values", "waiter")
 
     def __init__(self, answers: int) -> None:
-        self.asked = self.missing = answers
+        self.asked: int = answers
+        self.missing: int = answers
         self.values: dict[int, Any] = {}
         self.failures: list[_Report] = []
         self.error: SessionError | None = None
-        self.waiter = threading.Lock()
+        self.waiter: threading.Lock = threading.Lock()
         self.waiter.acquire()
 
     @property
@@ -348,7 +349,7 @@ class Inbox:
         self._lost: SessionError | None = None
         self.pump: Pump | None = None
         self.decline: Callable[[Sequence[tuple[int, int]]], None] = lambda _arrays: None
-        self.long_waits = LongWaits()
+        self.long_waits: LongWaits = LongWaits()
         self.told = False
         self.on_replaced: Callable[[Scope], object] = lambda _scope: None
 
@@ -648,7 +649,7 @@ class Inbox:
                 since = self.long_waits.look(since)
             ask = None
         if self._lost is not None:
-            self.told = True
+            self.told: bool = True
             raise self._lost.with_traceback(None)
 
     # Answers that no thread waits for ------------------------------------------------

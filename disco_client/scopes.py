@@ -36,8 +36,8 @@ class Scope:
 
     def __init__(self, owner: object = None, *, is_thread: bool = False) -> None:
         self._owner = None if owner is None else weakref.ref(owner)
-        self.is_thread = is_thread
-        self.closed = False
+        self.is_thread: bool = is_thread
+        self.closed: bool = False
 
     @property
     def ended(self) -> bool:
@@ -305,7 +305,7 @@ class Block:
 
     def __init__(self, log: object) -> None:
         self.log = log
-        self.scope = Scope()
+        self.scope: Scope = Scope()
         self.outer: Block | None = None
         self._token: Token[_Found | None] | None = None
 

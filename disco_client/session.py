@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from disco_client.telemetry.base import Span
     from disco_client.tracing.trace import Flight, Trace
     from disco_client.transport.base import RankPlace, Transport
+    from disco_client.wire.values import ReduceName
 
 __all__ = ["Session"]
 
@@ -745,7 +746,7 @@ class Session:
         return collectives.move(self._core, "gather_to_worker0", from_array, to_array, in_group)
 
     def allreduce(
-        self, src: DRef, dst: DRef | None = None, op: str = "sum", in_group: bool = True
+        self, src: DRef, dst: DRef | None = None, op: ReduceName = "sum", in_group: bool = True
     ) -> DRef:
         """Reduces the workers' arrays element by element; all get the result.
 
@@ -780,7 +781,7 @@ class Session:
         return collectives.move(self._core, "allgather", src, dst, in_group)
 
     def reduce_scatter(
-        self, src: DRef, dst: DRef | None = None, op: str = "sum", in_group: bool = True
+        self, src: DRef, dst: DRef | None = None, op: ReduceName = "sum", in_group: bool = True
     ) -> DRef:
         """Reduces the workers' arrays; each worker gets one equal chunk of the result.
 

@@ -128,7 +128,9 @@ class WeightPlan:
         if not isinstance(entries, Mapping):
             msg = f"expected a plan such as {{'*.weight': 'S[0]', '*': 'R'}}, got {entries!r}"
             raise ConfigError(msg)
-        self.rules = [_read_rule(pattern, entry) for pattern, entry in entries.items()]
+        self.rules: list[_PatternRule] = [
+            _read_rule(pattern, entry) for pattern, entry in entries.items()
+        ]
 
     def find(self, name: str) -> _PatternRule | None:
         """The first rule that covers a name."""

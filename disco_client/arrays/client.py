@@ -55,7 +55,7 @@ class GrpcEndpoint:
     """
 
     def __init__(self, channel: grpc.Channel | ReloadingChannel) -> None:
-        self.spoiled = False
+        self.spoiled: bool = False
         self._channel = channel
         # Messages are passed as raw bytes, which the types of its methods do not allow.
         untyped = cast("Any", channel)

@@ -99,7 +99,7 @@ class Engine(Computing, Renewable):
 
     def __init__(self, core: SessionCore) -> None:
         self._core = core
-        self.executor = RedistributionExecutor(core)
+        self.executor: RedistributionExecutor = RedistributionExecutor(core)
         self.renew()
 
     def renew(self) -> None:

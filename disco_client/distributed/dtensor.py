@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
 
@@ -262,28 +262,44 @@ class Origin(NamedTuple):
         return Origin(self.name, tuple(moves))
 
 
-def _forward(name: str) -> Callable[..., Any]:
+class BinaryOperator(Protocol):
+    """An operator of two operands, as a method of a tensor."""
+
+    def __get__(self, tensor: object, kind: object = None) -> Callable[[object], DTensor]:
+        """Binds it to the tensor."""
+        ...
+
+
+class UnaryOperator(Protocol):
+    """An operator of one operand, as a method of a tensor."""
+
+    def __get__(self, tensor: object, kind: object = None) -> Callable[[], DTensor]:
+        """Binds it to the tensor."""
+        ...
+
+
+def _forward(name: str) -> BinaryOperator:
     def operator(self: DTensor, other: Any) -> Any:
         return self._apply(name, self, other)
 
     operator.__doc__ = f"``numpy.{name}`` with the tensor first."
-    return operator
+    return cast("BinaryOperator", operator)
 
 
-def _reflected(name: str) -> Callable[..., Any]:
+def _reflected(name: str) -> BinaryOperator:
     def operator(self: DTensor, other: Any) -> Any:
         return self._apply(name, other, self)
 
     operator.__doc__ = f"``numpy.{name}`` with the tensor second."
-    return operator
+    return cast("BinaryOperator", operator)
 
 
-def _unary(name: str) -> Callable[..., Any]:
+def _unary(name: str) -> UnaryOperator:
     def operator(self: DTensor) -> Any:
         return self._apply(name, self)
 
     operator.__doc__ = f"``numpy.{name}``."
-    return operator
+    return cast("UnaryOperator", operator)
 
 
 _FROM_HOST = Origin("distribute")
@@ -305,7 +321,7 @@ class DTensor(Distributed, ArrayLike):
     __slots__ = ("_engine", "info", "name", "origin", "ref")
 
     # Before numpy's own arrays: `array + dtensor` comes here.
-    __array_priority__ = 1000.0
+    __array_priority__: float = 1000.0
 
     def __init__(
         self,
@@ -324,11 +340,11 @@ class DTensor(Distributed, ArrayLike):
             origin: The function that made it, and what had to be moved for it.
             name: Its name in the files that it was loaded from.
         """
-        self.name = name
+        self.name: str = name
         self._engine = engine
-        self.origin = origin
-        self.info = info
-        self.ref = ref
+        self.origin: Origin = origin
+        self.info: DTensorStructInfo = info
+        self.ref: DRef = ref
 
     @property
     def shape(self) -> Shape:
@@ -551,24 +567,42 @@ class DTensor(Distributed, ArrayLike):
             return NotImplemented
         return self._engine.call(name, *operands)
 
-    __add__, __radd__ = _forward("add"), _reflected("add")
-    __sub__, __rsub__ = _forward("subtract"), _reflected("subtract")
-    __mul__, __rmul__ = _forward("multiply"), _reflected("multiply")
-    __truediv__, __rtruediv__ = _forward("true_divide"), _reflected("true_divide")
-    __floordiv__, __rfloordiv__ = _forward("floor_divide"), _reflected("floor_divide")
-    __mod__, __rmod__ = _forward("remainder"), _reflected("remainder")
-    __pow__, __rpow__ = _forward("power"), _reflected("power")
-    __and__, __rand__ = _forward("bitwise_and"), _reflected("bitwise_and")
-    __or__, __ror__ = _forward("bitwise_or"), _reflected("bitwise_or")
-    __xor__, __rxor__ = _forward("bitwise_xor"), _reflected("bitwise_xor")
-    __lshift__, __rlshift__ = _forward("left_shift"), _reflected("left_shift")
-    __rshift__, __rrshift__ = _forward("right_shift"), _reflected("right_shift")
-    __matmul__, __rmatmul__ = _forward("matmul"), _reflected("matmul")
-    __lt__, __le__ = _forward("less"), _forward("less_equal")
-    __gt__, __ge__ = _forward("greater"), _forward("greater_equal")
-    __eq__, __ne__ = _forward("equal"), _forward("not_equal")  # type: ignore[assignment]
-    __neg__, __pos__, __abs__ = _unary("negative"), _unary("positive"), _unary("absolute")
-    __invert__ = _unary("invert")
+    __add__: BinaryOperator = _forward("add")
+    __radd__: BinaryOperator = _reflected("add")
+    __sub__: BinaryOperator = _forward("subtract")
+    __rsub__: BinaryOperator = _reflected("subtract")
+    __mul__: BinaryOperator = _forward("multiply")
+    __rmul__: BinaryOperator = _reflected("multiply")
+    __truediv__: BinaryOperator = _forward("true_divide")
+    __rtruediv__: BinaryOperator = _reflected("true_divide")
+    __floordiv__: BinaryOperator = _forward("floor_divide")
+    __rfloordiv__: BinaryOperator = _reflected("floor_divide")
+    __mod__: BinaryOperator = _forward("remainder")
+    __rmod__: BinaryOperator = _reflected("remainder")
+    __pow__: BinaryOperator = _forward("power")
+    __rpow__: BinaryOperator = _reflected("power")
+    __and__: BinaryOperator = _forward("bitwise_and")
+    __rand__: BinaryOperator = _reflected("bitwise_and")
+    __or__: BinaryOperator = _forward("bitwise_or")
+    __ror__: BinaryOperator = _reflected("bitwise_or")
+    __xor__: BinaryOperator = _forward("bitwise_xor")
+    __rxor__: BinaryOperator = _reflected("bitwise_xor")
+    __lshift__: BinaryOperator = _forward("left_shift")
+    __rlshift__: BinaryOperator = _reflected("left_shift")
+    __rshift__: BinaryOperator = _forward("right_shift")
+    __rrshift__: BinaryOperator = _reflected("right_shift")
+    __matmul__: BinaryOperator = _forward("matmul")
+    __rmatmul__: BinaryOperator = _reflected("matmul")
+    __lt__: BinaryOperator = _forward("less")
+    __le__: BinaryOperator = _forward("less_equal")
+    __gt__: BinaryOperator = _forward("greater")
+    __ge__: BinaryOperator = _forward("greater_equal")
+    __eq__: BinaryOperator = _forward("equal")  # type: ignore[assignment]
+    __ne__: BinaryOperator = _forward("not_equal")  # type: ignore[assignment]
+    __neg__: UnaryOperator = _unary("negative")
+    __pos__: UnaryOperator = _unary("positive")
+    __abs__: UnaryOperator = _unary("absolute")
+    __invert__: UnaryOperator = _unary("invert")
     __hash__ = None  # type: ignore[assignment]  (like numpy's, as == compares elements)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:

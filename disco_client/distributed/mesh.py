@@ -60,17 +60,17 @@ class DeviceMesh:
         device_ids: Sequence[int] | range | RangeLike,
         names: Sequence[str] = (),
     ) -> None:
-        self.shape = Shape(_checked_shape(shape))
+        self.shape: Shape = Shape(_checked_shape(shape))
         device_ids = _plain_range(device_ids)
-        self.device_range = device_ids if isinstance(device_ids, range) else None
-        self.device_ids = _checked_ids(device_ids)
+        self.device_range: range | None = device_ids if isinstance(device_ids, range) else None
+        self.device_ids: list[int] = _checked_ids(device_ids)
         if math.prod(self.shape) != len(self.device_ids):
             msg = (
                 f"expected as many workers as a mesh of shape {tuple(self.shape)} has places,"
                 f" {math.prod(self.shape)}, got {len(self.device_ids)}"
             )
             raise ConfigError(msg)
-        self.names = _checked_names(names, len(self.shape))
+        self.names: tuple[str, ...] = _checked_names(names, len(self.shape))
         self._key = (tuple(self.shape), tuple(self.device_ids), self.names)
         self._grid = np.array(self.device_ids, np.int64).reshape(self.shape)
 

@@ -91,13 +91,13 @@ class Incarnation:
     ) -> None:
         self.number = number
         self.transport = transport
-        self.acks = [0] * len(transport.welcome.ranks)
-        self.acked = 0
+        self.acks: list[int] = [0] * len(transport.welcome.ranks)
+        self.acked: int = 0
         self.target = 0
-        self.sent = SentLog(
+        self.sent: SentLog = SentLog(
             transport.welcome.session, self._take, lambda: self.acked, owner.retain, changed
         )
-        self.holding = number > 0
+        self.holding: bool = number > 0
         self.passed: set[int] = set()
         self.error: SessionError | None = None
         self.on_complete: Callable[[], None] | None = None

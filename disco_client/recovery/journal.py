@@ -96,8 +96,10 @@ class Journal:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.nbytes = self.last_seq = 0
-        self.arrays_dropped = self.dropped = False
+        self.nbytes: int = 0
+        self.last_seq: int = 0
+        self.arrays_dropped: bool = False
+        self.dropped: bool = False
         self.segments: list[Segment] = []
         self.uploads: dict[int, list[Upload]] = {}
 
@@ -115,7 +117,7 @@ class Journal:
         """Records a batch; one that is there already changes nothing."""
         if self.dropped or batch.last_seq <= self.last_seq:
             return
-        self.last_seq = batch.last_seq
+        self.last_seq: int = batch.last_seq
         payload, last = batch.payload, self.segments[-1] if self.segments else None
         if (
             last is not None

@@ -68,7 +68,7 @@ class Admission:
         self._make: Callable[[bool], SessionError]
         # Scopes that are to learn of it, with whether commands of theirs are lost.
         self._untold: dict[Scope, bool] = {}
-        self.last = 0
+        self.last: int = 0
         inbox.on_replaced = lambda scope: self._untold.pop(scope, None)
 
     def __call__(self) -> bool:

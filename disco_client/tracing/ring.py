@@ -802,7 +802,7 @@ class Clock:
 
     def __init__(self, samples: Iterable[ClockSample] = ()) -> None:
         known = sorted(samples)
-        self.samples = len(known)
+        self.samples: int = len(known)
         self._at = [0]
         self._offsets = [0]
         self.error_ns = 0
@@ -816,9 +816,9 @@ class Clock:
             else:
                 self._at = [sample.at_ns for sample in known]
                 self._offsets = [sample.offset_ns for sample in known]
-                self.error_ns = max(sample.error_ns for sample in known)
-        self.offset_ns = self._offsets[0]
-        self.same = not any(self._offsets)
+                self.error_ns: int = max(sample.error_ns for sample in known)
+        self.offset_ns: int = self._offsets[0]
+        self.same: bool = not any(self._offsets)
 
     def correct(self, at_ns: int) -> int:
         """A time of this clock by the other one; 0, which says that none was taken, stays."""

@@ -211,7 +211,7 @@ class Trace:
 
     def __init__(self, core: SessionCore, path: str | os.PathLike[str]) -> None:
         self._core = core
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self._timeline = Timeline()
         self._tracks: dict[tuple[int, int], Track] = {}
         self._clocks: dict[str, Samples] = {}

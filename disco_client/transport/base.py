@@ -158,7 +158,7 @@ class Live:
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.value: Any = value
 
 
 @dataclass(frozen=True, slots=True)

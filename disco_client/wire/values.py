@@ -27,7 +27,7 @@ import re
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeGuard
+from typing import Any, Literal, Self, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -42,6 +42,7 @@ __all__ = [
     "ArrayPorter",
     "Device",
     "Opaque",
+    "ReduceName",
     "Shape",
     "as_device",
     "cpu",
@@ -62,6 +63,9 @@ INLINE_ARRAY_BYTES = 64 * 1024
 
 MAX_DEPTH = 32
 """How deep lists and maps may nest."""
+
+ReduceName: TypeAlias = Literal["sum", "prod", "min", "max", "avg"]
+"""How collectives combine elements."""
 
 MAX_STEPS = 1 << 16
 """How many steps a captured program may have, those of programs inside it included."""

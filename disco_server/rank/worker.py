@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from disco_client.wire.codec import EncodedValue, decode_args, tickets_in
-from disco_client.wire.values import ArrayPorter, Device, is_array
+from disco_client.wire.values import ArrayPorter, Device, ReduceName, is_array
 from disco_server.collectives.collective_watch import say
 from disco_server.collectives.loss import Loss
 from disco_server.collectives.types import CommunicatorLost, ReduceOp, UnavailableError
@@ -434,7 +434,12 @@ class Worker:
     # For functions that run on the worker --------------------------------------
 
     def allreduce(
-        self, src: Array, dst: Array | None = None, op: str = "sum", *, in_group: bool = True
+        self,
+        src: Array,
+        dst: Array | None = None,
+        op: ReduceName = "sum",
+        *,
+        in_group: bool = True,
     ) -> Array:
         """Reduces the workers' arrays element by element; all get the result.
 
