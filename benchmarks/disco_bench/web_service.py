@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from importlib import import_module
 
 from aiohttp import web
 
@@ -47,8 +48,7 @@ async def _listen(app: web.Application) -> int:
 
 
 async def _serve(address: str, workers: int, width: int) -> None:
-    import service  # of the examples
-
+    service = import_module("service")  # of the examples
     idle = web.Application()
     idle.router.add_post("/predict", _echo)
     app = service.application(address, workers, width)

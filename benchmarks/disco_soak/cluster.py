@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import psutil
@@ -118,7 +118,7 @@ class Breakable:
             daemon.stop()
         self._stack.close()
 
-    def connect(self, recover: str | None = None) -> Session:
+    def connect(self, recover: Literal["replay"] | None = None) -> Session:
         """Opens a session on all its slots."""
         where = self._ways.addresses[_CLIENT]
         return connect(where, num_workers=4, logs=False, recover=recover)

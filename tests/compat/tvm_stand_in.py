@@ -10,7 +10,9 @@ Usage: ``pytest -p tvm_stand_in --disco-kind=threads|processes|sockets|cluster F
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import os
 import socket
 import subprocess
@@ -73,7 +75,8 @@ class JoiningPopen(subprocess.Popen):
         if isinstance(args, list) and args[1:3] == ["-m", REMOTE]:
             args = [args[0], "-m", RUNNER, *args[2:]]
             allowed = {f"DISCO_ALLOW_{what}": "*" for what in ("MODULES", "READ", "SAVE", "LOAD")}
-            options["env"] = {**os.environ, **allowed, "DISCO_HTTP": "off"}
+            quiet = {"DISCO_HTTP": "off", "DISCO_LOG_LEVEL": "error"}
+            options["env"] = {**os.environ, **allowed, **quiet}
         super().__init__(args, **options)
 
 
@@ -123,8 +126,10 @@ class Opener:
             port = server.getsockname()[1]
         half = workers // 2
         node = JoiningPopen([sys.executable, "-m", REMOTE, "localhost", str(port), str(half)])
-        self._ends.append(lambda: node.wait(30))
-        return disco_client.SocketSession(2, half, groups, "localhost", port)
+        self._ends.append(lambda: node.wait(120))
+        # Tests look for what is printed; that it waits for its nodes is not what they mean.
+        with contextlib.redirect_stderr(io.StringIO()):
+            return disco_client.SocketSession(2, half, groups, "localhost", port)
 
     def open_socket(self, *args: Any) -> disco_client.Session:
         """Opens a session whose other nodes the test starts; in the place of the class."""

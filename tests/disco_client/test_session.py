@@ -100,7 +100,8 @@ def test_every_kind_of_argument_arrives_and_comes_back(session, sent, kind, got)
     assert call(session, "tests.kind", sent) == kind
     for came in echo(session, sent):
         assert came == got
-        assert type(came) is type(got)
+        # A shape's class is also TVM's, once another test has loaded that.
+        assert type(came).__name__ == type(got).__name__
 
 
 def test_arrays_are_arguments_inside_lists_and_maps_too(session):
