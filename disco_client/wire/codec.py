@@ -14,7 +14,7 @@ import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure
 from disco_client.pb import commands_pb2, envelope_pb2, values_pb2
-from disco_client.wire.dlpack import on_host, speaks_dlpack
+from disco_client.wire.dlpack import speaks_dlpack
 from disco_client.wire.host_arrays import as_host_array
 from disco_client.wire.values import (
     INLINE_ARRAY_BYTES,
@@ -210,8 +210,8 @@ def encode_value(
         _check_depth(depth)
         _encode_map(out, cast("dict[Any, Any]", value), porter, register_of, depth)
     elif speaks_dlpack(value):
-        shared = as_host_array(value) if on_host(value) else porter.from_device(value)
-        _encode_array(out, shared, porter)
+        shared = porter.from_device(value)
+        _encode_array(out, as_host_array(value) if shared is None else shared, porter)
     else:
         _encode_other(out, value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -52,21 +52,11 @@ def as_destination(value: object) -> Array:
     kind = f"{value!r} of type {type(value).__name__}"
     if is_array(value) or speaks_dlpack(value):
         array = as_host_array(value)
-        if array.flags.writeable and not _is_constant(value):
+        if array.flags.writeable:
             return array
         kind = "a read-only one"
     msg = f"expected a writable array to copy into, got {kind}"
     raise EncodingError(msg)
-
-
-def _is_constant(value: object) -> bool:
-    """Whether a library never changes an array, though its DLPack does not say so."""
-    if is_array(value) or not hasattr(type(value), "__array__"):
-        return False
-    try:
-        return not np.asarray(value).flags.writeable
-    except Exception:  # noqa: BLE001  (any library's, of a dtype that numpy has not)
-        return False
 
 
 def _shared(value: Any) -> Array:
@@ -75,7 +65,7 @@ def _shared(value: Any) -> Array:
     try:
         return view(value)
     except DlpackError as error:
-        if not hasattr(cast("object", value), "__array__"):
+        if not hasattr(value, "__array__"):
             raise
         why = error
     # Such as one that lies in several pieces.

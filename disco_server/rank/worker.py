@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from disco_client.wire.codec import EncodedValue, decode_args, tickets_in
+from disco_client.wire.dlpack import on_host
 from disco_client.wire.values import ArrayPorter, Device, ReduceName, is_array
 from disco_server.collectives.collective_watch import say
 from disco_server.collectives.loss import Loss
@@ -591,8 +592,8 @@ class DevicePorter(ArrayPorter):
         return on_device(value)
 
     def from_device(self, value: Any) -> Any:
-        """Returns an array of another library on a GPU as cupy's."""
-        return native(value)
+        """Returns an array of another library on a GPU as cupy's, or None."""
+        return None if on_host(value) else native(value)
 
     def content(self, array: Any) -> bytes:
         """The bytes of a small array in C order; waits for it."""

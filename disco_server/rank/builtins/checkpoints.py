@@ -24,6 +24,7 @@ from disco_client.wire.codec import (
     encode_value,
     type_name,
 )
+from disco_client.wire.dlpack import on_host
 from disco_client.wire.values import ArrayPorter, Shape, dtype_from_name, dtype_name, is_array
 from disco_server.collectives.group import ProcessGroup
 from disco_server.devices.base import Arrays, on_device
@@ -288,8 +289,8 @@ class _Collecting(ArrayPorter):
         return on_device(value)
 
     def from_device(self, value: Any) -> Any:
-        """Returns an array of another library on a GPU as cupy's."""
-        return native(value)
+        """Returns an array of another library on a GPU as cupy's, or None."""
+        return None if on_host(value) else native(value)
 
     def content(self, array: Any) -> bytes:
         """The bytes of a small array in C order."""

@@ -132,7 +132,7 @@ class Lost(Exporter):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (Recording(np.zeros(2)), r"requires grad.*give its \.detach\(\)"),
+        (Recording(np.zeros(2)), r"requires grad.* \.detach\(\)"),
         (Exporter(np.zeros(2), device=(2, 1)), r"on cuda:1; copy it to the CPU"),
         (Exporter(np.zeros(2), device=(8, 0)), r"on device type 8:0; copy it to the CPU"),
         (Lost(np.zeros(2)), "in two pieces"),
