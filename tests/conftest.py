@@ -150,7 +150,7 @@ def announce() -> Callable[..., tuple[DRef, int]]:
     """Issues a copy to worker 0 without its upload; returns the reference and the ticket."""
 
     def issue(session: Session, array: object) -> tuple[DRef, int]:
-        uploads = session._core.uploads(0)
+        uploads = session._core.uploads((0,))
 
         def fill(command: Any) -> int:
             value = command.args.add()
@@ -158,7 +158,7 @@ def announce() -> Callable[..., tuple[DRef, int]]:
             command.args.add().bool = True
             return value.ByteSize()
 
-        _, reg = session._core.log.issue(Action.COPY_TO_WORKER0, fill, worker=0)
+        _, reg = session._core.log.issue(Action.COPY_TO_WORKER0, fill, workers=(0,))
         ((ticket, _),) = uploads.offered
         return DRef(reg, session), ticket
 

@@ -362,14 +362,30 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
         override: Replace a function of that name instead of refusing.
 
     Raises:
-        ValueError: Another function has that name.
+        ValueError: Another function has that name, or it is no name.
     """
+    check_entry_name(name, "@register_func('my.scale')")
 
     def register(func: _F) -> _F:
         enter_name(_registry, name, func, override=override)
         return func
 
     return register
+
+
+def check_entry_name(name: object, example: str) -> None:
+    """Refuses what is no name, as where the brackets of a decorator were forgotten.
+
+    Args:
+        name: What was given.
+        example: How it is written.
+
+    Raises:
+        ValueError: It is no name.
+    """
+    if not isinstance(name, str) or not name:
+        msg = f"expected a name, as in {example}, got {name!r}"
+        raise ValueError(msg)
 
 
 def enter_name(table: dict[str, _F], name: str, thing: _F, *, override: bool) -> None:
@@ -382,11 +398,8 @@ def enter_name(table: dict[str, _F], name: str, thing: _F, *, override: bool) ->
         override: Replace another one of that name instead of refusing.
 
     Raises:
-        ValueError: Another one has that name, or it is no name.
+        ValueError: Another one has that name.
     """
-    if not isinstance(name, str) or not name:
-        msg = f"expected a name, as in @register_func('my.scale'), got {name!r}"
-        raise ValueError(msg)
     known = table.get(name)
     if known is not None and not override and not _is_reloaded(known, thing):
         msg = f"{name!r} is registered already; override=True replaces it"

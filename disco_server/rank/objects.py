@@ -32,7 +32,14 @@ from disco_server.rank.errors import (
     ModuleNotAllowed,
     repr_of,
 )
-from disco_server.rank.functions import MAX_NAME, NamedCall, enter_name, find_dotted, home_of
+from disco_server.rank.functions import (
+    MAX_NAME,
+    NamedCall,
+    check_entry_name,
+    enter_name,
+    find_dotted,
+    home_of,
+)
 from disco_server.rank.numpy_functions import PACKAGES
 from disco_server.rank.registers import is_any_array
 
@@ -70,8 +77,9 @@ def register_class(name: str, *, override: bool = False) -> Callable[[_Class], _
         override: Replace a class of that name instead of refusing.
 
     Raises:
-        ValueError: Another class has that name.
+        ValueError: Another class has that name, or it is no name.
     """
+    check_entry_name(name, "@register_class('my.Model')")
 
     def register(kind: _Class) -> _Class:
         if not isinstance(kind, type):

@@ -375,7 +375,7 @@ def test_an_upload_of_another_size_is_refused(one_session):
         return 0
 
     ticket = []
-    session._core.log.issue(Action.COPY_TO_WORKER0, fill, worker=0)
+    session._core.log.issue(Action.COPY_TO_WORKER0, fill, workers=(0,))
     session._core.transport.upload(ticket[0], 0, memoryview(np.zeros(16).view("u1")))
     with pytest.raises(errors.RemoteError, match="expected 8000000 bytes"):
         session.sync_all()

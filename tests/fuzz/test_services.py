@@ -222,6 +222,6 @@ def test_a_child_that_sends_nonsense_ends_its_session_in_words(data, eventually)
     """As a daemon's rank does; the program that started it goes on."""
     with ProcessSession(1, logs=False) as session:
         words = Path(f"/proc/{session.workers[0].pid}/cmdline").read_bytes().split(b"\0")
-        session.get_global_func("os.write")(int(words[3]), data)
+        session.get_global_func("os.write")(int(words[words.index(b"-m") + 5]), data)
         with pytest.raises(errors.WorkerLost, match="sent what is no message"):
             eventually(session.sync_all)  # what it writes is read when it has gone on already

@@ -153,7 +153,7 @@ def test_the_signatures_of_the_original_are_kept(place):
     for name, listed in re.findall(r"(\w+)\((.*?)\)", ORIGINAL[place]):
         theirs = ast.parse(f"def f({listed}): pass").body[0].args
         found = inspect.signature(getattr(owner, name)).parameters.values()
-        ours = [each for each in found if each.name != "self"]
+        ours = [each for each in found if each.name != "self" and each.kind is not each.VAR_KEYWORD]
         where = f"{kind}.{name}{inspect.signature(getattr(owner, name))}"
         positional = [each for each in ours if each.kind is not each.KEYWORD_ONLY]
         names = [each.arg for each in theirs.args] + ([theirs.vararg.arg] if theirs.vararg else [])

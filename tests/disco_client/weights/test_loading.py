@@ -229,12 +229,12 @@ def test_a_file_that_shrinks_while_it_is_loaded_fails_once(session, tmp_path, mo
     save_file({f"t{i}": np.zeros(1024, np.float32) for i in range(8)}, path)
     mark, marks = session._core.mark, []
 
-    def mark_and_cut(worker=None):
-        marks.append(mark(worker))
+    def mark_and_cut(worker=None, deadline=None):
+        marks.append(mark(worker, deadline))
         if len(marks) == 3:  # the headers are read, checked on all workers, and one batch too
             session._core.await_mark(marks[-1])
             os.truncate(path, 4096 * 3)
-            return mark(worker)
+            return mark(worker, deadline)
         return marks[-1]
 
     monkeypatch.setattr(session._core, "mark", mark_and_cut)
