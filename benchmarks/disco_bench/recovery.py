@@ -78,7 +78,10 @@ def measure_recovery(bench: Bench) -> None:
         )
     bench.record("recovery.pause", pauses.measured())
     steps = bench.pick(_STEPS, 20)
-    again, anew = _Steps(bench, steps, rebuild=False), _Steps(bench, steps, rebuild=True)
+    again, anew = (
+        _StepsAfterLoss(bench, steps, rebuild=False),
+        _StepsAfterLoss(bench, steps, rebuild=True),
+    )
     with again.session, anew.session:
         bench.record("recovery.rebuild", alternate(anew, again, bench.pick(5, 1)).measured())
 
@@ -123,7 +126,7 @@ def _pause(session: disco_client.Session) -> float:
     return time.perf_counter() - started
 
 
-class _Steps:
+class _StepsAfterLoss:
     """Multiplies a vector by weights, fetches it and sends the next one, as a decoder does.
 
     Measures once how long a killed worker holds up the next step, and returns the seconds.

@@ -23,16 +23,14 @@ def test_an_unknown_mpi_library_is_refused():
 
 
 def test_threads_meet_by_themselves():
-    """Between threads the choice is "local", by name or not."""
-    for name in ("", "local"):
+    """Between threads the choice is "local", by name or not, and where programs say "mpi"."""
+    for name in ("", "local", "mpi"):
         found = open_communicator(name, worker_id=0, num_workers=1, world=LocalWorld(1))
 
         assert isinstance(found, LocalCommunicator)
 
 
 def test_a_library_of_another_kind_of_workers_says_which_would_work():
-    """MPI between threads and "local" between processes are refused with the way on."""
-    with pytest.raises(UnavailableError, match="use 'local', or a ProcessSession"):
-        open_communicator("mpi", worker_id=0, num_workers=1, world=LocalWorld(1))
+    """ "local" between processes is refused with the way on."""
     with pytest.raises(UnavailableError, match="use 'mpi', or a ThreadedSession"):
         open_communicator("local", worker_id=0, num_workers=1)

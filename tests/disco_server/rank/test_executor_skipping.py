@@ -9,6 +9,7 @@ from disco_client.wire.codec import (
     Action,
     EncodedBatch,
     EncodedCommand,
+    FailureKind,
 )
 from disco_server.rank.executor import Executor
 from disco_server.rank.functions import resolve
@@ -53,6 +54,7 @@ def test_what_other_workers_held_fails_each_command_that_reads_it():
     executor.run_batch(3, EncodedBatch(commands=ask).SerializeToString())
     replies = out.take()
     failures = [(each.seq, each.failure.seq, each.failure.kind) for each in replies[:3]]
-    assert failures == [(2, 2, 9), (3, 3, 9), (4, 2, 9)]
+    stale = FailureKind.STALE
+    assert failures == [(2, 2, stale), (3, 3, stale), (4, 2, stale)]
     assert {each.failure.message for each in replies[:3]} == {"worker 7 died"}
     assert [each.WhichOneof("outcome") for each in replies[3:]] == [None, "value"]
