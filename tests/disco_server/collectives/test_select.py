@@ -31,6 +31,6 @@ def test_threads_meet_by_themselves():
 
 
 def test_a_library_of_another_kind_of_workers_says_which_would_work():
-    """ "local" between processes is refused with the way on."""
+    """A session of processes cannot have "local", and is told what it can."""
     with pytest.raises(UnavailableError, match="use 'mpi', or a ThreadedSession"):
         open_communicator("local", worker_id=0, num_workers=1)
