@@ -82,6 +82,7 @@ lint: $(VENV)/.stamp ## check style, types, imports and spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/pyright
+	$(BIN)/python .ci/type_completeness.py
 
 .PHONY: audit
 audit: $(VENV)/.stamp ## look for known vulnerabilities and licences of dependencies

@@ -32,7 +32,8 @@ class HostDevice(str):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = str.__hash__
+    def __hash__(self) -> int:
+        return str.__hash__(self)
 
 
 _CPU = HostDevice("cpu")

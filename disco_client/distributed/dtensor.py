@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
 
@@ -603,7 +603,7 @@ class DTensor(Distributed, ArrayLike):
     __pos__: UnaryOperator = _unary("positive")
     __abs__: UnaryOperator = _unary("absolute")
     __invert__: UnaryOperator = _unary("invert")
-    __hash__ = None  # type: ignore[assignment]  (like numpy's, as == compares elements)
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  (like numpy's, as == compares elements)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Lets ``numpy.exp(x)`` and the like compute on the workers."""
