@@ -522,12 +522,18 @@ class Inbox:
             first: The number of the first of these commands.
             last: That of the last one.
         """
+        calls: list[Callable[[], None]] = []
         with self._lock:
             for seq, answer in self._answers.items():
                 if first <= seq <= last and answer.missing and answer.error is None:
                     answer.error = make()
                     answer.missing = 0
                     answer.open()
+                    call = self._unattended.pop(seq, None)
+                    if call is not None:
+                        calls.append(call)
+        for call in calls:
+            call()
 
     def set_aside(self, scopes: Iterable[Scope]) -> None:
         """Leaves it to :meth:`failures` alone to tell of what failed in these scopes so far."""

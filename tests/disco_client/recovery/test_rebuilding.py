@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -79,6 +80,35 @@ def test_a_wait_learns_of_the_new_workers_and_the_state_is_there(session, model,
     np.testing.assert_array_equal(total.numpy(1), 2 * (np.arange(LARGE) + 1))
     session.sync_all()
     assert session.failures().total == 0
+
+
+def test_tasks_learn_of_the_new_workers_and_go_on(session, model, tmp_path):
+    """An await ends with the error, room is there when the state is, and each task is told once."""
+
+    async def step():
+        await session.ready()
+        return await model.add(model.weights, 1)
+
+    async def use(number):
+        told, results = 0, []
+        while len(results) < 2:
+            try:
+                results.append(await step())
+            except errors.WorkersReplaced:
+                told += 1
+            if number == 0 and len(results) == 1 and not told:
+                session.get_global_func("tests.kill_once_on")(0, str(tmp_path / "killed"))
+        return told, results[-1][0]
+
+    async def serve():
+        async with session:
+            return await asyncio.gather(*map(use, range(4)))
+
+    for number, (told, first) in enumerate(asyncio.run(serve())):
+        assert told <= 1
+        assert told or number, "the task whose command killed a worker is told"
+        assert first == (model.made if told else first)
+    assert model.made == 2
 
 
 def test_references_of_before_are_errors_of_their_own(session, model, lose):
