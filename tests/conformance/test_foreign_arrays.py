@@ -51,6 +51,7 @@ def test_the_workers_own_collectives_return_tensors(tools):
 def test_the_sessions_collectives_read_and_write_tensors(session, tools, dtype):
     """In place, as they do with arrays, and mixed with them."""
     x, out = tensor(tools, dtype), on_host(session, dtype)
+    assert look(tools, session.allreduce(x)) == [["tvm_ffi", SUM]] * 2
     session.allreduce(x, out)
     assert out.numpy(1).astype("float64").tolist() == SUM
     session.allreduce(out, x)

@@ -80,6 +80,7 @@ def test_collectives_read_arrays_and_return_the_same_kind(session, call, look, l
     assert [found.debug_get_from_remote(w) for w in (0, 1)] == [[False, of(library), SUM]] * 2
     gathered = [[1, 2, 3, 4], [2, 4, 6, 8]]
     assert look(call("allgather", x)) == [[of(library), gathered]] * 2
+    assert look(session.allreduce(x)) == [[of(library), SUM]] * 2
     out = session.empty((4,), dtype)
     session.allreduce(x, out)
     assert out.numpy(1).astype("float64").tolist() == SUM

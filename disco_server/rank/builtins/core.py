@@ -21,6 +21,7 @@ from disco_client.wire.values import Device, Shape, dtype_from_name
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import find_kind
 from disco_server.devices.base import on_device
+from disco_server.devices.foreign import is_foreign, library_of, native, of_library
 from disco_server.modules.base import LoadNotAllowed
 from disco_server.rank.errors import ArgumentRefused, ModuleNotAllowed
 from disco_server.rank.functions import import_allowed, register_func, writes_into
@@ -242,13 +243,22 @@ def _divided(shape: Sequence[int], size: int) -> Sequence[int]:
 
 
 def _new(send: Any, in_group: Any, make_shape: MakeShape) -> Array:
-    """An array for what a collective makes of ``send``."""
+    """An array of numpy's or cupy's for what a collective makes of ``send``."""
     if not is_any_array(send):
         msg = f"the source must be an array, not {type_name(send)}"
         raise ArgumentRefused(msg)
-    worker = current_worker()
+    if is_foreign(send):
+        library_of(send)  # which has to take the result, before any peer waits
+    array, worker = native(send), current_worker()
     size = worker.group_size if in_group else worker.num_workers
-    return worker.empty_like(send, tuple(make_shape(send.shape, size)))
+    return worker.empty_like(array, tuple(make_shape(array.shape, size)))
+
+
+def _made(send: Any, out: Any) -> Any:
+    """A result without a destination of its own: of the library of this rank's source."""
+    if out is None or not is_foreign(send):
+        return out
+    return of_library(library_of(send), out)
 
 
 def _new_from_root(send: Any, in_group: Any, make_shape: MakeShape) -> Array:
@@ -278,7 +288,7 @@ def allreduce(send: Array, kind: Any, in_group: Any, recv: Any = _NEW) -> Array 
     """Reduces ``send`` of all ranks into ``recv`` of all."""
     out = _new(send, in_group, _same) if recv is _NEW else recv
     current_worker().comm.allreduce(send, out, _op(kind), in_group=bool(in_group))
-    return out if recv is _NEW else None
+    return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.allgather")
@@ -287,7 +297,7 @@ def allgather(send: Array, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Collects ``send`` of all ranks in ``recv`` of all."""
     out = _new(send, in_group, _stacked) if recv is _NEW else recv
     current_worker().comm.allgather(send, out, in_group=bool(in_group))
-    return out if recv is _NEW else None
+    return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.broadcast_from_worker0")
@@ -296,7 +306,7 @@ def broadcast_from_worker0(send: Array | None, in_group: Any, recv: Any = _NEW) 
     """Copies ``send`` of the first rank into ``recv`` of all."""
     out = _new_from_root(send, in_group, _same) if recv is _NEW else recv
     current_worker().comm.broadcast(send, out, in_group=bool(in_group))
-    return out if recv is _NEW else None
+    return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.scatter_from_worker0")
@@ -305,7 +315,7 @@ def scatter_from_worker0(send: Array | None, in_group: Any, recv: Any = _NEW) ->
     """Gives each rank one chunk of the first rank's ``send``."""
     out = _new_from_root(send, in_group, _divided) if recv is _NEW else recv
     current_worker().comm.scatter(send, out, in_group=bool(in_group))
-    return out if recv is _NEW else None
+    return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.gather_to_worker0")
@@ -316,7 +326,7 @@ def gather_to_worker0(send: Array, in_group: Any, recv: Any = _NEW) -> Array | N
     if recv is _NEW and _is_root(in_group):
         out = _new(send, in_group, _stacked)
     current_worker().comm.gather(send, out, in_group=bool(in_group))
-    return out if recv is _NEW else None
+    return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.reduce_scatter")
@@ -325,7 +335,7 @@ def reduce_scatter(send: Array, kind: Any, in_group: Any, recv: Any = _NEW) -> A
     """Reduces ``send`` of all ranks and gives each one chunk of the result."""
     out = _new(send, in_group, _divided) if recv is _NEW else recv
     current_worker().comm.reduce_scatter(send, out, _op(kind), in_group=bool(in_group))
-    return out if recv is _NEW else None
+    return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.all_to_all")
@@ -334,7 +344,7 @@ def all_to_all(send: Array, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Sends one chunk of each rank's ``send`` to each rank's ``recv``."""
     out = _new(send, in_group, _same) if recv is _NEW else recv
     current_worker().comm.all_to_all(send, out, in_group=bool(in_group))
-    return out if recv is _NEW else None
+    return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.barrier")
