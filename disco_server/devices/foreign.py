@@ -3,7 +3,7 @@
 A function may leave tensors of torch, JAX or TVM in a register, or pass them to a collective.
 Collectives, copies and checkpoints know arrays of numpy and cupy alone; at their border the
 functions here exchange the one for the other, of the same memory, by DLPack. No library is
-imported for that: whoever has such an array has loaded it.
+imported for that: a function that has such an array has loaded it.
 """
 
 from __future__ import annotations
