@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import threading
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def issued(eventually):
     """Counts a session's commands, once the registers of dead references have been released."""
 
     def count(session):
+        gc.collect()  # which otherwise frees some of other tests between two counts
         eventually(lambda: not session._core.log._dead)
         return session.statistics()["issued"]
 
