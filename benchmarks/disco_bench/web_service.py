@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from importlib import import_module
 
 from aiohttp import web
@@ -33,10 +34,16 @@ class _Heartbeat:
             self.longest = max(self.longest, time.perf_counter() - due)
 
 
-async def _echo(request: web.Request) -> web.Response:
-    """Reads a request and answers it as the service does, without a model."""
-    inputs = (await request.json())["inputs"]
-    return web.json_response({"outputs": inputs})
+def _echo(width: int) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Reads requests and answers them as the service does, without a model."""
+
+    async def handle(request: web.Request) -> web.Response:
+        inputs = (await request.json())["inputs"]
+        if len(inputs) != width:
+            return web.json_response({"error": "of another width"}, status=400)
+        return web.json_response({"outputs": inputs})
+
+    return handle
 
 
 async def _listen(app: web.Application) -> int:
@@ -50,7 +57,7 @@ async def _listen(app: web.Application) -> int:
 async def _serve(address: str, workers: int, width: int) -> None:
     service = import_module("service")  # of the examples
     idle = web.Application()
-    idle.router.add_post("/predict", _echo)
+    idle.router.add_post("/predict", _echo(width))
     app = service.application(address, workers, width)
     print(await _listen(app), await _listen(idle), flush=True)
     heartbeat = _Heartbeat()
