@@ -235,7 +235,10 @@ class RefFuture(concurrent.futures.Future[Any]):
             waiter, wake = _waiter()
             self.add_done_callback(lambda _done: wake())
             yield from waiter
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            del self  # else an error, whose traceback has this frame, would keep itself
 
     def __del__(self) -> None:
         # An attribute is missing where __init__ raised.
@@ -251,7 +254,7 @@ class RefFuture(concurrent.futures.Future[Any]):
 class _Wakeups:
     """What the tasks of one loop do together: sending questions, and waking for answers."""
 
-    _AT_ONCE = 256
+    _AT_ONCE = 8
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._to_send: set[Pump] = set()
@@ -282,13 +285,15 @@ class _Wakeups:
             pump.send()
 
     def _wake(self) -> None:
-        self._scheduled = False  # before looking, so that none is overlooked
         for _ in range(min(len(self._ready), self._AT_ONCE)):
             waiter = self._ready.popleft()
             if not waiter.done():
                 waiter.set_result(None)
+        if not self._ready:
+            self._scheduled = False  # before looking again, so that none is overlooked
         loop = self._loop()
         if self._ready and loop is not None:
+            self._scheduled = True
             loop.call_soon(self._wake)
 
 
@@ -369,12 +374,15 @@ async def await_all(
         async with _within(deadline):
             return await await_all(log, ask)
     await await_room(log)
-    asked = ask()
+    asked = list(ask())
+    values: list[Any] = []
     try:
-        return [await future for future in asked]
+        while len(values) < len(asked):
+            values.append(await asked[len(values)])
     finally:
-        for future in asked:
-            future.cancel()
+        while asked:  # in this frame, which is in the traceback, they would keep their errors
+            asked.pop().cancel()
+    return values
 
 
 # Several, as they come ----------------------------------------------------------------------

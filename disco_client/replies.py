@@ -383,7 +383,8 @@ class Inbox:
     def _receive_failure(self, worker: int, reply: EncodedReply) -> None:
         failure, kind = decode_failure(reply.failure)
         failure = self._explain(failure)
-        origin = self._origin(failure.seq)
+        # Of several workers that report the same command, the first one has it looked up.
+        origin = None if failure.seq in self._failed else self._origin(failure.seq)
         with self._lock:
             failed = self._remember(failure.seq, origin)
             failure = replace(failure, issued_at=failed.issued_at)
@@ -716,17 +717,20 @@ class Inbox:
             since = self.long_waits.look(since)
 
     def is_plain(self, seq: int, scope: Scope) -> bool:
-        """Whether reading an answer that has come neither waits nor raises an error.
+        """Whether an answer that has come, or the error in its place, is read without waiting.
 
         Args:
             seq: The command.
             scope: Who asked.
         """
-        if scope in self._unseen or self._orphans or self._unread:
-            return False
-        answer = self._answers.get(seq)
-        if answer is None or answer.error is not None or answer.failures:
-            return False
+        with self._lock:
+            answer = self._answers.get(seq)
+            if answer is None or answer.error is not None:
+                return False
+            mine = self._unseen.get(scope, {})
+            # What kept a rank out of a collective may still be on its way.
+            if self._unread or any(failed.is_aborted for failed in mine.values()):
+                return False
         encoded = [value for value in answer.values.values() if isinstance(value, EncodedValue)]
         return not encoded or next(tickets_in(encoded), None) is None
 

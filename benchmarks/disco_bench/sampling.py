@@ -11,10 +11,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from disco_bench.table import Measured
 
 __all__ = ["Pair", "alone", "alternate", "median_of", "quartiles", "rotate", "time_call"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,8 @@ def alternate(
 
 
 def rotate(
-    measures: tuple[Callable[[], float], ...], rounds: int, *, warm_up: int = 1
-) -> list[list[float]]:
+    measures: tuple[Callable[[], _T], ...], rounds: int, *, warm_up: int = 1
+) -> list[list[_T]]:
     """Measures several things in turn, beginning with another one each round.
 
     Args:
@@ -83,7 +86,7 @@ def rotate(
     Returns:
         The figures of each, round by round.
     """
-    figures: list[list[float]] = [[] for _ in measures]
+    figures: list[list[_T]] = [[] for _ in measures]
     count = len(measures)
     for turn in range(-warm_up, rounds):
         for step in range(count):

@@ -4,7 +4,9 @@ isort:skip_file
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import sys
@@ -131,6 +133,10 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """Rank and worker daemon: what the daemon's audit log shall hold.
     Audited
     """
+    KIND_JOINED: _Kind.ValueType  # 90
+    """Of daemons' streams: several that waited to be written, with nothing but the
+    field joined; none of those is of this kind.
+    """
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
     """What an envelope's payload holds."""
@@ -243,6 +249,10 @@ KIND_AUDIT: Kind.ValueType  # 80
 """Rank and worker daemon: what the daemon's audit log shall hold.
 Audited
 """
+KIND_JOINED: Kind.ValueType  # 90
+"""Of daemons' streams: several that waited to be written, with nothing but the
+field joined; none of those is of this kind.
+"""
 global___Kind = Kind
 
 @typing.final
@@ -259,6 +269,7 @@ class Envelope(google.protobuf.message.Message):
     FIRST_SEQ_FIELD_NUMBER: builtins.int
     LAST_SEQ_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
+    JOINED_FIELD_NUMBER: builtins.int
     session: builtins.int
     kind: global___Kind.ValueType
     worker_plus_one: builtins.int
@@ -271,6 +282,10 @@ class Envelope(google.protobuf.message.Message):
     """
     last_seq: builtins.int
     payload: builtins.bytes
+    @property
+    def joined(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """JOINED: encoded envelopes, in their order."""
+
     def __init__(
         self,
         *,
@@ -280,7 +295,8 @@ class Envelope(google.protobuf.message.Message):
         first_seq: builtins.int = ...,
         last_seq: builtins.int = ...,
         payload: builtins.bytes = ...,
+        joined: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["first_seq", b"first_seq", "kind", b"kind", "last_seq", b"last_seq", "payload", b"payload", "session", b"session", "worker_plus_one", b"worker_plus_one"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_seq", b"first_seq", "joined", b"joined", "kind", b"kind", "last_seq", b"last_seq", "payload", b"payload", "session", b"session", "worker_plus_one", b"worker_plus_one"]) -> None: ...
 
 global___Envelope = Envelope

@@ -41,7 +41,14 @@ from disco_client.transport.channel import (
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.transport.run_clock import RunClock
 from disco_client.version import __version__
-from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
+from disco_client.wire.codec import (
+    PROTOCOL,
+    EncodedEnvelope,
+    EncodedReply,
+    EnvelopeKind,
+    envelope,
+    envelopes_in,
+)
 from disco_client.wire.printed import LineCounter
 
 if TYPE_CHECKING:
@@ -238,6 +245,7 @@ class SessionStream:
         self._address = address
         self._out = Outgoing()
         self._call: Any = None
+        self._incoming: Iterator[EncodedEnvelope] = iter(())
         self._calls: list[threading.Event] = []
         self._threads: set[threading.Thread] = set()
         # Counts only time with checks: what arrived while no thread ran is not read yet.
@@ -312,6 +320,7 @@ class SessionStream:
         self._threads = {thread for thread in self._threads if thread.is_alive()}
         trace = tuple(spans.active_carrier().items())
         self._call = self._open_stream(self._noted(self._out.stream(first)), metadata=trace)
+        self._incoming = (each for raw in self._call for _, each in envelopes_in(raw))
         self._call.add_done_callback(self._note_thread_and(over))
 
     def _noted(self, outgoing: Iterable[bytes]) -> Iterable[bytes]:
@@ -330,8 +339,7 @@ class SessionStream:
     def _await_ready(self, name: str, on_queued: Callable[[QueuePosition], None]) -> None:
         """Reads until the session is ready."""
         try:
-            for raw in self._call:
-                received = EncodedEnvelope.FromString(raw)
+            for received in self._incoming:
                 if received.kind == EnvelopeKind.QUEUED:
                     queued = controller_pb2.Queued.FromString(received.payload)
                     on_queued(QueuePosition(queued.ahead, queued.total_slots, queued.free_slots))
@@ -355,8 +363,7 @@ class SessionStream:
         nodes = {rank.node for rank in self._ready.ranks}
         have: dict[str, controller_pb2.Have] = {}
         try:
-            for raw in self._call:
-                received = EncodedEnvelope.FromString(raw)
+            for received in self._incoming:
                 if received.kind == EnvelopeKind.HAVE:
                     told = controller_pb2.Have.FromString(received.payload)
                     have[told.node] = told
@@ -396,9 +403,8 @@ class SessionStream:
 
     def _read(self, events: Events) -> errors.SessionError | None:
         """Reads one stream to its end; returns the session's end if it came."""
-        for raw in self._call:
+        for received in self._incoming:
             self._heard = self._clock()
-            received = EncodedEnvelope.FromString(raw)
             kind = received.kind
             if kind == EnvelopeKind.REPLY:
                 if self._is_next(received):

@@ -48,6 +48,8 @@ __all__ = [
     "encode_names",
     "encode_value",
     "envelope",
+    "envelopes_in",
+    "join_envelopes",
     "mismatch",
     "split_keywords",
     "tickets_in",
@@ -124,6 +126,7 @@ class EnvelopeKind(enum.IntEnum):
     INSPECTED = 61
     CCL_OPENED = 70
     AUDIT = 80
+    JOINED = 90
 
 
 class FailureKind(enum.IntEnum):
@@ -167,6 +170,27 @@ def envelope(
         last_seq=last_seq,
         payload=payload,
     ).SerializeToString()
+
+
+def join_envelopes(envelopes: Sequence[bytes]) -> bytes:
+    """Encodes one message of a daemon's stream from what waits to be written to it."""
+    if len(envelopes) == 1:
+        return envelopes[0]
+    kind: Any = EnvelopeKind.JOINED
+    return envelope_pb2.Envelope(kind=kind, joined=envelopes).SerializeToString()
+
+
+def envelopes_in(message: bytes) -> Iterator[tuple[bytes, EncodedEnvelope]]:
+    """Yields what one message of a daemon's stream holds: envelopes, encoded and decoded.
+
+    Raises:
+        google.protobuf.message.DecodeError: The message, or a part of it, is no envelope.
+    """
+    received = EncodedEnvelope.FromString(message)
+    if received.kind != EnvelopeKind.JOINED:
+        yield message, received
+    for raw in received.joined:
+        yield raw, EncodedEnvelope.FromString(raw)
 
 
 # Encoding -----------------------------------------------------------------
@@ -581,7 +605,7 @@ def tickets_in(values: Iterable[EncodedValue]) -> Iterator[int]:
 # The version of the protocol, and the error for two versions that do not match.
 
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised by one whenever a peer of the former version would misunderstand."""
 
 

@@ -15,7 +15,7 @@ from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry.spans import carrier_of
 from disco_client.text import hidden_in
 from disco_client.version import __version__
-from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, mismatch
+from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_in, mismatch
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
     MAX_NAME,
@@ -143,29 +143,32 @@ class NodeStreams:
 
     async def _read(self, stream: Stream, link: NodeLink) -> None:
         hub, name = self._hub, link.name
-        cluster, clients, counters = hub.cluster, hub.clients, hub.counters
-        async for raw in stream:
+        async for message in stream:
             if hub.links.get(name) is not link:
                 return
-            received = envelope_pb2.Envelope.FromString(raw)
-            kind = received.kind
-            cluster.node_heard(name, hub.clock())
-            if kind in (EnvelopeKind.REPLY, EnvelopeKind.HAVE):
-                outbox = clients.get(received.session)
-                if outbox is not None and hub.on_node(received.session, name):
-                    outbox.post(raw)
-                    counters.to_clients += len(raw)
-            elif kind == EnvelopeKind.LOG:
-                self._printed(raw, received, name)
-            elif kind == EnvelopeKind.OPEN_CCL and hub.on_node(received.session, name):
-                for route in hub.routes.get(received.session, ()):
-                    route.post(raw, session=received.session)
-            elif kind == EnvelopeKind.RANKS_READY:
-                ready = node_pb2.RanksReady.FromString(received.payload)
-                ranks = [(r.worker, name, r.pid, r.device) for r in ready.ranks]
-                hub.apply(cluster.ready_on_node(received.session, name, ranks))
-            else:
-                self._notice(kind, received, name)
+            hub.cluster.node_heard(name, hub.clock())
+            for raw, received in envelopes_in(message):
+                self._receive(raw, received, name)
+
+    def _receive(self, raw: bytes, received: envelope_pb2.Envelope, name: str) -> None:
+        """Handles one envelope of a node."""
+        hub, kind = self._hub, received.kind
+        if kind in (EnvelopeKind.REPLY, EnvelopeKind.HAVE):
+            outbox = hub.clients.get(received.session)
+            if outbox is not None and hub.on_node(received.session, name):
+                outbox.post(raw)
+                hub.counters.to_clients += len(raw)
+        elif kind == EnvelopeKind.LOG:
+            self._printed(raw, received, name)
+        elif kind == EnvelopeKind.OPEN_CCL and hub.on_node(received.session, name):
+            for route in hub.routes.get(received.session, ()):
+                route.post(raw, session=received.session)
+        elif kind == EnvelopeKind.RANKS_READY:
+            ready = node_pb2.RanksReady.FromString(received.payload)
+            ranks = [(r.worker, name, r.pid, r.device) for r in ready.ranks]
+            hub.apply(hub.cluster.ready_on_node(received.session, name, ranks))
+        else:
+            self._notice(kind, received, name)
 
     def _notice(self, kind: int, received: envelope_pb2.Envelope, name: str) -> None:
         """Handles messages that are rarer than replies and output."""

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from disco_client.errors import ConfigError
 from disco_client.transport.credentials import check_pair, read_pem, state_of
+from disco_client.wire.codec import join_envelopes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -276,6 +277,9 @@ def _is_grpc_s(task: asyncio.Task[Any]) -> bool:
 _MAX_DROPPABLE_BYTES = 4 << 20
 """Droppable messages are dropped when more than this of their session waits."""
 
+_JOINED_BYTES = 64 << 10
+"""How much waits may leave as one message; an envelope that is larger leaves alone."""
+
 _TURN_BYTES = 64 << 10
 """How much of a session is written before it is another session's turn."""
 
@@ -338,25 +342,38 @@ class Outbox:
         if wake is not None and not wake.done():
             wake.set_result(None)
 
-    def _take(self) -> bytes:
-        """Takes the next envelope to write; there must be one."""
+    def _next(self) -> tuple[int, _Queue]:
+        """The session whose turn it is, and what waits of it; some session must have any."""
         queues = self._queues
         while True:
             session, queue = next(iter(queues.items()))
-            size = len(queue.waiting[0])
-            if size <= queue.credit or len(queues) == 1:
-                break
+            if len(queue.waiting[0]) <= queue.credit or len(queues) == 1:
+                return session, queue
             queue.credit += _TURN_BYTES
             queues.move_to_end(session)
-        queue.credit = max(0, queue.credit - size)
-        queue.nbytes -= size
-        raw = queue.waiting.popleft()
-        if not queue.waiting:
-            del queues[session]
-        return raw
+
+    def _take(self) -> bytes:
+        """Takes the next message to write: an envelope, and those that are small behind it."""
+        taken: list[bytes] = []
+        nbytes = 0
+        while self._queues:
+            session, queue = self._next()
+            size = len(queue.waiting[0])
+            if taken and nbytes + size > _JOINED_BYTES:
+                break
+            nbytes += size
+            queue.credit = max(0, queue.credit - size)
+            queue.nbytes -= size
+            taken.append(queue.waiting.popleft())
+            if not queue.waiting:
+                del self._queues[session]
+        return join_envelopes(taken)
 
     async def run(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Writes what is posted until the outbox is closed and empty."""
+        """Writes what is posted until the outbox is closed and empty.
+
+        What waits meanwhile leaves as one message; what comes alone is not kept waiting.
+        """
         loop = asyncio.get_running_loop()
         while True:
             while self._queues:

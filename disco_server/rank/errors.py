@@ -20,7 +20,7 @@ from disco_server.observe.processes import rank_limit, read_record
 from disco_server.storage.files import FileError, FileNotAllowed
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import CodeType, TracebackType
 
     from disco_server.observe.flight import FlightRecorder
 
@@ -39,6 +39,7 @@ __all__ = [
 MAX_MESSAGE = 4096
 MAX_TRACEBACK = 16 * 1024
 _MAX_REPR = 200
+_MAX_STACKS = 256
 
 
 class ArgumentRefused(ValueError):
@@ -128,7 +129,36 @@ def _qualified(kind: type) -> str:
 def _format(error: Exception, trace: TracebackType | None) -> str:
     # The first frame is the executor's own.
     below = trace.tb_next if trace is not None and trace.tb_next is not None else trace
-    return "".join(traceback.format_exception(type(error), error, below))
+    chained = error.__cause__ is not None or error.__context__ is not None
+    if below is None or chained or isinstance(error, BaseExceptionGroup):
+        return "".join(traceback.format_exception(type(error), error, below))
+    return _stack(below) + "".join(traceback.format_exception_only(error))
+
+
+_stacks: dict[tuple[int, ...], tuple[list[CodeType], str]] = {}
+"""What :func:`_stack` said, by the codes' ids, which hold while these are kept, and places."""
+
+
+def _stack(trace: TracebackType) -> str:
+    """The lines of a traceback before its exception.
+
+    Finding them in the source is most of the work of a report, and the bad requests of a service
+    come from the same few places.
+    """
+    codes: list[CodeType] = []
+    places: list[int] = []
+    link: TracebackType | None = trace
+    while link is not None:
+        codes.append(link.tb_frame.f_code)
+        places.append(link.tb_lasti)
+        link = link.tb_next
+    key = (*map(id, codes), *places)
+    if key not in _stacks:
+        if len(_stacks) >= _MAX_STACKS:
+            _stacks.clear()
+        lines = traceback.format_tb(trace)
+        _stacks[key] = codes, "".join(("Traceback (most recent call last):\n", *lines))
+    return _stacks[key][1]
 
 
 def _text_of(error: BaseException) -> str:

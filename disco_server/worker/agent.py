@@ -29,7 +29,7 @@ from disco_client.transport.channel import (
     why_refused,
 )
 from disco_client.version import __version__
-from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, envelope
+from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, envelope, envelopes_in
 from disco_server.ipc.grpc_server import Outbox
 from disco_server.settings import read_cache
 from disco_server.worker.array_streams import ArrayCarrier
@@ -218,24 +218,12 @@ class Agent:
         writing.add_done_callback(lambda _: stream.cancel())
         beating = asyncio.ensure_future(self._beat(outbox, stream))
         try:
-            while True:
-                raw = await stream.read()
-                if raw is grpc.aio.EOF:
-                    return "the controller closed the connection"
+            while (message := await stream.read()) is not grpc.aio.EOF:
                 self._heard = asyncio.get_running_loop().time()
-                received = EncodedEnvelope.FromString(raw)
-                if received.kind == EnvelopeKind.REGISTERED:
-                    self._node_key = node_pb2.NodeRegistered.FromString(received.payload).node_key
-                    self.registered.set()
-                    self._supervisor.counters.connections += 1
-                    self._supervisor.connected()
-                elif received.kind == EnvelopeKind.HEARTBEAT:
-                    self._echoed = self._heard
-                    outbox.post(raw, droppable=True)  # the controller measures the round trip
-                elif received.kind == EnvelopeKind.REFUSED:
-                    return node_pb2.Refused.FromString(received.payload).message
-                else:
-                    self._supervisor.receive(raw, received)
+                for raw, received in envelopes_in(message):
+                    if received.kind == EnvelopeKind.REFUSED:
+                        return node_pb2.Refused.FromString(received.payload).message
+                    self._receive(raw, received, outbox)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -243,11 +231,25 @@ class Agent:
             if writing.done():
                 return "nothing can be sent to it any more"
             return f"it said nothing for {_SILENCE_S:g} s"  # see _beat
+        else:
+            return "the controller closed the connection"
         finally:
             for task in (writing, beating):
                 task.cancel()
             await asyncio.gather(writing, beating, return_exceptions=True)
             stream.cancel()
+
+    def _receive(self, raw: bytes, received: EncodedEnvelope, outbox: Outbox) -> None:
+        if received.kind == EnvelopeKind.REGISTERED:
+            self._node_key = node_pb2.NodeRegistered.FromString(received.payload).node_key
+            self.registered.set()
+            self._supervisor.counters.connections += 1
+            self._supervisor.connected()
+        elif received.kind == EnvelopeKind.HEARTBEAT:
+            self._echoed = self._heard
+            outbox.post(raw, droppable=True)  # the controller measures the round trip
+        else:
+            self._supervisor.receive(raw, received)
 
     async def _beat(self, outbox: Outbox, stream: Any) -> None:
         """Sends heartbeats, and ends the stream of a controller that sends nothing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import subprocess
@@ -23,10 +24,10 @@ from disco_client.wire.codec import (
     PROTOCOL,
     Action,
     EncodedBatch,
-    EncodedEnvelope,
     EnvelopeKind,
     encode_value,
     envelope,
+    envelopes_in,
 )
 from disco_server.worker.node_session import FULL_BYTES
 from fault_tools.processes import frozen, memory
@@ -280,7 +281,7 @@ def test_a_client_that_never_reads_fills_nobody_s_memory(node, eventually, long_
         call = channel.stream_stream("/disco.v1.SessionService/Open")(say())
         received = next(
             each
-            for each in map(EncodedEnvelope.FromString, call)
+            for _, each in itertools.chain.from_iterable(map(envelopes_in, call))
             if each.kind == EnvelopeKind.READY
         )
         (rank,) = controller_pb2.SessionReady.FromString(received.payload).ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_client import connect, errors
-from disco_client.pb import commands_pb2, controller_pb2, envelope_pb2, node_pb2
+from disco_client.pb import commands_pb2, controller_pb2, node_pb2
 from disco_client.transport.channel import SERVER_OPTIONS, target
 from disco_client.wire.codec import (
     PROTOCOL,
@@ -27,6 +28,7 @@ from disco_client.wire.codec import (
     EnvelopeKind,
     decode_value,
     envelope,
+    envelopes_in,
 )
 
 OPEN = "/disco.v1.SessionService/Open"
@@ -242,7 +244,7 @@ def test_what_is_no_message_is_refused_without_a_traceback(channel, others):
 def test_a_wrong_first_message_is_refused_with_its_reason(channel, others, first, kind, words):
     """Row 17: a newer protocol, a wish that makes no sense, another message."""
     call = channel.stream_stream(OPEN)(iter([first]))
-    (received,) = [envelope_pb2.Envelope.FromString(raw) for raw in call]
+    ((_, received),) = itertools.chain.from_iterable(map(envelopes_in, call))
     assert received.kind == kind
     message = node_pb2.Refused if kind is EnvelopeKind.REFUSED else controller_pb2.SessionEnded
     text = message.FromString(received.payload).message
@@ -262,8 +264,8 @@ def talk(channel, make):
         ready.clear()
         ready.wait(20)
 
-    for raw in channel.stream_stream(OPEN)(say()):
-        received = envelope_pb2.Envelope.FromString(raw)
+    came = map(envelopes_in, channel.stream_stream(OPEN)(say()))
+    for _, received in itertools.chain.from_iterable(came):
         if received.kind == EnvelopeKind.READY:
             session.append(received.session)
             ready.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.transport.channel import CHANNEL_OPTIONS, SERVER_OPTIONS, target
-from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope
+from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_in
 from disco_server.controller.hub import Hub
 from disco_server.controller.service import Edge
 from disco_server.ipc.grpc_server import stop_server
@@ -29,6 +30,7 @@ class Peer:
 
     def __init__(self, call: Any) -> None:
         self.call = call
+        self._came: deque[bytes] = deque()
         self.name = ""
         self.key = b""
 
@@ -38,10 +40,13 @@ class Peer:
 
     async def raw(self) -> bytes | None:
         """The next envelope as it came; None at the stream's end."""
-        while (raw := await self.call.read()) is not grpc.aio.EOF:
-            if envelope_pb2.Envelope.FromString(raw).kind != EnvelopeKind.HEARTBEAT:
-                return raw
-        return None
+        while not self._came and (message := await self.call.read()) is not grpc.aio.EOF:
+            self._came.extend(
+                raw
+                for raw, received in envelopes_in(message)
+                if received.kind != EnvelopeKind.HEARTBEAT
+            )
+        return self._came.popleft() if self._came else None
 
     async def next(self, kind: EnvelopeKind, message: Any = node_pb2.PutResult) -> tuple[int, Any]:
         """The session and the content of the next envelope, which must be of this kind."""

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2
-from disco_client.wire.codec import EnvelopeKind
+from disco_client.wire.codec import EnvelopeKind, envelopes_in
 from disco_server.config import ControllerConfig
 from disco_server.controller.daemon import run
 from disco_server.controller.service import SERVICE_NAMES
@@ -97,10 +97,9 @@ def test_its_clock_runs(daemons, dial):
 
     async def scenario(rig):
         client = await rig.client(timeout_s=0.3, num_workers=7)
-        kinds = []
-        while (raw := await client.call.read()) is not grpc.aio.EOF:
-            kinds.append(raw)
-        received = [rig.envelope(raw) for raw in kinds]
+        received = []
+        while (message := await client.call.read()) is not grpc.aio.EOF:
+            received += [each for _, each in envelopes_in(message)]
         assert EnvelopeKind.HEARTBEAT in {each.kind for each in received}
         ended = controller_pb2.SessionEnded.FromString(received[-1].payload)
         assert ended.reason == Reason.END_REASON_NO_SLOTS

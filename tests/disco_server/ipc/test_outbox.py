@@ -6,27 +6,35 @@ import asyncio
 
 import pytest
 
-from disco_server.ipc.grpc_server import _MAX_DROPPABLE_BYTES, Outbox
+from disco_client.wire.codec import EnvelopeKind, envelope, envelopes_in
+from disco_server.ipc.grpc_server import _JOINED_BYTES, _MAX_DROPPABLE_BYTES, Outbox
 
 
 class Peer:
     """Takes what is written; slowly, if told so."""
 
     def __init__(self):
-        self.came = []
+        self.messages, self.came = [], []
         self.open = asyncio.Event()
         self.open.set()
         self.wrote = asyncio.Condition()
 
-    async def write(self, raw):
+    async def write(self, message):
         await self.open.wait()
         async with self.wrote:
-            self.came.append(raw)
+            came = [received.payload for _, received in envelopes_in(message)]
+            self.messages.append(came)
+            self.came += came
             self.wrote.notify_all()
 
     async def until(self, condition):
         async with self.wrote:
             await self.wrote.wait_for(condition)
+
+
+def said(payload):
+    """An envelope of which :attr:`Peer.came` gets the payload."""
+    return envelope(EnvelopeKind.REPLY, payload)
 
 
 def drive(test):
@@ -44,12 +52,12 @@ def test_what_was_posted_is_written_in_order_before_the_end():
 
     async def run():
         outbox, peer = Outbox(), Peer()
-        assert all(outbox.post(b"%d" % i) for i in range(3))
+        assert all(outbox.post(said(b"%d" % i)) for i in range(3))
         writing = asyncio.ensure_future(outbox.run(peer.write))
         await peer.until(lambda: len(peer.came) == 3)
         for _ in range(5):  # it sleeps by now
             await asyncio.sleep(0)
-        assert all(outbox.post(b"%d" % i) for i in range(3, 6))
+        assert all(outbox.post(said(b"%d" % i)) for i in range(3, 6))
         outbox.close()
         await writing
         assert peer.came == [b"%d" % i for i in range(6)]
@@ -64,7 +72,7 @@ def test_nothing_is_taken_after_the_close():
         outbox, peer = Outbox(), Peer()
         outbox.close()
         outbox.close()
-        assert not outbox.post(b"late")
+        assert not outbox.post(said(b"late"))
         await outbox.run(peer.write)
         assert peer.came == []
 
@@ -94,13 +102,13 @@ def test_a_slow_peer_loses_only_what_may_be_dropped():
         peer.open.clear()
         block = bytes(1 << 20)
         writing = asyncio.ensure_future(outbox.run(peer.write))
-        while outbox.post(block, droppable=True):
+        while outbox.post(said(block), droppable=True):
             pass
-        assert outbox.post(b"kept"), "what somebody waits for is always taken"
-        assert not outbox.post(b"dropped", droppable=True)
+        assert outbox.post(said(b"kept")), "what somebody waits for is always taken"
+        assert not outbox.post(said(b"dropped"), droppable=True)
         peer.open.set()
         await peer.until(lambda: b"kept" in peer.came)
-        assert outbox.post(b"taken again", droppable=True)
+        assert outbox.post(said(b"taken again"), droppable=True)
         outbox.close()
         await writing
         assert peer.came[-2:] == [b"kept", b"taken again"]
@@ -114,7 +122,7 @@ def test_a_write_that_fails_ends_the_writer_with_its_error():
 
     async def run():
         outbox = Outbox()
-        outbox.post(b"raw")
+        outbox.post(said(b"raw"))
 
         async def write(raw):
             raise ConnectionResetError(raw)
@@ -132,13 +140,13 @@ def test_sessions_take_turns_by_what_they_send():
         outbox, peer = Outbox(), Peer()
         bulk = [bytes([number]) * (256 << 10) for number in range(8)]
         for raw in bulk:
-            outbox.post(raw, session=1)
+            outbox.post(said(raw), session=1)
         small = [b"%d" % number for number in range(100)]
         for raw in small:
-            outbox.post(raw, session=2)
-        outbox.post(b"lone", session=3)
+            outbox.post(said(raw), session=2)
+        outbox.post(said(b"lone"), session=3)
         await_all = asyncio.ensure_future(outbox.run(peer.write))
-        outbox.close(b"farewell")
+        outbox.close(said(b"farewell"))
         outbox.close()
         await await_all
         came = peer.came
@@ -158,9 +166,9 @@ def test_bulk_of_equal_sessions_leaves_in_equal_parts():
     async def run():
         outbox, peer = Outbox(), Peer()
         for _ in range(256):
-            outbox.post(b"a" * (16 << 10), session=1)
+            outbox.post(said(b"a" * (16 << 10)), session=1)
         for _ in range(8):
-            outbox.post(b"b" * (512 << 10), session=2)
+            outbox.post(said(b"b" * (512 << 10)), session=2)
         outbox.close()
         await outbox.run(peer.write)
         sent, furthest = {b"a": 0, b"b": 0}, 0
@@ -178,9 +186,50 @@ def test_what_may_be_dropped_is_judged_by_its_own_session():
 
     async def run():
         outbox = Outbox()
-        while outbox.post(bytes(1 << 20), session=1, droppable=True):
+        while outbox.post(said(bytes(1 << 20)), session=1, droppable=True):
             pass
-        assert outbox.post(b"taken", session=2, droppable=True)
-        assert outbox.post(b"taken", droppable=True)
+        assert outbox.post(said(b"taken"), session=2, droppable=True)
+        assert outbox.post(said(b"taken"), droppable=True)
+
+    drive(run)
+
+
+def test_what_waits_leaves_together():
+    """In its order, as one message up to a limit; what is larger leaves alone."""
+
+    async def run():
+        outbox, peer = Outbox(), Peer()
+        small = [b"%d" % number for number in range(100)]
+        for number, payload in enumerate(small):
+            outbox.post(said(payload), session=number % 3)
+        outbox.post(said(bytes(2 * _JOINED_BYTES)))
+        outbox.close(said(b"farewell"))
+        await outbox.run(peer.write)
+        sizes = [sum(map(len, came)) for came in peer.messages]
+        assert max(size for size in sizes if size != 2 * _JOINED_BYTES) <= _JOINED_BYTES
+        assert [bytes(2 * _JOINED_BYTES)] in peer.messages
+        assert len(peer.messages) <= 4
+        for first in range(3):
+            assert [each for each in peer.came if each in small[first::3]] == small[first::3]
+
+    drive(run)
+
+
+def test_a_lone_message_is_not_kept_waiting():
+    """A writer that sleeps writes it in the next turn of the loop."""
+
+    async def run():
+        outbox, came = Outbox(), []
+
+        async def write(raw):
+            came.append(raw)
+
+        writing = asyncio.ensure_future(outbox.run(write))
+        await asyncio.sleep(0)
+        outbox.post(said(b"lone"))
+        await asyncio.sleep(0)
+        assert came == [said(b"lone")], "as it is, in no other envelope"
+        outbox.close()
+        await writing
 
     drive(run)

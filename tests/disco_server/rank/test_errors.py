@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from disco_client.errors import ConfigError, EncodingError
@@ -88,6 +90,27 @@ def test_an_exception_brings_its_qualified_type_and_its_cause_but_not_our_frame(
     assert "in user_code" in failure.traceback
     assert "KeyError: 'key'" in failure.traceback
     assert "func(*args)" not in failure.traceback, "the caller's frame is not theirs"
+
+
+def test_each_traceback_is_that_of_its_own_error():
+    """As Python writes it, though what was found for one place is used for the next error there."""
+
+    def inner(value):
+        if value < 0:
+            raise ValueError(f"{value} is negative")
+        return 1 / value
+
+    def first(value):
+        return inner(value)
+
+    def second(value):
+        return inner(value)
+
+    for func, value in [(first, -1), (second, -1), (first, -2), (first, 0), (second, 0)] * 2:
+        error = raised(func, value)
+        below = error.__traceback__.tb_next
+        plain = "".join(traceback.format_exception(type(error), error, below))
+        assert describe(error)[0].traceback == plain
 
 
 def test_long_texts_are_cut_in_the_middle():

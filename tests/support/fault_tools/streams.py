@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import re
 import runpy
@@ -46,7 +47,7 @@ import pytest
 
 from disco_client.pb import envelope_pb2
 from disco_client.transport.channel import LineCall
-from disco_client.wire.codec import EnvelopeKind
+from disco_client.wire.codec import EnvelopeKind, envelopes_in
 
 POINTS = (
     "client.send",
@@ -142,6 +143,11 @@ def _parse(entry: str, dice: random.Random) -> _Rule:
     )
 
 
+def _split(message: bytes) -> Iterator[bytes]:
+    """The envelopes of a message, each of which faults count as one."""
+    return (raw for raw, _ in envelopes_in(message))
+
+
 class Passage:
     """One stream's way past a point; used by one thread or task at a time."""
 
@@ -160,26 +166,28 @@ class Passage:
         return [raw] * times + held, seconds
 
     def blocking(self, messages: Iterable[bytes]) -> Iterator[bytes]:
-        for raw in messages:
+        for raw in itertools.chain.from_iterable(map(_split, messages)):
             passed, pause = self.meet(raw)
             time.sleep(pause)
             yield from passed
 
     async def read(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for raw in messages:
-            passed, pause = self.meet(raw)
-            await asyncio.sleep(pause)
-            for each in passed:
-                yield each
+        async for message in messages:
+            for raw in _split(message):
+                passed, pause = self.meet(raw)
+                await asyncio.sleep(pause)
+                for each in passed:
+                    yield each
 
     def write(
         self, write: Callable[[bytes], Awaitable[None]]
     ) -> Callable[[bytes], Awaitable[None]]:
-        async def write_passed(raw: bytes) -> None:
-            passed, pause = self.meet(raw)
-            await asyncio.sleep(pause)
-            for each in passed:
-                await write(each)
+        async def write_passed(message: bytes) -> None:
+            for raw in _split(message):
+                passed, pause = self.meet(raw)
+                await asyncio.sleep(pause)
+                for each in passed:
+                    await write(each)
 
         return write_passed
 

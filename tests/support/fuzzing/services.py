@@ -8,8 +8,8 @@ import time
 
 import grpc
 
-from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
-from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope
+from disco_client.pb import controller_pb2, node_pb2
+from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_in
 from disco_server.controller.hub import Hub
 from disco_server.controller.node_streams import NodeStreams
 from disco_server.controller.session_streams import ClientStreams
@@ -40,8 +40,7 @@ class Call:
         return (("traceparent", "00-" + "1" * 32 + "-" + "2" * 16 + "-01"),)
 
     async def write(self, raw):
-        envelope_pb2.Envelope.FromString(raw)
-        self.written.append(raw)
+        self.written.extend(each for each, _ in envelopes_in(raw))
 
     async def abort(self, code, details=""):
         assert code is not grpc.StatusCode.INTERNAL, details
