@@ -435,9 +435,10 @@ class Session:
 
         Args:
             path: On the workers: a safetensors file, a safetensors index
-                (``model.safetensors.index.json``), a ``tensor-cache.json``, or a
-                folder with such files. A relative path is taken from the client's
-                own folder.
+                (``model.safetensors.index.json``), a GGUF file, a ``tensor-cache.json``,
+                or a folder with such files. A relative path is taken from the client's
+                own folder. Tensors that GGUF stores in blocks become float32; workers
+                need the package ``gguf`` for them.
             plan: How each tensor is divided: names or patterns (``*`` matches dots
                 too; the first match counts) with ``"R"`` or None (every worker has
                 the whole), ``"S[0]"`` or 0 (split along that axis, whose extent the

@@ -210,6 +210,8 @@ class Record:
         file: Where its bytes are.
         offset: Of its first byte.
         nbytes: How many bytes it has in the file.
+        block: How many numbers share how many bytes, side by side along the last axis, where
+            ``stored`` is no dtype but a format of such blocks; else zeros.
     """
 
     name: str
@@ -219,6 +221,7 @@ class Record:
     file: Path
     offset: int
     nbytes: int
+    block: tuple[int, int] = (0, 0)
 
 
 @lru_cache(maxsize=256)

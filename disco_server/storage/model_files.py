@@ -19,6 +19,7 @@ from disco_client.errors import ConfigError
 from disco_client.wire.arrays import empty_array
 from disco_client.wire.partition import Bounds, Intervals, shape_within
 from disco_client.wire.values import dtype_name, is_floating
+from disco_server.storage import gguf
 from disco_server.storage.files import (
     DataFile,
     FileError,
@@ -193,27 +194,27 @@ def read_record(
     Raises:
         FileError: It does not lie in the file, or has a dtype that arrays cannot have.
     """
-    stored = find_dtype(record.stored)
-    if stored is None or not record.dtype:
+    target = find_dtype(dtype if dtype and is_floating(record.dtype) else record.dtype)
+    stored = target if record.block[0] else find_dtype(record.stored)
+    if stored is None or target is None or not record.dtype:
         problem = f"no array can have its dtype {record.stored}"
         raise FileError(record.file, problem, tensor=record.name)
+    if record.offset + record.nbytes > file.size:
+        problem = f"expected {record.nbytes} bytes from offset {record.offset}"
+        problem += f", the file has {file.size} bytes"
+        raise FileError(record.file, problem, tensor=record.name)
     axis, pieces = part or (0, ((0, record.shape[0]),) if record.shape else ())
+    if record.block[0]:
+        return gguf.read_blocks(file, record, axis, pieces, target)
     if record.shape:
         strips = plan_part(record.shape, stored.itemsize, axis, pieces)
         extent = sum(stop - start for start, stop in pieces)
         shape = (*record.shape[:axis], extent, *record.shape[axis + 1 :])
     else:
         strips, shape = plan_part((1,), stored.itemsize, 0, ((0, 1),)), ()
-    if record.offset + record.nbytes > file.size:
-        problem = f"expected {record.nbytes} bytes from offset {record.offset}"
-        problem += f", the file has {file.size} bytes"
-        raise FileError(record.file, problem, tensor=record.name)
     array = empty_array(shape, stored)
     read_strips(file, record.offset, strips, array.reshape(-1).view(np.uint8))
-    target = find_dtype(record.dtype)
-    if dtype and is_floating(record.dtype):
-        target = find_dtype(dtype)
-    if target is None or target == stored:
+    if target == stored:
         return array
     converted = empty_array(shape, target)
     converted[...] = array
@@ -227,7 +228,7 @@ def open_checkpoint(path: str, allowed: Sequence[str]) -> Checkpoint:
     """Reads the headers of a model's files.
 
     Args:
-        path: A safetensors file, a safetensors index, a tensor-cache.json, or a
+        path: A safetensors or GGUF file, a safetensors index, a tensor-cache.json, or a
             folder with such files.
         allowed: What may be read (see `file_allowed`).
 
@@ -242,7 +243,7 @@ def open_checkpoint(path: str, allowed: Sequence[str]) -> Checkpoint:
     elif where.suffix == ".json":
         records = _read_json(where, allowed)
     else:
-        records = _read_safetensors(where, allowed)
+        records = _read_file_of_tensors(where, allowed)
     return Checkpoint(where, records, allowed)
 
 
@@ -258,13 +259,13 @@ def _read_folder(folder: Path, allowed: Sequence[str]) -> list[Record]:
     for name in (_INDEX, *_CACHES):
         if _holds((folder / name).exists):
             return _read_json(folder / name, allowed)
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
     if not files:
-        expected = f"expected {_INDEX}, {_CACHES[0]} or *.safetensors in this folder"
+        expected = f"expected {_INDEX}, {_CACHES[0]}, *.safetensors or *.gguf in this folder"
         raise FileError(folder, f"{expected}, found none")
     records: dict[str, Record] = {}
     for file in files:
-        for record in _read_safetensors(file, allowed):
+        for record in _read_file_of_tensors(file, allowed):
             if record.name in records:
                 other = records[record.name].file.name
                 raise FileError(file, f"it is also in {other}", tensor=record.name)
@@ -272,8 +273,11 @@ def _read_folder(folder: Path, allowed: Sequence[str]) -> list[Record]:
     return list(records.values())
 
 
-def _read_safetensors(path: Path, allowed: Sequence[str]) -> list[Record]:
+def _read_file_of_tensors(path: Path, allowed: Sequence[str]) -> list[Record]:
     with DataFile(path, allowed) as file:
+        # As the length of a safetensors header these four bytes are more than it may be.
+        if file.size >= len(gguf.MAGIC) and file.read(len(gguf.MAGIC)) == gguf.MAGIC:
+            return gguf.read_header(file)
         return read_header(file)
 
 
@@ -303,7 +307,11 @@ def _read_index(path: Path, weight_map: object, allowed: Sequence[str]) -> list[
     for file, names in sorted(names_of.items()):
         # Others that the file may hold do not belong to the model.
         wanted = set(names)
-        found = [r for r in _read_safetensors(path.parent / file, allowed) if r.name in wanted]
+        found = [
+            record
+            for record in _read_file_of_tensors(path.parent / file, allowed)
+            if record.name in wanted
+        ]
         if len(found) < len(wanted):
             missing = sorted(wanted - {record.name for record in found})
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""

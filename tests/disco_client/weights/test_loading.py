@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import ml_dtypes
 import numpy as np
 import pytest
@@ -123,6 +124,40 @@ def test_an_index_of_several_files(session, tmp_path):
         loaded = session.load_weights(path, PLAN)
         assert loaded.keys() == TENSORS.keys()
         assert all(np.array_equal(w.shard(2), share(n, 2, 2)) for n, w in loaded.items())
+
+
+def test_a_gguf_file(session, tmp_path):
+    """Each worker reads its own blocks, with uneven parts too, and has plain numbers of them."""
+    kind = gguf.GGMLQuantizationType.Q4_1
+    rows, down = RANDOM.random((9, 64), np.float32), RANDOM.random((4, 160), np.float32)
+    norm = RANDOM.random(64, np.float32)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("rows.weight", gguf.quantize(rows, kind), raw_dtype=kind)
+    writer.add_tensor("down.weight", gguf.quantize(down, kind), raw_dtype=kind)
+    writer.add_tensor("norm.weight", norm)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    plan = {
+        "rows.*": PlacementSpec.sharding(0),
+        "down.*": PlacementSpec.explicit(1, [(0, 64), (64, 96), (96, 128), (128, 160)]),
+        "*": "R",
+    }
+    loaded = session.load_weights(tmp_path / "model.gguf", plan, in_group=False)
+    wanted = {
+        "rows.weight": gguf.dequantize(gguf.quantize(rows, kind), kind),
+        "down.weight": gguf.dequantize(gguf.quantize(down, kind), kind),
+        "norm.weight": norm,
+    }
+    for name, weight in loaded.items():
+        assert weight.dtype == "float32"
+        assert np.array_equal(weight.numpy(), wanted.pop(name))
+    assert not wanted
+    assert loaded["down.weight"].shape_on(0) == (4, 64)
+    (tmp_path / "cut.gguf").write_bytes((tmp_path / "model.gguf").read_bytes()[:200])
+    with pytest.raises(BadFile, match="cut off"):
+        session.load_weights(tmp_path / "cut.gguf", plan)
 
 
 def test_a_tensor_cache(session, tmp_path):

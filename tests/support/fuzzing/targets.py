@@ -272,6 +272,15 @@ def safetensors():
     return [struct.pack("<Q", len(header)) + header + bytes(8)]
 
 
+def ggufs():
+    axes = struct.pack("<IQQ", 2, 32, 2)
+    plain = struct.pack("<Q", 1) + b"b" + struct.pack("<IQIQ", 1, 4, 0, 64)
+    blocks = struct.pack("<Q", 1) + b"a" + axes + struct.pack("<IQ", 3, 0)
+    text = struct.pack("<Q", 4) + b"name" + struct.pack("<IQ", 8, 2) + b"ab"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 2, 1) + text + blocks + plain
+    return [head + bytes(-len(head) % 32 + 80), head]
+
+
 def npys():
     file = FOLDER / "seed.npy"
     np.save(file, np.arange(6.0).reshape(2, 3))
@@ -362,6 +371,7 @@ TARGETS = {
             ],
         ),
         Target("safetensors", in_file("f.safetensors", open_checkpoint), (FileError,), safetensors),
+        Target("gguf", in_file("f.gguf", open_checkpoint), (FileError,), ggufs),
         Target("npy", in_file("f.npy", open_npy), (FileError,), npys),
         Target(
             "tensor_cache",
