@@ -728,8 +728,11 @@ class Inbox:
             if answer is None or answer.error is not None:
                 return False
             mine = self._unseen.get(scope, {})
-            # What kept a rank out of a collective may still be on its way.
+            # What kept a rank out of a collective may still be on its way; in the scope that
+            # opened the session, of the failures of others too.
             if self._unread or any(failed.is_aborted for failed in mine.values()):
+                return False
+            if scope is self._opener and (self._orphans or self._unseen.keys() - {scope}):
                 return False
         encoded = [value for value in answer.values.values() if isinstance(value, EncodedValue)]
         return not encoded or next(tickets_in(encoded), None) is None

@@ -153,12 +153,14 @@ def _stack(trace: TracebackType) -> str:
         places.append(link.tb_lasti)
         link = link.tb_next
     key = (*map(id, codes), *places)
-    if key not in _stacks:
-        if len(_stacks) >= _MAX_STACKS:
-            _stacks.clear()
-        lines = traceback.format_tb(trace)
-        _stacks[key] = codes, "".join(("Traceback (most recent call last):\n", *lines))
-    return _stacks[key][1]
+    known = _stacks.get(key)
+    if known is not None:
+        return known[1]
+    text = "".join(("Traceback (most recent call last):\n", *traceback.format_tb(trace)))
+    if len(_stacks) >= _MAX_STACKS:  # ranks that are threads share it, so it may empty meanwhile
+        _stacks.clear()
+    _stacks[key] = codes, text
+    return text
 
 
 def _text_of(error: BaseException) -> str:

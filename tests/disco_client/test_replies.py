@@ -397,3 +397,32 @@ def test_the_cause_of_an_aborted_collective_may_be_of_another_scope(inbox, log):
     assert type(error) is errors.RemoteException
     assert ([each.worker for each in error.failures], error.seq) == ([2, 0], 5)
     assert "command #9 could not be executed for it" in error.__notes__[0]
+
+
+def test_an_answer_is_read_at_once_unless_a_cause_must_be_awaited(inbox, log):
+    """A value or an error; not where an aborted collective comes first."""
+    log.scopes = {7: THEIRS, 8: THEIRS}
+    for seq in (2, 4, 6, 8):
+        inbox.expect(seq, 1)
+    inbox.receive(0, value(2, 5))
+    assert inbox.is_plain(2, MINE)
+    inbox.receive(1, failure(3, 1))
+    inbox.receive(0, failure(3, 0, answer=4))
+    assert inbox.is_plain(4, MINE)
+    inbox.receive(2, failure(5, 2, FailureKind.ABORTED))
+    inbox.receive(0, value(6, 5))
+    assert not inbox.is_plain(6, MINE)
+    inbox.receive(0, value(8, 5))
+    assert inbox.is_plain(8, THEIRS), "whose own commands have not failed"
+    inbox.receive(1, failure(7, 1, FailureKind.ABORTED))
+    assert not inbox.is_plain(8, THEIRS)
+
+
+def test_the_opener_s_answers_may_wait_for_causes_of_others(inbox, log):
+    """Since its sync raises what ended scopes have left."""
+    log.scopes = {3: THEIRS}
+    inbox.expect(4, 1)
+    inbox.receive(0, value(4, 5))
+    assert inbox.is_plain(4, MINE)
+    inbox.receive(1, failure(3, 1, FailureKind.ABORTED))
+    assert not inbox.is_plain(4, MINE)
