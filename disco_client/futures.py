@@ -254,7 +254,7 @@ class RefFuture(concurrent.futures.Future[Any]):
 class _Wakeups:
     """What the tasks of one loop do together: sending questions, and waking for answers."""
 
-    _AT_ONCE = 8
+    _AT_ONCE = 24
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._to_send: set[Pump] = set()
