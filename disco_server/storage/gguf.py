@@ -282,7 +282,7 @@ def _reader(file: DataFile, record: Record) -> Callable[[np.ndarray[Any, Any]], 
             # Scales of a damaged file may be infinite, and so are their numbers then.
             with np.errstate(all="ignore"):
                 return library.dequantize(rows, kind)
-        except NotImplementedError:
+        except NotImplementedError:  # the package has sizes of more formats than it reads
             problem = f"the package gguf on this worker cannot read {record.stored}"
             raise FileError(file.path, problem, tensor=record.name) from None
 

@@ -198,6 +198,15 @@ def test_a_damaged_file_is_refused_with_what_is_wrong(write, content, words):
         open_all(write(content, "model.gguf"))
 
 
+def test_blocks_that_the_package_cannot_read_are_refused_by_name(write):
+    """When the tensor is read: the others of the file may be wanted."""
+    content = gguf_bytes(tensor("a", (32,), 9), tensor("b", offset=64), data=bytes(72))
+    opened, records = open_all(write(content, "model.gguf"))
+    assert opened.read([(records["b"], None)])[0].tolist() == [0, 0]
+    with pytest.raises(FileError, match=r"tensor 'a': the package gguf .* cannot read Q8_1"):
+        opened.read([(records["a"], None)])
+
+
 def test_a_file_that_shrinks_is_refused(model):
     """After its header was read."""
     path, _ = model
