@@ -1,0 +1,481 @@
+"""Answers of a model to many at once: which sequences are in the next step.
+
+Each step takes one token of each sequence that is being continued and, in chunks, prompts of
+those that have just come. It is one message, and the workers are a step ahead: the next one is
+issued before the tokens of the last one are here. What a sequence needs of the cache is set aside
+when it begins, so none has to be stopped for room.
+
+What the engine knows of a sequence is its tokens. When workers are lost, others take their place
+(``recover=`` of `disco_client.connect`), and every sequence goes on from its tokens there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import disco_client
+from llm.cache import BlockPool
+from llm.layers import BLOCK
+from llm.model import Model, Piece, blocks_within
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from llm.config import Checkpoint
+    from llm.text import Text
+
+__all__ = ["Busy", "Counts", "Engine", "Request", "Sampling", "Settings", "TooLong", "text_of"]
+
+_logger = logging.getLogger("llm.engine")
+_AHEAD = 2
+"""How many steps may be under way."""
+
+
+class Busy(Exception):
+    """As many requests wait as may."""
+
+
+class TooLong(ValueError):
+    """Prompt and answer together have more tokens than the model or the cache has room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        temperature: 0 for the likeliest one.
+        top_p: Only of the likeliest ones that together have this probability.
+        seed: What is drawn depends on it and on the position; from 0 to 2**63 - 1.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much an engine does at a time.
+
+    Attributes:
+        cache_bytes: What the cache may take on each worker.
+        slots: How many sequences there may be at a time.
+        chunk: How many tokens of prompts a step takes at most.
+        queue: How many requests may wait.
+    """
+
+    cache_bytes: int = 256 << 20
+    slots: int = 32
+    chunk: int = 64
+    queue: int = 256
+
+
+@dataclass(slots=True)
+class Counts:
+    """What an engine has done.
+
+    Attributes:
+        steps: Steps.
+        prompt_tokens: Tokens of prompts, computed.
+        shared_tokens: Tokens of prompts that were in the cache already.
+        answer_tokens: Tokens of answers.
+        recoveries: How often workers were replaced.
+    """
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    shared_tokens: int = 0
+    answer_tokens: int = 0
+    recoveries: int = 0
+
+
+class Request:
+    """One sequence: a prompt and its answer, an iterator over the tokens of the answer.
+
+    Attributes:
+        prompt: The tokens of the prompt.
+        found: Those of the answer so far.
+        reason: Why it has ended: ``stop`` at a token that ends answers, ``length``,
+            ``cancelled`` or ``error``; empty before.
+        shared: How many tokens of the prompt were in the cache already.
+        first_token_at: When the first token was there, by `time.perf_counter`; 0 before.
+    """
+
+    def __init__(self, prompt: Sequence[int], limit: int, sampling: Sampling) -> None:
+        self.prompt = list(prompt)
+        self.sampling = sampling
+        self.limit = limit
+        self.found: list[int] = []
+        self.reason = ""
+        self.shared = 0
+        self.first_token_at = 0.0
+        self._news: asyncio.Queue[int | BaseException | None] = asyncio.Queue()
+        # Where it is in the cache; the engine's.
+        self.slot = -1
+        self.blocks: list[int] = []
+        self.issued = self.coming = self.named = self.name = 0
+
+    @property
+    def known(self) -> int:
+        """How many tokens are known, of prompt and answer."""
+        return len(self.prompt) + len(self.found)
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Tokens of prompt and answer, by their positions."""
+        border = len(self.prompt)
+        if end <= border:
+            return self.prompt[start:end]
+        return self.prompt[start:] + self.found[max(start - border, 0) : end - border]
+
+    def add(self, token: int) -> None:
+        """Takes the next token of the answer."""
+        if not self.found:
+            self.first_token_at = time.perf_counter()
+        self.found.append(token)
+        self._news.put_nowait(token)
+
+    def end(self, reason: str, error: BaseException | None = None) -> None:
+        """Ends the answer."""
+        self.reason = reason
+        self._news.put_nowait(error)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> int:
+        """The next token of the answer.
+
+        Raises:
+            disco_client.DiscoError: The workers were lost and there are no others.
+        """
+        news = await self._news.get()
+        if isinstance(news, int):
+            return news
+        self._news.put_nowait(news)  # whoever asks again gets the same answer
+        raise StopAsyncIteration if news is None else news
+
+
+class Engine:
+    """Answers requests with one session; an asynchronous context manager.
+
+    Args:
+        checkpoint: The model, whose files are at the same path on every worker.
+        ends: The tokens that end an answer.
+        settings: How much it does at a time.
+        progress: Whether loading shows how far it is; None for on a terminal.
+        session: How the session is opened: the arguments of `disco_client.connect`.
+
+    Attributes:
+        counts: What was done.
+        pool: The blocks of the cache.
+        lost: Why it cannot go on; None while it can.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        ends: set[int],
+        settings: Settings | None = None,
+        *,
+        progress: bool | None = None,
+        **session: object,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._ends = ends
+        self._settings = settings or Settings()
+        self._progress = progress
+        workers = session["num_workers"]
+        assert isinstance(workers, int)  # noqa: S101
+        count = blocks_within(checkpoint, workers, self._settings.cache_bytes)
+        if count < 1:
+            msg = f"a cache of {self._settings.cache_bytes} bytes has no room for a block"
+            raise TooLong(msg)
+        self.pool = BlockPool(count)
+        self.counts = Counts()
+        self.lost: BaseException | None = None
+        self._opening = disco_client.aconnect(recover=self._make_model, **session)  # type: ignore[arg-type]
+        self._session: disco_client.Session | None = None
+        self._model: Model | None = None
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, Request] = {}
+        self._slots = list(range(self._settings.slots))
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # Its session -------------------------------------------------------------------------
+
+    @property
+    def session(self) -> disco_client.Session:
+        """The session; there is one inside the ``async with`` block."""
+        assert self._session is not None  # noqa: S101
+        return self._session
+
+    @property
+    def model(self) -> Model:
+        """The model, as the workers of now have it."""
+        assert self._model is not None  # noqa: S101
+        return self._model
+
+    async def __aenter__(self) -> Self:
+        self._session = await self._opening
+        try:
+            await asyncio.to_thread(self._make_model, self._session)
+        except BaseException:
+            await self._shut_down()
+            raise
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None  # noqa: S101
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._end_all(disco_client.SessionClosed("the engine was closed"))
+        await self._shut_down()
+
+    async def _shut_down(self) -> None:
+        with contextlib.suppress(disco_client.DiscoError):
+            await asyncio.to_thread(self.session.shutdown)
+
+    def _make_model(self, session: disco_client.Session) -> None:
+        """Makes the state of the workers, also of those that take the place of lost ones."""
+        self._model = Model(
+            session,
+            self._checkpoint,
+            blocks=self.pool.count,
+            slots=self._settings.slots,
+            progress=self._progress,
+        )
+
+    # Requests ----------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many requests have not begun."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """How many requests are being answered."""
+        return len(self._running)
+
+    def submit(
+        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling | None = None
+    ) -> Request:
+        """Asks for an answer.
+
+        Args:
+            prompt: The tokens of the prompt; one or more.
+            max_tokens: The most tokens of the answer; at least 1.
+            sampling: How tokens are chosen; by default the likeliest.
+
+        Raises:
+            TooLong: They do not fit into the model's context, or into the cache.
+            Busy: Too many requests wait.
+            disco_client.DiscoError: The session was lost.
+        """
+        if self.lost is not None:
+            raise self.lost
+        if not prompt or max_tokens < 1:
+            msg = f"expected a prompt and an answer of one token or more, got {len(prompt)} tokens "
+            msg += f"and max_tokens {max_tokens}"
+            raise TooLong(msg)
+        limit = len(prompt) + max_tokens
+        room = min(self._checkpoint.config.context, self.pool.count * BLOCK)
+        if limit > room:
+            msg = (
+                f"a prompt of {len(prompt)} tokens and an answer of {max_tokens} do not fit into "
+                f"{room}, which is what the model and its cache have room for"
+            )
+            raise TooLong(msg)
+        if len(self._waiting) >= self._settings.queue:
+            msg = f"{len(self._waiting)} requests wait already, which is as many as may"
+            raise Busy(msg)
+        request = Request(prompt, limit, sampling or Sampling())
+        self._waiting.append(request)
+        self._wake.set()
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """Ends an answer that nobody wants any more; idempotent."""
+        if not request.reason:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(request)
+            self._finish(request, "cancelled")
+
+    # Steps -------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Issues steps while there are sequences."""
+        under_way: deque[tuple[disco_client.DRef, list[Request]]] = deque()
+        while True:
+            try:
+                await self._turn(under_way)
+            except disco_client.WorkersReplaced as replaced:
+                _logger.warning("workers were replaced: %s", replaced)
+                under_way.clear()
+                self._begin_anew()
+            except disco_client.DiscoError as error:
+                # Whatever else fails in a step leaves a cache of which nobody knows the state.
+                _logger.error("the session has failed: %s", error)
+                self.lost = error
+                self._end_all(error)
+                return
+
+    async def _turn(self, under_way: deque[tuple[disco_client.DRef, list[Request]]]) -> None:
+        self._admit()
+        pieces, wanting = self._plan()
+        if pieces:
+            await self.session.ready()
+            under_way.append((self.model.step(pieces), wanting))
+            self.counts.steps += 1
+            if len(under_way) < _AHEAD:
+                return
+        if not under_way:
+            self._wake.clear()
+            await self._wake.wait()
+            return
+        tokens, wanting = under_way.popleft()
+        for request, token in zip(wanting, (await tokens).tolist(), strict=True):
+            self._found(request, token)
+
+    def _admit(self) -> None:
+        """Lets requests begin, in the order in which they came, while there is room."""
+        while self._waiting and self._slots:
+            request = self._waiting[0]
+            needed = -(-request.limit // BLOCK)
+            # Its last token has to be computed: what follows it is what is asked for.
+            request.blocks, request.name = self.pool.share(request.prompt[:-1])
+            if needed - len(request.blocks) > self.pool.available:
+                self.pool.release(request.blocks)
+                request.blocks = []
+                return
+            self._waiting.popleft()
+            request.named = len(request.blocks)
+            request.issued = request.shared = request.named * BLOCK
+            self.counts.shared_tokens += request.shared
+            request.blocks += self.pool.take(needed - len(request.blocks))
+            request.slot = self._slots.pop()
+            self._running[request.slot] = request
+
+    def _plan(self) -> tuple[list[Piece], list[Request]]:
+        """The next step: one token of each answer first, then prompts."""
+        pieces: list[Piece] = []
+        wanting: list[Request] = []
+        left = self._settings.chunk
+        by_length = sorted(self._running.values(), key=lambda request: _missing(request) > 1)
+        for request in by_length:
+            known, coming = request.known, request.coming
+            if known + coming >= request.limit or coming >= _AHEAD:
+                continue
+            start = request.issued
+            if coming:
+                tokens = [-1]
+            elif (missing := known - start) == 1:
+                tokens = request.tokens(start, known)
+            else:
+                tokens = request.tokens(start, start + min(missing, left))
+                left -= len(tokens)
+                self.counts.prompt_tokens += len(tokens)
+                if not tokens:
+                    continue
+            request.issued = end = start + len(tokens)
+            wants = end >= known + coming
+            pieces.append(
+                Piece(
+                    request.slot,
+                    start,
+                    tokens,
+                    request.blocks[: -(-end // BLOCK)],
+                    wants,
+                    request.sampling.temperature,
+                    request.sampling.top_p,
+                    request.sampling.seed,
+                )
+            )
+            if wants:
+                request.coming += 1
+                wanting.append(request)
+            self._name_blocks(request)
+        return pieces, wanting
+
+    def _name_blocks(self, request: Request) -> None:
+        """Notes what full blocks hold, so that others can share them."""
+        while (end := (request.named + 1) * BLOCK) <= min(request.issued, request.known):
+            tokens = request.tokens(end - BLOCK, end)
+            request.name = self.pool.remember(request.blocks[request.named], tokens, request.name)
+            request.named += 1
+
+    def _found(self, request: Request, token: int) -> None:
+        if request.reason:  # it has ended meanwhile
+            return
+        request.coming -= 1
+        if token in self._ends:
+            self._finish(request, "stop")
+            return
+        request.add(token)
+        self.counts.answer_tokens += 1
+        self._name_blocks(request)
+        if request.known >= request.limit:
+            self._finish(request, "length")
+
+    def _finish(
+        self, request: Request, reason: str, error: BaseException | None = None
+    ) -> None:
+        """Ends a sequence. What it has is free for steps that are issued from now on."""
+        if self._running.pop(request.slot, None) is not None:
+            self._slots.append(request.slot)
+            self.pool.release(request.blocks)
+        request.end(reason, error)
+        self._wake.set()
+
+    def _begin_anew(self) -> None:
+        """Prepares every sequence to go on from its tokens, in a cache that is empty."""
+        self.counts.recoveries += 1
+        self.pool = BlockPool(self.pool.count)
+        for request in self._running.values():
+            request.blocks = self.pool.take(-(-request.limit // BLOCK))
+            request.issued = request.coming = request.named = request.name = 0
+
+    def _end_all(self, error: BaseException) -> None:
+        for request in [*self._running.values(), *self._waiting]:
+            self._finish(request, "error", error)
+        self._waiting.clear()
+
+
+def _missing(request: Request) -> int:
+    """How many of its known tokens the workers have not computed."""
+    return request.known + request.coming - request.issued
+
+
+async def text_of(
+    engine: Engine, text: Text, request: Request, stop: Sequence[str] = ()
+) -> AsyncIterator[str]:
+    """Yields an answer as text, piece by piece, up to a stop string.
+
+    Leaving the iteration ends the request.
+
+    Raises:
+        disco_client.DiscoError: See `Request.__anext__`.
+    """
+    stream = text.stream(stop)
+    try:
+        async for token in request:
+            if piece := stream.feed(token):
+                yield piece
+            if stream.stopped:
+                return
+        if rest := stream.end():
+            yield rest
+    finally:
+        engine.cancel(request)
+        if stream.stopped:
+            request.reason = "stop"

@@ -1,0 +1,386 @@
+"""What one worker computes: its share of the layers, its share of the cache, its vocabulary.
+
+Workers import this file, which `Session.load_source` brings to them. `Share` is plain numpy and
+knows nothing of workers; the functions below it are what a session calls by name. Each of them
+returns a partial sum of all workers, or a whole that is the same on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import disco_server
+
+__all__ = ["BLOCK", "Batch", "Share", "Span", "choose"]
+
+BLOCK = 16
+"""How many positions a block of the cache has."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of one sequence in a step.
+
+    Attributes:
+        rows: Which rows of the step they are.
+        held: Where the cache has the positions of the sequence, from its first one to the last
+            one of this span; a slice where its blocks lie in a row, so that nothing is copied.
+        hidden: [rows, positions], where a row may not look; None for a single row.
+    """
+
+    rows: slice
+    held: slice | Array
+    hidden: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step: tokens of some sequences.
+
+    Attributes:
+        ids: [rows], the tokens.
+        cos: [rows, 1, head / 2], of the angles of their positions.
+        sin: Likewise.
+        places: [rows], where the cache keeps their keys and values.
+        spans: The sequences.
+        wanted: [tokens wanted], the rows behind which the next token is wanted.
+        slots: [tokens wanted], where it is remembered.
+        draws: [tokens wanted, 4]: seed, position, temperature and top-p of each.
+    """
+
+    ids: Array
+    cos: Array
+    sin: Array
+    places: Array
+    spans: list[Span]
+    wanted: Array
+    slots: Array
+    draws: list[tuple[int, int, float, float]]
+
+
+class Share:
+    """One worker's share of a model.
+
+    Args:
+        config: The fields of `llm.config.Config`.
+        shares: The fields of `llm.shares.Shares`.
+        worker: Which worker this is.
+        weights: This worker's parts, by the names of `Checkpoint.names`; float32.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        shares: dict[str, Any],
+        worker: int,
+        weights: dict[str, Array],
+    ) -> None:
+        self.head = int(config["head"])
+        self.width = int(config["width"])
+        self.interleaved = bool(config["interleaved"])
+        self.epsilon = np.float32(config["epsilon"])
+        self.weights = weights
+        self.layers = [
+            {
+                name.partition(".")[2]: array
+                for name, array in weights.items()
+                if name.startswith(f"{layer}.")
+            }
+            for layer in range(int(config["layers"]))
+        ]
+        self.output = weights.get("output", weights["embedding"])
+        first, end = shares["heads"][worker]
+        self.heads = end - first
+        each = int(config["heads"]) // int(config["kv_heads"])
+        first_kv, end_kv = shares["kv_heads"][worker]
+        self.kv_heads = end_kv - first_kv
+        # Which of this worker's query heads read each of its heads of keys and values.
+        self.readers = [
+            slice(max(kv * each, first) - first, min((kv + 1) * each, end) - first)
+            for kv in range(first_kv, end_kv)
+        ]
+        self.first_token, _ = shares["tokens"][worker]
+        self.vocabulary = [end - first for first, end in shares["tokens"]]
+        pairs = np.arange(0, self.head, 2, dtype=np.float64)
+        speeds = float(config["rope_base"]) ** (-pairs / self.head)
+        angles = np.outer(np.arange(int(config["context"])), speeds)
+        self.cos = np.cos(angles).astype(np.float32)[:, None]
+        self.sin = np.sin(angles).astype(np.float32)[:, None]
+
+    def make_cache(self, blocks: int) -> Array:
+        """[layers, 2, heads of keys and values, positions, head]: keys and values, float32."""
+        shape = (len(self.layers), 2, self.kv_heads, blocks * BLOCK, self.head)
+        return np.zeros(shape, np.float32)
+
+    # A step ------------------------------------------------------------------------------
+
+    def begin(
+        self, newest: Array, ids: Array, spans: Array, tables: Array, sampling: Array
+    ) -> Batch:
+        """Prepares a step.
+
+        Args:
+            newest: [slots], integers: the newest token of each sequence.
+            ids: [rows], integers: the tokens; -1 for the newest one of the sequence.
+            spans: [sequences, 5], integers: slot, first position, how many rows, whether the
+                next token is wanted, seed.
+            tables: [sequences, blocks], integers: the cache's blocks of each sequence.
+            sampling: [sequences, 2]: temperature, 0 for the likeliest token, and top-p.
+        """
+        made: list[Span] = []
+        positions = np.empty(len(ids), np.int64)
+        places = np.empty(len(ids), np.int64)
+        ids, row = ids.astype(np.int64), 0
+        wanted: list[int] = []
+        slots: list[int] = []
+        draws: list[tuple[int, int, float, float]] = []
+        for (slot, start, count, wants, seed), table, (temperature, top_p) in zip(
+            spans.tolist(), tables, sampling.tolist(), strict=True
+        ):
+            rows, end = slice(row, row + count), start + count
+            row += count
+            if ids[rows.start] < 0:
+                ids[rows.start] = newest[slot]
+            held = _held(table, end)
+            at = np.arange(start, end)
+            positions[rows] = at
+            places[rows] = held.start + at if isinstance(held, slice) else held[start:end]
+            hidden = np.arange(end) > at[:, None] if count > 1 else None
+            made.append(Span(rows, held, hidden))
+            if wants:
+                wanted.append(row - 1)
+                slots.append(slot)
+                draws.append((seed, end, temperature, top_p))
+        return Batch(
+            ids,
+            self.cos[positions],
+            self.sin[positions],
+            places,
+            made,
+            np.array(wanted, np.int64),
+            np.array(slots, np.int64),
+            draws,
+        )
+
+    def embed(self, batch: Batch) -> Array:
+        """[rows, width]: the embeddings of the tokens that are this worker's, else 0."""
+        table = self.weights["embedding"]
+        rows = batch.ids - self.first_token
+        mine = (rows >= 0) & (rows < len(table))
+        x = np.zeros((len(rows), self.width), np.float32)
+        x[mine] = table[rows[mine]]
+        return x
+
+    def attend(self, cache: Array, batch: Batch, x: Array, layer: int) -> Array:
+        """[rows, width]: what this worker's heads add; their keys and values go to the cache."""
+        own = self.layers[layer]
+        h = self.normalize(x, own["norm"])
+        asked = self._turn((h @ own["query"].T).reshape(len(x), self.heads, self.head), batch)
+        new = self._turn((h @ own["key"].T).reshape(len(x), self.kv_heads, self.head), batch)
+        keys, values = cache[layer]
+        keys[:, batch.places] = new.transpose(1, 0, 2)
+        new = (h @ own["value"].T).reshape(len(x), self.kv_heads, self.head)
+        values[:, batch.places] = new.transpose(1, 0, 2)
+        asked *= np.float32(self.head**-0.5)
+        mixed = np.empty_like(asked)
+        for span in batch.spans:
+            for kv, readers in enumerate(self.readers):
+                own_keys, own_values = keys[kv, span.held], values[kv, span.held]
+                q = asked[span.rows, readers]
+                scores = q.reshape(-1, self.head) @ own_keys.T
+                if span.hidden is not None:
+                    by_head = scores.reshape(*q.shape[:2], -1)
+                    np.copyto(by_head, -np.inf, where=span.hidden[:, None])
+                scores -= scores.max(axis=1, keepdims=True)
+                np.exp(scores, out=scores)
+                scores /= scores.sum(axis=1, keepdims=True)
+                mixed[span.rows, readers] = (scores @ own_values).reshape(q.shape)
+        return mixed.reshape(len(x), -1) @ own["out"].T
+
+    def feed_forward(self, x: Array, layer: int) -> Array:
+        """[rows, width]: what this worker's columns of the feed-forward part add."""
+        own = self.layers[layer]
+        h = self.normalize(x, own["inner_norm"])
+        gate = h @ own["gate"].T
+        with np.errstate(over="ignore"):  # of a large negative number: the result is 0
+            gate /= 1 + np.exp(-gate)
+        gate *= h @ own["up"].T
+        return gate @ own["down"].T
+
+    def logits(self, x: Array) -> Array:
+        """[rows, the most tokens of any worker]: of this worker's tokens, and then -inf."""
+        mine = self.normalize(x, self.weights["norm"]) @ self.output.T
+        widest = max(self.vocabulary)
+        if mine.shape[1] == widest:
+            return mine
+        padded = np.full((len(x), widest), -np.inf, np.float32)
+        padded[:, : mine.shape[1]] = mine
+        return padded
+
+    def whole(self, gathered: Array) -> Array:
+        """[rows, tokens]: what all workers' logits make, of [workers, rows, widest]."""
+        parts = zip(gathered, self.vocabulary, strict=True)
+        return np.concatenate([part[:, :count] for part, count in parts], axis=1)
+
+    def find_next(
+        self,
+        newest: Array,
+        batch: Batch,
+        x: Array,
+        allgather: Callable[[Array], Array],
+        from_first: Callable[[Array], Array],
+    ) -> Array:
+        """[tokens wanted], integers: the next tokens, which are also remembered.
+
+        Args:
+            newest: See `begin`; gets them.
+            batch: The step.
+            x: [rows, width], the hidden state behind the last layer.
+            allgather: Collects the workers' arrays.
+            from_first: Gives all of them the first one's array.
+        """
+        mine = self.logits(x[batch.wanted])
+        best = mine.argmax(axis=1)
+        likeliest = mine[np.arange(len(mine)), best].astype(np.float64)
+        # Both are exact in 64 bits. Among equals the first worker's, and so the first token, wins.
+        everyones = allgather(np.stack([likeliest, best + float(self.first_token)]))
+        winners = everyones[:, 0].argmax(axis=0)
+        found = everyones[winners, 1, np.arange(len(mine))].astype(np.int64)
+        drawn = [row for row, draw in enumerate(batch.draws) if draw[2] > 0]
+        if drawn:
+            # One worker chooses: others may compute the last digit of an exponential differently.
+            logits = self.whole(allgather(mine[drawn]))
+            chosen = [choose(row, *batch.draws[n]) for n, row in zip(drawn, logits, strict=True)]
+            found[drawn] = from_first(np.array(chosen, np.int64))
+        newest[batch.slots] = found
+        return found
+
+    # Parts of it -------------------------------------------------------------------------
+
+    def normalize(self, x: Array, weight: Array) -> Array:
+        """RMS normalisation (Zhang and Sennrich, arXiv:1910.07467)."""
+        scale = np.square(x).mean(axis=-1, keepdims=True)
+        scale += self.epsilon
+        return x / np.sqrt(scale, out=scale) * weight
+
+    def _turn(self, x: Array, batch: Batch) -> Array:
+        """Turns pairs of [rows, heads, head] by the angles of their positions."""
+        turned = np.empty_like(x)
+        half = self.head // 2
+        if self.interleaved:
+            one, other = slice(0, None, 2), slice(1, None, 2)
+        else:
+            one, other = slice(half), slice(half, None)
+        turned[..., one] = x[..., one] * batch.cos - x[..., other] * batch.sin
+        turned[..., other] = x[..., one] * batch.sin + x[..., other] * batch.cos
+        return turned
+
+
+def _held(table: Array, end: int) -> slice | Array:
+    """Where the first positions of a sequence are in the cache."""
+    used = table[: -(-end // BLOCK)]
+    first = int(used[0])
+    if int(used[-1]) - first == len(used) - 1 and bool((np.diff(used) == 1).all()):
+        return slice(first * BLOCK, first * BLOCK + end)
+    return (used[:, None].astype(np.int64) * BLOCK + np.arange(BLOCK)).reshape(-1)[:end]
+
+
+def choose(logits: Array, seed: int, position: int, temperature: float, top_p: float) -> int:
+    """Draws a token: of the likeliest ones that together have the probability `top_p`.
+
+    The draw depends on seed and position alone, so it is the same whatever else is in the step,
+    and when the sequence is computed once more (Philox, Salmon et al., SC 2011: a counter).
+
+    Args:
+        logits: [tokens].
+        seed: The sequence's.
+        position: The token's place in the sequence.
+        temperature: What the logits are divided by, above 0.
+        top_p: Above 0, at most 1 (Holtzman et al., arXiv:1904.09751).
+    """
+    scaled = logits.astype(np.float64) / temperature
+    order = np.argsort(-scaled, kind="stable")
+    shares = np.exp(scaled[order] - scaled[order[0]])
+    reach = np.cumsum(shares)
+    kept = int(np.searchsorted(reach, top_p * reach[-1])) + 1
+    draw = np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
+    return int(order[min(int(np.searchsorted(reach[:kept], draw * reach[kept - 1])), kept - 1)])
+
+
+# What a session calls ----------------------------------------------------------------------
+
+
+@disco_server.register_func("llm.share")
+def make_share(
+    config: dict[str, Any], shares: dict[str, Any], weights: dict[str, Array]
+) -> Share:
+    """This worker's share of the model."""
+    return Share(config, shares, disco_server.current_worker().worker_id, weights)
+
+
+@disco_server.register_func("llm.cache")
+def make_cache(share: Share, blocks: int) -> Array:
+    """See `Share.make_cache`."""
+    return share.make_cache(blocks)
+
+
+@disco_server.register_func("llm.newest")
+def make_newest(slots: int) -> Array:
+    """[slots], integers: the newest token of each sequence; none yet."""
+    return np.zeros(slots, np.int64)
+
+
+@disco_server.register_func("llm.begin")
+def begin(
+    share: Share, newest: Array, ids: Array, spans: Array, tables: Array, sampling: Array
+) -> Batch:
+    """See `Share.begin`."""
+    return share.begin(newest, ids, spans, tables, sampling)
+
+
+@disco_server.register_func("llm.embed")
+def embed(share: Share, batch: Batch) -> Array:
+    """See `Share.embed`."""
+    return share.embed(batch)
+
+
+@disco_server.register_func("llm.attend")
+def attend(
+    share: Share, cache: Array, batch: Batch, x: Array, more: Array | None, layer: int
+) -> Array:
+    """Adds what the layer before has brought, in place; then see `Share.attend`."""
+    if more is not None:
+        x += more
+    return share.attend(cache, batch, x, layer)
+
+
+@disco_server.register_func("llm.feed_forward")
+def feed_forward(share: Share, x: Array, more: Array, layer: int) -> Array:
+    """Adds what attention has brought, in place; then see `Share.feed_forward`."""
+    x += more
+    return share.feed_forward(x, layer)
+
+
+@disco_server.register_func("llm.next")
+def find_next(share: Share, newest: Array, batch: Batch, x: Array, more: Array) -> Array:
+    """Adds what the last layer has brought; then see `Share.find_next`."""
+    worker = disco_server.current_worker()
+    x += more
+
+    def from_first(mine: Array) -> Array:
+        return worker.allreduce(mine if worker.worker_id == 0 else np.zeros_like(mine))
+
+    return share.find_next(newest, batch, x, worker.allgather, from_first)
+
+
+@disco_server.register_func("llm.logits")
+def all_logits(share: Share, x: Array, more: Array) -> Array:
+    """[rows, tokens]: the logits behind each row."""
+    worker = disco_server.current_worker()
+    return share.whole(worker.allgather(share.logits(x + more)))

@@ -1,0 +1,184 @@
+"""The model on the workers of a session: its weights, and a step of it as one command."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llm.config import ModelError
+from llm.layers import BLOCK
+from llm.shares import divide, plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import disco_client
+    from llm.config import Checkpoint
+    from llm.shares import Shares
+
+__all__ = ["Model", "Piece", "blocks_within"]
+
+_LAYERS = Path(__file__).with_name("layers.py")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """What one sequence brings to a step: consecutive tokens of it.
+
+    Attributes:
+        slot: The sequence's place in the model's memory of newest tokens.
+        start: The position of its first token here.
+        tokens: The tokens; [-1] for the one that the step before found, which only the workers
+            may know yet.
+        blocks: The cache's blocks of the sequence, as many as its positions need.
+        wants: Whether the token behind the last one is wanted.
+        temperature: 0 for the likeliest token.
+        top_p: See `llm.layers.choose`.
+        seed: Likewise; from 0 to 2**63 - 1.
+    """
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    blocks: Sequence[int]
+    wants: bool = True
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+def blocks_within(checkpoint: Checkpoint, workers: int, nbytes: int) -> int:
+    """How many blocks of cache take at most so many bytes on the worker that has most of each."""
+    config, shares = checkpoint.config, divide(checkpoint.config, workers)
+    kv_heads = max(end - first for first, end in shares.kv_heads)
+    each = config.layers * 2 * kv_heads * BLOCK * config.head * np.float32().nbytes
+    return nbytes // each
+
+
+class Model:
+    """A model on all workers of a session.
+
+    Args:
+        session: Its workers compute.
+        checkpoint: The model's files, which are at the same path on every worker.
+        blocks: How many blocks of `llm.layers.BLOCK` positions the cache has.
+        slots: How many sequences there can be at a time.
+        progress: Whether to show how far loading is; None for on a terminal.
+
+    Raises:
+        TooManyWorkers: There are more workers than query heads.
+        ModelError: A tensor is not there, or has another shape.
+        disco_client.DiscoError: The session has failed, or may not read the files.
+    """
+
+    def __init__(
+        self,
+        session: disco_client.Session,
+        checkpoint: Checkpoint,
+        *,
+        blocks: int,
+        slots: int,
+        progress: bool | None = None,
+    ) -> None:
+        import disco_client
+
+        self._session = session
+        self._config = checkpoint.config
+        self.shares: Shares = divide(checkpoint.config, session.num_workers)
+        self.slots, self.blocks = slots, blocks
+        session.load_source(_LAYERS)
+        names = checkpoint.names
+        try:
+            loaded = session.load_weights(
+                checkpoint.path,
+                plan(checkpoint, self.shares),
+                dtype="float32",
+                expect={names[ours]: shape for ours, shape in _shapes(checkpoint).items()},
+                strict=False,
+                progress=progress,
+            )
+        except disco_client.WeightsMismatch as error:
+            raise ModelError(str(error)) from None
+        config, shares = dataclasses.asdict(self._config), dataclasses.asdict(self.shares)
+        config["tied"] = bool(config["tied"])
+        weights = {ours: loaded[theirs] for ours, theirs in names.items()}
+        self._share = self._function("share")(config, shares, weights)
+        self._cache = self._function("cache")(self._share, blocks)
+        self._newest = self._function("newest")(slots)
+        self._step = self._capture("step", all_logits=False)
+        self._all_logits = self._capture("logits", all_logits=True)
+
+    def _function(self, name: str) -> Any:
+        return self._session.get_global_func(f"llm.{name}")
+
+    def _capture(self, name: str, *, all_logits: bool) -> disco_client.Program:
+        """Writes down a step: 2 allreduces a layer, and one for the embedding."""
+        session, share = self._session, self._share
+        with session.capture(f"llm.{name}") as program:
+            given = [program.input(each) for each in ("ids", "spans", "tables", "sampling")]
+            batch = self._function("begin")(share, self._newest, *given)
+            attend, feed_forward = self._function("attend"), self._function("feed_forward")
+            x = self._function("embed")(share, batch)
+            session.allreduce(x, x)
+            more = None
+            for layer in range(self._config.layers):
+                more = attend(share, self._cache, batch, x, more, layer)
+                session.allreduce(more, more)
+                more = feed_forward(share, x, more, layer)
+                session.allreduce(more, more)
+            if all_logits:
+                program.output(self._function("logits")(share, x, more))
+            else:
+                program.output(self._function("next")(share, self._newest, batch, x, more))
+        return program
+
+    def step(self, pieces: Sequence[Piece]) -> disco_client.DRef:
+        """Issues a step, which is one message, and returns at once.
+
+        Returns:
+            [pieces that want one], integers: the next tokens, to be fetched.
+        """
+        return self._step(*_arrays(pieces))
+
+    def logits(self, pieces: Sequence[Piece]) -> disco_client.DRef:
+        """Issues a step that only computes logits: [rows, vocabulary], float32, of all rows."""
+        return self._all_logits(*_arrays(pieces))
+
+
+def _arrays(pieces: Sequence[Piece]) -> tuple[np.ndarray[Any, Any], ...]:
+    widest = max(len(piece.blocks) for piece in pieces)
+    tables = np.zeros((len(pieces), widest), np.int32)
+    for row, piece in zip(tables, pieces, strict=True):
+        row[: len(piece.blocks)] = piece.blocks
+    ids = np.concatenate([np.asarray(piece.tokens, np.int32) for piece in pieces])
+    spans = [
+        (piece.slot, piece.start, len(piece.tokens), piece.wants, piece.seed) for piece in pieces
+    ]
+    sampling = [(piece.temperature, piece.top_p) for piece in pieces]
+    return ids, np.array(spans, np.int64), tables, np.array(sampling, np.float64)
+
+
+def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    config = checkpoint.config
+    queries, kv = config.heads * config.head, config.kv_heads * config.head
+    inner = {
+        "norm": (config.width,),
+        "query": (queries, config.width),
+        "key": (kv, config.width),
+        "value": (kv, config.width),
+        "out": (config.width, queries),
+        "inner_norm": (config.width,),
+        "gate": (config.inner, config.width),
+        "up": (config.inner, config.width),
+        "down": (config.width, config.inner),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{layer}.{name}": shape for layer in range(config.layers) for name, shape in inner.items()
+    }
+    shapes |= {"embedding": (config.vocabulary, config.width), "norm": (config.width,)}
+    if not config.tied:
+        shapes["output"] = (config.vocabulary, config.width)
+    return shapes

@@ -1,0 +1,148 @@
+"""The same model in one process, without workers and blocks: what to compare with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llm.config import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llm.config import Checkpoint
+
+__all__ = ["Plain"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Past(list[tuple[Array, Array]]):
+    """Keys and values of each layer, [tokens, heads, head] each."""
+
+
+class Plain:
+    """All of a model, in float32.
+
+    Args:
+        checkpoint: The model.
+
+    Raises:
+        ModelError: A tensor is not there, or has another shape.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._config = checkpoint.config
+        read = _read_gguf(checkpoint) if checkpoint.is_gguf else _read_folder(checkpoint)
+        try:
+            self._weights = {ours: read[theirs] for ours, theirs in checkpoint.names.items()}
+        except KeyError as error:
+            raise ModelError(f"{checkpoint.path} has no tensor {error}.") from None
+        self._layers = [
+            {
+                name.partition(".")[2]: array
+                for name, array in self._weights.items()
+                if name.startswith(f"{layer}.")
+            }
+            for layer in range(self._config.layers)
+        ]
+
+    def logits(self, tokens: Sequence[int], past: Past | None = None) -> Array:
+        """[tokens, vocabulary]: what follows each of them, computed at once.
+
+        Args:
+            tokens: The tokens.
+            past: The keys and values of what came before them; gets theirs.
+        """
+        config, weights = self._config, self._weights
+        past = [] if past is None else past
+        x = weights["embedding"][list(tokens)]
+        turns = self._turns(len(tokens), len(past[0][0]) if past else 0)
+        for layer in range(config.layers):
+            own = self._layers[layer]
+            x = x + self._attention(own, self._norm(x, own["norm"]), turns, past, layer)
+            h = self._norm(x, own["inner_norm"])
+            gate = h @ own["gate"].T
+            x = x + (gate / (1 + np.exp(-gate)) * (h @ own["up"].T)) @ own["down"].T
+        head = weights.get("output", weights["embedding"])
+        return self._norm(x, weights["norm"]) @ head.T
+
+    def continue_greedily(
+        self, tokens: Sequence[int], count: int, ends: set[int]
+    ) -> tuple[list[int], float]:
+        """Finds the likeliest next token, again and again, up to a token that ends an answer.
+
+        Returns:
+            The tokens without that one, and by how much the likeliest was ahead of the next
+            one where it was least so.
+        """
+        found: list[int] = []
+        least, past = np.inf, Past()
+        following = list(tokens)
+        for _ in range(count):
+            last = self.logits(following, past)[-1]
+            second, first = np.sort(np.partition(last, -2)[-2:])
+            least = min(least, float(first - second))
+            following = [int(last.argmax())]
+            if following[0] in ends:
+                break
+            found += following
+        return found, least
+
+    def _turns(self, count: int, start: int) -> Array:
+        """[count, 1, head / 2], complex: what turns a pair at each position."""
+        half = self._config.head // 2
+        speeds = self._config.rope_base ** (np.arange(half, dtype=np.float64) / -half)
+        return np.exp(1j * np.outer(np.arange(start, start + count), speeds))[:, None, :]
+
+    def _turned(self, x: Array, turns: Array) -> Array:
+        half = self._config.head // 2
+        if self._config.interleaved:
+            turned = (x[..., ::2] + 1j * x[..., 1::2]) * turns
+            return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape).astype(x.dtype)
+        turned = (x[..., :half] + 1j * x[..., half:]) * turns
+        return np.concatenate([turned.real, turned.imag], axis=-1).astype(x.dtype)
+
+    def _attention(
+        self, own: dict[str, Array], h: Array, turns: Array, past: Past, layer: int
+    ) -> Array:
+        config, count = self._config, len(h)
+        asked = self._turned((h @ own["query"].T).reshape(count, -1, config.head), turns)
+        keys = self._turned((h @ own["key"].T).reshape(count, -1, config.head), turns)
+        values = (h @ own["value"].T).reshape(count, -1, config.head)
+        if layer < len(past):
+            keys = np.concatenate([past[layer][0], keys])
+            values = np.concatenate([past[layer][1], values])
+        past[layer : layer + 1] = [(keys, values)]
+        out = np.empty_like(asked)
+        for head in range(config.heads):
+            shared = head * config.kv_heads // config.heads
+            scores = asked[:, head] @ keys[:, shared].T / np.sqrt(np.float32(config.head))
+            scores[np.triu_indices(count, 1 + len(keys) - count, len(keys))] = -np.inf
+            shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+            out[:, head] = shares / shares.sum(axis=1, keepdims=True) @ values[:, shared]
+        return out.reshape(count, -1) @ own["out"].T
+
+    def _norm(self, x: Array, weight: Array) -> Array:
+        spread = np.square(x).mean(axis=-1, keepdims=True)
+        return x / np.sqrt(spread + np.float32(self._config.epsilon)) * weight
+
+
+def _read_gguf(checkpoint: Checkpoint) -> dict[str, Array]:
+    from gguf import GGUFReader, dequantize
+
+    reader = GGUFReader(checkpoint.path)
+    return {
+        tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors
+    }
+
+
+def _read_folder(checkpoint: Checkpoint) -> dict[str, Array]:
+    import ml_dtypes  # noqa: F401  (so that numpy knows bfloat16)
+    from safetensors.numpy import load_file
+
+    read: dict[str, Array] = {}
+    for file in sorted(checkpoint.path.glob("*.safetensors")):
+        read |= {name: array.astype(np.float32) for name, array in load_file(file).items()}
+    return read

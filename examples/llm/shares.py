@@ -1,0 +1,127 @@
+"""Which worker holds what of a model, where its extents need not be divisible.
+
+Query heads are cut whole. A worker also holds the heads of keys and values that its query heads
+read, so one of these may lie on two workers. What that makes uneven is made up for by the
+feed-forward part, which is cut in blocks of 32 columns, the blocks of quantised files, and by
+the rows of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from disco_client.distributed import PlacementSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llm.config import Checkpoint, Config
+
+__all__ = ["Shares", "TooManyWorkers", "divide", "plan"]
+
+_BLOCK = 32
+Range = tuple[int, int]
+
+
+class TooManyWorkers(Exception):
+    """There are more workers than query heads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The parts of all workers; each is from an index to the one before another.
+
+    Attributes:
+        heads: Query heads.
+        kv_heads: The heads of keys and values that they read; these may overlap.
+        inner: Columns of the feed-forward part.
+        tokens: Rows of the embedding and of the head.
+    """
+
+    heads: list[Range]
+    kv_heads: list[Range]
+    inner: list[Range]
+    tokens: list[Range]
+
+
+def divide(config: Config, workers: int) -> Shares:
+    """Divides a model.
+
+    Raises:
+        TooManyWorkers: A worker would have no query head.
+    """
+    if not 1 <= workers <= config.heads:
+        raise TooManyWorkers(
+            f"The model has {config.heads} query heads, and each worker needs one or more. Use 1 "
+            f"to {config.heads} workers instead of {workers}."
+        )
+    heads = _ranges(_even(config.heads, workers))
+    each = config.heads // config.kv_heads
+    kv_heads = [(first // each, (end - 1) // each + 1) for first, end in heads]
+    # In numbers of weights, which is also what a token multiplies.
+    per_head = 2 * config.width * config.head
+    costs = [
+        config.layers * per_head * (own[1] - own[0] + kv[1] - kv[0])
+        for own, kv in zip(heads, kv_heads, strict=True)
+    ]
+    unit = _BLOCK if config.inner % _BLOCK == 0 else 1
+    inner = _fill(costs, config.inner // unit, 3 * config.width * unit * config.layers)
+    tables = 1 if config.tied else 2
+    tokens = _fill(costs, config.vocabulary, config.width * tables)
+    return Shares(
+        heads,
+        kv_heads,
+        [(first * unit, end * unit) for first, end in _ranges(inner)],
+        _ranges(tokens),
+    )
+
+
+def plan(checkpoint: Checkpoint, shares: Shares) -> dict[str, PlacementSpec | str]:
+    """What `Session.load_weights` is told of each tensor."""
+    head = checkpoint.config.head
+    heads = [(first * head, end * head) for first, end in shares.heads]
+    kv_heads = [(first * head, end * head) for first, end in shares.kv_heads]
+    cuts: dict[str, tuple[int, Sequence[Range]]] = {
+        "query": (0, heads),
+        "key": (0, kv_heads),
+        "value": (0, kv_heads),
+        "out": (1, heads),
+        "gate": (0, shares.inner),
+        "up": (0, shares.inner),
+        "down": (1, shares.inner),
+        "embedding": (0, shares.tokens),
+        "output": (0, shares.tokens),
+    }
+    found: dict[str, PlacementSpec | str] = {}
+    for ours, theirs in checkpoint.names.items():
+        cut = cuts.get(ours.rpartition(".")[2])
+        found[theirs] = "R" if cut is None else PlacementSpec.explicit(*cut)
+    return found
+
+
+def _even(count: int, workers: int) -> list[int]:
+    """Whole numbers that add up to a count, the first ones larger by one where they must."""
+    least, more = divmod(count, workers)
+    return [least + (worker < more) for worker in range(workers)]
+
+
+def _ranges(sizes: Sequence[int]) -> list[Range]:
+    ends = [0]
+    for size in sizes:
+        ends.append(ends[-1] + size)
+    return list(zip(ends[:-1], ends[1:], strict=True))
+
+
+def _fill(costs: list[int], count: int, price: int) -> list[int]:
+    """Hands out equal things, so that costs become as even as they can; adds them to the costs."""
+    level = (sum(costs) + count * price) / len(costs)
+    sizes = [max(0, int((level - cost) // price)) for cost in costs]
+    while (left := count - sum(sizes)) != 0:
+        now = [cost + size * price for cost, size in zip(costs, sizes, strict=True)]
+        if left > 0:
+            sizes[now.index(min(now))] += 1
+        else:
+            sizes[now.index(max(now))] -= 1
+    costs[:] = [cost + size * price for cost, size in zip(costs, sizes, strict=True)]
+    return sizes
