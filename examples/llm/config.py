@@ -69,7 +69,7 @@ class Config:
                 f"expected query heads that the {self.kv_heads} heads of keys and values divide, "
                 f"got {self.heads}"
             )
-        if self.head < 2 or self.head % 2:
+        if self.head < 1 or self.head % 2:
             raise ModelError(f"expected heads of an even width, got {self.head}")
 
 

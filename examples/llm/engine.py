@@ -325,7 +325,7 @@ class Engine:
                 self._begin_anew()
             except disco_client.DiscoError as error:
                 # Whatever else fails in a step leaves a cache of which nobody knows the state.
-                _logger.error("the session has failed: %s", error)
+                _logger.error("the session has failed: %s", error)  # noqa: TRY400  (the text says it)
                 self.lost = error
                 self._end_all(error)
                 return
@@ -427,9 +427,7 @@ class Engine:
         if request.known >= request.limit:
             self._finish(request, "length")
 
-    def _finish(
-        self, request: Request, reason: str, error: BaseException | None = None
-    ) -> None:
+    def _finish(self, request: Request, reason: str, error: BaseException | None = None) -> None:
         """Ends a sequence. What it has is free for steps that are issued from now on."""
         if self._running.pop(request.slot, None) is not None:
             self._slots.append(request.slot)

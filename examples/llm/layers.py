@@ -71,7 +71,8 @@ class Share:
         config: The fields of `llm.config.Config`.
         shares: The fields of `llm.shares.Shares`.
         worker: Which worker this is.
-        weights: This worker's parts, by the names of `Checkpoint.names`; float32.
+        weights: This worker's parts, by the names of `Checkpoint.names`; float32, matrices
+            as [out, in].
     """
 
     def __init__(
@@ -85,16 +86,18 @@ class Share:
         self.width = int(config["width"])
         self.interleaved = bool(config["interleaved"])
         self.epsilon = np.float32(config["epsilon"])
-        self.weights = weights
+        # As [in, out], which BLAS multiplies by few rows up to three times as fast.
+        own = {name: np.ascontiguousarray(array.T) for name, array in weights.items()}
         self.layers = [
             {
                 name.partition(".")[2]: array
-                for name, array in weights.items()
+                for name, array in own.items()
                 if name.startswith(f"{layer}.")
             }
             for layer in range(int(config["layers"]))
         ]
-        self.output = weights.get("output", weights["embedding"])
+        self.norm, self.embedding = own["norm"], own["embedding"]
+        self.output = own.get("output", self.embedding)
         first, end = shares["heads"][worker]
         self.heads = end - first
         each = int(config["heads"]) // int(config["kv_heads"])
@@ -170,22 +173,21 @@ class Share:
 
     def embed(self, batch: Batch) -> Array:
         """[rows, width]: the embeddings of the tokens that are this worker's, else 0."""
-        table = self.weights["embedding"]
-        rows = batch.ids - self.first_token
-        mine = (rows >= 0) & (rows < len(table))
-        x = np.zeros((len(rows), self.width), np.float32)
-        x[mine] = table[rows[mine]]
+        columns = batch.ids - self.first_token
+        mine = (columns >= 0) & (columns < self.embedding.shape[1])
+        x = np.zeros((len(columns), self.width), np.float32)
+        x[mine] = self.embedding[:, columns[mine]].T
         return x
 
     def attend(self, cache: Array, batch: Batch, x: Array, layer: int) -> Array:
         """[rows, width]: what this worker's heads add; their keys and values go to the cache."""
         own = self.layers[layer]
         h = self.normalize(x, own["norm"])
-        asked = self._turn((h @ own["query"].T).reshape(len(x), self.heads, self.head), batch)
-        new = self._turn((h @ own["key"].T).reshape(len(x), self.kv_heads, self.head), batch)
+        asked = self._turn((h @ own["query"]).reshape(len(x), self.heads, self.head), batch)
+        new = self._turn((h @ own["key"]).reshape(len(x), self.kv_heads, self.head), batch)
         keys, values = cache[layer]
         keys[:, batch.places] = new.transpose(1, 0, 2)
-        new = (h @ own["value"].T).reshape(len(x), self.kv_heads, self.head)
+        new = (h @ own["value"]).reshape(len(x), self.kv_heads, self.head)
         values[:, batch.places] = new.transpose(1, 0, 2)
         asked *= np.float32(self.head**-0.5)
         mixed = np.empty_like(asked)
@@ -201,21 +203,21 @@ class Share:
                 np.exp(scores, out=scores)
                 scores /= scores.sum(axis=1, keepdims=True)
                 mixed[span.rows, readers] = (scores @ own_values).reshape(q.shape)
-        return mixed.reshape(len(x), -1) @ own["out"].T
+        return mixed.reshape(len(x), -1) @ own["out"]
 
     def feed_forward(self, x: Array, layer: int) -> Array:
         """[rows, width]: what this worker's columns of the feed-forward part add."""
         own = self.layers[layer]
         h = self.normalize(x, own["inner_norm"])
-        gate = h @ own["gate"].T
+        gate = h @ own["gate"]
         with np.errstate(over="ignore"):  # of a large negative number: the result is 0
             gate /= 1 + np.exp(-gate)
-        gate *= h @ own["up"].T
-        return gate @ own["down"].T
+        gate *= h @ own["up"]
+        return gate @ own["down"]
 
     def logits(self, x: Array) -> Array:
         """[rows, the most tokens of any worker]: of this worker's tokens, and then -inf."""
-        mine = self.normalize(x, self.weights["norm"]) @ self.output.T
+        mine = self.normalize(x, self.norm) @ self.output
         widest = max(self.vocabulary)
         if mine.shape[1] == widest:
             return mine
@@ -317,9 +319,7 @@ def choose(logits: Array, seed: int, position: int, temperature: float, top_p: f
 
 
 @disco_server.register_func("llm.share")
-def make_share(
-    config: dict[str, Any], shares: dict[str, Any], weights: dict[str, Array]
-) -> Share:
+def make_share(config: dict[str, Any], shares: dict[str, Any], weights: dict[str, Array]) -> Share:
     """This worker's share of the model."""
     return Share(config, shares, disco_server.current_worker().worker_id, weights)
 

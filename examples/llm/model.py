@@ -103,7 +103,6 @@ class Model:
         except disco_client.WeightsMismatch as error:
             raise ModelError(str(error)) from None
         config, shares = dataclasses.asdict(self._config), dataclasses.asdict(self.shares)
-        config["tied"] = bool(config["tied"])
         weights = {ours: loaded[theirs] for ours, theirs in names.items()}
         self._share = self._function("share")(config, shares, weights)
         self._cache = self._function("cache")(self._share, blocks)

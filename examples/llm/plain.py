@@ -133,9 +133,7 @@ def _read_gguf(checkpoint: Checkpoint) -> dict[str, Array]:
     from gguf import GGUFReader, dequantize
 
     reader = GGUFReader(checkpoint.path)
-    return {
-        tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors
-    }
+    return {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
 
 
 def _read_folder(checkpoint: Checkpoint) -> dict[str, Array]:

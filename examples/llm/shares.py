@@ -8,6 +8,7 @@ the rows of the vocabulary.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -110,7 +111,7 @@ def _ranges(sizes: Sequence[int]) -> list[Range]:
     ends = [0]
     for size in sizes:
         ends.append(ends[-1] + size)
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(itertools.pairwise(ends))
 
 
 def _fill(costs: list[int], count: int, price: int) -> list[int]:

@@ -88,9 +88,7 @@ class Text:
         if self._template is None:
             raise TemplateError("this model has no template for conversations")
         # A mark that somebody writes must not end their turn: it is cut by what no template has.
-        safe = [
-            {**message, "content": self._defuse(message["content"])} for message in messages
-        ]
+        safe = [{**message, "content": self._defuse(message["content"])} for message in messages]
         try:
             text = self._template.render(
                 messages=safe,
@@ -288,7 +286,7 @@ def _from_folder(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
 def _read(path: Any) -> Any:
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing narrower
+    except Exception as error:  # noqa: BLE001  (the package raises nothing narrower)
         raise ModelError(f"{path} cannot be read: {error}") from None
 
 
