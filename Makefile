@@ -57,9 +57,10 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp
 	touch $@
 
 .PHONY: demo
-demo: $(VENV)/.stamp ## embed sentences on four workers of two daemons, and check the result
+demo: $(VENV)/.stamp ## a language model on four workers of two daemons answers; checks the answer
 	$(BIN)/disco local --nodes 2 --slots 2 -- \
-		$(BIN)/python examples/embed.py --workers 4 --check < examples/sentences.txt
+		$(BIN)/python examples/chat.py --workers 4 --greedy --max-tokens 96 --check \
+		--prompt 'Explain in two sentences why the sky is blue.'
 
 .PHONY: test
 test: $(VENV)/.stamp ## run the main suite; SUITE=faults another one, SUITE=all all of them

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Strips", "plan_box", "plan_part", "read_box", "read_strips"]
 
 
-_GAP = 8 * 1024
+_GAP = 128
 """Bytes between two pieces up to which the gap is read rather than skipped with a call."""
 
 _BLOCK = 1 << 20

@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["Checkpoint", "Config", "ModelError", "find_model", "open_checkpoint"]
 
@@ -107,7 +107,6 @@ class Checkpoint:
         path: The GGUF file, or the folder.
         config: The figures.
         metadata: What a GGUF file says besides; empty for a folder.
-        tensors: The names of a GGUF file's tensors; empty for a folder.
     """
 
     path: Path
@@ -208,10 +207,11 @@ _UNSERVED = ("llama.rope.scaling.type", "llama.expert_count", "llama.attention.s
 
 def _open_folder(path: Path) -> Checkpoint:
     try:
-        said = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        found: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path / 'config.json'} cannot be read: {error}") from None
-    kind = said.get("model_type") if isinstance(said, dict) else None
+    said = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    kind = said.get("model_type")
     if kind != "llama":
         raise ModelError(f"{path} is a model of type {kind!r}; expected 'llama'.")
     _refuse(path, {name: said.get(name) for name in _UNSERVED_HF})
@@ -239,7 +239,9 @@ _UNSERVED_HF = ("rope_scaling", "attention_bias", "mlp_bias", "sliding_window")
 
 
 def _rope_base(said: dict[str, Any]) -> float:
-    newer = said.get("rope_parameters") or {}  # where newer releases of transformers write it
+    newer: dict[str, Any] = (
+        said.get("rope_parameters") or {}
+    )  # where newer releases of transformers write it
     return float(newer.get("rope_theta") or said.get("rope_theta") or 10000.0)
 
 

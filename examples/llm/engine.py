@@ -17,7 +17,9 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 import disco_client
 from llm.cache import BlockPool
@@ -310,6 +312,27 @@ class Engine:
             with contextlib.suppress(ValueError):
                 self._waiting.remove(request)
             self._finish(request, "cancelled")
+
+    async def logits(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+        """[tokens, vocabulary], float32: what follows each of some tokens.
+
+        Raises:
+            TooLong: The cache has no room for them now.
+            disco_client.DiscoError: The session was lost.
+        """
+        needed = -(-len(tokens) // BLOCK)
+        if needed > self.pool.available:
+            raise TooLong(f"{len(tokens)} tokens do not fit into what is left of the cache")
+        blocks, chunk = self.pool.take(needed), self._settings.chunk
+        try:
+            parts: list[np.ndarray[Any, Any]] = []
+            for start in range(0, len(tokens), chunk):
+                await self.session.ready()
+                piece = Piece(0, start, tokens[start : start + chunk], blocks, wants=False)
+                parts.append(await self.model.logits([piece]))
+            return np.concatenate(parts)
+        finally:
+            self.pool.release(blocks)
 
     # Steps -------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jinja2
 import jinja2.sandbox
@@ -239,16 +239,16 @@ def _byte_level(checkpoint: Checkpoint) -> Any:
         )
     merges = [tuple(merge.split(" ", 1)) for merge in said.get("tokenizer.ggml.merges", ())]
     vocabulary = {word: number for number, word in enumerate(words)}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))  # type: ignore[arg-type]
+    tokenizer: Any = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     kind = said.get("tokenizer.ggml.pre", "default")
     if kind not in _SPLITS:
         raise ModelError(
             f"{checkpoint.path} splits text as {kind!r}; expected one of {', '.join(_SPLITS)}."
         )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*_SPLITS[kind], pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind in _GPT2)]
     )
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()
     kinds = said.get("tokenizer.ggml.token_type", ())
     marks = [word for word, kind in zip(words, kinds, strict=False) if kind in (_CONTROL, _USER)]
     tokenizer.add_special_tokens(
@@ -273,8 +273,8 @@ def _from_folder(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
     template = apart.read_text("utf-8") if apart.exists() else settings.get("chat_template")
     marks: dict[str, Any] = {}
     for name in ("bos", "eos"):
-        mark = settings.get(f"{name}_token")
-        word = mark.get("content") if isinstance(mark, dict) else mark
+        mark: Any = settings.get(f"{name}_token")
+        word = cast("dict[str, Any]", mark)["content"] if isinstance(mark, dict) else mark
         marks[name] = None if word is None else tokenizer.token_to_id(word)
     return tokenizer, {
         **marks,
@@ -295,4 +295,4 @@ def _json(path: Any) -> dict[str, Any]:
         said = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
-    return said if isinstance(said, dict) else {}
+    return cast("dict[str, Any]", said) if isinstance(said, dict) else {}

@@ -1,1 +1,0 @@
-"""A small decoder-only transformer that is written with distributed tensors."""
