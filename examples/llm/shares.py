@@ -8,6 +8,7 @@ the rows of the vocabulary.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -115,14 +116,14 @@ def _ranges(sizes: Sequence[int]) -> list[Range]:
 
 
 def _fill(costs: list[int], count: int, price: int) -> list[int]:
-    """Hands out equal things, so that costs become as even as they can; adds them to the costs."""
-    level = (sum(costs) + count * price) / len(costs)
-    sizes = [max(0, int((level - cost) // price)) for cost in costs]
-    while (left := count - sum(sizes)) != 0:
-        now = [cost + size * price for cost, size in zip(costs, sizes, strict=True)]
-        if left > 0:
-            sizes[now.index(min(now))] += 1
-        else:
-            sizes[now.index(max(now))] -= 1
-    costs[:] = [cost + size * price for cost, size in zip(costs, sizes, strict=True)]
+    """Hands out equal things, each to whom has least so far; adds their prices to the costs."""
+    least = [(cost, worker) for worker, cost in enumerate(costs)]
+    heapq.heapify(least)
+    sizes = [0] * len(costs)
+    for _ in range(count):
+        cost, worker = least[0]
+        sizes[worker] += 1
+        heapq.heapreplace(least, (cost + price, worker))
+    for cost, worker in least:
+        costs[worker] = cost
     return sizes
