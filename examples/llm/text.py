@@ -60,7 +60,8 @@ class Text:
         ]
         special = self._tokenizer.get_added_tokens_decoder()
         self._special = {token for token, each in special.items() if each.special}
-        self._marks = {name: self._vocabulary[said[name]] for name in ("bos", "eos") if said[name]}
+        marks = {name: said[name] for name in ("bos", "eos") if said[name] is not None}
+        self._marks = {name: self._vocabulary[token] for name, token in marks.items()}
         known = (self._tokenizer.token_to_id(word) for word in _ENDS)
         self.ends = {said["eos"], *known} - {None}
         self._begin = [said["bos"]] if said["add_bos"] and said["bos"] is not None else []
