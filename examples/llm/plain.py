@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from llm.config import Checkpoint
 
-__all__ = ["Plain"]
+__all__ = ["Plain", "read_weights"]
 
 Array = np.ndarray[Any, Any]
 
@@ -29,16 +29,12 @@ class Plain:
         checkpoint: The model.
 
     Raises:
-        ModelError: A tensor is not there, or has another shape.
+        ModelError: A tensor is not there.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._config = checkpoint.config
-        read = _read_gguf(checkpoint) if checkpoint.is_gguf else _read_folder(checkpoint)
-        try:
-            self._weights = {ours: read[theirs] for ours, theirs in checkpoint.names.items()}
-        except KeyError as error:
-            raise ModelError(f"{checkpoint.path} has no tensor {error}.") from None
+        self._weights = read_weights(checkpoint)
         self._layers = [
             {
                 name.partition(".")[2]: array
@@ -127,6 +123,19 @@ class Plain:
     def _norm(self, x: Array, weight: Array) -> Array:
         spread = np.square(x).mean(axis=-1, keepdims=True)
         return x / np.sqrt(spread + np.float32(self._config.epsilon)) * weight
+
+
+def read_weights(checkpoint: Checkpoint) -> dict[str, Array]:
+    """All tensors in float32, matrices as [out, in], by the names of `Checkpoint.names`.
+
+    Raises:
+        ModelError: A tensor is not there.
+    """
+    read = _read_gguf(checkpoint) if checkpoint.is_gguf else _read_folder(checkpoint)
+    try:
+        return {ours: read[theirs] for ours, theirs in checkpoint.names.items()}
+    except KeyError as error:
+        raise ModelError(f"{checkpoint.path} has no tensor {error}.") from None
 
 
 def _read_gguf(checkpoint: Checkpoint) -> dict[str, Array]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from llm.config import Checkpoint, Config
 
-__all__ = ["Shares", "TooManyWorkers", "divide", "plan"]
+__all__ = ["Shares", "TooManyWorkers", "cut_of", "divide", "plan"]
 
 _BLOCK = 32
 Range = tuple[int, int]
@@ -81,10 +81,18 @@ def divide(config: Config, workers: int) -> Shares:
 
 def plan(checkpoint: Checkpoint, shares: Shares) -> dict[str, PlacementSpec | str]:
     """What `Session.load_weights` is told of each tensor."""
-    head = checkpoint.config.head
-    heads = [(first * head, end * head) for first, end in shares.heads]
-    kv_heads = [(first * head, end * head) for first, end in shares.kv_heads]
-    cuts: dict[str, tuple[int, Sequence[Range]]] = {
+    found: dict[str, PlacementSpec | str] = {}
+    for ours, theirs in checkpoint.names.items():
+        cut = cut_of(checkpoint.config, shares, ours)
+        found[theirs] = "R" if cut is None else PlacementSpec.explicit(*cut)
+    return found
+
+
+def cut_of(config: Config, shares: Shares, name: str) -> tuple[int, list[Range]] | None:
+    """Along which axis a tensor is cut, and where; None for one that every worker has whole."""
+    heads = [(first * config.head, end * config.head) for first, end in shares.heads]
+    kv_heads = [(first * config.head, end * config.head) for first, end in shares.kv_heads]
+    cuts = {
         "query": (0, heads),
         "key": (0, kv_heads),
         "value": (0, kv_heads),
@@ -95,11 +103,7 @@ def plan(checkpoint: Checkpoint, shares: Shares) -> dict[str, PlacementSpec | st
         "embedding": (0, shares.tokens),
         "output": (0, shares.tokens),
     }
-    found: dict[str, PlacementSpec | str] = {}
-    for ours, theirs in checkpoint.names.items():
-        cut = cuts.get(ours.rpartition(".")[2])
-        found[theirs] = "R" if cut is None else PlacementSpec.explicit(*cut)
-    return found
+    return cuts.get(name.rpartition(".")[2])
 
 
 def _even(count: int, workers: int) -> list[int]:
