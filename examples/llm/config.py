@@ -7,6 +7,7 @@ numbers 2i and 2i+1 of a head, Hugging Face's weights i and i + head / 2.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from dataclasses import dataclass, field
@@ -62,6 +63,12 @@ class Config:
         Raises:
             ModelError: They do not.
         """
+        for figure in dataclasses.fields(self):
+            value = getattr(self, figure.name)
+            # Types are texts here; where a whole number will do for a float, it is one.
+            kinds = (int, float) if figure.type == "float" else int
+            if not isinstance(value, kinds):
+                raise ModelError(f"expected a number as {figure.name}, got {value!r}")
         if min(self.layers, self.width, self.inner, self.vocabulary, self.context) < 1:
             raise ModelError(f"expected positive extents, got {self}")
         if self.kv_heads < 1 or self.heads % self.kv_heads:
