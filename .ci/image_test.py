@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Generator
 from pathlib import Path
 
@@ -100,6 +101,7 @@ def test(name: str) -> None:
         program = ("python3", "/opt/examples/embed.py", "--workers", "4", "--check")
         said = run(*client, *program, text=sentences)
         expect("check         passed" in said, "the embeddings are those of one process", said)
+        ask_model(compose)
         refused = run(
             *client, "env", "DISCO_TOKEN_FILE=", "DISCO_TOKEN=a-wrong-one-of-16", *STATUS, status=4
         )
@@ -117,6 +119,33 @@ def test(name: str) -> None:
 
 
 STATUS = ("disco", "status", "--json")
+QUESTION = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+
+
+def ask_model(compose: tuple[str, ...]) -> None:
+    """Starts the service on the cluster's workers, asks it a question, and ends it."""
+    run(*compose, "--profile", "serve", "up", "--detach", "--no-build", "serve")
+    url = f"http://127.0.0.1:{os.environ['DISCO_SERVE_PORT']}"
+    body = json.dumps({**QUESTION, "temperature": 0, "max_tokens": 16}).encode()
+    asking = urllib.request.Request(  # noqa: S310  (of this machine)
+        f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"}
+    )
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with urllib.request.urlopen(asking, timeout=PATIENCE_S) as answer:  # noqa: S310
+                said = json.load(answer)["choices"][0]["message"]["content"]
+            break
+        except OSError as error:  # it is not there yet, or waits for workers
+            if time.monotonic() > end:
+                raise Failed(f"the service answers after {PATIENCE_S} s: no\n{error}") from error
+            time.sleep(0.5)
+    expect("Paris" in said, "the language model on 4 workers answers over HTTP", said)
+    (serve,) = containers(compose[2], "serve")
+    look_at(serve)
+    run("podman", "stop", "--time", "45", serve)
+    (state,) = json.loads(run("podman", "inspect", serve))
+    expect(state["State"]["ExitCode"] == 0, f"{serve} ends well when it is told to")
 
 
 def await_nodes(client: tuple[str, ...]) -> int:
@@ -226,17 +255,29 @@ def running(name: str, image: str) -> Generator[tuple[str, ...]]:
     """The cluster of the compose file; gives the command that speaks with it."""
     program = str(Path(sys.executable).with_name("podman-compose"))
     compose = (program, "--project-name", name, "--file", str(COMPOSE))
-    ports = {"DISCO_PORT": str(free_port()), "DISCO_HTTP_PORT": str(free_port())}
+    published = ("DISCO_PORT", "DISCO_HTTP_PORT", "DISCO_SERVE_PORT")
+    ports = {name: str(free_port()) for name in published}
     os.environ |= {"DISCO_IMAGE": image, **ports}
     try:
         run(*compose, "up", "--detach", "--no-build")
         yield compose
     except Failed:
-        for each in containers(name, "setup", "controller", "worker"):
+        for each in containers(name, "setup", "controller", "worker", "serve"):
             print(f"--- {each}\n{run('podman', 'logs', '--tail', '20', each, status=None)}")
         raise
     finally:
-        run(*compose, "--profile", "client", "down", "--volumes", "--timeout", "5", status=None)
+        run(
+            *compose,
+            "--profile",
+            "client",
+            "--profile",
+            "serve",
+            "down",
+            "--volumes",
+            "--timeout",
+            "5",
+            status=None,
+        )
 
 
 if __name__ == "__main__":

@@ -353,13 +353,13 @@ def test_each_part_gets_its_own_secrets(manifests, variant):
     if variant == "insecure":
         assert not [made for made in manifests if made["kind"] == "Secret"]
         return
-    entries = {"controller": "tokens", "worker": "worker", "session": "client"}
+    entries = {"controller": "tokens", "worker": "worker", "session": "client", "serve": "client"}
     for made in manifests:
         if not (pod := pod_of(made)):
             continue
         (container,) = pod["spec"]["containers"]
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-        role = container["name"].replace("session", "client")
+        role = container["name"] if container["name"] in ("controller", "worker") else "client"
         assert volumes["tls"]["secret"]["secretName"] == f"disco-{role}-tls"
         (item,) = volumes["tokens"]["secret"]["items"]
         assert item["key"] == entries[container["name"]]
@@ -399,3 +399,47 @@ def test_only_what_must_talk_talks():
     assert len(worker["egress"]) == 3
     test = of_kind(manifests, "Pod")
     assert client["podSelector"]["matchLabels"].items() <= test["metadata"]["labels"].items()
+
+
+# The service ----------------------------------------------------------------------------
+
+
+def test_the_service_is_a_client_that_only_those_who_may_ask_reach():
+    """It has a client's variables, label and Secrets, and the workers may read its model."""
+    values = yaml.safe_load((CHART / "values-serve.yaml").read_text())
+    secrets = {role: f"{role}-tls" for role in ("controller", "worker", "client")}
+    made = render({**values, "tls": {"existingSecrets": secrets}})
+    pod = of_kind(made, "Deployment", "-serve")["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    test = of_kind(made, "Pod", "-test")
+    assert container["env"] == test["spec"]["containers"][0]["env"]
+    assert pod["metadata"]["labels"]["disco-client"] == "true"
+    assert {volume["name"] for volume in pod["spec"]["volumes"]} == {"tls", "tokens", "tmp"}
+    policy = of_kind(made, "NetworkPolicy", "-serve")["spec"]
+    assert policy["ingress"] == [{"ports": [{"port": 8000}], "from": [{"podSelector": {}}]}]
+    _, given = settings(made, "worker", WorkerConfig)
+    assert given["allow_load"] == ["uploads"]
+    dockerfile = (CHART.parents[1] / "Dockerfile").read_text()
+    (models,) = given["allow_read"]
+    assert f"--target {models} " in dockerfile
+    assert f"DISCO_ALLOW_READ={models}" in dockerfile
+
+
+def test_without_it_there_is_no_service():
+    """What is not switched on makes nothing."""
+    made = render(values_of("secrets"))
+    assert not [each for each in made if each["metadata"]["name"].endswith("-serve")]
+
+
+def test_the_arguments_of_the_service_are_ones_it_knows():
+    """Those that the chart, the compose file and the files of values give."""
+    from serve import parser
+
+    compose = yaml.safe_load((CHART.parents[1] / "compose.yaml").read_text())
+    made = render(values_of("serve"))
+    (container,) = of_kind(made, "Deployment", "-serve")["spec"]["template"]["spec"]["containers"]
+    for command in (container["command"], compose["services"]["serve"]["command"]):
+        program, script, *arguments = command
+        assert (program, script) == ("python3", "/opt/examples/serve.py")
+        filled = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in arguments]
+        assert parser().parse_args(filled).workers == 4

@@ -50,11 +50,11 @@ def test_daemons_are_told_what_they_know(role):
     assert variables.keys() <= known
 
 
-def test_only_the_controller_is_reached_from_outside():
+def test_only_the_controller_and_the_service_are_reached_from_outside():
     """And at the loopback address of the machine alone."""
     published = {name: service.get("ports", []) for name, service in SERVICES.items()}
-    assert [name for name, ports in published.items() if ports] == ["controller"]
-    assert all(port.startswith("127.0.0.1:") for port in published["controller"])
+    assert [name for name, ports in published.items() if ports] == ["controller", "serve"]
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
 def test_everybody_gets_a_volume_of_his_own():
@@ -77,4 +77,6 @@ def test_the_client_has_what_a_client_reads():
     known = {f"DISCO_TLS_{name.upper()}" for name in ("ca", "cert", "key")}
     known |= {"DISCO_ADDRESS", "DISCO_TOKEN_FILE"}
     assert SERVICES["client"]["environment"].keys() <= known
+    assert SERVICES["serve"]["environment"] == SERVICES["client"]["environment"]
+    assert SERVICES["serve"]["volumes"] == SERVICES["client"]["volumes"]
     assert {"token_file", "ca"} <= Credentials.__dataclass_fields__.keys()

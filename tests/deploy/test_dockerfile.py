@@ -53,7 +53,8 @@ def test_the_base_can_be_pinned():
     assert bases == {"${BASE_IMAGE}", "installed"}
 
 
-def test_the_model_is_that_of_the_demonstration():
+def test_the_models_are_those_of_the_examples():
     """The same as `make venv` installs."""
-    (model,) = re.findall(r"^MODEL := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert model in TEXT
+    (models,) = re.findall(r"^MODELS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert len(models.split()) == 2
+    assert all(model in TEXT for model in models.split())

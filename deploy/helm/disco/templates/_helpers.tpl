@@ -164,6 +164,24 @@ preStop:
     items: [{key: {{ index . 2 }}, path: {{ index . 2 }}}]
 {{- end }}
 
+{{/* How a pod that is a client reaches the controller. */}}
+{{- define "disco.clientEnv" -}}
+- name: DISCO_ADDRESS
+  value: {{ include "disco.controllerHost" . }}:7600
+{{- if not .Values.insecure }}
+- name: DISCO_TLS_CA
+  value: /etc/disco/tls/ca.crt
+{{- if .Values.tls.requireClientCert }}
+- name: DISCO_TLS_CERT
+  value: /etc/disco/tls/tls.crt
+- name: DISCO_TLS_KEY
+  value: /etc/disco/tls/tls.key
+{{- end }}
+- name: DISCO_TOKEN_FILE
+  value: /etc/disco/tokens/client
+{{- end }}
+{{- end }}
+
 {{/* Who is a client, for `from`. */}}
 {{- define "disco.clients" -}}
 - podSelector:
@@ -171,6 +189,14 @@ preStop:
 {{- with .Values.networkPolicy.clients }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* That a pod may look up names, for `egress`. */}}
+{{- define "disco.names" -}}
+- ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+  to:
+    - namespaceSelector: {}
+      podSelector: {matchLabels: {k8s-app: kube-dns}}
 {{- end }}
 
 {{- define "disco.tls" -}}
