@@ -338,7 +338,7 @@ class Engine:
 
     async def _run(self) -> None:
         """Issues steps while there are sequences."""
-        under_way: deque[tuple[disco_client.DRef, list[Request]]] = deque()
+        under_way: deque[tuple[disco_client.RefFuture, list[Request]]] = deque()
         while True:
             try:
                 await self._turn(under_way)
@@ -353,12 +353,13 @@ class Engine:
                 self._end_all(error)
                 return
 
-    async def _turn(self, under_way: deque[tuple[disco_client.DRef, list[Request]]]) -> None:
+    async def _turn(self, under_way: deque[tuple[disco_client.RefFuture, list[Request]]]) -> None:
         self._admit()
         pieces, wanting = self._plan()
         if pieces:
             await self.session.ready()
-            under_way.append((self.model.step(pieces), wanting))
+            # Asked for at once: what is issued behind it would delay the answer.
+            under_way.append((self.model.step(pieces).future(), wanting))
             self.counts.steps += 1
             if len(under_way) < _AHEAD:
                 return
