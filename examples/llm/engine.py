@@ -35,6 +35,8 @@ __all__ = ["Busy", "Counts", "Engine", "Request", "Sampling", "Settings", "TooLo
 _logger = logging.getLogger("llm.engine")
 _AHEAD = 2
 """How many steps may be under way."""
+_LOOK_S = 1.0
+"""How often an engine without work looks whether it still has workers."""
 
 
 class Busy(Exception):
@@ -169,6 +171,7 @@ class Engine:
         checkpoint: The model, whose files are at the same path on every worker.
         ends: The tokens that end an answer.
         settings: How much it does at a time.
+        counts: Where to count what is done; None for anew.
         progress: Whether loading shows how far it is; None for on a terminal.
         session: How the session is opened: the arguments of `disco_client.connect`.
 
@@ -184,6 +187,7 @@ class Engine:
         ends: set[int],
         settings: Settings | None = None,
         *,
+        counts: Counts | None = None,
         progress: bool | None = None,
         **session: object,
     ) -> None:
@@ -198,11 +202,12 @@ class Engine:
             msg = f"a cache of {self._settings.cache_bytes} bytes has no room for a block"
             raise TooLong(msg)
         self.pool = BlockPool(count)
-        self.counts = Counts()
+        self.counts = counts or Counts()
         self.lost: BaseException | None = None
         self._opening = disco_client.aconnect(recover=self._make_model, **session)  # type: ignore[arg-type]
         self._session: disco_client.Session | None = None
         self._model: Model | None = None
+        self._computing: Model | None = None
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         self._slots = list(range(self._settings.slots))
@@ -219,9 +224,13 @@ class Engine:
 
     @property
     def model(self) -> Model:
-        """The model, as the workers of now have it."""
-        assert self._model is not None  # noqa: S101
-        return self._model
+        """The model that computes steps.
+
+        When workers were replaced it stays the former one, whose steps are errors, until every
+        sequence has begun anew: so none goes on from a cache that is gone.
+        """
+        assert self._computing is not None  # noqa: S101
+        return self._computing
 
     async def __aenter__(self) -> Self:
         self._session = await self._opening
@@ -230,6 +239,7 @@ class Engine:
         except BaseException:
             await self._shut_down()
             raise
+        self._computing = self._model
         self._task = asyncio.create_task(self._run())
         return self
 
@@ -267,6 +277,11 @@ class Engine:
         """How many requests are being answered."""
         return len(self._running)
 
+    @property
+    def room(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+        return min(self._checkpoint.config.context, self.pool.count * BLOCK)
+
     def submit(
         self, prompt: Sequence[int], max_tokens: int, sampling: Sampling | None = None
     ) -> Request:
@@ -289,11 +304,10 @@ class Engine:
             msg += f"and max_tokens {max_tokens}"
             raise TooLong(msg)
         limit = len(prompt) + max_tokens
-        room = min(self._checkpoint.config.context, self.pool.count * BLOCK)
-        if limit > room:
+        if limit > self.room:
             msg = (
                 f"a prompt of {len(prompt)} tokens and an answer of {max_tokens} do not fit into "
-                f"{room}, which is what the model and its cache have room for"
+                f"{self.room}, which is what the model and its cache have room for"
             )
             raise TooLong(msg)
         if len(self._waiting) >= self._settings.queue:
@@ -323,7 +337,7 @@ class Engine:
                 _logger.warning("workers were replaced: %s", replaced)
                 under_way.clear()
                 self._begin_anew()
-            except disco_client.DiscoError as error:
+            except Exception as error:  # noqa: BLE001  (nobody else could tell those who wait)
                 # Whatever else fails in a step leaves a cache of which nobody knows the state.
                 _logger.error("the session has failed: %s", error)  # noqa: TRY400  (the text says it)
                 self.lost = error
@@ -334,18 +348,27 @@ class Engine:
         self._admit()
         pieces, wanting = self._plan()
         if pieces:
-            await self.session.ready()
-            under_way.append((self.model.step(pieces), wanting))
+            under_way.append((await self._issue(pieces), wanting))
             self.counts.steps += 1
             if len(under_way) < _AHEAD:
                 return
         if not under_way:
             self._wake.clear()
-            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _LOOK_S)
+            await self.session.ready()
             return
         tokens, wanting = under_way.popleft()
         for request, token in zip(wanting, (await tokens).tolist(), strict=True):
             self._found(request, token)
+
+    async def _issue(self, pieces: list[Piece]) -> disco_client.DRef:
+        step = self.model.step
+        await self.session.ready()
+        try:
+            return step(pieces)
+        except disco_client.WouldBlock:  # others are taking the place of workers just now
+            return await asyncio.to_thread(step, pieces)
 
     def _admit(self) -> None:
         """Lets requests begin, in the order in which they came, while there is room."""
@@ -353,15 +376,18 @@ class Engine:
             request = self._waiting[0]
             needed = -(-request.limit // BLOCK)
             # Its last token has to be computed: what follows it is what is asked for.
-            request.blocks, request.name = self.pool.share(request.prompt[:-1])
+            known = request.tokens(0, request.known - 1)
+            request.blocks, request.name = self.pool.share(known)
             if needed - len(request.blocks) > self.pool.available:
                 self.pool.release(request.blocks)
                 request.blocks = []
                 return
             self._waiting.popleft()
             request.named = len(request.blocks)
-            request.issued = request.shared = request.named * BLOCK
-            self.counts.shared_tokens += request.shared
+            request.issued = request.named * BLOCK
+            if not request.found:  # else it goes on, after workers were replaced
+                request.shared = request.issued
+                self.counts.shared_tokens += request.shared
             request.blocks += self.pool.take(needed - len(request.blocks))
             request.slot = self._slots.pop()
             self._running[request.slot] = request
@@ -436,12 +462,17 @@ class Engine:
         self._wake.set()
 
     def _begin_anew(self) -> None:
-        """Prepares every sequence to go on from its tokens, in a cache that is empty."""
-        self.counts.recoveries += 1
+        """Lets every sequence go on from its tokens, in a cache that is empty."""
+        if self._computing is not self._model:
+            self._computing = self._model
+            self.counts.recoveries += 1
         self.pool = BlockPool(self.pool.count)
+        # What shared blocks may need more of them now than there are: then some wait.
+        self._waiting.extendleft(reversed(self._running.values()))
+        self._slots += self._running
         for request in self._running.values():
-            request.blocks = self.pool.take(-(-request.limit // BLOCK))
-            request.issued = request.coming = request.named = request.name = 0
+            request.slot, request.coming = -1, 0
+        self._running.clear()
 
     def _end_all(self, error: BaseException) -> None:
         for request in [*self._running.values(), *self._waiting]:
