@@ -25,7 +25,7 @@ from llm.layers import BLOCK
 from llm.model import Model, Piece, blocks_within
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from llm.config import Checkpoint
     from llm.text import Text
@@ -233,6 +233,14 @@ class Engine:
         return self._computing
 
     async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Opens the session and loads the model; once."""
         self._session = await self._opening
         try:
             await asyncio.to_thread(self._make_model, self._session)
@@ -241,9 +249,9 @@ class Engine:
             raise
         self._computing = self._model
         self._task = asyncio.create_task(self._run())
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def close(self) -> None:
+        """Ends what still runs, and the session."""
         assert self._task is not None  # noqa: S101
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -487,7 +495,7 @@ def _missing(request: Request) -> int:
 
 async def text_of(
     engine: Engine, text: Text, request: Request, stop: Sequence[str] = ()
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """Yields an answer as text, piece by piece, up to a stop string.
 
     Leaving the iteration ends the request.
