@@ -27,7 +27,7 @@ from llm.layers import BLOCK
 from llm.model import Model, Piece, blocks_within
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from llm.config import Checkpoint
     from llm.text import Text
@@ -37,6 +37,8 @@ __all__ = ["Busy", "Counts", "Engine", "Request", "Sampling", "Settings", "TooLo
 _logger = logging.getLogger("llm.engine")
 _AHEAD = 2
 """How many steps may be under way."""
+_LOOK_S = 1.0
+"""How often an engine without work looks whether it still has workers."""
 
 
 class Busy(Exception):
@@ -171,6 +173,7 @@ class Engine:
         checkpoint: The model, whose files are at the same path on every worker.
         ends: The tokens that end an answer.
         settings: How much it does at a time.
+        counts: Where to count what is done; None for anew.
         progress: Whether loading shows how far it is; None for on a terminal.
         session: How the session is opened: the arguments of `disco_client.connect`.
 
@@ -186,6 +189,7 @@ class Engine:
         ends: set[int],
         settings: Settings | None = None,
         *,
+        counts: Counts | None = None,
         progress: bool | None = None,
         **session: object,
     ) -> None:
@@ -200,11 +204,12 @@ class Engine:
             msg = f"a cache of {self._settings.cache_bytes} bytes has no room for a block"
             raise TooLong(msg)
         self.pool = BlockPool(count)
-        self.counts = Counts()
+        self.counts = counts or Counts()
         self.lost: BaseException | None = None
         self._opening = disco_client.aconnect(recover=self._make_model, **session)  # type: ignore[arg-type]
         self._session: disco_client.Session | None = None
         self._model: Model | None = None
+        self._computing: Model | None = None
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         self._slots = list(range(self._settings.slots))
@@ -221,21 +226,34 @@ class Engine:
 
     @property
     def model(self) -> Model:
-        """The model, as the workers of now have it."""
-        assert self._model is not None  # noqa: S101
-        return self._model
+        """The model that computes steps.
+
+        When workers were replaced it stays the former one, whose steps are errors, until every
+        sequence has begun anew: so none goes on from a cache that is gone.
+        """
+        assert self._computing is not None  # noqa: S101
+        return self._computing
 
     async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Opens the session and loads the model; once."""
         self._session = await self._opening
         try:
             await asyncio.to_thread(self._make_model, self._session)
         except BaseException:
             await self._shut_down()
             raise
+        self._computing = self._model
         self._task = asyncio.create_task(self._run())
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def close(self) -> None:
+        """Ends what still runs, and the session."""
         assert self._task is not None  # noqa: S101
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -269,6 +287,11 @@ class Engine:
         """How many requests are being answered."""
         return len(self._running)
 
+    @property
+    def room(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+        return min(self._checkpoint.config.context, self.pool.count * BLOCK)
+
     def submit(
         self, prompt: Sequence[int], max_tokens: int, sampling: Sampling | None = None
     ) -> Request:
@@ -291,11 +314,10 @@ class Engine:
             msg += f"and max_tokens {max_tokens}"
             raise TooLong(msg)
         limit = len(prompt) + max_tokens
-        room = min(self._checkpoint.config.context, self.pool.count * BLOCK)
-        if limit > room:
+        if limit > self.room:
             msg = (
                 f"a prompt of {len(prompt)} tokens and an answer of {max_tokens} do not fit into "
-                f"{room}, which is what the model and its cache have room for"
+                f"{self.room}, which is what the model and its cache have room for"
             )
             raise TooLong(msg)
         if len(self._waiting) >= self._settings.queue:
@@ -344,9 +366,11 @@ class Engine:
                 await self._turn(under_way)
             except disco_client.WorkersReplaced as replaced:
                 _logger.warning("workers were replaced: %s", replaced)
+                for tokens, _ in under_way:
+                    tokens.cancel()
                 under_way.clear()
                 self._begin_anew()
-            except disco_client.DiscoError as error:
+            except Exception as error:  # noqa: BLE001  (nobody else could tell those who wait)
                 # Whatever else fails in a step leaves a cache of which nobody knows the state.
                 _logger.error("the session has failed: %s", error)  # noqa: TRY400  (the text says it)
                 self.lost = error
@@ -357,19 +381,28 @@ class Engine:
         self._admit()
         pieces, wanting = self._plan()
         if pieces:
-            await self.session.ready()
-            # Asked for at once: what is issued behind it would delay the answer.
-            under_way.append((self.model.step(pieces).future(), wanting))
+            under_way.append((await self._issue(pieces), wanting))
             self.counts.steps += 1
             if len(under_way) < _AHEAD:
                 return
         if not under_way:
             self._wake.clear()
-            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _LOOK_S)
+            await self.session.ready()
             return
         tokens, wanting = under_way.popleft()
         for request, token in zip(wanting, (await tokens).tolist(), strict=True):
             self._found(request, token)
+
+    async def _issue(self, pieces: list[Piece]) -> disco_client.RefFuture:
+        """Issues a step and asks for its tokens: what came in between would delay the answer."""
+        model = self.model
+        await self.session.ready()
+        try:
+            return model.step(pieces).future()
+        except disco_client.WouldBlock:  # others are taking the place of workers just now
+            return await asyncio.to_thread(lambda: model.step(pieces).future())
 
     def _admit(self) -> None:
         """Lets requests begin, in the order in which they came, while there is room."""
@@ -377,15 +410,18 @@ class Engine:
             request = self._waiting[0]
             needed = -(-request.limit // BLOCK)
             # Its last token has to be computed: what follows it is what is asked for.
-            request.blocks, request.name = self.pool.share(request.prompt[:-1])
+            known = request.tokens(0, request.known - 1)
+            request.blocks, request.name = self.pool.share(known)
             if needed - len(request.blocks) > self.pool.available:
                 self.pool.release(request.blocks)
                 request.blocks = []
                 return
             self._waiting.popleft()
             request.named = len(request.blocks)
-            request.issued = request.shared = request.named * BLOCK
-            self.counts.shared_tokens += request.shared
+            request.issued = request.named * BLOCK
+            if not request.found:  # else it goes on, after workers were replaced
+                request.shared = request.issued
+                self.counts.shared_tokens += request.shared
             request.blocks += self.pool.take(needed - len(request.blocks))
             request.slot = self._slots.pop()
             self._running[request.slot] = request
@@ -460,12 +496,17 @@ class Engine:
         self._wake.set()
 
     def _begin_anew(self) -> None:
-        """Prepares every sequence to go on from its tokens, in a cache that is empty."""
-        self.counts.recoveries += 1
+        """Lets every sequence go on from its tokens, in a cache that is empty."""
+        if self._computing is not self._model:
+            self._computing = self._model
+            self.counts.recoveries += 1
         self.pool = BlockPool(self.pool.count)
+        # What shared blocks may need more of them now than there are: then some wait.
+        self._waiting.extendleft(reversed(self._running.values()))
+        self._slots += self._running
         for request in self._running.values():
-            request.blocks = self.pool.take(-(-request.limit // BLOCK))
-            request.issued = request.coming = request.named = request.name = 0
+            request.slot, request.coming = -1, 0
+        self._running.clear()
 
     def _end_all(self, error: BaseException) -> None:
         for request in [*self._running.values(), *self._waiting]:
@@ -480,7 +521,7 @@ def _missing(request: Request) -> int:
 
 async def text_of(
     engine: Engine, text: Text, request: Request, stop: Sequence[str] = ()
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """Yields an answer as text, piece by piece, up to a stop string.
 
     Leaving the iteration ends the request.
