@@ -15,7 +15,7 @@ import numpy as np
 
 import disco_server
 
-__all__ = ["BLOCK", "Batch", "Share", "Span", "choose"]
+__all__ = ["BLOCK", "Batch", "Share", "Span", "choose", "product"]
 
 BLOCK = 16
 """How many positions a block of the cache has."""
@@ -183,11 +183,11 @@ class Share:
         """[rows, width]: what this worker's heads add; their keys and values go to the cache."""
         own = self.layers[layer]
         h = self.normalize(x, own["norm"])
-        asked = self._turn((h @ own["query"]).reshape(len(x), self.heads, self.head), batch)
-        new = self._turn((h @ own["key"]).reshape(len(x), self.kv_heads, self.head), batch)
+        asked = self._turn(product(h, own["query"]).reshape(len(x), self.heads, self.head), batch)
+        new = self._turn(product(h, own["key"]).reshape(len(x), self.kv_heads, self.head), batch)
         keys, values = cache[layer]
         keys[:, batch.places] = new.transpose(1, 0, 2)
-        new = (h @ own["value"]).reshape(len(x), self.kv_heads, self.head)
+        new = product(h, own["value"]).reshape(len(x), self.kv_heads, self.head)
         values[:, batch.places] = new.transpose(1, 0, 2)
         asked *= np.float32(self.head**-0.5)
         mixed = np.empty_like(asked)
@@ -203,21 +203,21 @@ class Share:
                 np.exp(scores, out=scores)
                 scores /= scores.sum(axis=1, keepdims=True)
                 mixed[span.rows, readers] = (scores @ own_values).reshape(q.shape)
-        return mixed.reshape(len(x), -1) @ own["out"]
+        return product(mixed.reshape(len(x), -1), own["out"])
 
     def feed_forward(self, x: Array, layer: int) -> Array:
         """[rows, width]: what this worker's columns of the feed-forward part add."""
         own = self.layers[layer]
         h = self.normalize(x, own["inner_norm"])
-        gate = h @ own["gate"]
+        gate = product(h, own["gate"])
         with np.errstate(over="ignore"):  # of a large negative number: the result is 0
             gate /= 1 + np.exp(-gate)
-        gate *= h @ own["up"]
-        return gate @ own["down"]
+        gate *= product(h, own["up"])
+        return product(gate, own["down"])
 
     def logits(self, x: Array) -> Array:
         """[rows, the most tokens of any worker]: of this worker's tokens, and then -inf."""
-        mine = self.normalize(x, self.norm) @ self.output
+        mine = product(self.normalize(x, self.norm), self.output)
         widest = max(self.vocabulary)
         if mine.shape[1] == widest:
             return mine
@@ -282,6 +282,30 @@ class Share:
         turned[..., one] = x[..., one] * batch.cos - x[..., other] * batch.sin
         turned[..., other] = x[..., one] * batch.sin + x[..., other] * batch.cos
         return turned
+
+
+def product(rows: Array, weight: Array) -> Array:
+    """[rows, out]: rows times a matrix of [in, out].
+
+    OpenBLAS copies the matrix before a product of more than one row, unless the product is a
+    small one; for a few rows that costs more than the rest. So these are made of small ones.
+    """
+    count, depth = rows.shape
+    if not 1 < count <= _FEW or count * weight.size <= _SMALL:
+        return rows @ weight
+    found = np.empty((count, weight.shape[1]), np.float32)
+    width = max(_SMALL // (count * depth) // _LANES, 1) * _LANES
+    for first in range(0, weight.shape[1], width):
+        columns = slice(first, first + width)
+        np.matmul(rows, weight[:, columns], out=found[:, columns])
+    return found
+
+
+_FEW = 8
+_SMALL = 1_000_000
+"""Multiplications of a product that OpenBLAS takes for small (`gemm_small_matrix_permit`)."""
+_LANES = 16
+"""Numbers of float32 in the widest registers."""
 
 
 def _held(table: Array, end: int) -> slice | Array:
