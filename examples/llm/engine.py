@@ -342,10 +342,10 @@ class Engine:
             TooLong: The cache has no room for them now.
             disco_client.DiscoError: The session was lost.
         """
-        needed = -(-len(tokens) // BLOCK)
-        if needed > self.pool.available:
+        needed, pool = -(-len(tokens) // BLOCK), self.pool
+        if needed > pool.available:
             raise TooLong(f"{len(tokens)} tokens do not fit into what is left of the cache")
-        blocks, chunk = self.pool.take(needed), self._settings.chunk
+        blocks, chunk = pool.take(needed), self._settings.chunk
         try:
             parts: list[np.ndarray[Any, Any]] = []
             for start in range(0, len(tokens), chunk):
@@ -354,7 +354,7 @@ class Engine:
                 parts.append(await self.model.logits([piece]))
             return np.concatenate(parts)
         finally:
-            self.pool.release(blocks)
+            pool.release(blocks)
 
     # Steps -------------------------------------------------------------------------------
 

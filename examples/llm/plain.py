@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,15 +45,18 @@ class Plain:
             for layer in range(self._config.layers)
         ]
 
-    def logits(self, tokens: Sequence[int], past: Past | None = None) -> Array:
+    def logits(
+        self, tokens: Sequence[int], past: Past | None = None, *, last: int | None = None
+    ) -> Array:
         """[tokens, vocabulary]: what follows each of them, computed at once.
 
         Args:
             tokens: The tokens.
             past: The keys and values of what came before them; gets theirs.
+            last: Of how many of the last tokens; None for all.
         """
         config, weights = self._config, self._weights
-        past = [] if past is None else past
+        past = Past() if past is None else past
         x = weights["embedding"][list(tokens)]
         turns = self._turns(len(tokens), len(past[0][0]) if past else 0)
         for layer in range(config.layers):
@@ -62,6 +66,8 @@ class Plain:
             gate = h @ own["gate"].T
             x = x + (gate / (1 + np.exp(-gate)) * (h @ own["up"].T)) @ own["down"].T
         head = weights.get("output", weights["embedding"])
+        if last is not None:
+            x = x[-last:]
         return self._norm(x, weights["norm"]) @ head.T
 
     def continue_greedily(
@@ -77,7 +83,7 @@ class Plain:
         least, past = np.inf, Past()
         following = list(tokens)
         for _ in range(count):
-            last = self.logits(following, past)[-1]
+            last = self.logits(following, past, last=1)[0]
             second, first = np.sort(np.partition(last, -2)[-2:])
             least = min(least, float(first - second))
             following = [int(last.argmax())]
@@ -146,9 +152,8 @@ def _read_gguf(checkpoint: Checkpoint) -> dict[str, Array]:
 
 
 def _read_folder(checkpoint: Checkpoint) -> dict[str, Array]:
-    import ml_dtypes  # noqa: F401  (so that numpy knows bfloat16)
-    from safetensors.numpy import load_file
-
+    importlib.import_module("ml_dtypes")  # then numpy knows bfloat16
+    load_file: Any = importlib.import_module("safetensors.numpy").load_file
     read: dict[str, Array] = {}
     for file in sorted(checkpoint.path.glob("*.safetensors")):
         read |= {name: array.astype(np.float32) for name, array in load_file(file).items()}

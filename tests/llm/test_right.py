@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -67,10 +68,30 @@ def prompts(text):
 
 
 @pytest.fixture(scope="module")
+def judge(plain, text):
+    """Says of an answer whether it is the plain forward's greedy one, and how sure that is.
+
+    One forward over prompt and answer: a token is right if it is the likeliest one behind those
+    before it. Answers that were seen before are not computed again.
+    """
+
+    @functools.cache
+    def of(prompt, answer):
+        last = plain.logits([*prompt, *answer], last=len(answer) + 1)
+        likeliest = last.argmax(axis=1).tolist()
+        right = tuple(likeliest[: len(answer)]) == answer
+        ended = len(answer) == TOKENS or likeliest[-1] in text.ends
+        decided = last[: len(answer) + (len(answer) < TOKENS)]
+        second, first = np.partition(decided, -2)[:, -2:].T
+        return right and ended, float((first - second).min())
+
+    return of
+
+
+@pytest.fixture(scope="module")
 def expected(plain, prompts, text):
-    """Of each prompt the plain forward's greedy answer, its least lead, and some logits."""
-    found = [plain.continue_greedily(ids, TOKENS, text.ends) for ids in prompts]
-    return found, plain.logits(prompts[0]), plain.logits(text.encode(PAGE))
+    """The plain forward's logits of a prompt and of the page."""
+    return plain.logits(prompts[0]), plain.logits(text.encode(PAGE))
 
 
 @pytest.fixture(scope="module")
@@ -79,32 +100,34 @@ def cluster():
         yield cluster
 
 
-def test_the_prompts_are_such_that_texts_can_be_compared(prompts, expected):
-    """Twenty of them, one with 2,000 tokens, and no token is nearly as likely as the first."""
+def test_the_prompts_are_twenty_and_one_is_long(prompts):
+    """With 2,000 tokens."""
     assert len(prompts) == 20
     assert max(map(len, prompts)) >= 2000
-    assert min(least for _, least in expected[0]) > LEAST_LEAD
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
 def test_any_number_of_workers_gives_the_plain_forward_s_answers(
-    cluster, checkpoint, text, prompts, expected, workers
+    cluster, checkpoint, text, prompts, judge, expected, workers
 ):
     """The same greedy texts, logits within 2e-4, and the perplexity in four digits."""
-    answers, logits, page = expected
+    logits, page = expected
 
     async def ask():
         opened = {"address": cluster.address, "num_workers": workers}
         async with Engine(checkpoint, text.ends, **opened) as engine:
             requests = [engine.submit(ids, TOKENS) for ids in prompts]
-            found = [[token async for token in request] for request in requests]
+            found = [tuple([token async for token in request]) for request in requests]
             ids = text.encode(PAGE)
             return found, await engine.logits(prompts[0]), await engine.logits(ids)
 
     found, our_logits, our_page = asyncio.run(ask())
-    for mine, (theirs, _), prompt in zip(found, answers, PROMPTS, strict=True):
-        assert mine == theirs, prompt[-80:]
+    for answer, ids, prompt in zip(found, prompts, PROMPTS, strict=True):
+        right, lead = judge(tuple(ids), answer)
+        assert right, prompt[-80:]
+        # Where it is smaller, another order of adding up may choose another token.
+        assert lead > LEAST_LEAD, prompt[-80:]
     # Of some 38 at most: the plain forward itself is 8e-5 from one in float64.
     assert np.abs(our_logits - logits).max() < 2e-4
     ids = text.encode(PAGE)
