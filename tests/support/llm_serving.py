@@ -68,8 +68,11 @@ class Server:
                 return error.read().decode()
 
     def metric(self, name: str) -> float:
-        """One of its measurements; 0 for one that is not there yet."""
-        found = re.search(rf"^disco_llm_{re.escape(name)} (\S+)$", self.get("/metrics"), re.MULTILINE)
+        """One of its measurements; 0 for one whose label has not occurred."""
+        found = re.search(
+            rf"^disco_llm_{re.escape(name)} (\S+)$", self.get("/metrics"), re.MULTILINE
+        )
+        assert found or "{" in name, name
         return float(found[1]) if found else 0.0
 
     def end(self) -> int:
