@@ -20,6 +20,7 @@ from disco_bench.control import COMMANDS, SYNC, measure_commands, measure_sync
 from disco_bench.dtensor import DTENSOR, measure_dtensor
 from disco_bench.embedded import EMBEDDED, measure_embedded
 from disco_bench.fairness import FAIRNESS, measure_fairness
+from disco_bench.llm import LLM, measure_llm
 from disco_bench.memory import MEMORY, measure_memory
 from disco_bench.model import MODEL, measure_model
 from disco_bench.programs import PROGRAMS, measure_programs
@@ -54,6 +55,7 @@ SECTIONS = {
     "collectives": RowGroup(COLLECTIVES, measure_collectives),
     "dtensor": RowGroup(DTENSOR, measure_dtensor),
     "model": RowGroup(MODEL, measure_model),
+    "llm": RowGroup(LLM, measure_llm),
     "session": RowGroup(SESSIONS, measure_sessions),
     "import": RowGroup(IMPORTS, measure_imports),
     "memory": RowGroup(MEMORY, measure_memory),

@@ -10,7 +10,7 @@ import numpy as np
 
 import disco_server
 
-__all__ = ["noop", "print_for", "spin_for", "time_collective"]
+__all__ = ["noop", "print_for", "raw_allreduces", "spin_for", "time_collective"]
 
 
 @disco_server.register_func("bench.noop")
@@ -71,6 +71,19 @@ def time_collective(operation: str, nbytes: int, rounds: int, calls: int) -> lis
         if turn >= 0:
             figures.append(figure)
     return figures
+
+
+@disco_server.register_func("bench.raw_allreduces")
+def raw_allreduces(nbytes: int, calls: int, rounds: int) -> float:
+    """Returns how many seconds some of mpi4py's allreduces in place take, one after another."""
+    disco_server.current_worker().barrier()  # starts MPI
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    data = np.zeros(nbytes // 4, np.float32)
+    return calls * _time_calls(
+        lambda: comm.Allreduce(MPI.IN_PLACE, data), calls * rounds, comm.Barrier
+    )
 
 
 def _time_calls(call: Callable[[], object], calls: int, barrier: Callable[[], object]) -> float:
