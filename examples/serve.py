@@ -18,6 +18,7 @@ import logging
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -27,13 +28,17 @@ from llm.service import Service, application
 from llm.shares import TooManyWorkers
 from llm.text import Text
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main", "parse"]
 
 _CLOSE_S = 5.0
 """How long to wait for clients that read slowly, when all is over."""
 
 
-def _options() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Reads a command line; that of the process without one."""
     parser = argparse.ArgumentParser(description="Serves a language model by OpenAI's API.")
     settings = Settings()
     parser.add_argument("--address", help="the controller; else DISCO_ADDRESS")
@@ -60,7 +65,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--drain-s", type=float, default=30.0, help="how long running answers may take at the end"
     )
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 async def _serve(service: Service, options: argparse.Namespace) -> int:
@@ -109,7 +114,7 @@ async def _serve(service: Service, options: argparse.Namespace) -> int:
 
 def main() -> int:
     """Serves until it is told to end; returns the exit code."""
-    options = _options()
+    options = parse()
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,

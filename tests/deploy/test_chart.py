@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 import re
 import tomllib
@@ -431,10 +432,10 @@ def test_without_it_there_is_no_service():
     assert not [each for each in made if each["metadata"]["name"].endswith("-serve")]
 
 
-def test_the_arguments_of_the_service_are_ones_it_knows():
+def test_the_arguments_of_the_service_are_ones_it_knows(monkeypatch):
     """Those that the chart, the compose file and the files of values give."""
-    from serve import parser
-
+    monkeypatch.syspath_prepend(CHART.parents[2] / "examples")
+    serve = importlib.import_module("serve")
     compose = yaml.safe_load((CHART.parents[1] / "compose.yaml").read_text())
     made = render(values_of("serve"))
     (container,) = of_kind(made, "Deployment", "-serve")["spec"]["template"]["spec"]["containers"]
@@ -442,4 +443,4 @@ def test_the_arguments_of_the_service_are_ones_it_knows():
         program, script, *arguments = command
         assert (program, script) == ("python3", "/opt/examples/serve.py")
         filled = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in arguments]
-        assert parser().parse_args(filled).workers == 4
+        assert serve.parse(filled).workers == 4
