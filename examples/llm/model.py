@@ -109,6 +109,8 @@ class Model:
         self._newest = self._function("newest")(slots)
         self._step = self._capture("step", all_logits=False)
         self._all_logits = self._capture("logits", all_logits=True)
+        # The first step opens what the workers talk through, for which no question should wait.
+        self.step([Piece(0, 0, [0], [0])]).numpy()
 
     def _function(self, name: str) -> Any:
         return self._session.get_global_func(f"llm.{name}")
