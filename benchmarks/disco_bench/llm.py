@@ -126,7 +126,7 @@ class _Example:
         blocks = range(-(-(count + tokens + 1) // block))
         model.step([piece(0, 0, self.prompt, blocks[:1])]).numpy(worker_id=0)
         began = time.perf_counter()
-        ahead = None
+        ahead: Any = None
         for position in range(count, count + tokens):
             # One step ahead of the token that is fetched, as the example's engine is.
             step = model.step([piece(0, position, [-1], blocks[: position // block + 1])])
