@@ -204,7 +204,7 @@ _FULL = (
     " until workers have executed some; before it, `await session.ready()`"
 )
 
-_LOOKS, _LOOK_S = 20, 0.001
+_LOOKS, _LOOK_S = 4, 0.001
 """How often, and at what interval, a sending thread looks for commands before it sleeps."""
 
 _Record: TypeAlias = tuple[int, ...]

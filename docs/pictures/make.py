@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/dtensor.md and docs/timeline.md; `make pictures` writes them.
+"""Draws the pictures of docs/dtensor.md, timeline.md and llm.md; `make pictures` writes them.
 
 Everything in them comes from the program: where parts lie, what moves, and what it costs.
 """
@@ -24,6 +24,7 @@ from disco_client.distributed.pictures.svg import (
 
 HERE = Path(__file__).parent
 timeline = runpy.run_path(str(HERE / "timeline.py"))["timeline"]
+llm_pictures = runpy.run_path(str(HERE / "llm.py"))["pictures"]
 MESH = DeviceMesh((2, 2), range(4), ("dp", "tp"))
 LINE = DeviceMesh((4,), range(4))
 PLACEMENTS = ("R, R", "S[0], R", "R, S[1]", "S[0], S[1]", "S[0], S[0]", "S[0], P")
@@ -114,6 +115,7 @@ def pictures() -> dict[str, str]:
             "redistribution.svg": redistribution(session),
             "expression.svg": expression(session),
             "timeline.svg": timeline(),
+            **llm_pictures(),
         }
 
 

@@ -143,8 +143,10 @@ class Share:
         wanted: list[int] = []
         slots: list[int] = []
         draws: list[tuple[int, int, float, float]] = []
+        sizes: list[list[int]] = spans.tolist()
+        ways: list[list[float]] = sampling.tolist()
         for (slot, start, count, wants, seed), table, (temperature, top_p) in zip(
-            spans.tolist(), tables, sampling.tolist(), strict=True
+            sizes, tables, ways, strict=True
         ):
             rows, end = slice(row, row + count), start + count
             row += count
@@ -333,10 +335,10 @@ def choose(logits: Array, seed: int, position: int, temperature: float, top_p: f
     scaled = logits.astype(np.float64) / temperature
     order = np.argsort(-scaled, kind="stable")
     shares = np.exp(scaled[order] - scaled[order[0]])
-    reach = np.cumsum(shares)
-    kept = int(np.searchsorted(reach, top_p * reach[-1])) + 1
+    reach: Array = np.cumsum(shares)
+    kept = int(reach.searchsorted(top_p * reach[-1])) + 1
     draw = np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
-    return int(order[min(int(np.searchsorted(reach[:kept], draw * reach[kept - 1])), kept - 1)])
+    return int(order[min(int(reach[:kept].searchsorted(draw * reach[kept - 1])), kept - 1)])
 
 
 # What a session calls ----------------------------------------------------------------------

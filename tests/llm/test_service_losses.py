@@ -8,7 +8,6 @@ import signal
 import urllib.error
 import urllib.request
 
-import httpx
 import openai
 import pytest
 from llm_serving import ALLOWED, Server
@@ -114,12 +113,11 @@ def test_answers_that_take_too_long_end_with_an_error(daemons, serve):
         begun = await begin(client)
         server.process.send_signal(signal.SIGTERM)
         server.process.send_signal(signal.SIGINT)
-        with pytest.raises((openai.APIError, httpx.TransportError)):
-            await finish(begun)
+        assert await asyncio.to_thread(server.process.wait, 20) == 1
+        await begun[1].aclose()
 
     server = serve(controller.address)
     use(server, hurry)
-    assert server.process.wait(20) == 1
 
 
 def test_a_draining_node_is_left_without_a_break(daemons, serve, eventually):
