@@ -335,7 +335,7 @@ def choose(logits: Array, seed: int, position: int, temperature: float, top_p: f
     scaled = logits.astype(np.float64) / temperature
     order = np.argsort(-scaled, kind="stable")
     shares = np.exp(scaled[order] - scaled[order[0]])
-    reach: Array = np.cumsum(shares)
+    reach: Any = np.cumsum(shares)
     kept = int(reach.searchsorted(top_p * reach[-1])) + 1
     draw = np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
     return int(order[min(int(reach[:kept].searchsorted(draw * reach[kept - 1])), kept - 1)])
