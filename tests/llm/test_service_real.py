@@ -104,6 +104,7 @@ def test_16_streams_outlive_a_worker_and_the_controller(
         os.kill(nodes[0].ranks()[0].pid, signal.SIGKILL)
         await streams.reach(12)
         assert server.get("/healthz") == "ok\n"
+        assert not any(streams.reasons.values())
         controller.send(signal.SIGKILL)
         controller.wait()
         again = "--listen", controller.address
