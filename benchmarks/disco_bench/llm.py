@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -156,6 +157,7 @@ def _session(bench: Bench, kind: str, workers: int) -> Generator[disco_client.Se
 
 def _measure_tokens(bench: Bench, llm: _Example, kind: str, workers: int) -> None:
     tokens, repeat, rounds = bench.pick((48, 2, 3), (3, 1, 1))
+    bare = bench.pick(_bare, _bare_once)
     with _session(bench, kind, workers) as session:
         model = llm.model.Model(session, llm.checkpoint, blocks=16, slots=4, progress=False)
         llm.decode(model, 1)
@@ -164,7 +166,7 @@ def _measure_tokens(bench: Bench, llm: _Example, kind: str, workers: int) -> Non
             return 1 / min(llm.decode(model, tokens) for _ in range(repeat))
 
         def theirs() -> float:
-            return 1 / _bare(workers, tokens, repeat)["seconds"]
+            return 1 / bare(workers, tokens, repeat)["seconds"]
 
         # The bare ranks begin anew each time, so nothing of them gets warm.
         pair = alternate(ours, theirs, rounds, warm_up=0)
@@ -173,7 +175,7 @@ def _measure_tokens(bench: Bench, llm: _Example, kind: str, workers: int) -> Non
             return
         _record_parts(bench, llm, session)
         plain = alternate(
-            ours, lambda: 1 / _bare(1, tokens, repeat, threads=2)["seconds"], rounds, warm_up=0
+            ours, lambda: 1 / bare(1, tokens, repeat, threads=2)["seconds"], rounds, warm_up=0
         )
     bench.record("llm.plain", plain.measured())
 
@@ -198,6 +200,10 @@ def _bare(ranks: int, tokens: int, repeat: int, threads: int = 1) -> dict[str, f
         msg = f"the script without Disco ended with status {done.returncode}: {done.stderr[-500:]}"
         raise RuntimeError(msg)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+_bare_once = functools.cache(_bare)
+"""For a run that only shows that everything works."""
 
 
 # Small allreduces --------------------------------------------------------------------------

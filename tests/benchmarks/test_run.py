@@ -25,7 +25,7 @@ def run(*arguments, **environ):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_quick_run_measures_every_row(tmp_path):
     """Every row has figures or lacks only what is not installed, in the table and as JSON."""
     file = tmp_path / "figures.json"
