@@ -99,9 +99,10 @@ def _explain(name: str, error: errors.DiscoError) -> str:
             f"'disco local --nodes 2 --slots 2 -- python examples/{name}.py'."
         ),
         errors.NoSlots: "Use fewer --workers, or start more worker daemons.",
-        errors.NotAllowed: (
+        errors.NotAllowed: _PERMISSIONS.get(
+            name,
             "Start the worker daemons with --allow-module 'embedding.*' and with the "
-            "examples folder on PYTHONPATH."
+            "examples folder on PYTHONPATH.",
         ),
         errors.CclError: (
             "Each worker needs a GPU of its own; 'disco doctor --gpu' says what is missing."
@@ -111,6 +112,12 @@ def _explain(name: str, error: errors.DiscoError) -> str:
     }
     hint = next((text for kind, text in hints.items() if isinstance(error, kind)), "")
     return f"{first}. {hint}".rstrip()
+
+
+_PERMISSIONS = {
+    "chat": "Start the worker daemons with --allow-load uploads, and --allow-read for the model."
+}
+"""What commands need that do not have their functions where workers can import them."""
 
 
 def _complain(name: str, message: str, status: int) -> int:

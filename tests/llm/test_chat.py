@@ -143,3 +143,14 @@ def test_what_is_refused_is_one_sentence(options, told):
     (line,) = run.stderr.decode().splitlines()
     assert line.startswith("chat: ")
     assert told in line
+
+
+def test_workers_that_permit_nothing_are_told_of_with_what_to_permit(daemons):
+    """The hint names the settings that this command needs."""
+    controller = daemons.controller()
+    daemons.worker(controller.address, "--slots", "2")
+    run = chat("--workers", "2", "--prompt", "Hi", address=controller.address)
+    assert run.returncode == 1
+    said = run.stderr.decode()
+    assert "--allow-load uploads, and --allow-read for the model." in said
+    assert "embedding" not in said
