@@ -139,7 +139,7 @@ def ask_model(compose: tuple[str, ...]) -> None:
         except OSError as error:  # it is not there yet, or waits for workers
             if time.monotonic() > end:
                 raise Failed(f"the service answers after {PATIENCE_S} s: no\n{error}") from error
-            time.sleep(0.5)
+            time.sleep(0.5)  # it says on its own output alone that it is ready
     expect("Paris" in said, "the language model on 4 workers answers over HTTP", said)
     (serve,) = containers(compose[2], "serve")
     look_at(serve)
