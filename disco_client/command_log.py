@@ -204,8 +204,8 @@ _FULL = (
     " until workers have executed some; before it, `await session.ready()`"
 )
 
-_LOOKS, _LOOK_S = 4, 0.001
-"""How often, and at what interval, a sending thread looks for commands before it sleeps."""
+_LINGER_S = 0.001
+"""After how long a sending thread looks for more commands, once, before it sleeps."""
 
 _Record: TypeAlias = tuple[int, ...]
 """A call as the column of a batch holds it; see commands.proto."""
@@ -703,11 +703,10 @@ class CommandLog:
         waits for what it issued.
         """
         self._awake = True
-        for _ in range(_LOOKS):
-            with contextlib.suppress(Empty):
-                self._wake.get(timeout=_LOOK_S)
-            if self._closed is not None or self._has_commands():
-                return True
+        with contextlib.suppress(Empty):
+            self._wake.get(timeout=_LINGER_S)
+        if self._closed is not None or self._has_commands():
+            return True
         self._awake = False
         return self._has_commands() or bool(self._dead)
 

@@ -990,27 +990,27 @@ class SessionCore:
         if self.must_not_wait and as_host_array(array).nbytes > INLINE_ARRAY_BYTES:
             self.check_may_wait(f"await asyncio.to_thread(session.{method}, array)")
 
-    def ask(self, ref: DRef, worker: int, *, own: bool = False, plain: bool = False) -> RefFuture:
-        """Asks what one worker's register holds; see `RefFuture` for ``plain``."""
+    def ask(self, ref: DRef, worker: int, *, own: bool = False, soon: bool = False) -> RefFuture:
+        """Asks what one worker's register holds; see `attend` for ``soon``."""
         here, scope = self.here(), current_scope(self.log)
         seq = here.question(Action.DEBUG_GET_FROM_REMOTE, ref, worker)
         read = partial(here.answered, seq, worker, own=own, scope=scope)
-        return here.attend(seq, scope, read, plain=plain)
+        return here.attend(seq, scope, read, soon=soon)
 
-    def attend(self, seq: int, scope: Scope, read: Callable[[], Any], *, plain: bool) -> RefFuture:
+    def attend(self, seq: int, scope: Scope, read: Callable[[], Any], *, soon: bool) -> RefFuture:
         """Makes the future of a command that was issued, and sends it.
 
         Args:
             seq: The command.
             scope: Who asks.
             read: Reads the answer, once that is there.
-            plain: Whether a task of the running loop awaits it, and no program holds it.
+            soon: Whether it may leave together with what other tasks of the running loop issue.
         """
-        check = partial(self.check_may_wait, "await the future")
-        future = RefFuture(self.inbox, self.background, seq, scope, read, check, plain=plain)
-        self.inbox.call_when_answered(seq, future.arrived, self.transport.check_alive)
+        check, alive = partial(self.check_may_wait, "await the future"), self.transport.check_alive
+        future = RefFuture(self.inbox, self.background, seq, scope, read, check, alive)
+        self.inbox.call_when_answered(seq, future.arrived, alive)
         pump = self.inbox.pump
-        if pump is not None and plain:
+        if pump is not None and soon:
             send_soon(pump)
         elif pump is not None:
             pump.send()
@@ -1031,7 +1031,7 @@ class SessionCore:
         """Awaits what the registers of several workers hold."""
         return await await_all(
             self.log,
-            lambda: [self.ask(ref, worker, own=own, plain=True) for worker in workers],
+            lambda: [self.ask(ref, worker, own=own, soon=True) for worker in workers],
             deadline,
         )
 
@@ -1044,7 +1044,7 @@ class SessionCore:
             here, scope = self.here(), current_scope(self.log)
             seq = here.ask_for_array(ref, host_array)
             read = partial(here.read_into, seq, host_array, scope=scope)
-            return [here.attend(seq, scope, read, plain=True)]
+            return [here.attend(seq, scope, read, soon=True)]
 
         await await_all(self.log, ask, deadline)
 
@@ -1055,7 +1055,7 @@ class SessionCore:
             here, scope = self.here(), current_scope(self.log)
             mark = here.mark()
             read = partial(here.await_mark, mark, scope=scope)
-            return [here.attend(mark, scope, read, plain=True)]
+            return [here.attend(mark, scope, read, soon=True)]
 
         await await_all(self.log, ask, deadline)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import threading
 import weakref
 from collections import deque
@@ -43,6 +44,9 @@ __all__ = [
     "await_room",
     "send_soon",
 ]
+
+
+_logger = logging.getLogger("disco.futures")
 
 
 class Background:
@@ -128,8 +132,7 @@ class RefFuture(concurrent.futures.Future[Any]):
         scope: Scope,
         read: Callable[[], Any],
         check_may_wait: Callable[[], None],
-        *,
-        plain: bool,
+        alive: Callable[[], None],
     ) -> None:
         """Made by a session, never by a program.
 
@@ -140,8 +143,7 @@ class RefFuture(concurrent.futures.Future[Any]):
             scope: Who asks.
             read: Reads the answer, which has come; raises what went wrong.
             check_may_wait: See above.
-            plain: Whether an answer that can be read at once is, in the thread that brings it;
-                not where functions of a program may be called then.
+            alive: Makes sure that an answer can arrive.
         """
         super().__init__()
         self.ref: Any = None
@@ -151,7 +153,7 @@ class RefFuture(concurrent.futures.Future[Any]):
         self._scope = scope
         self._read = read
         self.check_may_wait = check_may_wait
-        self._plain = plain
+        self._alive = alive
         self._claim = threading.Lock()
         self._told = False
 
@@ -159,7 +161,7 @@ class RefFuture(concurrent.futures.Future[Any]):
 
     def arrived(self) -> None:
         """Called when the answer has come, or never will; in the thread that knows first."""
-        if self._plain and self._inbox.is_plain(self._seq, self._scope):
+        if self._inbox.is_plain(self._seq, self._scope):
             self._finish()
         else:
             self._background.run(self._finish)
@@ -176,6 +178,22 @@ class RefFuture(concurrent.futures.Future[Any]):
             self.set_exception(error.with_traceback(None) if known else error)
         else:
             self.set_result(value)
+
+    def add_done_callback(self, fn: Callable[[RefFuture], object]) -> None:  # type: ignore[override]
+        """Calls a function with the future when its value has come, in a thread of the session.
+
+        Args:
+            fn: The function; called at once, in this thread, where the value is there already.
+        """
+        if self.done():
+            super().add_done_callback(fn)  # type: ignore[arg-type]  (it gets this future)
+        else:
+            # Never in the thread that brings the answer: others wait for what that brings next.
+            self.when_done(lambda _done: self._background.run(lambda: _call(fn, self)))
+
+    def when_done(self, call: Callable[[Any], object]) -> None:
+        """The same for a function of the client's own, which does not wait, in any thread."""
+        super().add_done_callback(call)
 
     # Waiting ------------------------------------------------------------------------------
 
@@ -221,8 +239,11 @@ class RefFuture(concurrent.futures.Future[Any]):
         deadline = Deadline.of(timeout)
         if not self.done():
             self.check_may_wait()
+            # This thread can read the answer, instead of one that has to be woken and wakes it.
+            if self._inbox.attend(self._seq, self._alive, deadline):
+                self.arrived()
         try:
-            error = super().exception(timeout)
+            error = super().exception(None if deadline is None else deadline.remaining())
         except TimeoutError:
             if deadline is None:
                 raise
@@ -233,7 +254,7 @@ class RefFuture(concurrent.futures.Future[Any]):
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.done():
             waiter, wake = _waiter()
-            self.add_done_callback(lambda _done: wake())
+            self.when_done(lambda _done: wake())
             yield from waiter
         try:
             return self.result()
@@ -246,6 +267,13 @@ class RefFuture(concurrent.futures.Future[Any]):
             self._inbox.give_back(self._exception)
 
     _exception: BaseException | None  # of the base, which only tells it to who waits
+
+
+def _call(call: Callable[[RefFuture], object], future: RefFuture) -> None:
+    try:
+        call(future)
+    except Exception:
+        _logger.exception("a function that was called with %r failed", future)
 
 
 # In a loop of asyncio ---------------------------------------------------------------------
@@ -408,7 +436,7 @@ class AsCompleted:
         deadline = Deadline.of(self._timeout)
         done: SimpleQueue[RefFuture] = SimpleQueue()
         for future in self._futures:
-            future.add_done_callback(cast("Callable[[object], None]", done.put))
+            future.when_done(done.put)
         for future in self._futures:
             if done.empty():
                 future.check_may_wait()
@@ -426,7 +454,7 @@ class AsCompleted:
             wake()
 
         for future in self._futures:
-            future.add_done_callback(note)
+            future.when_done(note)
         deadline = Deadline.of(self._timeout)
         for _ in self._futures:
             while not done:

@@ -569,6 +569,8 @@ class Inbox:
         with self._lock:
             expected = self._answers.pop(seq, None)
             self._unattended.pop(seq, None)
+            if expected is not None and expected.missing:
+                expected.open()  # a thread may wait for what another one takes back
             if told and expected is not None:
                 self._remember(seq, origin).seen = True
             elif expected is not None:
@@ -598,15 +600,8 @@ class Inbox:
             SessionError: The session was lost meanwhile.
             RemoteError: The command failed.
         """
-        answer, since = self._answers[seq], None
-        # One that has come may be read where there is no waiting, as in a thread that reads.
-        while answer.missing and not answer.wait(
-            _LOOK_S if deadline is None else deadline.left(), self.pump
-        ):
-            if deadline is not None:
-                deadline.check()
-            alive()
-            since = self.long_waits.look(since)
+        answer = self._answers[seq]
+        self._await(answer, alive, deadline)
         if answer.error is not None:
             if answer.error is self._lost:
                 self.told = True
@@ -617,6 +612,50 @@ class Inbox:
             failures, answer.failures = answer.failures, []
             raise self._choose(failures, self._here() if scope is None else scope)
         return answer
+
+    def _await(self, answer: Answer, alive: Callable[[], None], deadline: Deadline | None) -> None:
+        """Waits until an answer is complete; see :meth:`look`."""
+        since = None
+        # One that has come may be read where there is no waiting, as in a thread that reads.
+        while answer.missing and not answer.wait(
+            _LOOK_S if deadline is None else deadline.left(), self.pump
+        ):
+            if deadline is not None:
+                deadline.check()
+            alive()
+            since = self.long_waits.look(since)
+
+    def attend(self, seq: int, alive: Callable[[], None], deadline: Deadline | None = None) -> bool:
+        """Waits in this thread for an answer that no thread waits for.
+
+        Args:
+            seq: A command given to :meth:`call_when_answered`, whose call is left out.
+            alive: Called every second; raises if no reply can arrive any more.
+            deadline: When to end the wait; then the answer is unattended again.
+
+        Returns:
+            Whether the answer is there; False if another thread waits for it or brings it, or
+            if the session is lost, of which all callers are being notified.
+
+        Raises:
+            DiscoTimeout: There is no answer yet.
+        """
+        with self._lock:
+            call, answer = self._unattended.pop(seq, None), self._answers.get(seq)
+        if call is None or answer is None:
+            return False
+        try:
+            self._await(answer, alive, deadline)
+        except BaseException as error:
+            with self._lock:
+                if answer.missing:
+                    self._unattended[seq] = call
+            if not answer.missing:
+                call()
+            if not isinstance(error, SessionError):
+                raise
+            return False
+        return True
 
     def reach(
         self,

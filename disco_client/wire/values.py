@@ -27,6 +27,7 @@ import re
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Self, TypeAlias, TypeGuard
 
 import numpy as np
@@ -229,6 +230,7 @@ def is_floating(name: str) -> bool:
     return name.startswith(("float", "bfloat"))
 
 
+@lru_cache(maxsize=256)  # numpy makes the name of a dtype anew each time
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """The name under which a dtype travels.
 

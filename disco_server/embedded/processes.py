@@ -149,6 +149,9 @@ _LOOKS = 50
 """How often a thread polls for replies before it sleeps: about 0.2 ms. A wake-up takes
 several times as long as a rank that is ready to answer."""
 
+_QUICK_S = 0.001
+"""After a wait that took longer, the next one does not poll: the processor is the ranks'."""
+
 
 class Watcher(Protocol):
     """Is notified of the children's events; by the keeper, or by a thread that waits."""
@@ -210,6 +213,8 @@ class Children:
         self.unattended: Callable[[], bool] = lambda: False
         self._pending = False
         self._led = False
+        self._timed = False
+        self._quick = True
         self._full: set[int] = set()
         self._replies = select.epoll()
         self._house = select.epoll()
@@ -329,7 +334,7 @@ class Children:
         return min(self._openings.values(), default=math.inf) - now
 
     def _turn(self) -> None:
-        left = _IDLE_S if self._pending else math.inf
+        left = _IDLE_S if self._timed else math.inf
         if self._openings:
             left = min(left, self._check_openings())
         if self._late:
@@ -341,7 +346,7 @@ class Children:
                 self._deadline, timeout = None, -1.0
                 self._end_now()
         events = self._house.poll(timeout)
-        if self._pending:
+        if self._timed:
             self._take_back()
         for fd, _ in events:
             if fd == self._replies_fd:
@@ -373,6 +378,7 @@ class Children:
             self._led = False
         elif self._reading.acquire(blocking=False):
             self._hand_back()
+            self._timed = False
             self._reading.release()
 
     def _hand_back(self) -> None:
@@ -510,7 +516,9 @@ class Children:
         if not self._pending:
             self._pending = True
             self._house.modify(self._replies_fd, 0)
-            os.eventfd_write(self._wake, 1)  # from now on it watches the time
+        if not self._timed:
+            self._timed = True
+            os.eventfd_write(self._wake, 1)  # from now on the keeper watches the time
         return True
 
     def stop_leading(self) -> None:
@@ -546,7 +554,8 @@ class Children:
         Returns:
             Whether this thread holds the lock now, or need not hold it.
         """
-        for _ in range(_LOOKS):
+        began = time.monotonic()
+        for _ in range(_LOOKS if self._quick else 1):
             if waiter.acquire(blocking=False) or (seen is not None and seen()):
                 return True
             events = self._replies.poll(0)
@@ -554,15 +563,16 @@ class Children:
                 self._handle(events)
             else:
                 os.sched_yield()
-        deadline = time.monotonic() + seconds
         while not waiter.acquire(blocking=False):
-            left = deadline - time.monotonic()
+            left = began + seconds - time.monotonic()
             if left <= 0:
+                self._quick = False
                 return False
             held.open = True
             events = self._replies.poll(left)
             held.open = False
             self._handle(events)
+        self._quick = time.monotonic() - began < _QUICK_S
         return True
 
     def follow(self, waiter: threading.Lock, seconds: float, held: HeldInterrupts) -> bool:

@@ -328,6 +328,49 @@ def test_a_future_s_functions_may_use_the_session(session, tools):
     assert found.result(timeout=60) == 6
 
 
+def test_a_function_of_a_future_is_called_also_where_a_thread_waits_for_its_value(
+    session, tools, waiter, caplog, eventually
+):
+    """Not in that thread; one that fails is logged, and the others are called all the same."""
+    tools.call("wait_for_file", str(waiter))
+    future, called = tools.call("echo", 5).future(), concurrent.futures.Future()
+    future.add_done_callback(lambda done: 1 / 0)
+    future.add_done_callback(lambda done: called.set_result((done, threading.get_ident())))
+    with pytest.raises(di.DiscoTimeout):
+        future.result(timeout=0.01)
+    assert not called.done()
+    waiter.touch()
+    assert future.result(timeout=60) == 5
+    done, thread = called.result(timeout=60)
+    assert done is future
+    assert thread != threading.get_ident()
+    logged = eventually(lambda: [each for each in caplog.records if each.name == "disco.futures"])
+    assert [record.exc_info[0] for record in logged] == [ZeroDivisionError]
+
+
+def test_a_future_that_is_cancelled_ends_the_wait_of_another_thread(
+    session, tools, waiter, eventually
+):
+    """What was asked is taken back, and the session goes on."""
+    tools.call("wait_for_file", str(waiter))
+    future, ended = tools.call("echo", 5).future(), concurrent.futures.Future()
+
+    def wait():
+        try:
+            future.result()
+        except concurrent.futures.CancelledError:
+            ended.set_result(True)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    eventually(lambda: not session._core.inbox._unattended)  # the thread attends to it
+    assert future.cancel()
+    assert ended.result(timeout=60)
+    thread.join()
+    waiter.touch()
+    assert tools.call("echo", 6).get() == 6
+
+
 def test_an_error_that_no_future_was_asked_for_is_raised_by_the_next_wait(
     session, tools, eventually
 ):
