@@ -15,7 +15,7 @@ import numpy as np
 
 from disco_client.tracing import ring as layout
 from disco_server.collectives import validation
-from disco_server.collectives.collective_watch import CollectiveWatch, WaitingRank
+from disco_server.collectives.collective_watch import CollectiveWatch
 from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange
 from disco_server.collectives.preflight import Channel, Outcome, Preflight
 from disco_server.collectives.types import (
@@ -139,7 +139,7 @@ class Agreement:
         self.notes = Notes()
         self.with_shapes = False
         self._exchanges: list[HeaderExchange] = []
-        self._waiting: WaitingRank | None = None
+        self._waiting: tuple[int, int, tuple[int, ...], HeaderExchange] | None = None
         self._watch = CollectiveWatch(worker_id, lambda: self._waiting, SLOW_S.value())
 
     def add_channel(self, members: Sequence[int], exchange: HeaderExchange) -> Channel:
@@ -244,7 +244,8 @@ class Agreement:
             or preflight.participants
         )
         exchange: Any = channel.exchange  # a HeaderExchange
-        self._waiting = WaitingRank(signature.op, channel.seq, channel.members, exchange)
+        # A `WaitingRank`, which would take longer to make.
+        self._waiting = signature.op, channel.seq, channel.members, exchange
         try:
             if short and preflight.enter_now(channel, header, payload):
                 return

@@ -10,14 +10,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from disco_server.collectives.header_exchange import HeaderExchange
 from disco_server.collectives.types import name_workers
 from disco_server.collectives.validation import op_name
-
-if TYPE_CHECKING:
-    from disco_server.collectives.header_exchange import HeaderExchange
 
 __all__ = ["CollectiveWatch", "WaitingRank", "say"]
 
@@ -47,12 +44,16 @@ class WaitingRank(NamedTuple):
     exchange: HeaderExchange
 
 
+_Waiting = tuple[int, int, tuple[int, ...], HeaderExchange]
+
+
 class CollectiveWatch:
     """Watches one rank's waits.
 
     Args:
         me: The rank.
-        look: Returns what it waits in at this moment; None if it does not wait.
+        look: Returns what it waits in at this moment, the fields of a `WaitingRank`; None if it
+            does not wait.
         slow_s: After how many seconds a wait is reported; 0 for never.
         tell: Called with the report.
     """
@@ -60,7 +61,7 @@ class CollectiveWatch:
     def __init__(
         self,
         me: int,
-        look: Callable[[], WaitingRank | None],
+        look: Callable[[], _Waiting | None],
         slow_s: float,
         tell: Callable[[str], None] = say,
     ) -> None:
@@ -81,7 +82,7 @@ class CollectiveWatch:
             looks = looks + 1 if waiting is not None and waiting is last else 0
             last = waiting
             if waiting is not None and looks == _LOOKS_A_WAIT:
-                self._report(waiting)
+                self._report(WaitingRank._make(waiting))
 
     def _report(self, waiting: WaitingRank) -> None:
         absent = [waiting.members[index] for index in waiting.exchange.absent()]

@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING, Any, Self
 from disco_client.errors import ConfigError
 from disco_server.collectives import validation
 from disco_server.collectives.agreement import Agreement, unstage
-from disco_server.collectives.group import Backend, LineParts, OpenDevice, ProcessGroup, Teams
+from disco_server.collectives.group import (
+    Backend,
+    LineParts,
+    LoneBackend,
+    OpenDevice,
+    ProcessGroup,
+    Teams,
+)
 from disco_server.collectives.loss import Loss
 from disco_server.collectives.types import (
     Array,
@@ -419,10 +426,10 @@ class Communicator(ABC):
         self.close(orderly=error is None)
 
     def _make_group(self, tag: Tag, members: range) -> ProcessGroup:
+        if len(members) == 1:
+            return ProcessGroup(members, self._worker_id, self._agreement, LoneBackend())
         backend = self._make_backend(tag, tuple(members))
-        channel, exchange = None, None
-        if len(members) > 1:
-            channel, exchange = self._add_channel(tag, tuple(members))
+        channel, exchange = self._add_channel(tag, tuple(members))
         return ProcessGroup(members, self._worker_id, self._agreement, backend, channel, exchange)
 
     def _add_channel(self, tag: Tag, members: tuple[int, ...]) -> tuple[Channel, HeaderExchange]:

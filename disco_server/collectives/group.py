@@ -117,10 +117,12 @@ class Known(NamedTuple):
     Attributes:
         signature: What it brings.
         slots: Where its data is exchanged, piece by piece; none if it is too large.
+        received: How many bytes of other members this rank receives by it.
     """
 
     signature: CollectiveSignature
     slots: tuple[tuple[slice, Slot], ...]
+    received: int
 
 
 _MOST_KNOWN = 256
@@ -293,22 +295,26 @@ class ProcessGroup:
             op: The operation.
         """
         self._arrive()
-        if type(src) is not _HOST or type(dst) is not _HOST:
+        on_host = type(src) is _HOST is type(dst)
+        if not on_host:
             src, dst = between(src, dst)
-        self._checked_allreduce(src, dst, op)
-        each, more = divmod(src.size, self.size)
-        own = each + (self.rank < more)
-        self._count(dst, (self.size - 2) * own + src.size)
+            on_host = type(src) is _HOST is type(dst)
+        known = self.known[op].get((src.dtype, src.size)) if on_host else None
+        # Arrays of a kind that was checked before need few checks.
+        if (
+            known is not None
+            and dst.flags.carray
+            and (
+                src is dst
+                or (dst.dtype is src.dtype and dst.size == src.size and src.flags.c_contiguous)
+            )
+        ):
+            self._allreduce(known, src, dst, op)
+        else:
+            self._check_allreduce(src, dst, op)
 
-    def _checked_allreduce(self, src: Array, dst: Array, op: ReduceOp) -> None:
-        """Checks them, unless equal arrays have been checked before, and reduces."""
-        if type(src) is _HOST is type(dst):
-            known = self.known[op].get((src.dtype, src.size))
-            if known is not None and dst.dtype is src.dtype and dst.size == src.size:
-                flags = dst.flags
-                if flags.c_contiguous and flags.writeable and src.flags.c_contiguous:
-                    self._allreduce(known, src, dst, op)
-                    return
+    def _check_allreduce(self, src: Array, dst: Array, op: ReduceOp) -> None:
+        """Checks what is not known yet, and reduces."""
         agreement = self._agreement
         signature = agreement.admit(validation.check_equal(Op.ALLREDUCE, src, dst, op))
         if signature.problem or not signature.elements:
@@ -316,36 +322,46 @@ class ProcessGroup:
             self._notes.leave()
             return
         source, target = agreement.stage(signature, src, dst)
-        if signature.on_device:
-            self._allreduce(Known(signature, ()), source, target, op)
-            unstage(target, dst)
-            return
-        known = Known(signature, self.find_slots(src, signature.family))
+        each, more = divmod(src.size, self.size)
+        own = each + (self.rank < more)
+        received = ((self.size - 2) * own + src.size) * src.dtype.itemsize
+        slots = () if signature.on_device else self.find_slots(src, signature.family)
+        known = Known(signature, slots, received)
         self._allreduce(known, source, target, op)
         unstage(target, dst)
+        if signature.on_device:
+            return
         if len(self.known[op]) >= _MOST_KNOWN:
             self.known[op].clear()
         self.known[op][src.dtype, src.size] = known
 
     def _allreduce(self, known: Known, src: Array, dst: Array, op: ReduceOp) -> None:
         """Reduces contiguous arrays that were checked."""
-        signature, slots = known
+        signature, slots, received = known
         channel, exchange = self.channel, self.exchange
         if not slots or channel is None or exchange is None:
             self._agreement.meet(channel, signature, src, dst)
             self.backend_of(src).allreduce(src, dst, op, signature.family)
-            self._notes.leave()
-            return
-        source, target = src.reshape(-1), dst.reshape(-1)
-        if len(slots) > 1 and src is not dst and np.may_share_memory(src, dst):
-            source = source.copy()  # an early piece of one is a late piece of the other
-        agree, first = self._agree, True
-        for piece, slot in slots:
-            exchange.put(slot, source[piece])
-            agree(channel, signature, src, dst, slot.payload, first=first)
-            combine(exchange.parts(slot), target[piece], op, signature.family)
-            first = False
+        elif len(slots) == 1:
+            slot = slots[0][1]
+            exchange.put(slot, src)
+            self._agree(channel, signature, src, dst, slot.payload, first=True)
+            combine(exchange.parts(slot), dst.reshape(-1), op, signature.family)
+        else:
+            self._allreduce_pieces(known, src, dst, op)
         self._notes.leave()
+        self.received_bytes += received
+
+    def _allreduce_pieces(self, known: Known, src: Array, dst: Array, op: ReduceOp) -> None:
+        """Reduces contiguous arrays whose pieces travel in several rounds."""
+        channel, exchange = cast("Channel", self.channel), cast("HeaderExchange", self.exchange)
+        source, target = src.reshape(-1), dst.reshape(-1)
+        if src is not dst and np.may_share_memory(src, dst):
+            source = source.copy()  # an early piece of one is a late piece of the other
+        for number, (piece, slot) in enumerate(known.slots):
+            exchange.put(slot, source[piece])
+            self._agree(channel, known.signature, src, dst, slot.payload, first=number == 0)
+            combine(exchange.parts(slot), target[piece], op, known.signature.family)
 
     def allgather(self, src: Array, dst: Array, counts: Sequence[int] | None = None) -> None:
         """Brings every member's source to every member.

@@ -210,8 +210,7 @@ class _Board:
         room = _align(max(data_bytes, TEXT_BYTES))
         headers_at = _align(members * _COUNTER_BYTES)
         data_at = headers_at + members * HEADER_BYTES
-        self.counters: Any = memory[: members * _COUNTER_BYTES]
-        self.counter = memory[index * _COUNTER_BYTES : (index + 1) * _COUNTER_BYTES]
+        self.counters = memory[: members * _COUNTER_BYTES].cast("Q")
         self.headers = memory[headers_at:data_at]
         self.header = self.headers[index * HEADER_BYTES : (index + 1) * HEADER_BYTES]
         self.data = [
@@ -256,10 +255,11 @@ class SharedMemoryExchange(HeaderExchange):
             _Board(memory[at : at + size], index, members, data_bytes) for at in (0, size)
         ]
         self._index = index
-        self._members = members
+        self._members = range(members)
+        self._peers = [place for place in range(members) if place != index]
         self._round = 0
         self._board = self._boards[0]
-        self._complete = bytes(_COUNTER_BYTES * members)
+        self._posted = False
         # Where this rank's data was put: on a board, or aside.
         self._aside = np.empty(max(data_bytes, TEXT_BYTES), np.uint8)
         self._laid = self._aside
@@ -273,28 +273,32 @@ class SharedMemoryExchange(HeaderExchange):
             board.mine[:length] = self._laid[:length]
             self._laid = board.mine
         board.header[:] = header[:HEADER_BYTES]
-        counter = number.to_bytes(_COUNTER_BYTES, "little")
-        self._complete = counter * self._members
-        board.counter[:] = counter
+        board.counters[self._index] = number
+        self._posted = True
 
     def test(self) -> bool:
         """See `HeaderExchange.test`."""
-        return self._board.counters == self._complete
+        self._posted = self._posted and bool(self.absent())
+        return not self._posted
 
     def meet(self, header: bytes) -> bytes:
         """See `HeaderExchange.meet`; waiting here yields to other ranks."""
         self.start(header)
-        self._wait()
+        counters, number = self._board.counters, self._round
+        for peer in self._peers:
+            if counters[peer] != number:
+                self._wait(peer)
+        self._posted = False
         return self._board.headers.tobytes()
 
-    def _wait(self) -> None:
-        counters, complete = self._board.counters, self._complete
+    def _wait(self, peer: int) -> None:
+        counters, number = self._board.counters, self._round
         give_way = os.sched_yield
         for _ in range(_SPINS):
-            if counters == complete:
+            if counters[peer] == number:
                 return
             give_way()
-        while counters != complete:
+        while counters[peer] != number:
             time.sleep(_NAP_S)
 
     def headers(self) -> bytes:
@@ -303,16 +307,15 @@ class SharedMemoryExchange(HeaderExchange):
 
     def absent(self) -> list[int]:
         """See `HeaderExchange.absent`."""
-        shown, wanted, size = bytes(self._board.counters), self._complete, _COUNTER_BYTES
-        places = range(self._members)
-        return [i for i in places if shown[i * size :][:size] != wanted[i * size :][:size]]
+        counters, number = self._board.counters, self._round
+        return [place for place in self._members if counters[place] != number]
 
     def _make_slot(self, dtype: np.dtype[Any], size: int) -> _SharedSlot:
         return _SharedSlot(dtype, size, self._boards)
 
     def put(self, slot: _SharedSlot, data: Array) -> None:
         """See `HeaderExchange.put`."""
-        if self.test():
+        if not self._posted or self.test():
             which = (self._round + 1) & 1
             self._laid = self._boards[which].mine
             slot.parts[which][self._index][:] = data.reshape(-1)

@@ -41,15 +41,11 @@ def combine(parts: Sequence[Array], dst: Array, op: ReduceOp, family: Family) ->
         narrow(ufunc.reduce(wide, axis=0), dst, divisor)
         return
     # What does not fit becomes infinite without a warning, as it does in every other library.
-    _quiet.run(_reduce, ufunc, parts, dst)
+    _quiet.run(ufunc, parts[0], parts[1], out=dst)
+    for part in parts[2:]:
+        _quiet.run(ufunc, dst, part, out=dst)
     if divisor > 1:
         divide(dst, divisor)
-
-
-def _reduce(ufunc: np.ufunc, parts: Sequence[Array], dst: Array) -> None:
-    ufunc(parts[0], parts[1], out=dst)
-    for part in parts[2:]:
-        ufunc(dst, part, out=dst)
 
 
 class _Quiet(threading.local):
@@ -70,9 +66,9 @@ class _Quiet(threading.local):
             self.run = context.run
 
 
-def _run_ignoring(function: Callable[..., None], *arguments: object) -> None:
+def _run_ignoring(function: Callable[..., object], *arguments: object, **named: object) -> None:
     with np.errstate(all="ignore"):
-        function(*arguments)
+        function(*arguments, **named)
 
 
 _CONTEXTS_SINCE = 2
