@@ -21,7 +21,7 @@ import numpy as np
 import disco_client
 from disco_bench import worker_functions
 from disco_bench.bench import EXAMPLES, Bench, variable
-from disco_bench.child import with_path
+from disco_bench.child import Child, with_path
 from disco_bench.sampling import alone, alternate
 from disco_bench.table import Limit, Spec, Unavailable
 
@@ -56,6 +56,7 @@ def _size(nbytes: int) -> str:
 LLM = (
     *(_tokens_spec(kind, workers) for kind in _KINDS for workers in _WORKERS),
     Spec("llm.plain", "tokens/s, 2 workers, ProcessSession", "1/s", "numpy alone, 2 BLAS threads"),
+    Spec("llm.llama", "tokens/s, 2 workers, ProcessSession", "1/s", "llama.cpp, 2 threads"),
     *(Spec(f"llm.token.{part}", f"a token of 2 workers: {part}", "s") for part in _PARTS),
     *(
         Spec(
@@ -146,13 +147,11 @@ class _Example:
 
 @contextlib.contextmanager
 def _session(bench: Bench, kind: str, workers: int) -> Generator[disco_client.Session]:
-    with contextlib.ExitStack() as stack:
-        if kind == "cluster":
-            made = bench.session(workers)
-        else:
-            stack.enter_context(variable("OPENBLAS_NUM_THREADS", "1"))
-            made = disco_client.ProcessSession(workers)
-        yield stack.enter_context(made)
+    # As one core each is what the bare ranks have.
+    with variable("OPENBLAS_NUM_THREADS", "1"):
+        made = bench.session(workers) if kind == "cluster" else disco_client.ProcessSession(workers)
+    with made as session:
+        yield session
 
 
 def _measure_tokens(bench: Bench, llm: _Example, kind: str, workers: int) -> None:
@@ -177,7 +176,14 @@ def _measure_tokens(bench: Bench, llm: _Example, kind: str, workers: int) -> Non
         plain = alternate(
             ours, lambda: 1 / bare(1, tokens, repeat, threads=2)["seconds"], rounds, warm_up=0
         )
-    bench.record("llm.plain", plain.measured())
+        bench.record("llm.plain", plain.measured())
+        if importlib.util.find_spec("xllamacpp") is None:
+            bench.excuse("llm.llama", "the package xllamacpp is not installed")
+            return
+        asked = " ".join(map(str, (tokens, *llm.prompt)))
+        with Child(["-m", "disco_bench.llama_peer", str(llm.checkpoint.path), "2"]) as peer:
+            llama = alternate(ours, lambda: 1 / float(peer.ask(asked, _LIMIT_S)), rounds)
+    bench.record("llm.llama", llama.measured())
 
 
 def _record_parts(bench: Bench, llm: _Example, session: disco_client.Session) -> None:

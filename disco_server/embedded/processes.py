@@ -47,8 +47,9 @@ from disco_server.collectives.startup import CommunicatorStartup
 from disco_server.embedded.rank_child import RankChild
 from disco_server.ipc.arrays import FROM_RANKS, IncomingArray, Offers, OutgoingArray
 from disco_server.ipc.framing import frame, progress_in
+from disco_server.ipc.process import limit_threads
 from disco_server.observe.processes import RankMemory, Subject, cut_ranks, inspect_ranks
-from disco_server.settings import INIT_TIMEOUT_S
+from disco_server.settings import INIT_TIMEOUT_S, cpu_cores
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -884,7 +885,8 @@ class ProcessSession(Session):
     """A session whose workers are child processes; see :class:`Session`.
 
     The processes end with this one, however it ends. Host arrays cross shared
-    memory; collectives go through MPI.
+    memory; collectives go through MPI. Each worker's numerical libraries start as many threads
+    as its share of the cores, unless ``OMP_NUM_THREADS`` and its like say otherwise.
 
     Args:
         num_workers: How many workers.
@@ -954,10 +956,11 @@ def _check_entrypoint(entrypoint: object) -> None:
         raise ConfigError(msg)
 
 
-def _environ() -> dict[str, str]:
+def _environ(ranks: int) -> dict[str, str]:
     """The workers' environment: this process's, and where it finds its modules."""
     path = os.pathsep.join(part or os.getcwd() for part in sys.path)  # noqa: PTH109  (as text)
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    environ = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    return limit_threads(environ, max(1, cpu_cores() // ranks))
 
 
 class ProcessTransport(Bound):
@@ -986,7 +989,7 @@ class ProcessTransport(Bound):
         self._children = Children(
             num_workers,
             command=self._command,
-            environ=_environ(),
+            environ=_environ(num_workers),
             session=self._session,
             name=self._name,
             node=NODE,

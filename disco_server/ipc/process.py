@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple
 
 from disco_server.ipc.framing import FrameReader, Unsent, receive
@@ -23,11 +23,29 @@ from disco_server.observe.processes import (
     read_record,
 )
 
-__all__ = ["RankEnds", "RankProcess", "rank_ends"]
+__all__ = ["RankEnds", "RankProcess", "limit_threads", "rank_ends"]
 
 
 _HELD_BYTES = 4 * 1024
 """How much may be held before it is sent after all."""
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+
+def limit_threads(environ: Mapping[str, str], threads: int) -> dict[str, str]:
+    """An environment in which numerical libraries start so many threads in a rank.
+
+    Each would start one for every core, which beside other ranks is far too many. What the
+    environment says already is kept.
+    """
+    return {**dict.fromkeys(_THREAD_VARIABLES, str(threads)), **environ}
 
 
 class RankEnds(NamedTuple):

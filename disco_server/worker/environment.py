@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from disco_server.config import Account, WorkerConfig, passes
+from disco_server.ipc.process import limit_threads
 from disco_server.settings import RANK_VARIABLES
 
 __all__ = ["PASSED", "OwnFolder", "WorkFolders", "host_id", "identity", "rank_environment"]
@@ -35,15 +36,6 @@ PASSED = (
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(^|_)(API_?)?KEY(_|$)")
 _NEVER = ("PMI_*", "DISCO_AUTH*", "DISCO_TLS*", "DISCO_TOKEN*")
 
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
-
 
 def rank_environment(
     config: WorkerConfig, environ: Mapping[str, str] = os.environ, account: Account | None = None
@@ -51,9 +43,7 @@ def rank_environment(
     """The environment of rank processes: what computing needs, and what the settings add.
 
     Variables whose names suggest secrets are left out unless a setting names them, and
-    what belongs to the daemon itself (its tokens, its keys) always is. A rank's numerical
-    libraries would each start a thread for every core, which on a node with several ranks
-    is far too many, so they are limited; values that are set already are kept.
+    what belongs to the daemon itself (its tokens, its keys) always is.
 
     Args:
         config: The settings of the daemon.
@@ -80,9 +70,7 @@ def rank_environment(
         out["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in entries)
     if account is not None:
         out |= {"HOME": str(account.home), "USER": account.name, "LOGNAME": account.name}
-    for name in _THREAD_VARIABLES:
-        out.setdefault(name, str(config.rank_threads))
-    return out
+    return limit_threads(out, config.rank_threads)
 
 
 def identity(account: Account | None) -> dict[str, Any]:

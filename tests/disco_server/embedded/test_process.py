@@ -14,6 +14,7 @@ import pytest
 
 import disco_client
 from disco_client import errors
+from disco_server.settings import cpu_cores
 
 MIB = 1 << 20
 
@@ -25,6 +26,18 @@ def test_workers_are_children_without_grpc(processes):
     assert {place.pid for place in session.workers} <= children
     loaded = session.get_global_func("sys.modules.get")("grpc")
     assert loaded.debug_get_from_remote(1) is None
+
+
+@pytest.mark.parametrize(("set_to", "found"), [(None, max(1, cpu_cores() // 2)), ("7", 7)])
+def test_workers_share_the_cores(processes, monkeypatch, set_to, found):
+    """Their numerical libraries get an equal share as threads, unless the program says how many."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+        if set_to is not None:
+            monkeypatch.setenv(name, set_to)
+    environment = processes(2).get_global_func("tests.environment")
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        assert environment(name).debug_get_from_remote(1) == str(found)
 
 
 def test_collectives_need_no_preparation(processes):
