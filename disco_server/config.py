@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final, Self, cast
 from disco_client.errors import ConfigError
 from disco_client.transport.address import DEFAULT_ADDRESS
 from disco_client.transport.credentials import Credentials
+from disco_client.wire.values import MAX_WORKERS, MOST_WORKERS
 from disco_server.security import CERTIFICATE_PREFIX, Guard, check_dial
 from disco_server.settings import (
     AUTO,
@@ -480,6 +481,12 @@ class ControllerConfig(DaemonConfig):
     )
     max_client_sessions: int = setting(
         256, whole(1, _MOST), "How many of them one client may have.", metavar="COUNT"
+    )
+    max_workers: int = setting(
+        MAX_WORKERS,
+        whole(1, MOST_WORKERS),
+        "How many workers a session may have.",
+        metavar="COUNT",
     )
     expect_nodes: int = setting(
         0,

@@ -32,6 +32,7 @@ from disco_server.ipc.grpc_server import (
 )
 from disco_server.observe.http import HttpListener, exposition
 from disco_server.observe.logs import setup_audit
+from disco_server.observe.open_files import Need
 from disco_server.security import Guard
 from disco_server.settings import OFF
 
@@ -51,6 +52,7 @@ def run(config: ControllerConfig) -> int:
     """
     setup_audit(config.audit_log)
     setup("disco-controller")
+    Need(config.max_connections, 1, "connections", "--max-connections").check(_logger)
     warn_of_open_listener(_logger, config.guard)
     with asyncio.Runner(loop_factory=RunLoop) as runner:
         return runner.run(_run(config))
@@ -62,7 +64,7 @@ async def _run(config: ControllerConfig) -> int:
         config.node_lease_s,
         config.heartbeat_s,
         node_return=config.node_return_s,
-        limits=SessionLimits(config.max_sessions, config.max_client_sessions),
+        limits=SessionLimits(config.max_sessions, config.max_client_sessions, config.max_workers),
         expect_nodes=config.expect_nodes,
         clock=asyncio.get_running_loop().time,
     )

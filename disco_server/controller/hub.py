@@ -211,7 +211,7 @@ class Hub:
         placer: Decides which ranks go where.
         min_slots: How many slots a node must offer to be let in.
         node_return: Seconds in which a node whose connection broke may come back.
-        limits: How many sessions there may be.
+        limits: How many sessions there may be, and how large.
         expect_nodes: How many nodes there will ever be; 0 if unknown.
         clock: The time by which waits and silences are judged.
 

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 from disco_client.errors import describe_exit, describe_worker_end
 from disco_client.text import many
+from disco_client.wire.values import MAX_WORKERS
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.nodes import (
     FreeSlots,
@@ -201,21 +202,23 @@ def _away(session: SessionTable, now: float) -> str:
     return f", which is away; free in {max(0.0, session.deadline - now):.0f} s unless it comes back"
 
 
-# How many sessions a controller takes, of all and of one client.
+# How many sessions a controller takes, of all and of one client, and how large they may be.
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """How many sessions there may be, those that wait for slots included.
+    """How many sessions there may be, those that wait for slots included, and how large.
 
     Attributes:
         total: Of all clients.
         per_client: Of one client: one token or certificate, or, without authentication, one
             process by the name that it states.
+        workers: Of one session.
     """
 
     total: int = 1024
     per_client: int = 256
+    workers: int = MAX_WORKERS
 
     def refusal(self, asked: SessionTable, sessions: Collection[SessionTable]) -> str:
         """Why a session is one too many; empty where it is not.
@@ -265,10 +268,11 @@ class Cluster:
         min_slots: How many slots a node must offer to be let in.
         node_return: Seconds in which a node whose connection broke may come back; what
             its link takes for that is added.
-        limits: How many sessions there may be.
+        limits: How many sessions there may be, and how large.
         expect_nodes: How many nodes there will ever be; 0 if unknown.
 
     Attributes:
+        limits: The same.
         members: The nodes.
         sessions: Those that are not gone, by id.
         over: The latest of those that are gone, for requests about them.
@@ -288,7 +292,7 @@ class Cluster:
     ) -> None:
         self._place = placer
         self._expect_nodes = expect_nodes
-        self._limits = limits
+        self.limits = limits
         self._node_return = node_return
         self._session_lease = session_lease
         self._node_lease = node_lease
@@ -445,7 +449,7 @@ class Cluster:
         if self.draining:
             message = "the controller is shutting down and takes no new sessions"
             return self.end(session.session, End(EndReason.DRAINED, message))
-        if message := self._limits.refusal(session, self.sessions.values()):
+        if message := self.limits.refusal(session, self.sessions.values()):
             return self.end(session.session, End(EndReason.NO_SLOTS, message))
         self._queue.append(session.session)
         effects = self._place_waiting()
