@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import psutil
-
 from disco_bench.child import Child
 
 __all__ = ["Cost", "ScaledCluster"]

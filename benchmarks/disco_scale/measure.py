@@ -223,7 +223,9 @@ def measure_sessions(sessions: int) -> Figures:
         come()
         cluster.tell("queue", _WAITING, _NODES * _SLOTS + 1)
         figures["idle_queued"] = _idle(cluster)
-        figures["end_queued"] = cluster.cost(lambda: cluster.tell("leave_first", 1), 5, 1).controller
+        figures["end_queued"] = cluster.cost(
+            lambda: cluster.tell("leave_first", 1), 5, 1
+        ).controller
     return figures
 
 

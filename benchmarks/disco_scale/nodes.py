@@ -17,7 +17,7 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from disco_client.pb import commands_pb2, controller_pb2, node_pb2
+from disco_client.pb import commands_pb2, node_pb2
 from disco_client.wire.codec import (
     PROTOCOL,
     Action,

@@ -155,7 +155,7 @@ class ClientStreams:
 
         gRPC shows a broken stream as one that ended; only CLOSE means that the client is done.
         """
-        routes, counters = self._hub.routes, self._hub.counters
+        hub, counters = self._hub, self._hub.counters
         async for raw in stream:
             received = envelope_pb2.Envelope.FromString(raw)
             kind = received.kind
@@ -163,8 +163,8 @@ class ClientStreams:
                 if received.session != session.session:
                     msg = "expected commands of this stream's session"
                     raise ConnectionError(msg)
-                for outbox in routes.get(session.session, ()):
-                    outbox.post(raw, session=session.session)
+                asked = received.worker_plus_one
+                hub.relay(session, raw, asked - 1 if asked else None)
                 if kind == EnvelopeKind.BATCH:
                     counters.batches += 1
                     counters.commands += received.last_seq - received.first_seq + 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from disco_client.errors import describe_exit, describe_worker_end
-from disco_client.text import many
+from disco_client.text import many, some
 from disco_client.wire.values import MAX_WORKERS
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.nodes import (
@@ -46,7 +46,7 @@ __all__ = [
     "Rejoined",
     "SessionGone",
     "SessionLimits",
-    "StartOnNode",
+    "StartSession",
     "TellDraining",
     "TellEnded",
     "TellQueued",
@@ -59,10 +59,9 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class StartOnNode:
-    """Start the session's ranks on this node."""
+class StartSession:
+    """Start the session's ranks on all its nodes."""
 
-    node: str
     session: SessionTable
 
 
@@ -117,6 +116,7 @@ class Rejoined:
     """A node that runs ranks of the session is connected again; use its new stream."""
 
     session: SessionTable
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class SessionGone:
 
 
 Effect: TypeAlias = (
-    StartOnNode
+    StartSession
     | EndOnNode
     | TellQueued
     | TellReady
@@ -178,7 +178,7 @@ def no_room(
         if each.shares and each is not asked
     ]
     if held:
-        text += "; session " + ", ".join(held)
+        text += f"; session {some(held)}"
     return f"{text}; {_go_on(asked, members, 'add nodes or slots')}"
 
 
@@ -355,7 +355,7 @@ class Cluster:
         if session is None:
             session = self.sessions[run.session] = run
             session.deadline = now + self._node_lease
-            session.waiting_for = {share.node for share in run.shares}
+            session.waiting_for = set(run.nodes)
         if not session.alive or not session.runs_on(name):
             return [EndOnNode(name, run.session)]
         for share in session.shares:
@@ -367,7 +367,7 @@ class Cluster:
             if not session.waiting_for:
                 session.step(SessionEvent.READY)
                 session.deadline, session.patience = now + session.lease, session.lease
-        return [Rejoined(session)]
+        return [Rejoined(session, name)]
 
     def node_away(self, name: str, now: float) -> list[Effect]:
         """A daemon's stream broke, and the daemon did not leave: it may reconnect soon."""
@@ -470,11 +470,11 @@ class Cluster:
                 break
             self._queue.pop(0)
             session.step(SessionEvent.PLACE)
-            session.shares = shares
-            session.waiting_for = {share.node for share in shares}
+            session.put_on(shares)
+            session.waiting_for = set(session.nodes)
             for share in shares:
                 self.members.take(session.session, share.node, share.slots)
-            effects += [StartOnNode(share.node, session) for share in shares]
+            effects.append(StartSession(session))
         if effects:
             effects += self.tell_queue()
         return effects
@@ -551,11 +551,11 @@ class Cluster:
             self._queue = [waiting for waiting in self._queue if waiting != session_id]
             effects += [*self._forget(session), *self.tell_queue()]
             return effects + self._place_waiting()
-        session.waiting_for = {share.node for share in session.shares}
-        present = [s.node for s in session.shares if s.node in self.members.nodes]
-        effects += [EndOnNode(node, session_id) for node in present]
+        session.waiting_for = set(session.nodes)
+        members = self.members.nodes
+        effects += [EndOnNode(s.node, session_id) for s in session.shares if s.node in members]
         for share in session.shares:
-            if share.node not in present:
+            if share.node not in members:
                 effects += self.gone_on_node(session_id, share.node)
         return effects
 

@@ -22,7 +22,8 @@ def hub():
 
 def joined(hub, name, slots=2):
     """A node whose stream nobody writes yet."""
-    link = hub.links[name] = NodeLink(name, name.encode() * 4, Outbox())
+    link = NodeLink(name, name.encode() * 4, Outbox())
+    hub.connect(link)
     node = Node(name, ("cpu",) * slots, incarnation=1, version="1", host="h", heard=0.0)
     hub.apply(hub.cluster.node_joined(node))
     return link
@@ -65,7 +66,7 @@ def test_a_session_s_streams_and_meeting_places_live_as_long_as_it_does(hub):
     link, other = joined(hub, "one"), joined(hub, "two")
     session, outbox = asked(hub)
     number = session.session
-    assert hub.routes == {number: (link.outbox,)}
+    assert hub.routes == {number: {"one": link.outbox}}
     assert posted(link.outbox) == [EnvelopeKind.START_RANKS]
     hub.exchanges.put(number, {"id": b"x"})
     hub.apply(hub.cluster.ready_on_node(number, "one", [(0, "one", 5, ""), (1, "one", 6, "")]))
@@ -77,6 +78,20 @@ def test_a_session_s_streams_and_meeting_places_live_as_long_as_it_does(hub):
     with pytest.raises(ConnectionError, match="the session is over"):
         hub.exchanges.put(number, {"id": b"x"})
     assert posted(other.outbox) == []
+
+
+def test_what_is_for_one_rank_goes_to_its_node_alone(hub):
+    """What is for all goes to all; nothing goes where a session has no such rank."""
+    links = [joined(hub, "one", 1), joined(hub, "two", 1)]
+    session, _ = asked(hub)
+    for link in links:
+        link.outbox._queues.clear()
+    hub.relay(session, envelope(EnvelopeKind.BATCH), 1)
+    hub.relay(session, envelope(EnvelopeKind.BATCH), 2)
+    assert [posted(link.outbox) for link in links] == [[], [EnvelopeKind.BATCH]]
+    hub.relay(session, envelope(EnvelopeKind.RECEIVED))
+    both = [EnvelopeKind.BATCH, EnvelopeKind.RECEIVED]
+    assert [posted(link.outbox) for link in links] == [[EnvelopeKind.RECEIVED], both]
 
 
 def test_secrets_open_what_they_belong_to_and_nothing_else(hub):
