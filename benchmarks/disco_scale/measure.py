@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ __all__ = [
     "Figures",
     "Quantity",
     "exponent",
+    "grown",
     "measure_nodes",
     "measure_sessions",
 ]
@@ -110,6 +111,7 @@ def measure_nodes(nodes: int, slots: int) -> Figures:
 
         def end() -> None:
             opened.pop().shutdown()
+            cluster.tell("rest")
 
         start()  # what the first one loads is not measured
         end()
@@ -233,6 +235,3 @@ def grown(figures: Mapping[int, Figures], quantity: Quantity) -> float:
     """With which power of the size a quantity has grown between the last two sizes."""
     sizes = sorted(figures)
     return exponent(sizes, [figures[size][quantity.key] for size in sizes])
-
-
-Measure: TypeAlias = Callable[[int], Figures]

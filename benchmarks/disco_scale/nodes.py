@@ -131,6 +131,7 @@ class PretendedNode:
 
     Attributes:
         registered: Set once the controller knows it.
+        resting: Set while it has no session.
         outbox: What it says.
     """
 
@@ -141,7 +142,8 @@ class PretendedNode:
         self._traffic = traffic
         self._key = b""
         self.sessions: dict[int, _Session] = {}
-        self.registered = asyncio.Event()
+        self.registered, self.resting = asyncio.Event(), asyncio.Event()
+        self.resting.set()
         self.outbox = Outbox()
         self._handlers = {
             EnvelopeKind.BATCH: self._batch,
@@ -209,6 +211,7 @@ class PretendedNode:
         start = node_pb2.StartRanks.FromString(received.payload)
         workers = list(start.nodes[start.node_index].workers)
         self.sessions[received.session] = _Session(workers)
+        self.resting.clear()
         ready = self._templates.message("RANKS_READY")
         rank = ready.ranks[0]
         del ready.ranks[:]
@@ -220,6 +223,8 @@ class PretendedNode:
     def _end(self, _raw: bytes, received: EncodedEnvelope) -> None:
         self.sessions.pop(received.session, None)
         self._say(EnvelopeKind.SESSION_GONE, session=received.session)
+        if not self.sessions:
+            self.resting.set()
 
     def _batch(self, raw: bytes, received: EncodedEnvelope) -> None:
         session = self.sessions.get(received.session)

@@ -8,6 +8,7 @@ It reads commands, one a line, and answers each with a line of JSON:
     leave COUNT              the programs that came last end their sessions
     leave_first COUNT        the programs that came first do
     fence NAME ITEMS BYTES   every node comes to a fence of the newest session
+    rest                     waits until no node has a session any more
     traffic                  what came since it was last asked, by kind
 """
 
@@ -120,6 +121,12 @@ class Peers:
 
     async def _length_of(self, carrier: GrpcCarrier, request: bytes) -> int:
         return len(await carrier.ask("RendezvousService/Fence", request))
+
+    async def rest(self) -> object:
+        """Waits until no node has a session any more."""
+        for node, _ in self._nodes:
+            await node.resting.wait()
+        return True
 
     async def traffic(self) -> object:
         """What came, by kind."""

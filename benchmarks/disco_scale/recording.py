@@ -121,8 +121,8 @@ class _ScriptedController:
         numbers = {"session": _SESSION, "first_seq": first, "last_seq": self._seq}
         self._say(EnvelopeKind.BATCH, commands_pb2.Batch(commands=commands), **numbers)
 
-    async def play(self) -> None:
-        """Plays the script."""
+    async def play(self, *, with_fence: bool) -> None:
+        """Plays the script; only the ranks of a real daemon have something to meet for."""
         await self._next(EnvelopeKind.REGISTER)
         welcome = node_pb2.NodeRegistered(version=__version__, heartbeat_s=2.0, node_key=b"key")
         self._say(EnvelopeKind.REGISTERED, welcome)
@@ -138,14 +138,19 @@ class _ScriptedController:
         self._say(EnvelopeKind.RESUME, received, session=_SESSION)
         await self._next(EnvelopeKind.HAVE)
         await self._beat()
+        if with_fence:
+            await self._meet()
+        self._say(EnvelopeKind.END_SESSION, session=_SESSION)
+        await self._next(EnvelopeKind.SESSION_GONE)
+
+    async def _meet(self) -> None:
+        """Lets the ranks open their communicator, and keeps the first fence that brings items."""
         self._say(EnvelopeKind.OPEN_CCL, session=_SESSION, worker=0)
         async with asyncio.timeout(_PATIENCE_S):
             while not (request := await self._fences.get()).items:
                 pass
         sizes = {key: len(value) for key, value in request.items.items()}
         self.kept["FENCE"] = {**_json(request), "items": sizes}
-        self._say(EnvelopeKind.END_SESSION, session=_SESSION)
-        await self._next(EnvelopeKind.SESSION_GONE)
 
     async def _count_unasked(self) -> None:
         """Finds out after how many commands ranks acknowledge those that want no answer."""
@@ -208,12 +213,15 @@ def _json(message: Message | None) -> Any:
     return json_format.MessageToDict(message, preserving_proto_field_name=True)
 
 
-async def record(begin: Callable[[str], Any], end: Callable[[Any], Any]) -> Recording:
+async def record(
+    begin: Callable[[str], Any], end: Callable[[Any], Any], *, with_fence: bool = True
+) -> Recording:
     """Plays the script to a daemon.
 
     Args:
         begin: Starts the daemon, which connects to the address; may be awaited.
         end: Ends what that returned; may be awaited.
+        with_fence: Whether its ranks meet at a fence.
     """
     server, controller = grpc.aio.server(), _ScriptedController()
     controller.add_to(server)
@@ -222,7 +230,7 @@ async def record(begin: Callable[[str], Any], end: Callable[[Any], Any]) -> Reco
     try:
         daemon = await begin(f"127.0.0.1:{port}")
         try:
-            await controller.play()
+            await controller.play(with_fence=with_fence)
         finally:
             await end(daemon)
     finally:
