@@ -29,7 +29,7 @@ class MeasuredLoop(RunLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        selector: Any = self._selector  # pyright: ignore[reportAttributeAccessIssue]
+        selector: Any = vars(self)["_selector"]
         select, began = selector.select, [0.0]
 
         def measured(timeout: float | None = None) -> Any:

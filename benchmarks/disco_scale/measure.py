@@ -12,7 +12,7 @@ import disco_client
 from disco_client.transport.admin import ask_for_overview
 from disco_client.transport.channel import ReloadingChannel
 from disco_client.transport.credentials import NO_CREDENTIALS
-from disco_scale.cluster import ScaledCluster
+from disco_scale.cluster import Cost, ScaledCluster
 
 __all__ = [
     "NODE_QUANTITIES",
@@ -115,7 +115,9 @@ def measure_nodes(nodes: int, slots: int) -> Figures:
 
         start()  # what the first one loads is not measured
         end()
-        starts, ends, came = [], [], 0.0
+        starts: list[Cost] = []
+        ends: list[Cost] = []
+        came = 0.0
         for _ in range(2):
             cluster.tell("traffic")
             starts.append(cluster.cost(start, rounds=1))
@@ -217,7 +219,8 @@ def measure_sessions(sessions: int) -> Figures:
         def leave() -> None:
             cluster.tell("leave", _SOME)
 
-        starts, ends = [], []
+        starts: list[float] = []
+        ends: list[float] = []
         for _ in range(3):
             starts.append(cluster.cost(come, rounds=1).controller / _SOME)
             ends.append(cluster.cost(leave, rounds=1).controller / _SOME)

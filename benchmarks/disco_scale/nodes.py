@@ -234,16 +234,18 @@ class PretendedNode:
         for seq, chosen in self._templates.answers_in(raw, received):
             for worker in session.workers:
                 if not chosen or worker in chosen:
-                    self._reply(received.session, session, worker, seq=seq, ack=seq)
+                    self._reply(received.session, session, worker, seq, ack=seq)
             session.acked = seq
         if session.received - session.acked >= self._templates.ack_every:
             session.acked = session.received
             for worker in session.workers:
-                self._reply(received.session, session, worker, ack=session.acked)
+                self._reply(received.session, session, worker, 0, ack=session.acked)
 
-    def _reply(self, session_id: int, session: _Session, worker: int, **fields: int) -> None:
+    def _reply(
+        self, session_id: int, session: _Session, worker: int, seq: int, *, ack: int
+    ) -> None:
         session.numbers[worker] += 1
-        reply = commands_pb2.Reply(**fields)
+        reply = commands_pb2.Reply(seq=seq, ack=ack)
         number = session.numbers[worker]
         self._say(EnvelopeKind.REPLY, reply, session=session_id, worker=worker, first_seq=number)
 

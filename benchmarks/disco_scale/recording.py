@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import grpc
 from google.protobuf import json_format
@@ -66,13 +66,15 @@ class _ScriptedController:
     def add_to(self, server: grpc.aio.Server) -> None:
         """Offers what a daemon asks of a controller."""
         untyped: Any = grpc
-        stream = grpc.stream_stream_rpc_method_handler(self._register)
+        stream = untyped.stream_stream_rpc_method_handler(self._register)
         fence = untyped.unary_unary_rpc_method_handler(
             self._fence, request_deserializer=node_pb2.FenceRequest.FromString
         )
         put = untyped.unary_unary_rpc_method_handler(self._put)
-        services = {"NodeService": {"Register": stream}}
-        services["RendezvousService"] = {"Fence": fence, "Put": put}
+        services: dict[str, dict[str, Any]] = {
+            "NodeService": {"Register": stream},
+            "RendezvousService": {"Fence": fence, "Put": put},
+        }
         server.add_generic_rpc_handlers(
             tuple(
                 grpc.method_handlers_generic_handler(f"disco.v1.{name}", handlers)
@@ -263,14 +265,13 @@ async def record_real() -> Recording:
 def shape_of(said: Any) -> Any:
     """Which fields something has that was said, without their values; the order does not count."""
     if isinstance(said, dict):
-        return {key: shape_of(value) for key, value in sorted(said.items())}
+        fields = cast("dict[str, Any]", said)
+        return {key: shape_of(value) for key, value in sorted(fields.items())}
     if isinstance(said, list):
-        merged: dict[str, Any] = {}
-        for each in said:
-            if not isinstance(each, dict):
-                return [type(each).__name__]
-            merged.update(each)
-        return [shape_of(merged)]
+        items = cast("list[Any]", said)
+        if not all(isinstance(each, dict) for each in items):
+            return sorted({type(each).__name__ for each in items})
+        return [shape_of({key: value for each in items for key, value in each.items()})]
     return type(said).__name__
 
 
