@@ -66,6 +66,7 @@ NODE_QUANTITIES = (
     Quantity("start_stretch", "the same, longest time without reading", "ms"),
     Quantity("start_bytes", "the same, bytes that come to all nodes", "MiB", 2.0, counted=True),
     Quantity("end", "end of a session, controller", "ms"),
+    Quantity("open", "all ranks open their communicator, controller", "ms"),
     Quantity("fence", "PMI fence, 200 bytes a node, controller", "ms"),
     Quantity("fence_stretch", "the same, longest time without reading", "ms"),
     Quantity("fence_bytes", "the same, bytes to all nodes", "MiB", 2.0, counted=True),
@@ -129,6 +130,7 @@ def measure_nodes(nodes: int, slots: int) -> Figures:
         figures["start_stretch"] = min(each.stretch for each in starts)
         figures["start_bytes"] = came / _MIB
         figures |= _commands(cluster, opened[0], times=max(2, 200 // (nodes * slots)))
+        figures["open"] = cluster.cost(lambda: cluster.tell("open")).controller
         figures |= _fences(cluster)
         figures["overview"] = _overview(cluster)
         ends.append(cluster.cost(end, rounds=1))

@@ -117,6 +117,7 @@ class _Session:
     workers: Sequence[int]
     received: int = 0
     acked: int = 0
+    opened: int = 0
     numbers: Counter[int] = field(default_factory=Counter[int])
 
 
@@ -132,6 +133,7 @@ class PretendedNode:
     Attributes:
         registered: Set once the controller knows it.
         resting: Set while it has no session.
+        met: Set when all ranks of a session have opened their communicator.
         outbox: What it says.
     """
 
@@ -143,6 +145,7 @@ class PretendedNode:
         self._key = b""
         self.sessions: dict[int, _Session] = {}
         self.registered, self.resting = asyncio.Event(), asyncio.Event()
+        self.met = asyncio.Event()
         self.resting.set()
         self.outbox = Outbox()
         self._handlers = {
@@ -152,6 +155,7 @@ class PretendedNode:
             EnvelopeKind.START_RANKS: self._start,
             EnvelopeKind.END_SESSION: self._end,
             EnvelopeKind.INSPECT: self._inspect,
+            EnvelopeKind.OPEN_CCL: self._open,
             EnvelopeKind.RESUME: self._resume,
             EnvelopeKind.REFUSED: self._refused,
         }
@@ -248,6 +252,26 @@ class PretendedNode:
         reply = commands_pb2.Reply(seq=seq, ack=ack)
         number = session.numbers[worker]
         self._say(EnvelopeKind.REPLY, reply, session=session_id, worker=worker, first_seq=number)
+
+    def _open(self, _raw: bytes, received: EncodedEnvelope) -> None:
+        if received.worker_plus_one:
+            self.open_communicators(received.session, received.first_seq)
+        else:
+            self.met.set()
+
+    def open_communicators(self, session_id: int, times: int | None = None) -> None:
+        """Lets all its ranks of a session open their communicator, unless they have.
+
+        Args:
+            session_id: The session.
+            times: How many times they shall have; None for once more.
+        """
+        session = self.sessions[session_id]
+        times = session.opened + 1 if times is None else times
+        if session.opened < times:
+            session.opened = times
+            for worker in session.workers:
+                self._say(EnvelopeKind.OPEN_CCL, session=session_id, worker=worker, first_seq=times)
 
     def _resume(self, _raw: bytes, received: EncodedEnvelope) -> None:
         session = self.sessions.get(received.session)

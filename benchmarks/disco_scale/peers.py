@@ -8,6 +8,7 @@ It reads commands, one a line, and answers each with a line of JSON:
     leave COUNT              the programs that came last end their sessions
     leave_first COUNT        the programs that came first do
     fence NAME ITEMS BYTES   every node comes to a fence of the newest session
+    open                     the ranks of the newest session open their communicator
     rest                     waits until no node has a session any more
     traffic                  what came since it was last asked, by kind
 """
@@ -121,6 +122,16 @@ class Peers:
 
     async def _length_of(self, carrier: GrpcCarrier, request: bytes) -> int:
         return len(await carrier.ask("RendezvousService/Fence", request))
+
+    async def open(self) -> object:
+        """Lets the first node's ranks begin with that, and the others do as they are told."""
+        for node, _ in self._nodes:
+            node.met.clear()
+        first, _ = self._nodes[0]
+        first.open_communicators(list(first.sessions)[-1])
+        for node, _ in self._nodes:
+            await node.met.wait()
+        return True
 
     async def rest(self) -> object:
         """Waits until no node has a session any more."""

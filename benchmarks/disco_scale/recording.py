@@ -140,14 +140,16 @@ class _ScriptedController:
         self._say(EnvelopeKind.RESUME, received, session=_SESSION)
         await self._next(EnvelopeKind.HAVE)
         await self._beat()
+        self._say(EnvelopeKind.OPEN_CCL, session=_SESSION, worker=2, first_seq=1)
+        for _ in range(_SHARE):
+            await self._next(EnvelopeKind.OPEN_CCL)
         if with_fence:
             await self._meet()
         self._say(EnvelopeKind.END_SESSION, session=_SESSION)
         await self._next(EnvelopeKind.SESSION_GONE)
 
     async def _meet(self) -> None:
-        """Lets the ranks open their communicator, and keeps the first fence that brings items."""
-        self._say(EnvelopeKind.OPEN_CCL, session=_SESSION, worker=0)
+        """Keeps the first fence that brings items."""
         async with asyncio.timeout(_PATIENCE_S):
             while not (request := await self._fences.get()).items:
                 pass

@@ -18,11 +18,12 @@ class Progress:
     Attributes:
         each: Of each worker.
         slowest: What all of them have executed.
+        fastest: The newest that any of them has.
     """
 
     def __init__(self, count: int, seq: int) -> None:
         self.each = [seq] * count
-        self.slowest = seq
+        self.slowest = self.fastest = seq
         self._at_slowest = count
 
     def note(self, worker: int, seq: int) -> bool:
@@ -31,6 +32,7 @@ class Progress:
         if seq <= former:
             return False
         self.each[worker] = seq
+        self.fastest = max(self.fastest, seq)
         if former > self.slowest:
             return False
         self._at_slowest -= 1

@@ -20,6 +20,7 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Attributes, Span
 from disco_client.text import natural, some
+from disco_client.transport.progress import Progress
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.controller.inspect import Inspections, Overviews, rank_infos
@@ -262,6 +263,7 @@ class Hub:
         self._by_key: dict[bytes, NodeLink] = {}
         self.clients: dict[int, Outbox] = {}
         self.routes: dict[int, dict[str, Outbox]] = {}
+        self._openings: dict[int, Progress] = {}
         self._beats = 0
         self._beat_at = 0.0
         self._empty = asyncio.Event()
@@ -296,8 +298,10 @@ class Hub:
                 case Rejoined(session, node):
                     self._find_route(session.session, node)
                     self.exchanges.open(session.session)
+                    self._repeat_opening(session.session, node)
                 case SessionGone(session_id):
                     self.routes.pop(session_id, None)
+                    self._openings.pop(session_id, None)
                     self.logs.end(session_id)
         if not self.cluster.sessions:
             self._empty.set()
@@ -513,6 +517,38 @@ class Hub:
         session = self.cluster.sessions.get(session_id)
         return session is not None and session.runs_on(name)
 
+    def open_communicator(self, session: SessionTable, worker: int, times: int, raw: bytes) -> None:
+        """Passes on that a rank opens its communicator.
+
+        The first that does is told to all nodes, and that all do; so it costs each rank one
+        message and each node two, however many there are.
+
+        Args:
+            session: The session.
+            worker: The rank.
+            times: How many times it has.
+            raw: The envelope that says so.
+        """
+        opening = self._openings.get(session.session)
+        if opening is None:
+            opening = self._openings[session.session] = Progress(session.num_workers, 0)
+        if not 0 <= worker < session.num_workers:
+            return
+        if times > opening.fastest:
+            self.relay(session, raw)
+        if opening.note(worker, times):
+            self.relay(session, _all_open(session.session, opening.slowest))
+
+    def _repeat_opening(self, session: int, node: str) -> None:
+        """Tells a node that was not connected how far the ranks are with that."""
+        opening = self._openings.get(session)
+        if opening is None or not opening.fastest:
+            return
+        kind, first = EnvelopeKind.OPEN_CCL, opening.each.index(opening.fastest)
+        raw = envelope(kind, session=session, worker=first, first_seq=opening.fastest)
+        self._post(node, raw, session=session)
+        self._post(node, _all_open(session, opening.slowest), session=session)
+
     def connect(self, link: NodeLink) -> NodeLink | None:
         """Notes a node's stream; returns the one that it had before."""
         former = self.links.get(link.name)
@@ -594,6 +630,11 @@ class Hub:
         """Dismisses every node; each may register with the next controller at this address."""
         for link in self.links.values():
             _dismiss(link, message)
+
+
+def _all_open(session: int, times: int) -> bytes:
+    """The envelope that says that every rank has opened its communicator so many times."""
+    return envelope(EnvelopeKind.OPEN_CCL, session=session, first_seq=times)
 
 
 def _dismiss(link: NodeLink, message: str) -> None:

@@ -160,7 +160,9 @@ class NodeStreams:
         elif kind == EnvelopeKind.LOG:
             self._printed(raw, received, name)
         elif kind == EnvelopeKind.OPEN_CCL and hub.on_node(received.session, name):
-            hub.relay(hub.cluster.sessions[received.session], raw)
+            session = hub.cluster.sessions[received.session]
+            worker = received.worker_plus_one - 1
+            hub.open_communicator(session, worker, received.first_seq, raw)
         elif kind == EnvelopeKind.RANKS_READY:
             ready = node_pb2.RanksReady.FromString(received.payload)
             ranks = [(r.worker, name, r.pid, r.device) for r in ready.ranks]

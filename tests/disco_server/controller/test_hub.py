@@ -9,6 +9,7 @@ import pytest
 from disco_client.pb import controller_pb2, envelope_pb2
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.controller.hub import Hub, NodeLink
+from disco_server.core.cluster import Rejoined
 from disco_server.core.nodes import Node
 from disco_server.ipc.grpc_server import Outbox
 
@@ -92,6 +93,26 @@ def test_what_is_for_one_rank_goes_to_its_node_alone(hub):
     hub.relay(session, envelope(EnvelopeKind.RECEIVED))
     both = [EnvelopeKind.BATCH, EnvelopeKind.RECEIVED]
     assert [posted(link.outbox) for link in links] == [[EnvelopeKind.RECEIVED], both]
+
+
+def test_ranks_that_open_their_communicator_cost_each_node_two_messages(hub):
+    """That the first one does, and that all do; a node that was away is told both again."""
+    links = [joined(hub, "one", 2), joined(hub, "two", 2)]
+    session, _ = asked(hub, num_workers=4)
+    for link in links:
+        link.outbox._queues.clear()
+    said = []
+    for worker in (2, 0, 1, 1, 3):
+        raw = envelope(EnvelopeKind.OPEN_CCL, session=session.session, worker=worker, first_seq=1)
+        hub.open_communicator(session, worker, 1, raw)
+        said.append(raw)
+    everybody = envelope(EnvelopeKind.OPEN_CCL, session=session.session, first_seq=1)
+    for link in links:
+        assert waiting(link.outbox) == [said[0], everybody]
+        link.outbox._queues.clear()
+    hub.apply([Rejoined(session, "two")])
+    again = envelope(EnvelopeKind.OPEN_CCL, session=session.session, worker=0, first_seq=1)
+    assert [waiting(link.outbox) for link in links] == [[], [again, everybody]]
 
 
 def test_secrets_open_what_they_belong_to_and_nothing_else(hub):

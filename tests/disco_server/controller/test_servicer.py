@@ -145,7 +145,7 @@ def test_batches_and_replies_pass_byte_for_byte_to_their_session_alone(serve):
             await two.call.write(raw)
             assert await client.raw() == raw
         await two.send(EnvelopeKind.LOG, node_pb2.Refused(message="\xff no lines"), session=session)
-        opening = envelope(EnvelopeKind.OPEN_CCL, session=session, worker=1)
+        opening = envelope(EnvelopeKind.OPEN_CCL, session=session, worker=1, first_seq=1)
         await two.call.write(opening)
         assert [await node.raw() for node in (one, two)] == [opening, opening]
         answer = envelope(EnvelopeKind.REPLY, b"mine", session=foreign, worker=0)
