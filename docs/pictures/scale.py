@@ -20,7 +20,7 @@ sys.path.insert(0, str(HERE.parents[1] / "benchmarks"))
 
 from disco_scale.measure import exponent  # noqa: E402
 
-LEFT, PLOT, HIGH, LABELS = 56, 420, 280, 236
+LEFT, PLOT, HIGH, LABELS = 56, 420, 280, 276
 BEYOND = 4
 """How many times the largest size that was measured the lines go on, by their last exponent."""
 
