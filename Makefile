@@ -131,6 +131,10 @@ pictures: $(VENV)/.stamp ## draw the pictures of docs/ again
 bench: $(VENV)/.stamp-bench ## measure side by side with the yardsticks
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+.PHONY: scale
+scale: $(VENV)/.stamp ## measure how costs grow with nodes and sessions, ARGS='--quick'
+	$(BIN)/python benchmarks/scale.py $(ARGS)
+
 .PHONY: soak
 soak: $(VENV)/.stamp ## run random programs under random faults, ARGS='--minutes 20'
 	$(ONE_THREAD) $(BIN)/python benchmarks/soak.py $(ARGS)

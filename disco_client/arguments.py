@@ -11,10 +11,10 @@ from typing import Any, Protocol, SupportsIndex, cast
 
 from disco_client.errors import ConfigError
 from disco_client.text import hidden_in
+from disco_client.wire.values import MAX_WORKERS
 
 __all__ = [
     "CCL_NAMES",
-    "MAX_WORKERS",
     "RECOVER_LIMIT_BYTES",
     "WorkerGrid",
     "check_chosen",
@@ -29,7 +29,6 @@ __all__ = [
 CCL_NAMES = ("nccl", "rccl", "mpi", "local")
 """The collective libraries that a session can request."""
 
-MAX_WORKERS = 4096
 RECOVER_LIMIT_BYTES = 1 << 30
 """How many bytes of commands and arrays a session keeps by default, for replay on other workers."""
 
@@ -51,8 +50,21 @@ def importing(file: str) -> Generator[None]:
         _imports.file = ""
 
 
-def check_session(num_workers: object, num_groups: object, ccl: str | None, timeout: float) -> None:
+def check_session(
+    num_workers: object,
+    num_groups: object,
+    ccl: str | None,
+    timeout: float,
+    most: int = MAX_WORKERS,
+) -> None:
     """Refuses parameters that no session can have.
+
+    Args:
+        num_workers: How many workers are asked for.
+        num_groups: How many groups they form.
+        ccl: The collective library.
+        timeout: For how many seconds to wait for it.
+        most: How many workers there may be.
 
     Raises:
         ConfigError: An argument is of the wrong type, out of range, or does not
@@ -67,8 +79,8 @@ def check_session(num_workers: object, num_groups: object, ccl: str | None, time
         raise ConfigError(msg)
     workers = _integer("num_workers", num_workers)
     groups = _integer("num_groups", num_groups)
-    if not 1 <= workers <= MAX_WORKERS:
-        msg = f"expected num_workers from 1 to {MAX_WORKERS}, got {workers}"
+    if not 1 <= workers <= most:
+        msg = f"expected num_workers from 1 to {most}, got {workers}"
         raise ConfigError(msg)
     if groups < 1 or workers % groups:
         msg = f"expected num_groups to divide the {workers} workers evenly, got {groups}"

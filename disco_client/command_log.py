@@ -31,6 +31,7 @@ from disco_client.errors import EncodingError, IssuedAt, RemoteFailure, SessionE
 from disco_client.replies import Deadline, LongWaits
 from disco_client.scopes import NO_SCOPE, Scope, current_owner, current_scope, in_event_loop
 from disco_client.transport.base import OutgoingBatch
+from disco_client.transport.progress import Progress
 from disco_client.wire.codec import Action, EncodedCommand
 
 __all__ = [
@@ -356,8 +357,7 @@ class CommandLog:
         self._bytes_under_way = 0
         self._beside_under_way = 0
         self._beside_unmarked = 0
-        self._acks = [first_seq - 1] * num_workers
-        self._acked = first_seq - 1
+        self._done = Progress(num_workers, first_seq - 1)
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._awake = False
         self._closed: SessionError | None = None
@@ -540,8 +540,7 @@ class CommandLog:
             self._sealed.clear()
             self._filling = _Batch(self._seq + 1)
             self._bytes_under_way = self._beside_under_way = self._beside_unmarked = 0
-            self._acks = [self._seq] * len(self._acks)
-            self._acked = self._seq
+            self._done = Progress(len(self._done.each), self._seq)
             self._room.notify_all()
             return Abandoned(self._seq, live, issuers, makers)
 
@@ -569,7 +568,7 @@ class CommandLog:
     @property
     def acked(self) -> int:
         """The newest command that every worker has executed."""
-        return self._acked
+        return self._done.slowest
 
     @property
     def high_water(self) -> int:
@@ -620,7 +619,7 @@ class CommandLog:
     def is_full(self) -> bool:
         """Whether the caller would wait for room."""
         return self._closed is None and (
-            self._seq - self._acked >= WINDOW_COMMANDS
+            self._seq - self._done.slowest >= WINDOW_COMMANDS
             or self._bytes_under_way > WINDOW_BYTES
             or self._beside_under_way > WINDOW_ARRAY_BYTES
             or (self.barred is not None and self.barred())
@@ -630,7 +629,7 @@ class CommandLog:
     def has_much_room(self) -> bool:
         """Whether a quarter of the window is free, so that a caller can issue many commands."""
         return self._closed is not None or (
-            self._seq - self._acked <= WINDOW_COMMANDS * 3 // 4
+            self._seq - self._done.slowest <= WINDOW_COMMANDS * 3 // 4
             and self._bytes_under_way <= WINDOW_BYTES * 3 // 4
             and self._beside_under_way <= WINDOW_ARRAY_BYTES * 3 // 4
             and not (self.barred is not None and self.barred.exclusive)
@@ -747,16 +746,13 @@ class CommandLog:
 
     def acknowledge(self, worker: int, seq: int) -> None:
         """Notes that a worker has executed every command up to ``seq``."""
-        if not 0 <= worker < len(self._acks) or seq <= self._acks[worker]:
+        if not 0 <= worker < len(self._done.each) or seq <= self._done.each[worker]:
             return
         with self._lock:
-            self._acks[worker] = seq
-            acked = min(self._acks)
-            if acked == self._acked:
+            if not self._done.note(worker, seq):
                 return
-            self._acked = acked
-            under_way = self._under_way
-            while under_way and under_way[0].next_seq - 1 <= acked:
+            under_way, done_by_all = self._under_way, self._done.slowest
+            while under_way and under_way[0].next_seq - 1 <= done_by_all:
                 done = under_way.popleft()
                 self._bytes_under_way -= done.nbytes
                 self._beside_under_way -= done.beside
@@ -794,8 +790,8 @@ class CommandLog:
         with self._lock:
             return {
                 "issued": self._seq,
-                "acked": self._acked,
-                "acks": list(self._acks),
+                "acked": self._done.slowest,
+                "acks": list(self._done.each),
                 "bytes_under_way": self._bytes_under_way,
                 "array_bytes_under_way": self._beside_under_way,
                 "registers": self._ids.high_water,

@@ -15,7 +15,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, ParamSpec, Self
 
-from disco_client.arguments import RECOVER_LIMIT_BYTES, check_name, check_recover, check_session
+from disco_client.arguments import (
+    RECOVER_LIMIT_BYTES,
+    check_name,
+    check_recover,
+    check_session,
+)
 from disco_client.errors import (
     ConfigError,
     ConnectionFailed,
@@ -32,6 +37,7 @@ from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.text import many
 from disco_client.transport.address import controller_address
 from disco_client.transport.base import QueuePosition, Transport, Wish
+from disco_client.wire.values import MOST_WORKERS
 
 if TYPE_CHECKING:
     import asyncio
@@ -121,7 +127,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
         NoSlots: The cluster had no room in time; the message names the owners of the slots.
         WorkerLost: A worker process could not be started.
     """
-    check_session(num_workers, num_groups, ccl, timeout)
+    check_session(num_workers, num_groups, ccl, timeout, MOST_WORKERS)
     check_name(name or "")
     check_recover(recover, recover_limit_bytes)
     # gRPC takes longer to import than all the rest of the client but numpy, and

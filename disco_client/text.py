@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import Final, TextIO
 
-__all__ = ["for_terminal", "harmless", "hidden_in", "many", "natural"]
+__all__ = ["for_terminal", "harmless", "hidden_in", "many", "natural", "some"]
 
 _HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 """Unicode's categories of invisible or moving characters: controls, formats, separators."""
@@ -25,6 +26,15 @@ _NUMBER: Final = re.compile("([0-9]+)")
 def many(number: int, what: str) -> str:
     """A number of things: ``1 node``, ``2 nodes``."""
     return f"{number} {what}{'s' * (number != 1)}"
+
+
+_SHOWN: Final = 8
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are: ``a, b and 7 more``."""
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 def hidden_in(text: str, what: str) -> str | None:

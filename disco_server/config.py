@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final, Self, cast
 from disco_client.errors import ConfigError
 from disco_client.transport.address import DEFAULT_ADDRESS
 from disco_client.transport.credentials import Credentials
+from disco_client.wire.values import MAX_WORKERS, MOST_WORKERS
 from disco_server.security import CERTIFICATE_PREFIX, Guard, check_dial
 from disco_server.settings import (
     AUTO,
@@ -472,14 +473,23 @@ class ControllerConfig(DaemonConfig):
     max_connections: int = setting(
         MAX_CONNECTIONS,
         whole(1, _MOST),
-        "How many connections it takes at a time.",
+        "How many connections it takes at a time; each costs it 50 KiB and an open file.",
         metavar="COUNT",
     )
     max_sessions: int = setting(
-        1024, whole(1, _MOST), "How many sessions it takes, waiting ones included.", metavar="COUNT"
+        1024,
+        whole(1, _MOST),
+        "How many sessions it takes, waiting ones included; each costs it 50 KiB.",
+        metavar="COUNT",
     )
     max_client_sessions: int = setting(
         256, whole(1, _MOST), "How many of them one client may have.", metavar="COUNT"
+    )
+    max_workers: int = setting(
+        MAX_WORKERS,
+        whole(1, MOST_WORKERS),
+        "How many workers a session may have; each costs 0.6 KiB, and 5 us of a wait for all.",
+        metavar="COUNT",
     )
     expect_nodes: int = setting(
         0,

@@ -67,6 +67,11 @@ class Child:
             start_new_session=True,
         )
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def ask(self, line: str, timeout: float) -> str:
         """Sends a line and returns the answer.
 

@@ -235,22 +235,18 @@ class Queued(google.protobuf.message.Message):
     AHEAD_FIELD_NUMBER: builtins.int
     TOTAL_SLOTS_FIELD_NUMBER: builtins.int
     FREE_SLOTS_FIELD_NUMBER: builtins.int
-    HOLDERS_FIELD_NUMBER: builtins.int
     ahead: builtins.int
     """Sessions ahead of this one."""
     total_slots: builtins.int
     free_slots: builtins.int
-    @property
-    def holders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionInfo]: ...
     def __init__(
         self,
         *,
         ahead: builtins.int = ...,
         total_slots: builtins.int = ...,
         free_slots: builtins.int = ...,
-        holders: collections.abc.Iterable[global___SessionInfo] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "free_slots", b"free_slots", "holders", b"holders", "total_slots", b"total_slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "free_slots", b"free_slots", "total_slots", b"total_slots"]) -> None: ...
 
 global___Queued = Queued
 

@@ -100,7 +100,8 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     KIND_ARRAY_OUT: _Kind.ValueType  # 43
     """Transfer, with a file descriptor"""
     KIND_OPEN_CCL: _Kind.ValueType  # 44
-    """A rank opens its communicator; relayed to every rank, which do the same.
+    """A rank opens its communicator, for the first_seq-th time; the first that does is relayed
+    to every rank, which do the same. From the controller without a rank: all of them do.
     empty
     """
     KIND_ARRAY_BACK: _Kind.ValueType  # 45
@@ -216,7 +217,8 @@ Transfer, with a file descriptor
 KIND_ARRAY_OUT: Kind.ValueType  # 43
 """Transfer, with a file descriptor"""
 KIND_OPEN_CCL: Kind.ValueType  # 44
-"""A rank opens its communicator; relayed to every rank, which do the same.
+"""A rank opens its communicator, for the first_seq-th time; the first that does is relayed
+to every rank, which do the same. From the controller without a rank: all of them do.
 empty
 """
 KIND_ARRAY_BACK: Kind.ValueType  # 45
@@ -278,6 +280,7 @@ class Envelope(google.protobuf.message.Message):
     """
     first_seq: builtins.int
     """BATCH: the first and the last command inside.
+    OPEN_CCL: first_seq counts how often the rank has opened its communicator.
     REPLY: first_seq counts the replies of the rank, from 1.
     """
     last_seq: builtins.int

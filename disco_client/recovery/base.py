@@ -19,6 +19,7 @@ from disco_client import errors
 from disco_client.errors import Recovery, SessionClosed, SessionError, SessionLost, why_ended
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import Events, Interrupted, OutgoingBatch, Transport, Welcome
+from disco_client.transport.progress import Progress
 from disco_client.transport.sent_log import SentBatch, SentLog
 from disco_client.wire.codec import EncodedReply, EncodedValue
 
@@ -91,8 +92,7 @@ class Incarnation:
     ) -> None:
         self.number = number
         self.transport = transport
-        self.acks: list[int] = [0] * len(transport.welcome.ranks)
-        self.acked: int = 0
+        self.done: Progress = Progress(len(transport.welcome.ranks), 0)
         self.target = 0
         self.sent: SentLog = SentLog(
             transport.welcome.session, self._take, lambda: self.acked, owner.retain, changed
@@ -106,13 +106,18 @@ class Incarnation:
         self._changed = changed
 
     @property
+    def acked(self) -> int:
+        """The newest command that all of its workers have executed."""
+        return self.done.slowest
+
+    @property
     def complete(self) -> bool:
         """Whether the workers have executed everything that the former ones had been sent."""
         return not self.holding and self.acked >= self.target
 
     def has_done(self, seq: int, worker: int | None) -> bool:
         """Whether a worker, or all of them, have executed everything up to a command."""
-        return (self.acked if worker is None else self.acks[worker]) >= seq
+        return (self.acked if worker is None else self.done.each[worker]) >= seq
 
     def events(self) -> Events:
         """What its transport is started with."""
@@ -176,7 +181,7 @@ class Incarnation:
     def _reply(self, worker: int, reply: EncodedReply) -> None:
         if self.number and reply.WhichOneof("outcome") == "value":
             self._retag(reply.value)
-        if reply.ack > self.acks[worker]:
+        if reply.ack > self.done.each[worker]:
             self._note(worker, reply.ack)
         if reply.HasField("failure") and not self._owner.is_news(worker, reply):
             self._events.acknowledge(worker, reply.ack)
@@ -184,9 +189,7 @@ class Incarnation:
         self._events.reply(worker, reply)
 
     def _note(self, worker: int, ack: int) -> None:
-        self.acks[worker] = ack
-        acked, self.acked = self.acked, min(self.acks)
-        if self.acked > acked:
+        if self.done.note(worker, ack):
             self.sent.settle()
         if self.holding:
             with self._changed:

@@ -176,7 +176,8 @@ class Events:
         reply: Gets (worker, reply), which it may change.
         send: Returns the next envelope to send, or None, and keeps it until it
             is executed: ``take_batch`` for connections that may lose it. See ``SentLog``.
-        resend: Everything beyond a command is to be sent again.
+        resend: Gets (seq, worker): everything beyond a command is to be sent again, to the
+            node of that worker, or to all for None.
         live: Gets (worker, seq, value): the answer of a worker that shares memory
             with the client, with everything up to it executed.
         acknowledge: Gets (worker, seq): everything up to it is executed there.
@@ -198,7 +199,7 @@ class Events:
     log: Callable[[int, str, bool, list[str]], None]
     lost: Callable[[SessionError], None]
     send: Callable[[], bytes | None] = lambda: None
-    resend: Callable[[int], None] = lambda _seq: None
+    resend: Callable[[int, int | None], None] = lambda _seq, _worker: None
     reopen: Callable[[], None] = lambda: None
     is_open: Callable[[int], bool] = lambda _seq: False
     unattended: Callable[[], bool] = lambda: False

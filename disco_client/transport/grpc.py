@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -129,10 +129,15 @@ class Outgoing:
         if self._events is not None:
             self._events.nudge()
 
-    def rewind(self, seq: int) -> None:
-        """Sends every batch again that goes beyond a command, as far as it is still kept."""
+    def rewind(self, seq: int, worker: int | None = None) -> None:
+        """Sends every batch again that goes beyond a command, as far as it is still kept.
+
+        Args:
+            seq: The command.
+            worker: The worker whose node alone lacks them; None for all nodes.
+        """
         if self._events is not None:
-            self._events.resend(seq)
+            self._events.resend(seq, worker)
             self._events.nudge()
 
     def end(self) -> None:
@@ -254,7 +259,9 @@ class SessionStream:
         self._numbers: list[int] = []
         self._gaps: dict[int, int] = {}
         self._lines = LineCounter()
-        self._unconfirmed = [0, 0]
+        self._nodes: list[str] = []
+        self._unconfirmed: Counter[int] = Counter()
+        self._unconfirmed_bytes: Counter[str] = Counter()
         self._awaited: set[str] = set()
         self._low = 0
         self._leaving = threading.Event()
@@ -280,7 +287,7 @@ class SessionStream:
         """
         self._open(envelope(EnvelopeKind.CREATE, _encode_wish(wish)))
         self._await_ready(wish.name, on_queued)
-        self._numbers = [0] * len(self._ready.ranks)
+        self._begin_count()
         return self._ready
 
     def attach(self, name: str, owner: str) -> tuple[controller_pb2.SessionReady, int]:
@@ -299,7 +306,7 @@ class SessionStream:
         )
         self._open(envelope(EnvelopeKind.ATTACH, attach.SerializeToString()))
         self._await_ready(name, lambda _waiting: None)
-        self._numbers = [0] * len(self._ready.ranks)
+        self._begin_count()
         self._lines = LineCounter(from_first=False)
         have = self._ask_nodes(name)
         newest = {each.last_seq for each in have}
@@ -313,6 +320,11 @@ class SessionStream:
             for worker, number in zip(each.workers, each.replies, strict=True):
                 self._numbers[worker] = number
         return self._ready, newest.pop()
+
+    def _begin_count(self) -> None:
+        """Begins to count the replies of each worker."""
+        self._numbers = [0] * len(self._ready.ranks)
+        self._nodes = [rank.node for rank in self._ready.ranks]
 
     def _open(self, first: bytes) -> None:
         over = threading.Event()
@@ -410,7 +422,7 @@ class SessionStream:
                 if self._is_next(received):
                     reply = EncodedReply.FromString(received.payload)
                     events.reply(received.worker_plus_one - 1, reply)
-                    self._confirm(len(received.payload))
+                    self._confirm(received.worker_plus_one - 1, len(received.payload))
             elif kind == EnvelopeKind.LOG:
                 self._printed(controller_pb2.LogLines.FromString(received.payload), events)
             elif kind == EnvelopeKind.CORDON:
@@ -442,25 +454,34 @@ class SessionStream:
             return True
         if number > expected and self._gaps.get(worker) != expected:
             self._gaps[worker] = expected
-            self._ask()
+            self._ask(worker)
         return False
 
-    def _confirm(self, nbytes: int) -> None:
-        """Acknowledges replies to the nodes now and then, so that they need not keep them."""
-        unconfirmed = self._unconfirmed
-        unconfirmed[0] += 1
-        unconfirmed[1] += nbytes
-        if unconfirmed[0] >= _RECEIVED_EVERY or unconfirmed[1] >= _RECEIVED_BYTES:
-            unconfirmed[:] = 0, 0
+    def _confirm(self, worker: int, nbytes: int) -> None:
+        """Acknowledges replies to the nodes now and then, so that they need not keep them.
+
+        When is a matter of one worker, and of its node: the numbers of all go to every node.
+        """
+        node = self._nodes[worker]
+        self._unconfirmed[worker] += 1
+        self._unconfirmed_bytes[node] += nbytes
+        enough = self._unconfirmed[worker] >= _RECEIVED_EVERY
+        if enough or self._unconfirmed_bytes[node] >= _RECEIVED_BYTES:
+            self._unconfirmed.clear()
+            self._unconfirmed_bytes.clear()
             self._out.say(self._received(EnvelopeKind.RECEIVED))
 
     def _received(
-        self, kind: EnvelopeKind, unwanted: Sequence[controller_pb2.Transfer] = ()
+        self,
+        kind: EnvelopeKind,
+        unwanted: Sequence[controller_pb2.Transfer] = (),
+        worker: int | None = None,
     ) -> bytes:
         received = controller_pb2.Received(
             replies=self._numbers, given_up=self._still_given_up(), unwanted=unwanted
         )
-        return envelope(kind, received.SerializeToString(), session=self._ready.session)
+        raw = received.SerializeToString()
+        return envelope(kind, raw, session=self._ready.session, worker=worker)
 
     # Arrays that will not be transferred -----------------------------------------------------
 
@@ -500,11 +521,12 @@ class SessionStream:
     # What nodes have -------------------------------------------------------------------------
 
     def _have(self, have: controller_pb2.Have) -> None:
-        """Sends again what a node has not received."""
+        """Sends again what a node has not received, to that node alone."""
         if have.node not in self._awaited:
-            self._out.rewind(have.last_seq)
+            worker = next(iter(have.workers), None)
+            self._out.rewind(have.last_seq, worker)
             if self._given_up:
-                self._out.say(self._received(EnvelopeKind.RECEIVED))
+                self._out.say(self._received(EnvelopeKind.RECEIVED, worker=worker))
             return
         self._awaited.discard(have.node)
         self._low = min(self._low, have.last_seq)
@@ -569,10 +591,10 @@ class SessionStream:
         self._ask()
         return None
 
-    def _ask(self) -> None:
-        """Asks the nodes for missing messages."""
+    def _ask(self, worker: int | None = None) -> None:
+        """Asks the nodes, or that of one worker, for missing messages."""
         self._asked = self._clock()
-        self._out.say(self._received(EnvelopeKind.RESUME))
+        self._out.say(self._received(EnvelopeKind.RESUME, worker=worker))
 
     def check(self) -> None:
         """To be called each second or so while a caller waits; repairs what it can.

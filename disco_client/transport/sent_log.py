@@ -63,26 +63,35 @@ class SentLog:
         self._retain = retain
         self._lock = lock or threading.Lock()
         self._in_flight: deque[SentBatch] = deque()
-        self._unsent: deque[SentBatch] = deque()
+        # By the worker whose node alone gets them, and None for all nodes.
+        self._unsent: dict[int | None, deque[SentBatch]] = {}
 
     @property
     def num_unsent(self) -> int:
         """How many batches are sent before the program's next one."""
-        return len(self._unsent)
+        return sum(map(len, self._unsent.values()))
 
     def send(self) -> bytes | None:
         """Returns the next envelope to send, or None; never waits."""
         with self._lock:
-            batch = self._unsent.popleft() if self._unsent else self._take()
+            worker, batch = self._take_unsent() if self._unsent else (None, self._take())
         if batch is None:
             return None
         return envelope(
             EnvelopeKind.BATCH,
             batch.payload,
             session=self._session,
+            worker=worker,
             first_seq=batch.first_seq,
             last_seq=batch.last_seq,
         )
+
+    def _take_unsent(self) -> tuple[int | None, SentBatch]:
+        worker, batches = next(iter(self._unsent.items()))
+        batch = batches.popleft()
+        if not batches:
+            del self._unsent[worker]
+        return worker, batch
 
     def _take(self) -> SentBatch | None:
         taken = self._take_batch(True)
@@ -97,12 +106,21 @@ class SentLog:
         """Adds a batch that does not come from the program."""
         with self._lock:
             self._in_flight.append(batch)
-            self._unsent.append(batch)
+            self._unsent.setdefault(None, deque()).append(batch)
 
-    def rewind(self, seq: int) -> None:
-        """Sends every batch again that goes beyond a command, as far as it is still kept."""
+    def rewind(self, seq: int, worker: int | None = None) -> None:
+        """Sends every batch again that goes beyond a command, as far as it is still kept.
+
+        Args:
+            seq: The command.
+            worker: The worker whose node alone lacks them; None for all nodes.
+        """
         with self._lock:
-            self._unsent = deque(batch for batch in self._in_flight if batch.last_seq > seq)
+            missing = deque(batch for batch in self._in_flight if batch.last_seq > seq)
+            if worker is None:
+                self._unsent.clear()
+            if missing:
+                self._unsent[worker] = missing
 
     def settle(self) -> None:
         """Hands what every worker has executed to the retention policy."""

@@ -605,7 +605,7 @@ def tickets_in(values: Iterable[EncodedValue]) -> Iterator[int]:
 # The version of the protocol, and the error for two versions that do not match.
 
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised by one whenever a peer of the former version would misunderstand."""
 
 

@@ -8,7 +8,7 @@ done with it after the limit never will be. No I/O but a look at /proc.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from disco_server.collectives.types import name_workers
@@ -46,10 +46,24 @@ class CommunicatorStartup:
         """Notes that a rank begins; the number of the attempt when it is the last one to."""
         self._begun[worker] += 1
         everywhere = min(self._begun.values()) if len(self._begun) == self._num_workers else 0
-        if not self.limit_s or everywhere == self._started:
+        return self.all_begin(everywhere)
+
+    def all_begin(self, attempt: int) -> int | None:
+        """Notes that every rank has begun so many times; the number where that is news."""
+        if not self.limit_s or attempt <= self._started:
             return None
-        self._started = everywhere
-        return everywhere
+        self._started = attempt
+        return attempt
+
+    def begins_here(self, worker: int) -> int:
+        """Notes that a rank of this node begins; how many times it has."""
+        self._begun[worker] += 1
+        return self._begun[worker]
+
+    @property
+    def begun_here(self) -> Mapping[int, int]:
+        """How many times each rank of this node has begun."""
+        return self._begun
 
     def ends(self, worker: int) -> None:
         """Notes that a rank of this node is done, however it went."""

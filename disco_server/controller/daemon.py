@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -32,6 +33,7 @@ from disco_server.ipc.grpc_server import (
 )
 from disco_server.observe.http import HttpListener, exposition
 from disco_server.observe.logs import setup_audit
+from disco_server.observe.open_files import Need
 from disco_server.security import Guard
 from disco_server.settings import OFF
 
@@ -51,7 +53,11 @@ def run(config: ControllerConfig) -> int:
     """
     setup_audit(config.audit_log)
     setup("disco-controller")
+    Need(config.max_connections, 1, "connections", "--max-connections").check(_logger)
     warn_of_open_listener(_logger, config.guard)
+    # Every message makes objects, few of which are garbage that needs to be searched for; with
+    # Python's own thresholds a tenth of the time went into that.
+    gc.set_threshold(20_000, 20, 100)
     with asyncio.Runner(loop_factory=RunLoop) as runner:
         return runner.run(_run(config))
 
@@ -62,7 +68,7 @@ async def _run(config: ControllerConfig) -> int:
         config.node_lease_s,
         config.heartbeat_s,
         node_return=config.node_return_s,
-        limits=SessionLimits(config.max_sessions, config.max_client_sessions),
+        limits=SessionLimits(config.max_sessions, config.max_client_sessions, config.max_workers),
         expect_nodes=config.expect_nodes,
         clock=asyncio.get_running_loop().time,
     )

@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Self
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Attributes, Span
+from disco_client.text import natural, some
+from disco_client.transport.progress import Progress
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_server.controller.inspect import Inspections, Overviews, rank_infos, session_info
+from disco_server.controller.inspect import Inspections, Overviews, rank_infos
 from disco_server.controller.logs import Logs
 from disco_server.controller.relay import Exchanges, Transfers
+from disco_server.controller.slices import in_slices
 from disco_server.core.access import EVERYBODY, Identity, Role
 from disco_server.core.cluster import (
     DEFAULT_LIMITS,
@@ -34,14 +37,14 @@ from disco_server.core.cluster import (
     Rejoined,
     SessionGone,
     SessionLimits,
-    StartOnNode,
+    StartSession,
     TellDraining,
     TellEnded,
     TellQueued,
     TellReady,
 )
 from disco_server.core.nodes import Placer, place
-from disco_server.core.session_state import End, EndReason, SessionTable
+from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
 from disco_server.observe import logs
 from disco_server.observe.http import Buckets
 from disco_server.observe.logs import bind
@@ -128,7 +131,7 @@ class SessionSpans:
         match effect:
             case TellQueued(session, ahead):
                 self._of(session).place.note({"disco.queue.ahead": ahead})
-            case StartOnNode(_, session):
+            case StartSession(session):
                 self._placed(session)
             case TellReady(session):
                 self._of(session).start.end()
@@ -211,7 +214,7 @@ class Hub:
         placer: Decides which ranks go where.
         min_slots: How many slots a node must offer to be let in.
         node_return: Seconds in which a node whose connection broke may come back.
-        limits: How many sessions there may be.
+        limits: How many sessions there may be, and how large.
         expect_nodes: How many nodes there will ever be; 0 if unknown.
         clock: The time by which waits and silences are judged.
 
@@ -257,8 +260,10 @@ class Hub:
         self._unsaid: dict[tuple[int, int], tuple[str, int]] = {}
         self._spans = SessionSpans()
         self.links: dict[str, NodeLink] = {}
+        self._by_key: dict[bytes, NodeLink] = {}
         self.clients: dict[int, Outbox] = {}
-        self.routes: dict[int, tuple[Outbox, ...]] = {}
+        self.routes: dict[int, dict[str, Outbox]] = {}
+        self._openings: dict[int, Progress] = {}
         self._beats = 0
         self._beat_at = 0.0
         self._empty = asyncio.Event()
@@ -271,8 +276,8 @@ class Hub:
         for effect in effects:
             self._spans.see(effect)
             match effect:
-                case StartOnNode(node, session):
-                    self._start_on(node, session)
+                case StartSession(session):
+                    self._start(session)
                 case EndOnNode(node, session_id):
                     self._post(
                         node,
@@ -280,7 +285,7 @@ class Hub:
                         session=session_id,
                     )
                 case TellQueued(session, ahead):
-                    self._tell(session.session, EnvelopeKind.QUEUED, self.queued(ahead, session))
+                    self._tell(session.session, EnvelopeKind.QUEUED, self.queued(ahead))
                 case TellReady(session):
                     self.tell_ready(session)
                     self._log_ready(session)
@@ -290,10 +295,13 @@ class Hub:
                     self._tell_ended(session, end)
                 case DropNode(node, message):
                     self._drop(node, message)
-                case Rejoined(session):
-                    self._find_routes(session)
+                case Rejoined(session, node):
+                    self._find_route(session.session, node)
+                    self.exchanges.open(session.session)
+                    self._repeat_opening(session.session, node)
                 case SessionGone(session_id):
                     self.routes.pop(session_id, None)
+                    self._openings.pop(session_id, None)
                     self.logs.end(session_id)
         if not self.cluster.sessions:
             self._empty.set()
@@ -322,9 +330,28 @@ class Hub:
         if outbox is not None:
             outbox.post(envelope(kind, message.SerializeToString(), session=session))
 
-    def _start_on(self, node: str, session: SessionTable) -> None:
-        shares = session.shares
-        start = node_pb2.StartRanks(
+    def _start(self, session: SessionTable) -> None:
+        """Sends its nodes what they start, which is encoded once; only their places differ."""
+        nodes = [share.node for share in session.shares]
+        start = self._start_message(session).SerializeToString()
+        for node in nodes:
+            self._find_route(session.session, node)
+        self.exchanges.open(session.session)
+        messages = (
+            (node, b"".join((start, node_pb2.StartRanks(node_index=at).SerializeToString())))
+            for at, node in enumerate(nodes)
+        )
+
+        def send(message: tuple[str, bytes]) -> None:
+            node, payload = message
+            if session.state is SessionState.STARTING:  # it may have ended between two slices
+                raw = envelope(EnvelopeKind.START_RANKS, payload, session=session.session)
+                self._post(node, raw, session=session.session)
+
+        in_slices(messages, send)
+
+    def _start_message(self, session: SessionTable) -> node_pb2.StartRanks:
+        return node_pb2.StartRanks(
             session_name=session.name,
             num_workers=session.num_workers,
             num_groups=session.num_groups,
@@ -341,21 +368,31 @@ class Hub:
                     slots=s.slots,
                     host_id=self.cluster.members.nodes[s.node].host_id,
                 )
-                for s in shares
+                for s in session.shares
             ],
-            node_index=[share.node for share in shares].index(node),
             trace=session.trace,
         )
-        if session.session not in self.routes:
-            self._find_routes(session)
-        raw = envelope(EnvelopeKind.START_RANKS, start.SerializeToString(), session=session.session)
-        self._post(node, raw, session=session.session)
 
-    def _find_routes(self, session: SessionTable) -> None:
-        """Notes the streams of a session's nodes, of those that are connected."""
-        found = [self.links.get(share.node) for share in session.shares]
-        self.routes[session.session] = tuple(link.outbox for link in found if link is not None)
-        self.exchanges.open(session.session)
+    def _find_route(self, session: int, node: str) -> None:
+        """Notes the stream of one of a session's nodes, if it is connected."""
+        link = self.links.get(node)
+        if link is not None:
+            self.routes.setdefault(session, {})[node] = link.outbox
+
+    def relay(self, session: SessionTable, raw: bytes, worker: int | None = None) -> None:
+        """Passes an envelope on to the nodes of a session.
+
+        Args:
+            session: The session.
+            raw: The envelope.
+            worker: The rank whose node alone gets it; None for all nodes.
+        """
+        routes = self.routes.get(session.session, {})
+        if worker is None:
+            for outbox in routes.values():
+                outbox.post(raw, session=session.session)
+        elif (outbox := routes.get(self.node_of_worker(session, worker) or "")) is not None:
+            outbox.post(raw, session=session.session)
 
     def tell_ready(self, session: SessionTable) -> None:
         """Tells the client of a session where its ranks run."""
@@ -384,7 +421,7 @@ class Hub:
             outbox.post(envelope(EnvelopeKind.CORDON, session=session.session, worker=worker))
 
     def _log_ready(self, session: SessionTable) -> None:
-        nodes = ", ".join(sorted({rank[1] for rank in session.ranks.values()}))
+        nodes = some(sorted(session.nodes, key=natural))
         bind(_logger, session=session.name, **self._spans.ids(session)).info(
             "session runs: %d workers on %s for %s", session.num_workers, nodes, session.owner
         )
@@ -411,29 +448,26 @@ class Hub:
         if outbox is None:
             return
         ended = ended_message(end)
-        ended.slots.CopyFrom(self.queued(0, session))
+        if end.reason is EndReason.NO_SLOTS:
+            ended.slots.CopyFrom(self.queued(0))
         outbox.post(envelope(EnvelopeKind.ENDED, ended.SerializeToString(), session=session_id))
         outbox.close()
 
     def _drop(self, node: str, message: str) -> None:
-        link = self.links.pop(node, None)
+        link = self.links.get(node)
         if link is not None:
+            self.disconnect(link)
             _dismiss(link, message)
             self.transfers.break_off(node)
             bind(_logger, node=node).warning("node dropped: %s", message)
 
     # What the edge asks -------------------------------------------------------------
 
-    def queued(self, ahead: int, session: SessionTable) -> controller_pb2.Queued:
-        """The state of the slots, as the client of a session may know it."""
+    def queued(self, ahead: int) -> controller_pb2.Queued:
+        """A place in the queue, and the state of the slots."""
         members = self.cluster.members
-        holders = [s for s in self.cluster.sessions.values() if s.shares]
-        now = self.clock()
         return controller_pb2.Queued(
-            ahead=ahead,
-            total_slots=members.total_slots,
-            free_slots=members.free_slots,
-            holders=[session_info(s, now, s.principal == session.principal) for s in holders],
+            ahead=ahead, total_slots=members.total_slots, free_slots=members.free_slots
         )
 
     def new_session(
@@ -483,12 +517,55 @@ class Hub:
         session = self.cluster.sessions.get(session_id)
         return session is not None and session.runs_on(name)
 
+    def open_communicator(self, session: SessionTable, worker: int, times: int, raw: bytes) -> None:
+        """Passes on that a rank opens its communicator.
+
+        The first that does is told to all nodes, and that all do; so it costs each rank one
+        message and each node two, however many there are.
+
+        Args:
+            session: The session.
+            worker: The rank.
+            times: How many times it has.
+            raw: The envelope that says so.
+        """
+        opening = self._openings.get(session.session)
+        if opening is None:
+            opening = self._openings[session.session] = Progress(session.num_workers, 0)
+        if not 0 <= worker < session.num_workers:
+            return
+        if times > opening.fastest:
+            self.relay(session, raw)
+        if opening.note(worker, times):
+            self.relay(session, _all_open(session.session, opening.slowest))
+
+    def _repeat_opening(self, session: int, node: str) -> None:
+        """Tells a node that was not connected how far the ranks are with that."""
+        opening = self._openings.get(session)
+        if opening is None or not opening.fastest:
+            return
+        kind, first = EnvelopeKind.OPEN_CCL, opening.each.index(opening.fastest)
+        raw = envelope(kind, session=session, worker=first, first_seq=opening.fastest)
+        self._post(node, raw, session=session)
+        self._post(node, _all_open(session, opening.slowest), session=session)
+
+    def connect(self, link: NodeLink) -> NodeLink | None:
+        """Notes a node's stream; returns the one that it had before."""
+        former = self.links.get(link.name)
+        if former is not None:
+            self.disconnect(former)
+        self.links[link.name] = self._by_key[link.key] = link
+        return former
+
+    def disconnect(self, link: NodeLink) -> None:
+        """Forgets a node's present stream."""
+        del self.links[link.name], self._by_key[link.key]
+
     def node_of_key(self, key: bytes) -> str | None:
         """The node that this registration's key belongs to."""
-        for link in self.links.values():
-            if hmac.compare_digest(link.key, key):
-                return link.name
-        return None
+        # A look-up does not compare the key byte by byte, so its time says nothing of it.
+        link = self._by_key.get(key)
+        return link.name if link is not None else None
 
     def tick(self) -> None:
         """Lets time pass: waits and leases that are over end."""
@@ -553,6 +630,11 @@ class Hub:
         """Dismisses every node; each may register with the next controller at this address."""
         for link in self.links.values():
             _dismiss(link, message)
+
+
+def _all_open(session: int, times: int) -> bytes:
+    """The envelope that says that every rank has opened its communicator so many times."""
+    return envelope(EnvelopeKind.OPEN_CCL, session=session, first_seq=times)
 
 
 def _dismiss(link: NodeLink, message: str) -> None:

@@ -93,7 +93,7 @@ class NodeStreams:
                 reading.result()  # an error there must not look like a regular end
         finally:
             if hub.links.get(info.name) is link:
-                del hub.links[info.name]
+                hub.disconnect(link)
                 hub.transfers.break_off(info.name)
                 hub.apply(hub.cluster.node_away(info.name, hub.clock()))
                 log.info("node %s left", info.name)
@@ -134,8 +134,7 @@ class NodeStreams:
         )
         runs = [_known_by_node(run, info.name) for run in info.sessions]
         effects = self._hub.cluster.node_joined(node, runs, now)
-        former = self._hub.links.get(info.name)
-        self._hub.links[info.name] = link
+        former = self._hub.connect(link)
         if former is not None:  # of the same daemon, which noticed first that it broke
             former.outbox.close()
             self._hub.transfers.break_off(info.name)
@@ -161,8 +160,9 @@ class NodeStreams:
         elif kind == EnvelopeKind.LOG:
             self._printed(raw, received, name)
         elif kind == EnvelopeKind.OPEN_CCL and hub.on_node(received.session, name):
-            for route in hub.routes.get(received.session, ()):
-                route.post(raw, session=received.session)
+            session = hub.cluster.sessions[received.session]
+            worker = received.worker_plus_one - 1
+            hub.open_communicator(session, worker, received.first_seq, raw)
         elif kind == EnvelopeKind.RANKS_READY:
             ready = node_pb2.RanksReady.FromString(received.payload)
             ranks = [(r.worker, name, r.pid, r.device) for r in ready.ranks]

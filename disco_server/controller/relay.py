@@ -15,13 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from disco_client.pb import node_pb2
 from disco_client.wire.arrays import chunk_data
+from disco_server.controller.slices import in_slices
 from disco_server.core.rendezvous import Rendezvous, RendezvousError, Wake
-
-if TYPE_CHECKING:
-    from disco_client.pb import node_pb2
 
 __all__ = ["Exchanges", "NodeRefusedTransfer", "TransferKey", "TransferRelay", "Transfers"]
 
@@ -247,8 +246,8 @@ class Exchanges:
             raise ConnectionError(wake.error)
         return wake.value
 
-    async def fence(self, request: node_pb2.FenceRequest) -> Mapping[str, bytes]:
-        """Waits for every participant; returns the items of all of them.
+    async def fence(self, request: node_pb2.FenceRequest) -> bytes:
+        """Waits for every participant; returns the answer with the items of all of them, encoded.
 
         Raises:
             ConnectionError: The session is over, a participant did not arrive in time, or
@@ -275,9 +274,9 @@ class Exchanges:
             # Its participant was counted, so the exchange cannot go on without it.
             _wake(rendezvous.fail(why))
             raise ConnectionError(why) from None
-        if wake.items is None:
+        if wake.value is None:
             raise ConnectionError(wake.error)
-        return wake.items
+        return wake.value
 
     def _of(self, session: int) -> Rendezvous:
         rendezvous = self._open.get(session)
@@ -288,7 +287,15 @@ class Exchanges:
 
 
 def _wake(wakes: list[Wake]) -> None:
-    for wake in wakes:
+    """Ends waits; what all participants of a fence get is encoded once."""
+    union = next((wake.items for wake in wakes if wake.items is not None), None)
+    answer = None if union is None else node_pb2.FenceResult(items=union).SerializeToString()
+
+    def end(wake: Wake) -> None:
         waiter = wake.waiter
+        if wake.items is not None:
+            wake = Wake(waiter, value=answer)
         if isinstance(waiter, asyncio.Future) and not waiter.done():  # pyright: ignore[reportUnknownMemberType]
             waiter.set_result(wake)  # pyright: ignore[reportUnknownMemberType]
+
+    in_slices(wakes, end)

@@ -133,7 +133,7 @@ class Edge:
 
         def unary(handler: Any, request: Any, result: Any) -> Any:
             return untyped.unary_unary_rpc_method_handler(
-                parsed(handler, request), response_serializer=result.SerializeToString
+                parsed(handler, request), response_serializer=result and result.SerializeToString
             )
 
         def collect(handler: Any, request: Any = pb.Transfer) -> Any:
@@ -162,7 +162,7 @@ class Edge:
             SERVICE_NAMES[2]: {
                 "Put": unary(self.put, npb.PutRequest, npb.PutResult),
                 "Get": unary(self.get, npb.GetRequest, npb.GetResult),
-                "Fence": unary(self.fence, npb.FenceRequest, npb.FenceResult),
+                "Fence": unary(self.fence, npb.FenceRequest, None),
             },
         }
         server.add_generic_rpc_handlers(
@@ -293,11 +293,10 @@ class Edge:
         return node_pb2.GetResult(value=value)
 
     @guarded
-    async def fence(self, request: node_pb2.FenceRequest, context: Context) -> node_pb2.FenceResult:
+    async def fence(self, request: node_pb2.FenceRequest, context: Context) -> bytes:
         """Waits until every node of a session has arrived at a fence."""
         await self._check_node(request.session, request.node_key, context)
-        items = await self._hub.exchanges.fence(request)
-        return node_pb2.FenceResult(items=items)
+        return await self._hub.exchanges.fence(request)
 
     # Checks --------------------------------------------------------------------------------
 

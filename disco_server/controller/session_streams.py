@@ -27,10 +27,9 @@ from disco_server.core.session_state import End, EndReason, SessionState, Sessio
 from disco_server.ipc.grpc_server import Outbox
 from disco_server.observe import logs
 
-__all__ = ["MAX_WORKERS", "ClientStreams"]
+__all__ = ["ClientStreams"]
 
 
-MAX_WORKERS = 4096
 MAX_DETACHED_S = 7 * 86_400.0
 """The longest that a session waits for a client to attach."""
 
@@ -102,7 +101,7 @@ class ClientStreams:
         create = controller_pb2.CreateSession.FromString(received.payload)
         if received.kind == EnvelopeKind.CREATE and not await _same_protocol(create, context):
             return None
-        problem = _check_create(received.kind, create)
+        problem = _check_create(received.kind, create, self._hub.cluster.limits.workers)
         if problem is not None:
             await context.write(_refused_session(problem))
             return None
@@ -156,7 +155,7 @@ class ClientStreams:
 
         gRPC shows a broken stream as one that ended; only CLOSE means that the client is done.
         """
-        routes, counters = self._hub.routes, self._hub.counters
+        hub, counters = self._hub, self._hub.counters
         async for raw in stream:
             received = envelope_pb2.Envelope.FromString(raw)
             kind = received.kind
@@ -164,8 +163,8 @@ class ClientStreams:
                 if received.session != session.session:
                     msg = "expected commands of this stream's session"
                     raise ConnectionError(msg)
-                for outbox in routes.get(session.session, ()):
-                    outbox.post(raw, session=session.session)
+                asked = received.worker_plus_one
+                hub.relay(session, raw, asked - 1 if asked else None)
                 if kind == EnvelopeKind.BATCH:
                     counters.batches += 1
                     counters.commands += received.last_seq - received.first_seq + 1
@@ -227,12 +226,15 @@ def _knows_key(attach: controller_pb2.AttachSession, session: SessionTable) -> b
     return hmac.compare_digest(attach.transfer_key, session.transfer_key)
 
 
-def _check_create(kind: int, create: controller_pb2.CreateSession) -> str | None:
+def _check_create(kind: int, create: controller_pb2.CreateSession, most: int) -> str | None:
     """Says what is wrong with a request for a session."""
     if kind != EnvelopeKind.CREATE:
         return "expected a request to create a session first"
-    if not 1 <= create.num_workers <= MAX_WORKERS:
-        return f"expected num_workers from 1 to {MAX_WORKERS}, got {create.num_workers}"
+    if not 1 <= create.num_workers <= most:
+        return (
+            f"expected num_workers from 1 to {most}, got {create.num_workers}; the controller's"
+            " --max-workers says how many a session may have"
+        )
     if create.num_groups < 1 or create.num_workers % create.num_groups:
         return (
             f"expected num_groups to divide {create.num_workers} workers evenly, "

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from disco_client.errors import describe_exit, describe_worker_end
-from disco_client.text import many
+from disco_client.text import many, some
+from disco_client.wire.values import MAX_WORKERS
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.nodes import (
     FreeSlots,
@@ -45,7 +46,7 @@ __all__ = [
     "Rejoined",
     "SessionGone",
     "SessionLimits",
-    "StartOnNode",
+    "StartSession",
     "TellDraining",
     "TellEnded",
     "TellQueued",
@@ -58,10 +59,9 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class StartOnNode:
-    """Start the session's ranks on this node."""
+class StartSession:
+    """Start the session's ranks on all its nodes."""
 
-    node: str
     session: SessionTable
 
 
@@ -116,6 +116,7 @@ class Rejoined:
     """A node that runs ranks of the session is connected again; use its new stream."""
 
     session: SessionTable
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class SessionGone:
 
 
 Effect: TypeAlias = (
-    StartOnNode
+    StartSession
     | EndOnNode
     | TellQueued
     | TellReady
@@ -177,7 +178,7 @@ def no_room(
         if each.shares and each is not asked
     ]
     if held:
-        text += "; session " + ", ".join(held)
+        text += f"; session {some(held)}"
     return f"{text}; {_go_on(asked, members, 'add nodes or slots')}"
 
 
@@ -201,21 +202,23 @@ def _away(session: SessionTable, now: float) -> str:
     return f", which is away; free in {max(0.0, session.deadline - now):.0f} s unless it comes back"
 
 
-# How many sessions a controller takes, of all and of one client.
+# How many sessions a controller takes, of all and of one client, and how large they may be.
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """How many sessions there may be, those that wait for slots included.
+    """How many sessions there may be, those that wait for slots included, and how large.
 
     Attributes:
         total: Of all clients.
         per_client: Of one client: one token or certificate, or, without authentication, one
             process by the name that it states.
+        workers: Of one session.
     """
 
     total: int = 1024
     per_client: int = 256
+    workers: int = MAX_WORKERS
 
     def refusal(self, asked: SessionTable, sessions: Collection[SessionTable]) -> str:
         """Why a session is one too many; empty where it is not.
@@ -265,10 +268,11 @@ class Cluster:
         min_slots: How many slots a node must offer to be let in.
         node_return: Seconds in which a node whose connection broke may come back; what
             its link takes for that is added.
-        limits: How many sessions there may be.
+        limits: How many sessions there may be, and how large.
         expect_nodes: How many nodes there will ever be; 0 if unknown.
 
     Attributes:
+        limits: The same.
         members: The nodes.
         sessions: Those that are not gone, by id.
         over: The latest of those that are gone, for requests about them.
@@ -288,7 +292,7 @@ class Cluster:
     ) -> None:
         self._place = placer
         self._expect_nodes = expect_nodes
-        self._limits = limits
+        self.limits = limits
         self._node_return = node_return
         self._session_lease = session_lease
         self._node_lease = node_lease
@@ -351,7 +355,7 @@ class Cluster:
         if session is None:
             session = self.sessions[run.session] = run
             session.deadline = now + self._node_lease
-            session.waiting_for = {share.node for share in run.shares}
+            session.waiting_for = set(run.nodes)
         if not session.alive or not session.runs_on(name):
             return [EndOnNode(name, run.session)]
         for share in session.shares:
@@ -363,7 +367,7 @@ class Cluster:
             if not session.waiting_for:
                 session.step(SessionEvent.READY)
                 session.deadline, session.patience = now + session.lease, session.lease
-        return [Rejoined(session)]
+        return [Rejoined(session, name)]
 
     def node_away(self, name: str, now: float) -> list[Effect]:
         """A daemon's stream broke, and the daemon did not leave: it may reconnect soon."""
@@ -445,7 +449,7 @@ class Cluster:
         if self.draining:
             message = "the controller is shutting down and takes no new sessions"
             return self.end(session.session, End(EndReason.DRAINED, message))
-        if message := self._limits.refusal(session, self.sessions.values()):
+        if message := self.limits.refusal(session, self.sessions.values()):
             return self.end(session.session, End(EndReason.NO_SLOTS, message))
         self._queue.append(session.session)
         effects = self._place_waiting()
@@ -466,11 +470,11 @@ class Cluster:
                 break
             self._queue.pop(0)
             session.step(SessionEvent.PLACE)
-            session.shares = shares
-            session.waiting_for = {share.node for share in shares}
+            session.put_on(shares)
+            session.waiting_for = set(session.nodes)
             for share in shares:
                 self.members.take(session.session, share.node, share.slots)
-            effects += [StartOnNode(share.node, session) for share in shares]
+            effects.append(StartSession(session))
         if effects:
             effects += self.tell_queue()
         return effects
@@ -547,11 +551,11 @@ class Cluster:
             self._queue = [waiting for waiting in self._queue if waiting != session_id]
             effects += [*self._forget(session), *self.tell_queue()]
             return effects + self._place_waiting()
-        session.waiting_for = {share.node for share in session.shares}
-        present = [s.node for s in session.shares if s.node in self.members.nodes]
-        effects += [EndOnNode(node, session_id) for node in present]
+        session.waiting_for = set(session.nodes)
+        members = self.members.nodes
+        effects += [EndOnNode(s.node, session_id) for s in session.shares if s.node in members]
         for share in session.shares:
-            if share.node not in present:
+            if share.node not in members:
                 effects += self.gone_on_node(session_id, share.node)
         return effects
 

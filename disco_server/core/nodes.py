@@ -197,6 +197,13 @@ class Node:
             tuple((i, dev) for i, dev in enumerate(self.devices) if i not in self.taken),
         )
 
+    @property
+    def num_free(self) -> int:
+        """How many they are."""
+        if self.draining or self.away_since is not None:
+            return 0
+        return len(self.devices) - len(self.taken)
+
 
 class Membership:
     """The nodes of one controller, in their order of arrival.
@@ -262,7 +269,7 @@ class Membership:
     @property
     def free_slots(self) -> int:
         """Those of them that no session holds."""
-        return sum(len(node.free.slots) for node in self.nodes.values())
+        return sum(node.num_free for node in self.nodes.values())
 
     @property
     def slots_by_kind(self) -> dict[str, int]:

@@ -151,7 +151,7 @@ class Rendezvous:
         fence = self._fences.get(name) or _Fence(participants)
         self._check_arrival(name, fence, participant, participants)
         self._check_same(items, fence.items)
-        self._check_entries({**fence.items, **items})
+        self._check_entries(items, len(fence.items))
         self._count_waiter()
         self._fences[name] = fence
         fence.waiters[participant] = waiter
@@ -240,10 +240,11 @@ class Rendezvous:
             if known.get(key, value) != value:
                 raise RendezvousError(f"{key!r} was written before with another value")
 
-    def _check_entries(self, items: Mapping[str, bytes]) -> None:
+    def _check_entries(self, items: Mapping[str, bytes], others: int = 0) -> None:
+        """Checks what would be stored, beside how many others that wait for that."""
         self._check_same(items, self._store)
         new: Sequence[str] = [key for key in items if key not in self._store]
-        if len(self._store) + len(new) > self._limits.entries:
+        if len(self._store) + others + len(new) > self._limits.entries:
             raise RendezvousError(f"the session would store more than {self._limits.entries} keys")
 
     def _check_arrival(self, name: str, fence: _Fence, participant: int, participants: int) -> None:

@@ -134,7 +134,8 @@ class SessionTable:
             by the time in which the controller ran.
         lease: Seconds that it waits for its client, or its ranks for a controller.
         patience: The same for the client that is away now, which may have asked for more.
-        shares: Its ranks by node, once placed.
+        shares: Its ranks by node, once placed; set by `put_on`.
+        nodes: The names of these nodes.
         waiting_for: Nodes that have not yet said "ready", or later "gone".
         ranks: (worker, node, pid, device) of each started rank.
         end: Why it ended, once it has.
@@ -156,6 +157,7 @@ class SessionTable:
     patience: float = 0.0
     state: SessionState = SessionState.QUEUED
     shares: tuple[NodeShare, ...] = ()
+    nodes: frozenset[str] = field(init=False)
     waiting_for: set[str] = field(default_factory=set[str])
     ranks: dict[int, tuple[int, str, int, str]] = field(
         default_factory=dict[int, tuple[int, str, int, str]]
@@ -163,6 +165,14 @@ class SessionTable:
     end: End | None = None
     ended: float = 0.0
     trace: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        self.put_on(self.shares)
+
+    def put_on(self, shares: tuple[NodeShare, ...]) -> None:
+        """Notes on which nodes its ranks are placed."""
+        self.shares = shares
+        self.nodes = frozenset(share.node for share in shares)
 
     def step(self, step: SessionEvent) -> None:
         """Takes a step.
@@ -178,7 +188,7 @@ class SessionTable:
 
     def runs_on(self, node: str) -> bool:
         """Whether some of its ranks are placed on a node."""
-        return any(share.node == node for share in self.shares)
+        return node in self.nodes
 
     @property
     def attached(self) -> bool:

@@ -17,6 +17,7 @@ from disco_server.ipc.event_loop import RunLoop
 from disco_server.ipc.grpc_server import http_secrets, warn_of_open_listener
 from disco_server.observe.http import HttpListener, exposition
 from disco_server.observe.logs import setup_audit
+from disco_server.observe.open_files import Need
 from disco_server.observe.processes import be_subreaper
 from disco_server.rank.process import confinement_of
 from disco_server.settings import OFF, RANK_VARIABLES
@@ -29,6 +30,9 @@ __all__ = ["WorkerNode", "run"]
 
 _logger = logging.getLogger("disco.worker")
 
+_FILES_A_SLOT = 8
+"""A rank has five here, and the parent of a session's ranks one; some more for its arrays."""
+
 
 def run(config: WorkerConfig) -> int:
     """Runs a worker daemon until a signal, or the end of its only session; returns the exit code.
@@ -40,6 +44,7 @@ def run(config: WorkerConfig) -> int:
     setup("disco-worker", {"disco.node": config.name})
     warn_of_open_listener(_logger, config.guard)
     config.credentials.check()
+    Need(config.slots, _FILES_A_SLOT, "slots", "--slots").check(_logger)
     for variable in RANK_VARIABLES:
         variable.value()
     with asyncio.Runner(loop_factory=RunLoop) as runner:

@@ -194,7 +194,6 @@ class NodeSession:
         gap_told: Whether the client was told that a batch is missing.
         replies: What the client may not have yet.
         exits: The reports of ranks that ended, encoded.
-        asked_ccl: An envelope by which a rank opened the communicator.
         orphan: Ends the session when no controller reconnects for it.
         pmi: Serves its ranks' MPI libraries.
         asking: The ranks that write a key of its rendezvous, or wait for one.
@@ -220,7 +219,6 @@ class NodeSession:
     gap_told: bool = False
     replies: KeptReplies = field(default_factory=KeptReplies)
     exits: list[bytes] = field(default_factory=list[bytes])
-    asked_ccl: bytes = b""
     orphan: asyncio.TimerHandle | None = None
     pmi: PmiNode | None = None
     asking: set[int] = field(default_factory=set[int])

@@ -202,8 +202,7 @@ class Supervisor:
             if self._is_next(session, received):
                 _hand_on(session, raw)
         elif kind == EnvelopeKind.OPEN_CCL:
-            _hand_on(session, raw)
-            self._watch_opening(session, received.worker_plus_one - 1)
+            self._opening(session, raw, received)
         elif kind in (EnvelopeKind.RESUME, EnvelopeKind.RECEIVED):
             self._received(session, kind, received.payload)
         elif kind == EnvelopeKind.FETCH:
@@ -292,8 +291,8 @@ class Supervisor:
         self._tell_have(session)
         for raw in session.replies.waiting():
             self._post(raw, session=session.session)
-        if session.asked_ccl:
-            self._post(session.asked_ccl, session=session.session)
+        for worker, times in session.opening.begun_here.items():
+            self._tell_opening(session, worker, times)
 
     def _tell_have(self, session: NodeSession) -> None:
         workers = list(session.ranks)
@@ -455,9 +454,8 @@ class Supervisor:
             puts = kind == EnvelopeKind.PUT_KEY
             self._serve_key(session, worker, received.payload, puts=puts)
         elif kind == EnvelopeKind.OPEN_CCL:
-            session.asked_ccl = raw
             session.spans.opens(worker)
-            self._post(raw, session=session.session)
+            self._tell_opening(session, worker, session.opening.begins_here(worker))
 
     def _serve_key(self, session: NodeSession, worker: int, payload: bytes, *, puts: bool) -> None:
         """Writes a key for a rank, or waits for one; the rank does nothing else meanwhile."""
@@ -500,10 +498,22 @@ class Supervisor:
         raw = envelope(kind, payload, session=session.session)
         self._post(raw, session=session.session)
 
-    def _watch_opening(self, session: NodeSession, worker: int) -> None:
-        """Notes that a rank opens its communicator; once all do, a time limit runs."""
+    def _tell_opening(self, session: NodeSession, worker: int, times: int) -> None:
+        """Reports that a rank opens its communicator, and for how many times it has."""
+        kind, number = EnvelopeKind.OPEN_CCL, session.session
+        self._post(envelope(kind, session=number, worker=worker, first_seq=times), session=number)
+
+    def _opening(self, session: NodeSession, raw: bytes, received: EncodedEnvelope) -> None:
+        """A rank opens its communicator, and those of this node do too; or all of them do."""
+        if received.worker_plus_one:
+            _hand_on(session, raw)
+        else:
+            self._watch_opening(session, received.first_seq)
+
+    def _watch_opening(self, session: NodeSession, times: int) -> None:
+        """Lets a time limit run, because every rank opens its communicator."""
         opening = session.opening
-        attempt = opening.begins(worker)
+        attempt = opening.all_begin(times)
 
         async def watch(attempt: int) -> None:
             await asyncio.sleep(opening.limit_s)

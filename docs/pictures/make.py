@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/dtensor.md, timeline.md and llm.md; `make pictures` writes them.
+"""Draws the pictures of dtensor.md, timeline.md, llm.md and scale.md; for `make pictures`.
 
 Everything in them comes from the program: where parts lie, what moves, and what it costs.
 """
@@ -25,6 +25,7 @@ from disco_client.distributed.pictures.svg import (
 HERE = Path(__file__).parent
 timeline = runpy.run_path(str(HERE / "timeline.py"))["timeline"]
 llm_pictures = runpy.run_path(str(HERE / "llm.py"))["pictures"]
+scale_pictures = runpy.run_path(str(HERE / "scale.py"))["pictures"]
 MESH = DeviceMesh((2, 2), range(4), ("dp", "tp"))
 LINE = DeviceMesh((4,), range(4))
 PLACEMENTS = ("R, R", "S[0], R", "R, S[1]", "S[0], S[1]", "S[0], S[0]", "S[0], P")
@@ -116,6 +117,7 @@ def pictures() -> dict[str, str]:
             "expression.svg": expression(session),
             "timeline.svg": timeline(),
             **llm_pictures(),
+            **scale_pictures(),
         }
 
 

@@ -24,7 +24,7 @@ from disco_client import (
     ("options", "text"),
     [
         ({"num_workers": 0}, "num_workers from 1"),
-        ({"num_workers": 5000}, "num_workers from 1 to 4096"),
+        ({"num_workers": 70_000}, "num_workers from 1 to 65536"),
         ({"num_workers": True}, "an integer num_workers, got True"),
         ({"num_workers": 2.0}, "an integer num_workers, got 2.0"),
         ({"num_workers": "2"}, "an integer num_workers"),

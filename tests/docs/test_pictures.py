@@ -33,7 +33,8 @@ def test_the_committed_pictures_are_those_that_the_script_draws(drawn):
 
 def test_the_pages_show_all_of_them(drawn):
     """Each with words for those who cannot see it."""
-    pages = PAGE + "".join((DOCS / name).read_text("utf-8") for name in ("timeline.md", "llm.md"))
+    others = ("timeline.md", "llm.md", "scale.md")
+    pages = PAGE + "".join((DOCS / name).read_text("utf-8") for name in others)
     shown = dict(re.findall(r"!\[(.+)\]\(pictures/([^)]+)\)", pages))
     assert set(shown.values()) == drawn.keys()
     assert min(map(len, shown)) > 40

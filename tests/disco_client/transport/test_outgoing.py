@@ -93,6 +93,25 @@ def test_the_next_stream_sends_again_what_is_missing(out, log):
     assert seqs(take(second, 1)) == [(5, 5)]
 
 
+def test_what_one_node_lacks_goes_to_that_node_alone(out, log):
+    """Once, however often it says so, and before what is new; the others get nothing again."""
+    stream = out.stream(b"first")
+    out.start(out.events, b"")
+    next(stream)
+    for _ in range(3):
+        call(log)
+        next(stream)
+    call(log)
+    for _ in range(2):
+        out.rewind(1, 0)
+    again = take(stream, 2)
+    assert seqs(again) == [(2, 2), (3, 3)]
+    assert [EncodedEnvelope.FromString(raw).worker_plus_one for raw in again] == [1, 1]
+    (new,) = take(stream, 1)
+    assert EncodedEnvelope.FromString(new).worker_plus_one == 0
+    assert seqs([new]) == [(4, 4)]
+
+
 def test_a_stream_that_is_out_of_date_takes_nothing(out, log):
     """Not even where its thread waits for commands when the next one begins."""
     first = out.stream(b"first")

@@ -43,6 +43,14 @@ def test_a_second_attempt_has_a_limit_of_its_own():
     assert ranks.blame(2, [0, 1])[0] == [0, 1]
 
 
+def test_what_others_count_begins_a_limit_once():
+    """A node counts its own ranks; whether those of others have begun it is told, perhaps again."""
+    ranks = opening(4)
+    assert [ranks.begins_here(0), ranks.begins_here(1), ranks.begins_here(0)] == [1, 1, 2]
+    assert ranks.begun_here == {0: 2, 1: 1}
+    assert [ranks.all_begin(times) for times in (0, 1, 1, 3)] == [None, 1, None, 3]
+
+
 def test_who_waits_for_others_is_not_blamed():
     """Only those that are neither done nor in a barrier; they are named."""
     ranks = opening(4, waiting=(0, 3))

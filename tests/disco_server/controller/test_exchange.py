@@ -99,8 +99,9 @@ def test_all_leave_a_fence_with_what_all_brought(play):
         assert not first.done()
         assert not getter.done()
         both = {"a": b"one", "b": b"two"}
-        assert dict(await exchanges.fence(arrival(0, a="one"))) == both
-        assert dict(await first) == both
+        answer = await exchanges.fence(arrival(0, a="one"))
+        assert dict(node_pb2.FenceResult.FromString(answer).items) == both
+        assert await first is answer, "it is encoded once"
         assert await getter == b"two"
 
     play(scenario)

@@ -9,6 +9,7 @@ import pytest
 from disco_client.pb import controller_pb2, envelope_pb2
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.controller.hub import Hub, NodeLink
+from disco_server.core.cluster import Rejoined
 from disco_server.core.nodes import Node
 from disco_server.ipc.grpc_server import Outbox
 
@@ -22,7 +23,8 @@ def hub():
 
 def joined(hub, name, slots=2):
     """A node whose stream nobody writes yet."""
-    link = hub.links[name] = NodeLink(name, name.encode() * 4, Outbox())
+    link = NodeLink(name, name.encode() * 4, Outbox())
+    hub.connect(link)
     node = Node(name, ("cpu",) * slots, incarnation=1, version="1", host="h", heard=0.0)
     hub.apply(hub.cluster.node_joined(node))
     return link
@@ -65,7 +67,7 @@ def test_a_session_s_streams_and_meeting_places_live_as_long_as_it_does(hub):
     link, other = joined(hub, "one"), joined(hub, "two")
     session, outbox = asked(hub)
     number = session.session
-    assert hub.routes == {number: (link.outbox,)}
+    assert hub.routes == {number: {"one": link.outbox}}
     assert posted(link.outbox) == [EnvelopeKind.START_RANKS]
     hub.exchanges.put(number, {"id": b"x"})
     hub.apply(hub.cluster.ready_on_node(number, "one", [(0, "one", 5, ""), (1, "one", 6, "")]))
@@ -77,6 +79,40 @@ def test_a_session_s_streams_and_meeting_places_live_as_long_as_it_does(hub):
     with pytest.raises(ConnectionError, match="the session is over"):
         hub.exchanges.put(number, {"id": b"x"})
     assert posted(other.outbox) == []
+
+
+def test_what_is_for_one_rank_goes_to_its_node_alone(hub):
+    """What is for all goes to all; nothing goes where a session has no such rank."""
+    links = [joined(hub, "one", 1), joined(hub, "two", 1)]
+    session, _ = asked(hub)
+    for link in links:
+        link.outbox._queues.clear()
+    hub.relay(session, envelope(EnvelopeKind.BATCH), 1)
+    hub.relay(session, envelope(EnvelopeKind.BATCH), 2)
+    assert [posted(link.outbox) for link in links] == [[], [EnvelopeKind.BATCH]]
+    hub.relay(session, envelope(EnvelopeKind.RECEIVED))
+    both = [EnvelopeKind.BATCH, EnvelopeKind.RECEIVED]
+    assert [posted(link.outbox) for link in links] == [[EnvelopeKind.RECEIVED], both]
+
+
+def test_ranks_that_open_their_communicator_cost_each_node_two_messages(hub):
+    """That the first one does, and that all do; a node that was away is told both again."""
+    links = [joined(hub, "one", 2), joined(hub, "two", 2)]
+    session, _ = asked(hub, num_workers=4)
+    for link in links:
+        link.outbox._queues.clear()
+    said = []
+    for worker in (2, 0, 1, 1, 3):
+        raw = envelope(EnvelopeKind.OPEN_CCL, session=session.session, worker=worker, first_seq=1)
+        hub.open_communicator(session, worker, 1, raw)
+        said.append(raw)
+    everybody = envelope(EnvelopeKind.OPEN_CCL, session=session.session, first_seq=1)
+    for link in links:
+        assert waiting(link.outbox) == [said[0], everybody]
+        link.outbox._queues.clear()
+    hub.apply([Rejoined(session, "two")])
+    again = envelope(EnvelopeKind.OPEN_CCL, session=session.session, worker=0, first_seq=1)
+    assert [waiting(link.outbox) for link in links] == [[], [again, everybody]]
 
 
 def test_secrets_open_what_they_belong_to_and_nothing_else(hub):

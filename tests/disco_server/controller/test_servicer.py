@@ -11,8 +11,8 @@ import pytest
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope
+from disco_client.wire.values import MAX_WORKERS
 from disco_server.controller.edge import MAX_NAME
-from disco_server.controller.session_streams import MAX_WORKERS
 from disco_server.observe.logs import is_farewell
 
 Code = grpc.StatusCode
@@ -60,7 +60,7 @@ def test_a_session_is_created_waited_for_and_closed(serve):
     serve(scenario)
 
 
-def test_a_session_that_waits_is_told_who_holds_the_slots(serve):
+def test_a_session_that_waits_is_told_its_place_and_how_many_slots_there_are(serve):
     """And gets them, in its turn, when the holder's last process is gone, not before."""
 
     async def scenario(rig):
@@ -68,9 +68,7 @@ def test_a_session_that_waits_is_told_who_holds_the_slots(serve):
         holder, session, _ = await rig.session(node, name="holder", owner="someone@else:5")
         waiting = await rig.client()
         _, queued = await waiting.next(EnvelopeKind.QUEUED, controller_pb2.Queued)
-        (held,) = queued.holders
-        assert (held.name, held.owner, held.num_workers) == ("holder", "someone@else:5", 2)
-        assert not any(rank.array_address for rank in held.ranks)
+        assert (queued.ahead, queued.total_slots, queued.free_slots) == (0, 2, 0)
         await holder.send(EnvelopeKind.CLOSE)
         assert (await holder.ended()).reason == Reason.END_REASON_CLOSED
         await node.end_session(session)
@@ -147,7 +145,7 @@ def test_batches_and_replies_pass_byte_for_byte_to_their_session_alone(serve):
             await two.call.write(raw)
             assert await client.raw() == raw
         await two.send(EnvelopeKind.LOG, node_pb2.Refused(message="\xff no lines"), session=session)
-        opening = envelope(EnvelopeKind.OPEN_CCL, session=session, worker=1)
+        opening = envelope(EnvelopeKind.OPEN_CCL, session=session, worker=1, first_seq=1)
         await two.call.write(opening)
         assert [await node.raw() for node in (one, two)] == [opening, opening]
         answer = envelope(EnvelopeKind.REPLY, b"mine", session=foreign, worker=0)

@@ -23,7 +23,7 @@ from disco_server.core.cluster import (
     EndOnNode,
     SessionGone,
     SessionLimits,
-    StartOnNode,
+    StartSession,
     TellDraining,
     TellEnded,
     TellQueued,
@@ -72,7 +72,8 @@ def test_a_session_goes_from_request_to_ready_to_gone(cluster):
     """Each party is told once, and the slots are free when the last node says so."""
     asked = session(1, 3)
     effects = cluster.requested(asked)
-    assert [effect.node for effect in of(effects, StartOnNode)] == ["a", "b"]
+    assert effects == [StartSession(asked)]
+    assert [share.node for share in asked.shares] == ["a", "b"]
     assert cluster.members.free_slots == 1
     assert cluster.ready_on_node(1, "a", [(0, "a", 10, "cpu"), (1, "a", 11, "cpu")]) == []
     assert cluster.ready_on_node(1, "b", [(2, "b", 12, "cpu")]) == [TellReady(asked)]
@@ -97,7 +98,7 @@ def test_a_session_that_does_not_fit_waits_and_is_told_its_place(cluster):
     cluster.end(1, End(EndReason.CLOSED, ""))
     cluster.gone_on_node(1, "a")
     effects = cluster.gone_on_node(1, "b")
-    assert {effect.session.session for effect in of(effects, StartOnNode)} == {2}
+    assert {effect.session.session for effect in of(effects, StartSession)} == {2}
     assert of(effects, TellQueued) == [TellQueued(third, 0)]
     assert cluster.tell_queue() == [TellQueued(third, 0)]
 
@@ -212,7 +213,7 @@ def test_a_wait_for_slots_ends_at_its_time_with_the_reason(cluster):
     assert "4 slots on 2 nodes, 1 of them free" in told.end.message
     assert "'s1' holds 3 (me@here:1)" in told.end.message
     assert "wait longer" in told.end.message
-    assert [e.session for e in of(effects, StartOnNode)] == [small]
+    assert [e.session for e in of(effects, StartSession)] == [small]
 
 
 def mixed():
@@ -303,11 +304,11 @@ def test_a_draining_controller_ends_everything_and_starts_nothing(cluster):
     effects = cluster.drain()
     assert {told.session.session for told in of(effects, TellEnded)} == {1, 2, 3}
     assert {told.end.reason for told in of(effects, TellEnded)} == {EndReason.DRAINED}
-    assert of(effects, StartOnNode) == []
+    assert of(effects, StartSession) == []
     late = session(4)
     assert of(cluster.requested(late), TellEnded)[0].end.reason is EndReason.DRAINED
     cluster.gone_on_node(1, "a")
-    assert of(cluster.gone_on_node(1, "b"), StartOnNode) == []
+    assert of(cluster.gone_on_node(1, "b"), StartSession) == []
     assert cluster.sessions == {}
 
 
@@ -342,15 +343,15 @@ class ClusterMachine(RuleBasedStateMachine):
         placed = {}
         for effect in effects:
             match effect:
-                case StartOnNode(name, table):
+                case StartSession(table):
                     assert not self.cluster.draining
-                    share = next(s for s in table.shares if s.node == name)
-                    taken = self.held[name]
-                    assert not set(share.slots) & set(taken), "a slot was given twice"
-                    assert len(share.slots) == len(share.workers) == len(share.devices)
-                    taken.update(dict.fromkeys(share.slots, table.session))
-                    placed.setdefault(table.session, []).extend(share.workers)
-                    self.starting.setdefault(table.session, set()).add(name)
+                    for share in table.shares:
+                        taken = self.held[share.node]
+                        assert not set(share.slots) & set(taken), "a slot was given twice"
+                        assert len(share.slots) == len(share.workers) == len(share.devices)
+                        taken.update(dict.fromkeys(share.slots, table.session))
+                        placed.setdefault(table.session, []).extend(share.workers)
+                        self.starting.setdefault(table.session, set()).add(share.node)
                 case EndOnNode(name, number):
                     assert name in self.held
                     self.ending.add((name, number))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_server.core.cluster import Cluster, StartOnNode, TellEnded
+from disco_server.core.cluster import Cluster, StartSession, TellEnded
 from disco_server.core.nodes import Node
 from disco_server.core.session_state import EndReason, SessionState, SessionTable
 
@@ -62,4 +62,4 @@ def test_a_node_that_is_away_may_come_back_with_its_slots():
     cluster.node_left("b", "it was ended")
     cluster.requested(session(1, 4))
     assert cluster.tick(1.0) == []
-    assert of(cluster.node_joined(node("b", incarnation=2)), StartOnNode)
+    assert of(cluster.node_joined(node("b", incarnation=2)), StartSession)

@@ -67,7 +67,7 @@ def test_a_node_whose_connection_broke_is_waited_for(cluster):
     hear(cluster, 10.0)
     assert of(cluster.tick(10.0 + RETURN - 0.1), TellEnded) == []
     effects = cluster.node_joined(node("b"), [told_by("b", session)], 11.9)
-    assert effects == [Rejoined(session)]
+    assert effects == [Rejoined(session, "b")]
     assert session.state is SessionState.RUNNING
     assert cluster.members.free_slots == 1
     hear(cluster, 13.0)

@@ -1,0 +1,1 @@
+"""How the cost of a cluster grows with its nodes and sessions: parts of ``benchmarks/scale.py``."""

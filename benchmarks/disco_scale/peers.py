@@ -1,0 +1,159 @@
+"""A process that is many peers of one controller: pretended nodes, and pretended programs.
+
+It reads commands, one a line, and answers each with a line of JSON:
+
+    nodes COUNT SLOTS        that many nodes join
+    clients COUNT WORKERS    that many programs more get a session each
+    queue COUNT WORKERS      that many programs more wait for slots
+    leave COUNT              the programs that came last end their sessions
+    leave_first COUNT        the programs that came first do
+    fence NAME ITEMS BYTES   every node comes to a fence of the newest session
+    open                     the ranks of the newest session open their communicator
+    rest                     waits until no node has a session any more
+    traffic                  what came since it was last asked, by kind
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from disco_scale import recording
+from disco_scale.carriers import GrpcCarrier
+from disco_scale.clients import PretendedClient
+from disco_scale.nodes import PretendedNode, Templates, Traffic
+
+__all__ = ["Peers"]
+
+_AT_ONCE = 32
+
+
+class Peers:
+    """All of them, and the commands that they follow.
+
+    Args:
+        address: The controller's.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._templates = Templates(recording.read())
+        self._traffic = Traffic()
+        self._nodes: list[tuple[PretendedNode, GrpcCarrier]] = []
+        self._clients: list[tuple[PretendedClient, asyncio.Task[None]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _start(self, peer: PretendedNode | PretendedClient, carrier: GrpcCarrier) -> Any:
+        task = asyncio.ensure_future(peer.run(carrier))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            print(json.dumps({"error": repr(error)}), flush=True)
+
+    async def nodes(self, count: str, slots: str) -> object:
+        """Lets nodes join, some at a time."""
+        while len(self._nodes) < int(count):
+            some = min(_AT_ONCE, int(count) - len(self._nodes))
+            for number in range(len(self._nodes), len(self._nodes) + some):
+                name = f"node-{number}"
+                node = PretendedNode(self._templates, name, int(slots), self._traffic)
+                carrier = GrpcCarrier(self._address, "NodeService/Register")
+                self._nodes.append((node, carrier))
+                self._start(node, carrier)
+            await asyncio.gather(*(node.registered.wait() for node, _ in self._nodes[-some:]))
+        return len(self._nodes)
+
+    async def clients(self, count: str, workers: str) -> object:
+        """Lets programs get sessions, some at a time."""
+        return await self._come(int(count), int(workers), "ready")
+
+    async def queue(self, count: str, workers: str) -> object:
+        """Lets programs wait for sessions."""
+        return await self._come(int(count), int(workers), "queued")
+
+    async def _come(self, count: int, workers: int, what: str) -> int:
+        for first in range(0, count, _AT_ONCE):
+            some = min(_AT_ONCE, count - first)
+            for _ in range(some):
+                client = PretendedClient(f"s{len(self._clients)}", workers, self._traffic)
+                carrier = GrpcCarrier(self._address, "SessionService/Open")
+                self._clients.append((client, self._start(client, carrier)))
+            newest = [client for client, _ in self._clients[-some:]]
+            await asyncio.gather(*(getattr(each, what).wait() for each in newest))
+        return len(self._clients)
+
+    async def leave(self, count: str) -> object:
+        """Lets the programs that came last end their sessions, one after the other."""
+        return await self._leave(int(count), -1)
+
+    async def leave_first(self, count: str) -> object:
+        """Lets those that came first end theirs."""
+        return await self._leave(int(count), 0)
+
+    async def _leave(self, count: int, which: int) -> int:
+        for _ in range(count):
+            client, task = self._clients.pop(which)
+            await client.leave()
+            await task
+        return len(self._clients)
+
+    async def fence(self, name: str, items: str, nbytes: str) -> object:
+        """Lets every node come to a fence; returns how many bytes went out to all of them."""
+        session = list(self._nodes[0][0].sessions)[-1]
+        sizes = {f"item-{number}": int(nbytes) for number in range(int(items))}
+        count = len(self._nodes)
+        requests = [
+            node.fence(session, name, (index, count), sizes)
+            for index, (node, _) in enumerate(self._nodes)
+        ]
+        answers = await asyncio.gather(
+            *(
+                self._length_of(carrier, request)
+                for (_, carrier), request in zip(self._nodes, requests, strict=True)
+            )
+        )
+        return sum(answers)
+
+    async def _length_of(self, carrier: GrpcCarrier, request: bytes) -> int:
+        return len(await carrier.ask("RendezvousService/Fence", request))
+
+    async def open(self) -> object:
+        """Lets the first node's ranks begin with that, and the others do as they are told."""
+        for node, _ in self._nodes:
+            node.met.clear()
+        first, _ = self._nodes[0]
+        first.open_communicators(list(first.sessions)[-1])
+        for node, _ in self._nodes:
+            await node.met.wait()
+        return True
+
+    async def rest(self) -> object:
+        """Waits until no node has a session any more."""
+        for node, _ in self._nodes:
+            await node.resting.wait()
+        return True
+
+    async def traffic(self) -> object:
+        """What came, by kind."""
+        came = {"messages": dict(self._traffic.messages), "bytes": dict(self._traffic.nbytes)}
+        self._traffic.messages.clear()
+        self._traffic.nbytes.clear()
+        return came
+
+    async def serve(self) -> None:
+        """Follows commands until there are no more."""
+        loop = asyncio.get_running_loop()
+        lines = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+        while line := (await lines.readline()).decode().split():
+            print(json.dumps(await getattr(self, line[0])(*line[1:])), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(Peers(sys.argv[1]).serve())
