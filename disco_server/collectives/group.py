@@ -261,11 +261,12 @@ class ProcessGroup:
         """Puts data that travels with a header; returns the payload behind that header."""
         if slot is None or self.exchange is None:
             return NO_DATA
-        if src.size != slot.size:
+        flat = src.reshape(-1)
+        if flat.size != slot.size:
             filled = np.zeros(slot.size, src.dtype)
-            filled[: src.size] = src.reshape(-1)
-            src = filled
-        self.exchange.put(slot, src)
+            filled[: flat.size] = flat
+            flat = filled
+        self.exchange.put(slot, flat)
         return slot.payload
 
     def take_all(self, slot: Slot, dst: Array, counts: Sequence[int] | None) -> None:
@@ -343,10 +344,11 @@ class ProcessGroup:
             self._agreement.meet(channel, signature, src, dst)
             self.backend_of(src).allreduce(src, dst, op, signature.family)
         elif len(slots) == 1:
-            slot = slots[0][1]
-            exchange.put(slot, src)
+            slot, source = slots[0][1], src.reshape(-1)
+            exchange.put(slot, source)
             self._agree(channel, signature, src, dst, slot.payload, first=True)
-            combine(exchange.parts(slot), dst.reshape(-1), op, signature.family)
+            target = source if src is dst else dst.reshape(-1)
+            combine(exchange.parts(slot), target, op, signature.family)
         else:
             self._allreduce_pieces(known, src, dst, op)
         self._notes.leave()

@@ -105,7 +105,7 @@ class HeaderExchange(ABC):
 
     @abstractmethod
     def put(self, slot: Any, data: Array) -> None:
-        """Puts this rank's data; the next header with the slot's payload carries it.
+        """Puts this rank's data, flat; the next header with the slot's payload carries it.
 
         A token that is posted meanwhile, or pending, is not affected: it carries no data.
         """
@@ -318,11 +318,11 @@ class SharedMemoryExchange(HeaderExchange):
         if not self._posted or self.test():
             which = (self._round + 1) & 1
             self._laid = self._boards[which].mine
-            slot.parts[which][self._index][:] = data.reshape(-1)
+            slot.parts[which][self._index][:] = data
         else:
             # A token is pending: its peers may still read the board that comes next.
             self._laid = self._aside
-            self._aside[: slot.nbytes].view(slot.dtype)[:] = data.reshape(-1)
+            self._aside[: slot.nbytes].view(slot.dtype)[:] = data
 
     def parts(self, slot: _SharedSlot) -> list[Array]:
         """See `HeaderExchange.parts`."""
@@ -469,7 +469,7 @@ class LocalExchange(HeaderExchange):
 
     def put(self, slot: Slot, data: Array) -> None:
         """See `HeaderExchange.put`; what is put is a copy that is never changed."""
-        self._data = data.reshape(slot.size).copy()
+        self._data = data[: slot.size].copy()
 
     def parts(self, slot: Slot) -> list[Array]:
         """See `HeaderExchange.parts`."""
@@ -608,7 +608,7 @@ class MpiExchange(HeaderExchange):
 
     def put(self, slot: _MpiSlot, data: Array) -> None:
         """See `HeaderExchange.put`."""
-        slot.parts[self._index][:] = data.reshape(-1)
+        slot.parts[self._index][:] = data
 
     def parts(self, slot: _MpiSlot) -> list[Array]:
         """See `HeaderExchange.parts`."""

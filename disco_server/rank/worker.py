@@ -301,19 +301,22 @@ class Worker:
         Raises:
             UnavailableError: The collective library is missing or did not start.
         """
-        if self._comm is None:
-            # Where arrays are on GPUs, the ranks still agree on the host.
-            host = self._ordinary_ccl if self._ccl in GPU_LIBRARIES else self._ccl
-            self._comm = self._open_recorded(host)
-            self._comm.record(self.flight)
-            if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
-                self._start_first(self._comm)
-            self._comm.compare_shapes(self._with_shapes)
-            if self._passed:
-                self._comm.cannot_enter(self._passed)
-            self._comm.confine(self._chosen)
-        self._comm.position = self.position
-        return self._comm
+        comm = self._comm or self._open_communicator()
+        comm.position = self.position
+        return comm
+
+    def _open_communicator(self) -> Communicator:
+        # Where arrays are on GPUs, the ranks still agree on the host.
+        host = self._ordinary_ccl if self._ccl in GPU_LIBRARIES else self._ccl
+        self._comm = comm = self._open_recorded(host)
+        comm.record(self.flight)
+        if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
+            self._start_first(comm)
+        comm.compare_shapes(self._with_shapes)
+        if self._passed:
+            comm.cannot_enter(self._passed)
+        comm.confine(self._chosen)
+        return comm
 
     def _open_recorded(self, ccl: str) -> Communicator:
         """Opens the communicator, which waits for every worker as a collective does."""
