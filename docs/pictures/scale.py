@@ -62,8 +62,8 @@ def chart(across: str, figures: Figures, names: Mapping[str, str]) -> Drawing:
     """Milliseconds of the controller over a size, both on logarithmic axes."""
     sizes = sorted(map(int, figures))
     lines = {key: [figures[str(size)][key] for size in sizes] for key in names}
-    powers = {key: exponent(sizes, line) for key, line in lines.items()}
-    ends = {key: line[-1] * BEYOND ** powers[key] for key, line in lines.items()}
+    powers: dict[str, float] = {key: exponent(sizes, line) for key, line in lines.items()}
+    ends = {key: line[-1] * math.pow(BEYOND, powers[key]) for key, line in lines.items()}
     every = [value for line in lines.values() for value in line] + list(ends.values())
     low, high = math.floor(math.log10(min(every))), math.ceil(math.log10(max(every)))
 
