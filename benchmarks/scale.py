@@ -33,7 +33,6 @@ from disco_scale.measure import (
 __all__ = ["main"]
 
 _NODES = (1, 4, 16, 64, 256, 1024)
-_WIDE_NODES = (1, 4, 16, 64, 256)
 _SESSIONS = (1, 10, 100, 1000)
 _QUICK_NODES = (16, 64)
 _SLOTS = (1, 32)
@@ -54,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine = describe_machine()
     tables: dict[str, dict[int, Figures]] = {}
     for slots in _SLOTS if options.slots is None else options.slots:
-        chosen = _QUICK_NODES if options.quick else _NODES if slots == 1 else _WIDE_NODES
+        chosen = _QUICK_NODES if options.quick else _NODES
         sizes = [size for size in chosen if size <= options.most]
         tables[f"nodes of {slots}"] = _measure(
             f"nodes of {slots}", sizes, lambda size, slots=slots: measure_nodes(size, slots)

@@ -348,7 +348,7 @@ class Hub:
                 raw = envelope(EnvelopeKind.START_RANKS, payload, session=session.session)
                 self._post(node, raw, session=session.session)
 
-        in_slices(messages, send)
+        in_slices(messages, send, len(start))
 
     def _start_message(self, session: SessionTable) -> node_pb2.StartRanks:
         return node_pb2.StartRanks(

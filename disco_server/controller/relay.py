@@ -298,4 +298,4 @@ def _wake(wakes: list[Wake]) -> None:
         if isinstance(waiter, asyncio.Future) and not waiter.done():  # pyright: ignore[reportUnknownMemberType]
             waiter.set_result(wake)  # pyright: ignore[reportUnknownMemberType]
 
-    in_slices(wakes, end)
+    in_slices(wakes, end, len(answer or b""))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
@@ -16,10 +15,6 @@ from pathlib import Path
 from disco_client.distributed.pictures.svg import Drawing, below, document, lines_of_text
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "benchmarks"))
-
-from disco_scale.measure import exponent  # noqa: E402
-
 LEFT, PLOT, HIGH, LABELS = 56, 420, 280, 276
 BEYOND = 4
 """How many times the largest size that was measured the lines go on, by their last exponent."""
@@ -58,12 +53,17 @@ def apart(places: Sequence[float], gap: float = 15.0) -> list[float]:
     return moved
 
 
+def power_of(sizes: Sequence[int], line: Sequence[float]) -> float:
+    """The exponent between the last two sizes."""
+    return math.log(line[-1] / line[-2]) / math.log(sizes[-1] / sizes[-2])
+
+
 def chart(across: str, figures: Figures, names: Mapping[str, str]) -> Drawing:
     """Milliseconds of the controller over a size, both on logarithmic axes."""
     sizes = sorted(map(int, figures))
     lines = {key: [figures[str(size)][key] for size in sizes] for key in names}
-    powers = {key: exponent(sizes, line) for key, line in lines.items()}
-    ends = {key: line[-1] * BEYOND ** powers[key] for key, line in lines.items()}
+    powers = {key: power_of(sizes, line) for key, line in lines.items()}
+    ends = {key: line[-1] * math.pow(BEYOND, powers[key]) for key, line in lines.items()}
     every = [value for line in lines.values() for value in line] + list(ends.values())
     low, high = math.floor(math.log10(min(every))), math.ceil(math.log10(max(every)))
 

@@ -25,6 +25,19 @@ def test_long_work_is_cut_and_other_work_comes_between():
     assert len(between) > 5
 
 
+def test_large_messages_leave_a_few_at_a_time():
+    """One at least, however large it is."""
+
+    async def count(nbytes):
+        done = []
+        in_slices(range(40), done.append, nbytes)
+        return len(done)
+
+    assert asyncio.run(count(1 << 10)) == 40
+    assert asyncio.run(count(4 << 20)) == 4
+    assert asyncio.run(count(1 << 30)) == 1
+
+
 def test_short_work_is_done_at_once_without_a_loop():
     """As many small clusters have it."""
     done = []
