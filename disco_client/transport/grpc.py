@@ -308,7 +308,9 @@ class SessionStream:
         return self._ready, newest.pop()
 
     def _open(self, first: bytes) -> None:
-        self._streams = [stream for stream in self._streams if not stream.join(0.0)]
+        for former in self._streams:
+            former.close()
+        self._streams = [former for former in self._streams if not former.join(0.0)]
         trace = tuple(spans.active_carrier().items())
         stream = open_stream(self._line, _SERVICE, first, self._out.stream(first), trace)
         self._streams.append(stream)

@@ -481,8 +481,10 @@ async def dial_frames(
                 await loop.create_connection(lambda: made, where.host, where.port, **secured)
         async with asyncio.timeout(ANSWER_S):
             await made.show_permit(permit.secret)
-    except OSError as error:  # a timeout is one, too
+    except BaseException as error:
         made.drop()
+        if not isinstance(error, OSError):  # a timeout is one
+            raise
         unreached.add(address, error)
         raise Unreached from error
     return made
