@@ -329,6 +329,7 @@ LOG_FORMATS: Final = ("text", "json")
 MAX_CONNECTIONS: Final = 4096
 
 _MOST: Final = 1_000_000
+_MAX_PORT: Final = 65_535
 _MAX_SLOTS: Final = 4096
 _MAX_CACHE_MIB: Final = 1 << 30
 _LEAST_REGISTERS: Final = 1 << 10
@@ -436,6 +437,17 @@ class ControllerConfig(DaemonConfig):
     )
     port_file: Path | None = setting(
         None, read_path, "Write the port here once ready.", metavar="PATH"
+    )
+    frames: str = setting(
+        "on",
+        OneOf(ON_OFF),
+        "Whether sessions and nodes that reach a second port use that, which costs less than gRPC.",
+    )
+    frames_port: int = setting(
+        0,
+        whole(0, _MAX_PORT),
+        "That port, on the host of --listen; 0 picks a free one.",
+        metavar="PORT",
     )
     session_lease_s: float = setting(
         60.0,

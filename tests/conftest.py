@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -250,6 +251,12 @@ class Daemon:
     def stderr(self) -> str:
         return self._err.read_text()
 
+    @property
+    def frames(self) -> int:
+        """Of a controller, its port for frames; 0 where it takes none."""
+        found = re.search("frames are taken at port ([0-9]+)", self.stderr)
+        return int(found[1]) if found else 0
+
     def await_ready(self) -> str:
         """Waits for the line that is promised, and returns it."""
 
@@ -391,8 +398,9 @@ SUITES = {
 }
 """Which tests are a suite of their own; all others are the suite "main"."""
 
-_CARRIED = "standin-gpus"
-"""Names, in the parameters of a test, sessions whose arrays another library carries."""
+_CARRIED = ("standin-gpus", "connect-grpc")
+"""Name, in the parameters of a test, sessions whose arrays another library carries, or whose
+streams another carrier."""
 
 _STARTING = frozenset(
     {"cluster", "daemons", "open_kind", "processes", "run_program", "shared_daemons"}
@@ -420,7 +428,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def suite_of(nodeid: str) -> str:
     """The suite of a test."""
     found = (name for name, places in SUITES.items() if nodeid.startswith(places))
-    return next(found, "carriers" if _CARRIED in nodeid else "main")
+    second = any(carried in nodeid for carried in _CARRIED)
+    return next(found, "carriers" if second else "main")
 
 
 def _is_slow(item: pytest.Item) -> bool:

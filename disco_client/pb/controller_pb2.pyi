@@ -66,6 +66,53 @@ END_REASON_STOPPED: EndReason.ValueType  # 8
 global___EndReason = EndReason
 
 @typing.final
+class PermitRequest(google.protobuf.message.Message):
+    """Asks for a connection of frames, which costs less than a stream of gRPC. Over it goes
+    the permit's secret; then from the controller an empty frame; then both ways, a frame
+    each, what a stream would carry. An empty frame asks a peer that has been silent for a
+    sign of life, which is an empty frame again.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: builtins.int
+    first: builtins.bytes
+    """The SHA-256 of the message that will be the first one; no other is taken."""
+    def __init__(
+        self,
+        *,
+        first: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first"]) -> None: ...
+
+global___PermitRequest = PermitRequest
+
+@typing.final
+class Permit(google.protobuf.message.Message):
+    """Admits one connection, of whoever asked, once and soon. Empty where the controller
+    takes no frames.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SECRET_FIELD_NUMBER: builtins.int
+    PORT_FIELD_NUMBER: builtins.int
+    secret: builtins.bytes
+    port: builtins.int
+    """Where, on the host at which the controller is reached. For a controller on a Unix
+    socket 0; then it is that socket's path with .frames behind it.
+    """
+    def __init__(
+        self,
+        *,
+        secret: builtins.bytes = ...,
+        port: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["port", b"port", "secret", b"secret"]) -> None: ...
+
+global___Permit = Permit
+
+@typing.final
 class CreateSession(google.protobuf.message.Message):
     """Asks for a session."""
 
@@ -521,6 +568,7 @@ class NodeInfo(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     AGE_S_FIELD_NUMBER: builtins.int
+    CARRIER_FIELD_NUMBER: builtins.int
     name: builtins.str
     slots: builtins.int
     free_slots: builtins.int
@@ -529,6 +577,8 @@ class NodeInfo(google.protobuf.message.Message):
     """ready, draining or away."""
     age_s: builtins.float
     """For how long it has been here, in seconds."""
+    carrier: builtins.str
+    """What carries its stream: frames or grpc."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -541,8 +591,9 @@ class NodeInfo(google.protobuf.message.Message):
         version: builtins.str = ...,
         state: builtins.str = ...,
         age_s: builtins.float = ...,
+        carrier: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "devices", b"devices", "free_slots", b"free_slots", "name", b"name", "slots", b"slots", "state", b"state", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "carrier", b"carrier", "devices", b"devices", "free_slots", b"free_slots", "name", b"name", "slots", b"slots", "state", b"state", "version", b"version"]) -> None: ...
 
 global___NodeInfo = NodeInfo
 
@@ -564,6 +615,7 @@ class SessionInfo(google.protobuf.message.Message):
     ENDED_S_FIELD_NUMBER: builtins.int
     END_REASON_FIELD_NUMBER: builtins.int
     END_MESSAGE_FIELD_NUMBER: builtins.int
+    CARRIER_FIELD_NUMBER: builtins.int
     session: builtins.int
     name: builtins.str
     owner: builtins.str
@@ -581,6 +633,8 @@ class SessionInfo(google.protobuf.message.Message):
     """
     end_reason: builtins.str
     end_message: builtins.str
+    carrier: builtins.str
+    """What carries the stream of its client: frames or grpc; empty where none is connected."""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankInfo]: ...
     def __init__(
@@ -598,9 +652,10 @@ class SessionInfo(google.protobuf.message.Message):
         ended_s: builtins.float | None = ...,
         end_reason: builtins.str = ...,
         end_message: builtins.str = ...,
+        carrier: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "_lease_left_s", b"_lease_left_s", "ended_s", b"ended_s", "lease_left_s", b"lease_left_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "_lease_left_s", b"_lease_left_s", "age_s", b"age_s", "attached", b"attached", "end_message", b"end_message", "end_reason", b"end_reason", "ended_s", b"ended_s", "lease_left_s", b"lease_left_s", "name", b"name", "num_workers", b"num_workers", "owner", b"owner", "ranks", b"ranks", "session", b"session", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "_lease_left_s", b"_lease_left_s", "age_s", b"age_s", "attached", b"attached", "carrier", b"carrier", "end_message", b"end_message", "end_reason", b"end_reason", "ended_s", b"ended_s", "lease_left_s", b"lease_left_s", "name", b"name", "num_workers", b"num_workers", "owner", b"owner", "ranks", b"ranks", "session", b"session", "state", b"state"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ended_s", b"_ended_s"]) -> typing.Literal["ended_s"] | None: ...
     @typing.overload

@@ -41,6 +41,11 @@ class SessionServiceStub(object):
                 request_serializer=disco__client_dot_pb_dot_envelope__pb2.Envelope.SerializeToString,
                 response_deserializer=disco__client_dot_pb_dot_envelope__pb2.Envelope.FromString,
                 _registered_method=True)
+        self.Admit = channel.unary_unary(
+                '/disco.v1.SessionService/Admit',
+                request_serializer=disco__client_dot_pb_dot_controller__pb2.PermitRequest.SerializeToString,
+                response_deserializer=disco__client_dot_pb_dot_controller__pb2.Permit.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/disco.v1.SessionService/List',
                 request_serializer=disco__client_dot_pb_dot_controller__pb2.ListRequest.SerializeToString,
@@ -76,6 +81,13 @@ class SessionServiceServicer(object):
         """The life of a session: CREATE first; then QUEUED until it is placed,
         READY, batches one way and replies the other, CLOSE and ENDED. After a lost
         connection, or in another program: ATTACH first, then READY and so on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Admit(self, request, context):
+        """Asks for a connection of frames that carries what Open would.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,6 +136,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.Open,
                     request_deserializer=disco__client_dot_pb_dot_envelope__pb2.Envelope.FromString,
                     response_serializer=disco__client_dot_pb_dot_envelope__pb2.Envelope.SerializeToString,
+            ),
+            'Admit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Admit,
+                    request_deserializer=disco__client_dot_pb_dot_controller__pb2.PermitRequest.FromString,
+                    response_serializer=disco__client_dot_pb_dot_controller__pb2.Permit.SerializeToString,
             ),
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
@@ -179,6 +196,33 @@ class SessionService(object):
             '/disco.v1.SessionService/Open',
             disco__client_dot_pb_dot_envelope__pb2.Envelope.SerializeToString,
             disco__client_dot_pb_dot_envelope__pb2.Envelope.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Admit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disco.v1.SessionService/Admit',
+            disco__client_dot_pb_dot_controller__pb2.PermitRequest.SerializeToString,
+            disco__client_dot_pb_dot_controller__pb2.Permit.FromString,
             options,
             channel_credentials,
             insecure,

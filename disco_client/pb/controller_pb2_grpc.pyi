@@ -31,6 +31,12 @@ class SessionServiceStub:
     connection, or in another program: ATTACH first, then READY and so on.
     """
 
+    Admit: grpc.UnaryUnaryMultiCallable[
+        disco_client.pb.controller_pb2.PermitRequest,
+        disco_client.pb.controller_pb2.Permit,
+    ]
+    """Asks for a connection of frames that carries what Open would."""
+
     List: grpc.UnaryUnaryMultiCallable[
         disco_client.pb.controller_pb2.ListRequest,
         disco_client.pb.controller_pb2.ListResult,
@@ -74,6 +80,12 @@ class SessionServiceAsyncStub:
     READY, batches one way and replies the other, CLOSE and ENDED. After a lost
     connection, or in another program: ATTACH first, then READY and so on.
     """
+
+    Admit: grpc.aio.UnaryUnaryMultiCallable[
+        disco_client.pb.controller_pb2.PermitRequest,
+        disco_client.pb.controller_pb2.Permit,
+    ]
+    """Asks for a connection of frames that carries what Open would."""
 
     List: grpc.aio.UnaryUnaryMultiCallable[
         disco_client.pb.controller_pb2.ListRequest,
@@ -120,6 +132,14 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         READY, batches one way and replies the other, CLOSE and ENDED. After a lost
         connection, or in another program: ATTACH first, then READY and so on.
         """
+
+    @abc.abstractmethod
+    def Admit(
+        self,
+        request: disco_client.pb.controller_pb2.PermitRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[disco_client.pb.controller_pb2.Permit, collections.abc.Awaitable[disco_client.pb.controller_pb2.Permit]]:
+        """Asks for a connection of frames that carries what Open would."""
 
     @abc.abstractmethod
     def List(

@@ -125,13 +125,17 @@ class Refused(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MESSAGE_FIELD_NUMBER: builtins.int
+    DENIED_FIELD_NUMBER: builtins.int
     message: builtins.str
+    denied: builtins.bool
+    """Of frames, which have no status as a call of gRPC has: it is for others than the caller."""
     def __init__(
         self,
         *,
         message: builtins.str = ...,
+        denied: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["denied", b"denied", "message", b"message"]) -> None: ...
 
 global___Refused = Refused
 

@@ -42,6 +42,11 @@ class NodeServiceStub(object):
                 request_serializer=disco__client_dot_pb_dot_envelope__pb2.Envelope.SerializeToString,
                 response_deserializer=disco__client_dot_pb_dot_envelope__pb2.Envelope.FromString,
                 _registered_method=True)
+        self.Admit = channel.unary_unary(
+                '/disco.v1.NodeService/Admit',
+                request_serializer=disco__client_dot_pb_dot_controller__pb2.PermitRequest.SerializeToString,
+                response_deserializer=disco__client_dot_pb_dot_controller__pb2.Permit.FromString,
+                _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/disco.v1.NodeService/Fetch',
                 request_serializer=disco__client_dot_pb_dot_controller__pb2.Transfer.SerializeToString,
@@ -60,6 +65,13 @@ class NodeServiceServicer(object):
 
     def Register(self, request_iterator, context):
         """The life of a node: REGISTER first; then what sessions need of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Admit(self, request, context):
+        """Asks for a connection of frames that carries what Register would.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,6 +98,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=disco__client_dot_pb_dot_envelope__pb2.Envelope.FromString,
                     response_serializer=disco__client_dot_pb_dot_envelope__pb2.Envelope.SerializeToString,
+            ),
+            'Admit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Admit,
+                    request_deserializer=disco__client_dot_pb_dot_controller__pb2.PermitRequest.FromString,
+                    response_serializer=disco__client_dot_pb_dot_controller__pb2.Permit.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
@@ -126,6 +143,33 @@ class NodeService(object):
             '/disco.v1.NodeService/Register',
             disco__client_dot_pb_dot_envelope__pb2.Envelope.SerializeToString,
             disco__client_dot_pb_dot_envelope__pb2.Envelope.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Admit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disco.v1.NodeService/Admit',
+            disco__client_dot_pb_dot_controller__pb2.PermitRequest.SerializeToString,
+            disco__client_dot_pb_dot_controller__pb2.Permit.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,6 +29,12 @@ class NodeServiceStub:
     ]
     """The life of a node: REGISTER first; then what sessions need of it."""
 
+    Admit: grpc.UnaryUnaryMultiCallable[
+        disco_client.pb.controller_pb2.PermitRequest,
+        disco_client.pb.controller_pb2.Permit,
+    ]
+    """Asks for a connection of frames that carries what Register would."""
+
     Fetch: grpc.UnaryStreamMultiCallable[
         disco_client.pb.controller_pb2.Transfer,
         disco_client.pb.controller_pb2.ArrayChunk,
@@ -49,6 +55,12 @@ class NodeServiceAsyncStub:
         disco_client.pb.envelope_pb2.Envelope,
     ]
     """The life of a node: REGISTER first; then what sessions need of it."""
+
+    Admit: grpc.aio.UnaryUnaryMultiCallable[
+        disco_client.pb.controller_pb2.PermitRequest,
+        disco_client.pb.controller_pb2.Permit,
+    ]
+    """Asks for a connection of frames that carries what Register would."""
 
     Fetch: grpc.aio.UnaryStreamMultiCallable[
         disco_client.pb.controller_pb2.Transfer,
@@ -72,6 +84,14 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[disco_client.pb.envelope_pb2.Envelope], collections.abc.AsyncIterator[disco_client.pb.envelope_pb2.Envelope]]:
         """The life of a node: REGISTER first; then what sessions need of it."""
+
+    @abc.abstractmethod
+    def Admit(
+        self,
+        request: disco_client.pb.controller_pb2.PermitRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[disco_client.pb.controller_pb2.Permit, collections.abc.Awaitable[disco_client.pb.controller_pb2.Permit]]:
+        """Asks for a connection of frames that carries what Register would."""
 
     @abc.abstractmethod
     def Fetch(

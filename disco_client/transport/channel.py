@@ -245,10 +245,10 @@ class LineCall:
         made, bearer = self._line.method(*self._what)
         return made(*args, **options, **_headers(*metadata, *bearer))
 
-    def future(self, *args: Any, **options: Any) -> Any:
+    def future(self, *args: Any, metadata: Sequence[tuple[str, str]] = (), **options: Any) -> Any:
         """As of a channel's callable with one answer."""
         made, bearer = self._line.method(*self._what)
-        return made.future(*args, **options, **_headers(*bearer))
+        return made.future(*args, **options, **_headers(*metadata, *bearer))
 
 
 def _headers(*headers: tuple[str, str]) -> dict[str, Any]:

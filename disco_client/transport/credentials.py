@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Self
 from disco_client.errors import ConfigError
 
 if TYPE_CHECKING:
+    import ssl
+
     import grpc
 
 __all__ = ["NO_CREDENTIALS", "Credentials", "FilesState", "is_local", "read_pem", "state_of"]
@@ -194,6 +196,23 @@ class Credentials:
         cert, key = read_pem(self.cert, "tls_cert"), read_pem(self.key, "tls_key")
         check_pair(self.cert, self.key)
         return grpc.ssl_channel_credentials(ca, key, cert)
+
+    def context(self) -> ssl.SSLContext | None:
+        """What a new connection without gRPC needs; None for one that is not encrypted.
+
+        Raises:
+            ConfigError: A file cannot be read, or is not what it should be.
+        """
+        if self.ca is None:
+            return None
+        import ssl  # needed only with TLS
+
+        read_pem(self.ca, "tls_ca")
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.cert is not None and self.key is not None:
+            check_pair(self.cert, self.key)
+            context.load_cert_chain(self.cert, self.key)
+        return context
 
     def bearer(self) -> tuple[tuple[str, str], ...]:
         """The metadata that authenticates a call.

@@ -1,7 +1,7 @@
 """A session through a controller daemon: its stream, its arrays and one reader thread.
 
-gRPC's own thread pulls encoded batches and sends them; while it is busy the next
-batch grows. Envelopes cross gRPC as bytes: they were encoded once and are relayed as
+A thread of the stream's carrier pulls encoded batches and sends them; while it is busy the
+next batch grows. Envelopes cross it as bytes: they were encoded once and are relayed as
 they are.
 """
 
@@ -11,10 +11,8 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
-
-import grpc
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Self
 
 from disco_client import errors
 from disco_client.arrays.client import ArrayClient
@@ -31,13 +29,8 @@ from disco_client.transport.base import (
     Welcome,
     Wish,
 )
-from disco_client.transport.channel import (
-    ReloadingChannel,
-    await_controller,
-    denied,
-    details,
-    why_refused,
-)
+from disco_client.transport.carriers import OpenStream, StreamBroken, open_stream
+from disco_client.transport.channel import ReloadingChannel, await_controller, why_refused
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.transport.run_clock import RunClock
 from disco_client.version import __version__
@@ -60,7 +53,7 @@ __all__ = ["GrpcTransport", "Outgoing", "SessionStream", "error_before", "error_
 
 # What a session sends, over one stream after another.
 #
-# gRPC's own thread pulls envelopes to send from an iterator. When its stream breaks, that
+# A thread of the carrier pulls envelopes to send from an iterator. When its stream breaks, that
 # thread may be waiting for commands, and another one pulls for the next stream; so each
 # iterator belongs to one stream, and an outdated one takes nothing more.
 #
@@ -225,6 +218,9 @@ _ASK_AGAIN_S = 5.0
 _LOOK_S = 2.0
 """A waiting thread checks more often; a longer gap means that this process stood still."""
 
+_JOIN_S = 1.0
+"""How long the threads of a stream that was broken off may take to end."""
+
 _WORTH_SAYING_S = 1.0
 _RECEIVED_EVERY = 256
 _RECEIVED_BYTES = 1 << 20
@@ -246,13 +242,10 @@ class SessionStream:
 
     def __init__(self, line: ReloadingChannel, address: str) -> None:
         self._line = line
-        self._open_stream: Any = line.stream_stream(_SERVICE + "Open")
         self._address = address
         self._out = Outgoing()
-        self._call: Any = None
+        self._streams: list[OpenStream] = []
         self._incoming: Iterator[EncodedEnvelope] = iter(())
-        self._calls: list[threading.Event] = []
-        self._threads: set[threading.Thread] = set()
         # Counts only time with checks: what arrived while no thread ran is not read yet.
         self._clock = RunClock(_LOOK_S)
         self._heard = self._asked = self._clock()
@@ -327,26 +320,18 @@ class SessionStream:
         self._nodes = [rank.node for rank in self._ready.ranks]
 
     def _open(self, first: bytes) -> None:
-        over = threading.Event()
-        self._calls = [*(call for call in self._calls if not call.is_set()), over]
-        self._threads = {thread for thread in self._threads if thread.is_alive()}
+        for former in self._streams:
+            former.close()
+        self._streams = [former for former in self._streams if not former.join(0.0)]
         trace = tuple(spans.active_carrier().items())
-        self._call = self._open_stream(self._noted(self._out.stream(first)), metadata=trace)
-        self._incoming = (each for raw in self._call for _, each in envelopes_in(raw))
-        self._call.add_done_callback(self._note_thread_and(over))
+        stream = open_stream(self._line, _SERVICE, first, self._out.stream(first), trace)
+        self._streams.append(stream)
+        self._incoming = (each for raw in stream for _, each in envelopes_in(raw))
 
-    def _noted(self, outgoing: Iterable[bytes]) -> Iterable[bytes]:
-        self._threads.add(threading.current_thread())
-        yield from outgoing
-
-    def _note_thread_and(self, over: threading.Event) -> Callable[[Any], None]:
-        """Makes a callback for the end of a call; it runs in gRPC's own thread."""
-
-        def note(_call: Any) -> None:
-            self._threads.add(threading.current_thread())
-            over.set()
-
-        return note
+    @property
+    def carrier(self) -> str:
+        """What carries the present stream: ``frames`` or ``grpc``."""
+        return self._streams[-1].carrier if self._streams else ""
 
     def _await_ready(self, name: str, on_queued: Callable[[QueuePosition], None]) -> None:
         """Reads until the session is ready."""
@@ -362,10 +347,9 @@ class SessionStream:
                     ended = controller_pb2.SessionEnded.FromString(received.payload)
                     raise error_before(ended, name)
                 elif received.kind == EnvelopeKind.REFUSED:
-                    refused = node_pb2.Refused.FromString(received.payload)
-                    raise errors.ConnectionFailed(refused.message)
-        except grpc.RpcError as error:
-            raise denied(error) or errors.ConnectionFailed(self._broken(error)) from None
+                    raise _refusal(node_pb2.Refused.FromString(received.payload))
+        except StreamBroken as error:
+            raise error.refused or errors.ConnectionFailed(self._broken(error)) from None
         msg = f"the controller at {self._address} ended the session before it was ready"
         raise errors.ConnectionFailed(msg)
 
@@ -386,13 +370,13 @@ class SessionStream:
                 elif received.kind == EnvelopeKind.ENDED:
                     ended = controller_pb2.SessionEnded.FromString(received.payload)
                     raise error_before(ended, name)
-        except grpc.RpcError as error:
+        except StreamBroken as error:
             raise errors.ConnectionFailed(self._broken(error)) from None
         msg = f"the controller at {self._address} ended the stream"
         raise errors.ConnectionFailed(msg)
 
-    def _broken(self, error: grpc.RpcError) -> str:
-        return f"the connection to the controller at {self._address} broke: {details(error)}"
+    def _broken(self, error: StreamBroken) -> str:
+        return f"the connection to the controller at {self._address} broke: {error}"
 
     # Receiving -------------------------------------------------------------------------
 
@@ -406,7 +390,7 @@ class SessionStream:
             try:
                 ended = self._read(events)
                 why = f"the controller at {self._address} ended the stream"
-            except grpc.RpcError as broke:
+            except StreamBroken as broke:
                 ended, why = None, self._broken(broke)
             if ended is None and not self._leaving.is_set():
                 ended = self._come_back(why)
@@ -538,7 +522,7 @@ class SessionStream:
 
     def _come_back(self, why: str) -> errors.SessionError | None:
         """Attaches to the session again; returns the error if it cannot, or None."""
-        self._call.cancel()
+        self._streams[-1].close()
         with self._clock.turning():
             return self._try_to_come_back(why)
 
@@ -604,7 +588,7 @@ class SessionStream:
         now = self._clock.turn()
         if now - self._heard > _SILENCE_S:
             self._heard = now
-            self._call.cancel()
+            self._streams[-1].close()
         elif now - self._asked > _ASK_AGAIN_S:
             self._ask()
 
@@ -622,21 +606,24 @@ class SessionStream:
     def cancel(self) -> None:
         """Breaks the present stream off; idempotent."""
         self._out.end()
-        if self._call is not None:
-            self._call.cancel()
+        for stream in self._streams:
+            stream.close()
 
     def join(self, timeout: float) -> None:
-        """Waits for the threads that gRPC used.
-
-        Python may exit right after this, and stops gRPC's threads wherever they are.
-        One that held the call's lock would never give it back, and the destructor
-        of the call waits for that lock: the program would not end.
-        """
+        """Waits until no thread is left of its streams."""
         deadline = time.monotonic() + timeout
-        for over in self._calls:
-            over.wait(max(0.0, deadline - time.monotonic()))
-        for thread in self._threads - {threading.current_thread()}:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        for stream in self._streams:
+            stream.join(max(0.0, deadline - time.monotonic()))
+
+    def disown(self) -> None:
+        """Closes a forked child's copies of descriptors."""
+        for stream in self._streams:
+            stream.disown()
+
+
+def _refusal(refused: node_pb2.Refused) -> errors.DiscoError:
+    kind = errors.AccessDenied if refused.denied else errors.ConnectionFailed
+    return kind(refused.message)
 
 
 def _encode_wish(wish: Wish) -> bytes:
@@ -748,6 +735,7 @@ class GrpcTransport:
         except BaseException:
             self._stream.cancel()
             self._line.close()
+            self._stream.join(_JOIN_S)
             raise
         addresses = {rank.worker: rank.array_address for rank in ready.ranks}
         credentials = self._line.credentials
@@ -778,8 +766,13 @@ class GrpcTransport:
 
     @property
     def pump(self) -> None:
-        """None: gRPC has threads of its own that send and receive."""
+        """None: threads of their own send and receive."""
         return None
+
+    @property
+    def carrier(self) -> str:
+        """What carries the session's stream: ``frames`` or ``grpc``."""
+        return self._stream.carrier
 
     @property
     def draining(self) -> tuple[str, ...]:
@@ -876,5 +869,6 @@ class GrpcTransport:
         self._stream.join(timeout)
 
     def disown(self) -> None:
-        """Closes a forked child's copies of array endpoints; gRPC's own sockets stay."""
+        """Closes a forked child's copies of what is not gRPC's own."""
+        self._stream.disown()
         self._arrays.disown()

@@ -380,6 +380,7 @@ class NodeView:
         version: Its release.
         age_s: For how long it has been here, in seconds.
         latency_s: The round-trip time of a request; None where it did not answer.
+        carrier: What carries its stream: ``frames`` or ``grpc``.
     """
 
     name: str
@@ -390,6 +391,7 @@ class NodeView:
     version: str
     age_s: float
     latency_s: float | None = None
+    carrier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,6 +469,8 @@ class SessionView:
         end_reason: The family of the reason, as metrics name it: ``closed``, ``rank_lost``, ...;
             empty while there is none, or where it belongs to another owner.
         end_message: The reason in words, likewise.
+        carrier: What carries the stream of its client, ``frames`` or ``grpc``; empty where none
+            is connected.
     """
 
     session: int
@@ -484,6 +488,7 @@ class SessionView:
     ended_s: float | None = None
     end_reason: str = ""
     end_message: str = ""
+    carrier: str = ""
 
     @property
     def queued(self) -> int:
@@ -575,6 +580,7 @@ def _decode_node(raw: controller_pb2.NodeOverview) -> NodeView:
         info.version,
         info.age_s,
         raw.latency_s if raw.HasField("latency_s") else None,
+        info.carrier,
     )
 
 
@@ -597,6 +603,7 @@ def _decode_session(raw: controller_pb2.SessionOverview) -> SessionView:
         info.ended_s if info.HasField("ended_s") else None,
         info.end_reason,
         info.end_message,
+        info.carrier,
     )
 
 

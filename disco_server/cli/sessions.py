@@ -159,7 +159,7 @@ def _details(session: SessionView) -> RenderableType:
         "session": f"{session.name} ({session.session:016x})",
         "owner": session.owner,
         "state": f"{session.state}, for {duration(session.age_s)}",
-        "client": _client(session),
+        "client": _client(session) + f", over {session.carrier}" * bool(session.carrier),
         "workers": f"{session.num_workers} on {', '.join(session.nodes) or 'no node yet'}",
     }
     if session.ended_s is not None:
@@ -278,6 +278,7 @@ _NODES = (
     Column("free", 7),
     Column("devices", 5, least=8),
     Column("version", 3),
+    Column("stream", 1),
     Column("here for", 4),
 )
 _SESSIONS = (
@@ -287,6 +288,7 @@ _SESSIONS = (
     Column("workers", 7),
     Column("nodes", 2, least=10),
     Column("owner", 3, least=10),
+    Column("stream", 1),
     Column("age", 6),
 )
 
@@ -296,12 +298,14 @@ def _draw(found: controller_pb2.ListResult, address: str) -> Group:
     for node in found.nodes:
         kinds = ", ".join(sorted(set(node.devices)))
         counts = (str(node.slots), str(node.free_slots))
-        nodes.append((node.name, node.state, *counts, kinds, node.version, duration(node.age_s)))
+        lately = (node.version, node.carrier, duration(node.age_s))
+        nodes.append((node.name, node.state, *counts, kinds, *lately))
     sessions: list[tuple[str, ...]] = []
     for s in found.sessions:
         where = ", ".join(sorted({rank.node for rank in s.ranks}, key=natural))
         left = f", {duration(s.lease_left_s)} left" * s.HasField("lease_left_s")
-        known = (s.state + left, str(s.num_workers), where, s.owner, duration(s.age_s))
+        life = (s.owner, s.carrier, duration(s.age_s))
+        known = (s.state + left, str(s.num_workers), where, *life)
         sessions.append((f"{s.session:016x}", s.name, *known))
     return Group(
         FittedTable(f"nodes at {address}", _NODES, nodes),

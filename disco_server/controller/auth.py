@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from disco_server.security import Guard
 
-__all__ = ["AuthInterceptor", "TokenBook", "caller", "peer_of"]
+__all__ = ["AuthInterceptor", "TokenBook", "as_caller", "caller", "peer_of"]
 
 
 _logger = logging.getLogger("disco.controller")
@@ -45,6 +45,11 @@ _GROUP_READS: Final = 0o044
 def caller() -> Identity:
     """The identity of the caller of the call that is being answered."""
     return _caller.get()
+
+
+def as_caller(who: Identity) -> None:
+    """Lets the running task answer a peer that was identified before."""
+    _caller.set(who)
 
 
 def peer_of(context: Any) -> str:

@@ -20,6 +20,7 @@ from disco_client.text import many
 from disco_client.transport.channel import SERVER_OPTIONS, connection_limit
 from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
 from disco_server.controller.auth import AuthInterceptor
+from disco_server.controller.frames import FrameListener
 from disco_server.controller.hub import Hub
 from disco_server.controller.service import SERVICE_NAMES, Edge
 from disco_server.core.cluster import SessionLimits
@@ -27,7 +28,7 @@ from disco_server.ipc.event_loop import RunLoop
 from disco_server.ipc.grpc_server import (
     CannotListen,
     add_port,
-    http_secrets,
+    listener_secrets,
     stop_server,
     warn_of_open_listener,
 )
@@ -77,6 +78,7 @@ async def _run(config: ControllerConfig) -> int:
         config.listen_address,
         guard=config.guard,
         max_connections=config.max_connections,
+        frames_port=config.frames_port if config.frames == "on" else None,
     )
     await door.open()
     if config.port_file:
@@ -111,7 +113,7 @@ async def _open_http(
         exposition(lambda: collect(hub)),
         lambda: "draining" if hub.cluster.draining else "",
         routes=Page(hub, interceptor).routes(),
-        secrets=http_secrets(config.guard),
+        secrets=listener_secrets(config.guard),
     )
     await http.open()
     return http
@@ -127,6 +129,7 @@ class ControllerListener:
             and reflection.
         guard: Which callers are admitted, and how connections are encrypted.
         max_connections: How many connections it takes; further ones are closed at once.
+        frames_port: The port for frames; 0 lets the system choose, None is for none.
 
     Attributes:
         address: Where it listens.
@@ -145,20 +148,27 @@ class ControllerListener:
         *,
         guard: Guard = _OPEN,
         max_connections: int = MAX_CONNECTIONS,
+        frames_port: int | None = 0,
     ) -> None:
         self._services = services
         options = [*SERVER_OPTIONS, connection_limit(max_connections)]
         self.interceptor = AuthInterceptor(guard)
         self._server = server = grpc.aio.server(interceptors=(self.interceptor,), options=options)
-        Edge(hub).add_to(server, services)
         self._checks = cast("Any", health).aio.HealthServicer()
         cast("Any", health_pb2_grpc).add_HealthServicer_to_server(self._checks, server)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         self.address = _bind(server, listen, guard)
+        self._frames = None
+        if frames_port is not None:
+            self._frames = FrameListener(self.address, frames_port, guard, max_connections)
+        Edge(hub, self._frames).add_to(server, services)
 
     async def open(self) -> None:
         """Begins to take calls; connections made since the address was bound have waited."""
+        if self._frames is not None:
+            await self._frames.open()
+            _logger.info("frames are taken at port %d", self._frames.port)
         await self._server.start()
         for name in ("", *self._services):
             await self._checks.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -169,6 +179,8 @@ class ControllerListener:
 
     async def close(self, grace: float | None) -> None:
         """Ends the calls under way after some seconds, with None at once."""
+        if self._frames is not None:
+            await self._frames.close(grace)
         await stop_server(self._server, grace)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from disco_server.core.access import Identity
     from disco_server.core.cluster import Cluster
     from disco_server.core.session_state import SessionTable
+    from disco_server.ipc.carriers import Carrier
     from disco_server.ipc.grpc_server import Outbox
 
 __all__ = [
@@ -51,13 +52,18 @@ Stream: TypeAlias = AsyncIterator[bytes]
 
 
 def guarded(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Hides the text of unforeseen exceptions from peers, which get the id of the log line."""
+    """Hides the text of unforeseen exceptions from peers, which get the id of the log line.
+
+    Args:
+        handler: A method whose last argument is the call's context, or a carrier.
+    """
 
     @wraps(handler)
-    async def guarded_handler(self: Any, request: Any, context: Context) -> Any:
+    async def guarded_handler(self: Any, *arguments: Any) -> Any:
+        context: Context = arguments[-1]
         try:
             with quiet_if_peer_left():
-                return await handler(self, request, context)
+                return await handler(self, *arguments)
         except DecodeError:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected a disco.v1 message")
         except ConnectionError as error:
@@ -95,17 +101,17 @@ async def refuse_call(context: Context, event: str, name: str, why: str) -> None
     await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
 
 
-async def refuse(context: Context, message: str) -> None:
+async def refuse(carrier: Carrier, message: str) -> None:
     """Tells a peer why its stream is refused."""
     refused = node_pb2.Refused(message=message).SerializeToString()
-    await context.write(envelope(EnvelopeKind.REFUSED, refused))
+    await carrier.send(envelope(EnvelopeKind.REFUSED, refused))
 
 
 FIRST_MESSAGE_S = 10.0
 """A peer that has sent no message for this long after it connected is refused."""
 
 
-async def first_message(stream: Stream) -> bytes | None:
+async def first_message(carrier: Carrier) -> bytes | None:
     """Waits for a peer's first message; None if it leaves without one.
 
     Raises:
@@ -113,7 +119,7 @@ async def first_message(stream: Stream) -> bytes | None:
     """
     try:
         async with asyncio.timeout(FIRST_MESSAGE_S):
-            return await anext(stream, None)
+            return await carrier.receive(bytes)
     except TimeoutError:
         msg = f"expected a first message within {FIRST_MESSAGE_S:g} s"
         raise ConnectionError(msg) from None

@@ -248,6 +248,7 @@ def node_info(node: Node, free_slots: int) -> controller_pb2.NodeInfo:
         version=node.version,
         state=node.state,
         age_s=time.monotonic() - node.joined,
+        carrier=node.carrier,
     )
 
 
@@ -268,6 +269,7 @@ def session_info(
         age_s=time.monotonic() - session.created,
         attached=session.attached,
         lease_left_s=session.lease_left(now),
+        carrier=session.carrier if session.attached else "",
     )
 
 

@@ -19,8 +19,6 @@ from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
     MAX_NAME,
-    Context,
-    Stream,
     end_stream,
     first_message,
     guarded,
@@ -29,6 +27,7 @@ from disco_server.controller.edge import (
 from disco_server.controller.hub import Hub, NodeLink
 from disco_server.core.nodes import Node, NodeRefused, NodeShare
 from disco_server.core.session_state import SessionState, SessionTable
+from disco_server.ipc.carriers import ServedCarrier
 from disco_server.ipc.grpc_server import Outbox
 from disco_server.observe import logs
 from disco_server.observe.logs import bind
@@ -52,11 +51,10 @@ class NodeStreams:
         self._hub = hub
 
     @guarded
-    async def register(self, stream: Stream, context: Context) -> None:
+    async def register(self, carrier: ServedCarrier) -> None:
         """The life of one worker daemon's connection."""
         hub = self._hub
-        stream = aiter(stream)
-        first = await first_message(stream)
+        first = await first_message(carrier)
         if first is None:
             return
         received = envelope_pb2.Envelope.FromString(first)
@@ -65,16 +63,16 @@ class NodeStreams:
         link = NodeLink(info.name, secrets.token_bytes(16), outbox)
         try:
             _check_name(info.name)
-            effects = self._join(received.kind, info, link)
+            effects = self._join(received.kind, info, link, carrier.carrier)
         except NodeRefused as refused:
             logs.refusals.record(
                 "node refused",
                 who=str(caller()),
-                peer=peer_of(context),
+                peer=peer_of(carrier),
                 what=info.name[:MAX_NAME],
                 outcome=str(refused),
             )
-            await refuse(context, str(refused))
+            await refuse(carrier, str(refused))
             return
         welcome = node_pb2.NodeRegistered(
             version=__version__, heartbeat_s=hub.heartbeat, node_key=link.key
@@ -84,12 +82,12 @@ class NodeStreams:
         hub.apply(effects)
         log = bind(_logger, node=info.name)
         log.info("node %s joined with %d slots", info.name, len(info.devices))
-        logs.record("node joined", who=str(caller()), peer=peer_of(context), what=info.name)
-        writing = asyncio.ensure_future(outbox.run(context.write))
-        reading = asyncio.ensure_future(self._read(stream, link))
+        logs.record("node joined", who=str(caller()), peer=peer_of(carrier), what=info.name)
+        writing = asyncio.ensure_future(carrier.send_from(outbox))
+        reading = asyncio.ensure_future(carrier.receive(lambda message: self._take(message, link)))
         try:
             await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
+            if reading.done():
                 reading.result()  # an error there must not look like a regular end
         finally:
             if hub.links.get(info.name) is link:
@@ -99,7 +97,7 @@ class NodeStreams:
                 log.info("node %s left", info.name)
             await end_stream(outbox, writing, reading)
 
-    def _join(self, kind: int, info: node_pb2.RegisterNode, link: NodeLink) -> Any:
+    def _join(self, kind: int, info: node_pb2.RegisterNode, link: NodeLink, carrier: str) -> Any:
         if kind != EnvelopeKind.REGISTER or not info.name or len(info.name) > MAX_NAME:
             msg = "expected a registration with the node's name first"
             raise NodeRefused(msg)
@@ -131,6 +129,7 @@ class NodeStreams:
             array_address=info.array_address,
             host_id=info.host_id or info.name,
             cordoned=info.cordoned,
+            carrier=carrier,
         )
         runs = [_known_by_node(run, info.name) for run in info.sessions]
         effects = self._hub.cluster.node_joined(node, runs, now)
@@ -140,14 +139,15 @@ class NodeStreams:
             self._hub.transfers.break_off(info.name)
         return effects
 
-    async def _read(self, stream: Stream, link: NodeLink) -> None:
+    def _take(self, message: bytes, link: NodeLink) -> bool | None:
+        """Handles one message of a node; something where the connection is not its own any more."""
         hub, name = self._hub, link.name
-        async for message in stream:
-            if hub.links.get(name) is not link:
-                return
-            hub.cluster.node_heard(name, hub.clock())
-            for raw, received in envelopes_in(message):
-                self._receive(raw, received, name)
+        if hub.links.get(name) is not link:
+            return True
+        hub.cluster.node_heard(name, hub.clock())
+        for raw, received in envelopes_in(message):
+            self._receive(raw, received, name)
+        return None
 
     def _receive(self, raw: bytes, received: envelope_pb2.Envelope, name: str) -> None:
         """Handles one envelope of a node."""

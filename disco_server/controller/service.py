@@ -31,10 +31,12 @@ from disco_server.controller.node_streams import NodeStreams
 from disco_server.controller.relay import NodeRefusedTransfer
 from disco_server.controller.session_streams import ClientStreams
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
+from disco_server.ipc.carriers import CallCarrier
 from disco_server.ipc.grpc_server import parsed
 from disco_server.observe import logs
 
 if TYPE_CHECKING:
+    from disco_server.controller.frames import FrameListener
     from disco_server.controller.hub import Hub, NodeLink
 
 __all__ = ["NODE_SERVICES", "SERVICE_NAMES", "Edge", "Watching", "named"]
@@ -116,17 +118,22 @@ NODE_SERVICES = ("disco.v1.NodeService", "disco.v1.RendezvousService")
 
 
 class Edge:
-    """The handlers of one controller."""
+    """The handlers of one controller.
 
-    def __init__(self, hub: Hub) -> None:
+    Args:
+        hub: The hub.
+        frames: The port for frames, if there is one.
+    """
+
+    def __init__(self, hub: Hub, frames: FrameListener | None = None) -> None:
         self._hub = hub
+        self._frames = frames
         self._clients = ClientStreams(hub)
         self._nodes = NodeStreams(hub)
         self._watching = Watching(hub)
 
     def add_to(self, server: grpc.aio.Server, names: Collection[str] = SERVICE_NAMES) -> None:
         """Registers services, all of them or those that are named."""
-        stream = grpc.stream_stream_rpc_method_handler
         untyped = cast("Any", grpc)
         pb, npb = controller_pb2, node_pb2
         watching = self._watching
@@ -135,6 +142,20 @@ class Edge:
             return untyped.unary_unary_rpc_method_handler(
                 parsed(handler, request), response_serializer=result and result.SerializeToString
             )
+
+        def stream(handler: Any) -> Any:
+            async def by_call(messages: Stream, context: Context) -> None:
+                await handler(CallCarrier(messages, context))
+
+            return untyped.stream_stream_rpc_method_handler(by_call)
+
+        def admit(handler: Any) -> Any:
+            async def by_frames(
+                request: controller_pb2.PermitRequest, context: Context
+            ) -> controller_pb2.Permit:
+                return self._admit(handler, request, context)
+
+            return unary(by_frames, pb.PermitRequest, pb.Permit)
 
         def collect(handler: Any, request: Any = pb.Transfer) -> Any:
             return untyped.unary_stream_rpc_method_handler(parsed(handler, request))
@@ -147,6 +168,7 @@ class Edge:
         methods: dict[str, dict[str, Any]] = {
             SERVICE_NAMES[0]: {
                 "Open": stream(self._clients.open),
+                "Admit": admit(self._clients.open),
                 "List": unary(self.list, pb.ListRequest, pb.ListResult),
                 "Close": unary(self.close, pb.CloseRequest, pb.CloseResult),
                 "Inspect": unary(self.inspect, pb.InspectRequest, pb.InspectResult),
@@ -155,6 +177,7 @@ class Edge:
             },
             SERVICE_NAMES[1]: {
                 "Register": stream(self._nodes.register),
+                "Admit": admit(self._nodes.register),
                 "Fetch": collect(self.fetch),
                 "Push": bring(self.push),
             },
@@ -172,6 +195,15 @@ class Edge:
                 if name in names
             )
         )
+
+    def _admit(
+        self, handler: Any, request: controller_pb2.PermitRequest, context: Context
+    ) -> controller_pb2.Permit:
+        """Admits the caller to a connection of frames, if this controller takes them."""
+        if self._frames is None:
+            return controller_pb2.Permit()
+        metadata = tuple(context.invocation_metadata() or ())
+        return self._frames.admit(handler, request, caller(), metadata)
 
     # Arrays -------------------------------------------------------------------------
 
@@ -301,7 +333,7 @@ class Edge:
     # Checks --------------------------------------------------------------------------------
 
     async def _head(self, stream: Stream, context: Context) -> controller_pb2.Transfer:
-        first = await first_message(aiter(stream))
+        first = await first_message(CallCarrier(stream, context))
         chunk = controller_pb2.ArrayChunk.FromString(first or b"")
         if not chunk.HasField("transfer"):
             await context.abort(

@@ -13,8 +13,6 @@ from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, mismatch
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
     MAX_NAME,
-    Context,
-    Stream,
     end_stream,
     first_message,
     guarded,
@@ -24,6 +22,7 @@ from disco_server.controller.edge import (
 )
 from disco_server.controller.hub import Hub, ended_message, signed
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
+from disco_server.ipc.carriers import ServedCarrier
 from disco_server.ipc.grpc_server import Outbox
 from disco_server.observe import logs
 
@@ -47,29 +46,29 @@ class ClientStreams:
         self._hub = hub
 
     @guarded
-    async def open(self, stream: Stream, context: Context) -> None:
+    async def open(self, carrier: ServedCarrier) -> None:
         """The life of one connection of a session, from CREATE or ATTACH on."""
-        stream = aiter(stream)
-        first = await first_message(stream)
+        first = await first_message(carrier)
         if first is None:
             return
         received = envelope_pb2.Envelope.FromString(first)
         if received.kind == EnvelopeKind.ATTACH:
-            session = await self._attach(received.payload, context)
+            session = await self._attach(received.payload, carrier)
         else:
-            session = await self._create(received, context)
+            session = await self._create(received, carrier)
         if session is not None:
-            await self._serve(session, stream, context)
+            await self._serve(session, carrier)
 
-    async def _serve(self, session: SessionTable, stream: Stream, context: Context) -> None:
+    async def _serve(self, session: SessionTable, carrier: ServedCarrier) -> None:
         hub = self._hub
         outbox = Outbox()
         former = hub.clients.get(session.session)
         hub.clients[session.session] = outbox
         if former is not None:
             former.close()
-        writing = asyncio.ensure_future(outbox.run(context.write))
-        reading = asyncio.ensure_future(self._read(stream, session))
+        session.carrier = carrier.carrier
+        writing = asyncio.ensure_future(carrier.send_from(outbox))
+        reading = asyncio.ensure_future(carrier.receive(lambda raw: self._receive(raw, session)))
         lease: float | None = None
         try:
             if session.state is SessionState.QUEUED:
@@ -77,14 +76,14 @@ class ClientStreams:
             else:
                 hub.tell_ready(session)
             await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
+            if reading.done():
                 said = reading.result()  # what went wrong there is raised here
                 if said is _CLOSE and session.alive:
-                    _audit("session closed", session, context)
+                    _audit("session closed", session, carrier)
                     hub.apply(hub.cluster.end(session.session, End(EndReason.CLOSED, "closed")))
                 elif said is not None:
-                    _audit("session detached", session, context)
-                    lease = said
+                    _audit("session detached", session, carrier)
+                    lease = said or None
             if not session.alive:
                 await writing
         finally:
@@ -96,42 +95,42 @@ class ClientStreams:
     # Beginning ----------------------------------------------------------------------
 
     async def _create(
-        self, received: envelope_pb2.Envelope, context: Context
+        self, received: envelope_pb2.Envelope, carrier: ServedCarrier
     ) -> SessionTable | None:
         create = controller_pb2.CreateSession.FromString(received.payload)
-        if received.kind == EnvelopeKind.CREATE and not await _same_protocol(create, context):
+        if received.kind == EnvelopeKind.CREATE and not await _same_protocol(create, carrier):
             return None
         problem = _check_create(received.kind, create, self._hub.cluster.limits.workers)
         if problem is not None:
-            await context.write(_refused_session(problem))
+            await carrier.send(_refused_session(problem))
             return None
         self._hub.counters.created += 1
         session = self._hub.new_session(create, caller())
-        session.trace = carrier_of(context.invocation_metadata() or ())
-        _audit("session created", session, context)
+        session.trace = carrier_of(carrier.invocation_metadata() or ())
+        _audit("session created", session, carrier)
         return session
 
-    async def _attach(self, payload: bytes, context: Context) -> SessionTable | None:
+    async def _attach(self, payload: bytes, carrier: ServedCarrier) -> SessionTable | None:
         attach = controller_pb2.AttachSession.FromString(payload)
-        if not await _same_protocol(attach, context):
+        if not await _same_protocol(attach, carrier):
             return None
         session = await self._find(attach)
         if session is not None and not attach.session and not caller().owns(session.principal):
-            await refuse_call(context, "attach refused", session.name, not_yours(session.name))
+            await refuse_call(carrier, "attach refused", session.name, not_yours(session.name))
         problem = _check_attach(attach, session)
         if session is None or problem is not None:
-            await context.write(_refused_session(problem or "no such session"))
+            await carrier.send(_refused_session(problem or "no such session"))
             return None
         if not caller().owns(session.principal):
-            await refuse_call(context, "attach refused", session.name, not_yours(session.name))
+            await refuse_call(carrier, "attach refused", session.name, not_yours(session.name))
         if session.end is not None:
             ended = ended_message(session.end).SerializeToString()
-            await context.write(envelope(EnvelopeKind.ENDED, ended, session=session.session))
+            await carrier.send(envelope(EnvelopeKind.ENDED, ended, session=session.session))
             return None
         owner = signed(attach.owner, caller()) if attach.owner else ""
         self._hub.cluster.client_back(session.session, owner)
         self._hub.counters.resumed += 1
-        _audit("session attached", session, context)
+        _audit("session attached", session, carrier)
         return session
 
     async def _find(self, attach: controller_pb2.AttachSession) -> SessionTable | None:
@@ -150,30 +149,32 @@ class ClientStreams:
 
     # Messages -------------------------------------------------------------------------
 
-    async def _read(self, stream: Stream, session: SessionTable) -> float | None:
-        """Reads until the client leaves; returns how long it may be away, or `_CLOSE`.
+    def _receive(self, raw: bytes, session: SessionTable) -> float | None:
+        """Handles one message; where the client leaves, returns how it does.
 
-        gRPC shows a broken stream as one that ended; only CLOSE means that the client is done.
+        A broken stream looks as one that ended; only CLOSE means that the client is done.
+
+        Returns:
+            How long the client may be away, 0 for as long as usual, `_CLOSE`, or None.
         """
         hub, counters = self._hub, self._hub.counters
-        async for raw in stream:
-            received = envelope_pb2.Envelope.FromString(raw)
-            kind = received.kind
-            if kind in _RELAYED:
-                if received.session != session.session:
-                    msg = "expected commands of this stream's session"
-                    raise ConnectionError(msg)
-                asked = received.worker_plus_one
-                hub.relay(session, raw, asked - 1 if asked else None)
-                if kind == EnvelopeKind.BATCH:
-                    counters.batches += 1
-                    counters.commands += received.last_seq - received.first_seq + 1
-                    counters.to_workers += len(raw)
-            elif kind == EnvelopeKind.CLOSE:
-                return _CLOSE
-            elif kind == EnvelopeKind.DETACH:
-                asked = controller_pb2.DetachSession.FromString(received.payload).lease_s
-                return min(asked, MAX_DETACHED_S) if asked > 0 else None
+        received = envelope_pb2.Envelope.FromString(raw)
+        kind = received.kind
+        if kind in _RELAYED:
+            if received.session != session.session:
+                msg = "expected commands of this stream's session"
+                raise ConnectionError(msg)
+            asked = received.worker_plus_one
+            hub.relay(session, raw, asked - 1 if asked else None)
+            if kind == EnvelopeKind.BATCH:
+                counters.batches += 1
+                counters.commands += received.last_seq - received.first_seq + 1
+                counters.to_workers += len(raw)
+        elif kind == EnvelopeKind.CLOSE:
+            return _CLOSE
+        elif kind == EnvelopeKind.DETACH:
+            lease_s = controller_pb2.DetachSession.FromString(received.payload).lease_s
+            return max(0.0, min(lease_s, MAX_DETACHED_S))
         return None
 
 
@@ -181,11 +182,11 @@ _CLOSE = -1.0
 """Returned instead of a time: the client is done with its session."""
 
 
-def _audit(event: str, session: SessionTable, context: Context) -> None:
+def _audit(event: str, session: SessionTable, carrier: ServedCarrier) -> None:
     logs.record(
         event,
         who=str(caller()),
-        peer=peer_of(context),
+        peer=peer_of(carrier),
         session=session.name,
         owner=session.owner,
         workers=session.num_workers,
@@ -193,13 +194,13 @@ def _audit(event: str, session: SessionTable, context: Context) -> None:
 
 
 async def _same_protocol(
-    request: controller_pb2.CreateSession | controller_pb2.AttachSession, context: Context
+    request: controller_pb2.CreateSession | controller_pb2.AttachSession, carrier: ServedCarrier
 ) -> bool:
     """Refuses a client of another protocol; returns whether the client's is this one."""
     theirs = f"client {request.version or 'of unknown version'}"
     problem = mismatch(f"controller {__version__}", PROTOCOL, theirs, request.protocol)
     if problem is not None:
-        await refuse(context, problem)
+        await refuse(carrier, problem)
     return problem is None
 
 

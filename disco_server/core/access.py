@@ -100,6 +100,7 @@ _ALL = frozenset({Role.CLIENT, Role.WORKER, Role.OBSERVER, Role.ADMIN})
 
 METHODS: Final[Mapping[str, frozenset[Role] | None]] = {
     "/disco.v1.SessionService/Open": _USERS,
+    "/disco.v1.SessionService/Admit": _USERS,
     "/disco.v1.SessionService/List": _READERS,
     "/disco.v1.SessionService/Close": _USERS,
     "/disco.v1.SessionService/Inspect": _USERS,
@@ -108,6 +109,7 @@ METHODS: Final[Mapping[str, frozenset[Role] | None]] = {
     "/disco.v1.ArrayService/Upload": _USERS,
     "/disco.v1.ArrayService/Download": _USERS,
     "/disco.v1.NodeService/Register": _WORKERS,
+    "/disco.v1.NodeService/Admit": _WORKERS,
     "/disco.v1.NodeService/Fetch": _WORKERS,
     "/disco.v1.NodeService/Push": _WORKERS,
     "/disco.v1.RendezvousService/Put": _WORKERS,

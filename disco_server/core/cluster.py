@@ -250,9 +250,9 @@ def _client(session: SessionTable) -> str:
 LATELY_S = 600.0
 """For how many seconds lists still have a session that has ended."""
 
-_RETURN_TRIPS = 5
-"""How often a message crosses a link and back until a node is back: to notice, for TCP, TLS
-and HTTP/2, and to register."""
+_RETURN_TRIPS = 9
+"""How often a message crosses a link and back until a node is back: to notice; for TCP, TLS
+and HTTP/2; for a connection of frames to be admitted, made, encrypted and begun; to register."""
 
 _REMEMBERED = 1024
 """How many sessions that are gone are remembered."""

@@ -153,6 +153,7 @@ class Node:
         away_since: When its connection broke, until it is back.
         joined: When it came.
         round_trip: The least seconds that an answer to the controller took; 0 for unknown.
+        carrier: What carries its stream: ``frames`` or ``grpc``.
     """
 
     name: str
@@ -169,6 +170,7 @@ class Node:
     away_since: float | None = None
     joined: float = 0.0
     round_trip: float = 0.0
+    carrier: str = ""
 
     @property
     def draining(self) -> bool:

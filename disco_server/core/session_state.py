@@ -141,6 +141,7 @@ class SessionTable:
         end: Why it ended, once it has.
         ended: When; set by the code that tells the client of the end.
         trace: The trace context of the client's request, which is passed on to its nodes.
+        carrier: What carries, or carried last, the stream of its client: ``frames`` or ``grpc``.
     """
 
     session: int
@@ -165,6 +166,7 @@ class SessionTable:
     end: End | None = None
     ended: float = 0.0
     trace: dict[str, str] = field(default_factory=dict[str, str])
+    carrier: str = ""
 
     def __post_init__(self) -> None:
         self.put_on(self.shares)

@@ -39,6 +39,7 @@ from disco_client.session import Session
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.arrays import in_pieces
 from disco_client.wire.codec import EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
+from disco_client.wire.framing import frame
 from disco_client.wire.reports import Inspection, decode_report
 from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_another
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
@@ -46,7 +47,7 @@ from disco_server.collectives.pmi import MAX_LINE, PmiExchange
 from disco_server.collectives.startup import CommunicatorStartup
 from disco_server.embedded.rank_child import RankChild
 from disco_server.ipc.arrays import FROM_RANKS, IncomingArray, Offers, OutgoingArray
-from disco_server.ipc.framing import frame, progress_in
+from disco_server.ipc.framing import progress_in
 from disco_server.ipc.process import limit_threads
 from disco_server.observe.processes import RankMemory, Subject, cut_ranks, inspect_ranks
 from disco_server.settings import INIT_TIMEOUT_S, cpu_cores

@@ -1,8 +1,7 @@
-"""Envelopes on a stream socket: a length, the bytes, and sometimes a descriptor.
+"""Frames between a daemon and its ranks, over Unix sockets, and sometimes a descriptor.
 
-A frame is a 4-byte little-endian length and that many bytes. A file descriptor
-travels with the first byte of its frame, so descriptors and the frames that
-mention them arrive in the same order; the reader hands each to the frame that
+A file descriptor travels with the first byte of its frame, so descriptors and the frames
+that mention them arrive in the same order; the reader hands each to the frame that
 asks for it. If the receiver had no free descriptor, it gets -1 in its place; if the
 sender could not pass it, another frame comes instead.
 
@@ -24,16 +23,15 @@ from collections.abc import Callable
 from typing import Self
 
 from disco_client.arrays.shared_memory import CLOSED_ON_EXEC, allocate, descriptors_in, map_shared
+from disco_client.wire.framing import FrameCutter, frame
 from disco_server.settings import keeps_order
 
 __all__ = [
     "HOW_FAR",
-    "MAX_FRAME_BYTES",
     "PROGRESS_VARIABLE",
     "FrameReader",
     "ProgressPage",
     "Unsent",
-    "frame",
     "frame_of_progress",
     "progress_in",
     "receive",
@@ -42,19 +40,12 @@ __all__ = [
 ]
 
 
-MAX_FRAME_BYTES = 64 << 20
-_HEADER = struct.Struct("<I")
 _READ_BYTES = 256 * 1024
 _FD_SPACE = socket.CMSG_SPACE(16 * array.array("i").itemsize)
 _SCARCE = (errno.ENOMEM, errno.ENOBUFS)
 """The kernel had no memory for a message, and may have some the next moment."""
 
 _PAUSE_S = 0.001
-
-
-def frame(raw: bytes) -> bytes:
-    """Puts a length before an encoded envelope."""
-    return _HEADER.pack(len(raw)) + raw
 
 
 HOW_FAR = frame(b"")
@@ -73,46 +64,14 @@ def progress_in(raw: bytes) -> int | None:
     return _PROGRESS.unpack(raw)[0] if len(raw) == _PROGRESS.size else None
 
 
-class FrameReader:
-    """Cuts a stream of bytes into frames; no I/O here."""
+class FrameReader(FrameCutter):
+    """Cuts what a socket brings into frames, and holds descriptors."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        super().__init__()
         self.fds: deque[int] = deque()
         # Read into again and again: fresh memory costs many times what reading does.
         self.scratch = memoryview(bytearray(_READ_BYTES))
-
-    def feed(self, data: bytes | memoryview) -> list[bytes]:
-        """Adds bytes and returns the frames that are complete.
-
-        Raises:
-            ValueError: A frame is longer than any peer sends.
-        """
-        buffer = self._buffer
-        source: bytes | bytearray | memoryview = data
-        if buffer:
-            buffer += data
-            source = buffer
-        elif len(data) >= _HEADER.size and _HEADER.unpack_from(data)[0] == len(data) - _HEADER.size:
-            return [bytes(data[_HEADER.size :])]  # one whole frame, as most of what comes
-        frames: list[bytes] = []
-        at = 0
-        size = len(source)
-        while size - at >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(source, at)
-            if length > MAX_FRAME_BYTES:
-                msg = f"expected a frame of at most {MAX_FRAME_BYTES} bytes, got {length}"
-                raise ValueError(msg)
-            end = at + _HEADER.size + length
-            if end > size:
-                break
-            frames.append(bytes(memoryview(source)[at + _HEADER.size : end]))
-            at = end
-        if source is buffer:
-            del buffer[:at]
-        elif at < size:
-            buffer += memoryview(data)[at:]
-        return frames
 
     def close(self) -> None:
         """Closes descriptors that were not taken."""

@@ -30,7 +30,7 @@ __all__ = [
     "CertificateFiles",
     "Outbox",
     "add_port",
-    "http_secrets",
+    "listener_secrets",
     "parsed",
     "quiet_if_peer_left",
     "stop_server",
@@ -134,14 +134,14 @@ def add_port(server: grpc.aio.Server, address: str, guard: Guard) -> int:
         return 0
 
 
-def http_secrets(guard: Guard) -> ssl.SSLContext | None:
-    """Makes the TLS context of a daemon's HTTP port, from the certificate of its gRPC port.
-
-    A browser, Prometheus or a kubelet has no certificate of its own, so none is required;
-    if `guard` requires client certificates, one that is shown identifies its client.
+def listener_secrets(guard: Guard, *, required: bool = False) -> ssl.SSLContext | None:
+    """Makes the TLS context of a port without gRPC, from the certificate of a daemon's gRPC port.
 
     Args:
         guard: How the gRPC port is guarded.
+        required: Whether clients must show a certificate. A browser, Prometheus or a kubelet
+            has none, so they need not; if `guard` requires one, a certificate that is shown
+            identifies its client.
 
     Returns:
         The context, whose new connections use replaced certificates; None if connections are
@@ -153,14 +153,15 @@ def http_secrets(guard: Guard) -> ssl.SSLContext | None:
     if not guard.encrypts:
         return None
     files = guard.tls_cert, guard.tls_key, guard.tls_ca
-    seen, newest = state_of(*files), _make_context(guard)
+    verify = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    seen, newest = state_of(*files), _make_context(guard, verify)
 
     def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         nonlocal seen, newest
         if (state := state_of(*files)) != seen:
             seen = state
             try:
-                newest = _make_context(guard)
+                newest = _make_context(guard, verify)
             except ConfigError as error:
                 _logger.warning("the certificates before serve on: %s", error)
         connection.context = newest
@@ -169,14 +170,14 @@ def http_secrets(guard: Guard) -> ssl.SSLContext | None:
     return newest
 
 
-def _make_context(guard: Guard) -> ssl.SSLContext:
+def _make_context(guard: Guard, verify: ssl.VerifyMode) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(cast("Path", guard.tls_cert), guard.tls_key)
         if guard.require_client_cert and guard.tls_ca is not None:
             context.load_verify_locations(guard.tls_ca)
-            context.verify_mode = ssl.CERT_OPTIONAL
+            context.verify_mode = verify
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"tls_cert: {guard.tls_cert} cannot be used: {error}") from None
     return context
@@ -264,7 +265,7 @@ def _is_grpc_s(task: asyncio.Task[Any]) -> bool:
     return getattr(task.get_coro(), "__name__", "") in _OF_GRPC
 
 
-# What waits to be written to one gRPC stream.
+# What waits to be written to one stream.
 #
 # The messages of one session keep their order; sessions that share a stream take turns,
 # so that what one of them sends in bulk does not hold up another one's lone command.
@@ -294,11 +295,11 @@ class _Queue:
 
 
 class Outbox:
-    """The writing side of one stream; its owner runs :meth:`run`."""
+    """The writing side of one stream; what carries that takes what is posted."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[int, _Queue] = OrderedDict()  # none of them is empty
-        self._wake: asyncio.Future[None] | None = None
+        self._wake: Callable[[], object] = lambda: None
         self._closed = False
         self._farewell: bytes | None = None
 
@@ -324,23 +325,27 @@ class Outbox:
             return False
         queue.waiting.append(raw)
         queue.nbytes += len(raw)
-        self._signal()
+        self._wake()
         return True
 
     def close(self, farewell: bytes | None = None) -> None:
-        """Lets :meth:`run` end once everything posted has been written.
+        """Lets it be over once everything posted has been written.
 
         Args:
             farewell: An envelope to write after all others.
         """
         self._closed = True
         self._farewell = farewell or self._farewell
-        self._signal()
+        self._wake()
 
-    def _signal(self) -> None:
-        wake = self._wake
-        if wake is not None and not wake.done():
-            wake.set_result(None)
+    def on_post(self, wake: Callable[[], object]) -> None:
+        """Calls a function from now on whenever there may be something to :meth:`take`."""
+        self._wake = wake
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing waits, and nothing will."""
+        return self._closed and not self._queues and self._farewell is None
 
     def _next(self) -> tuple[int, _Queue]:
         """The session whose turn it is, and what waits of it; some session must have any."""
@@ -352,8 +357,8 @@ class Outbox:
             queue.credit += _TURN_BYTES
             queues.move_to_end(session)
 
-    def _take(self) -> bytes:
-        """Takes the next message to write: an envelope, and those that are small behind it."""
+    def take(self) -> list[bytes]:
+        """Takes what leaves next: an envelope, and those that are small behind it."""
         taken: list[bytes] = []
         nbytes = 0
         while self._queues:
@@ -367,21 +372,21 @@ class Outbox:
             taken.append(queue.waiting.popleft())
             if not queue.waiting:
                 del self._queues[session]
-        return join_envelopes(taken)
+        if not taken and self._closed and self._farewell is not None:
+            taken.append(self._farewell)
+            self._farewell = None
+        return taken
 
     async def run(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Writes what is posted until the outbox is closed and empty.
 
         What waits meanwhile leaves as one message; what comes alone is not kept waiting.
         """
-        loop = asyncio.get_running_loop()
-        while True:
-            while self._queues:
-                await write(self._take())
-            if self._closed:
-                break
-            self._wake = loop.create_future()
-            await self._wake
-            self._wake = None
-        if self._farewell is not None:
-            await write(self._farewell)
+        posted = asyncio.Event()
+        self.on_post(posted.set)
+        while not self.is_over:
+            while taken := self.take():
+                await write(join_envelopes(taken))
+            if not self._closed:
+                await posted.wait()
+                posted.clear()

@@ -18,12 +18,12 @@ from disco_client.arrays.shared_memory import MappedMemory, SharedPool
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.arrays import CHUNK_BYTES, PIECE_BYTES, byte_view, empty_array, in_pieces
 from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind, envelope
+from disco_client.wire.framing import frame
 from disco_client.wire.values import ArrayPorter
 from disco_server.ipc.arrays import IncomingArray
 from disco_server.ipc.framing import (
     FrameReader,
     ProgressPage,
-    frame,
     frame_of_progress,
     receive,
     send_all,

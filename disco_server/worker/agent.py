@@ -20,7 +20,8 @@ from google.protobuf.message import DecodeError
 
 from disco_client.backoff import Backoff
 from disco_client.errors import ConfigError
-from disco_client.pb import node_pb2
+from disco_client.pb import controller_pb2, node_pb2
+from disco_client.transport.carriers import ANSWER_S, Unreached, permit_request, unreached
 from disco_client.transport.channel import (
     CHANNEL_OPTIONS,
     NODE_STREAM_OPTIONS,
@@ -30,6 +31,7 @@ from disco_client.transport.channel import (
 )
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, envelope, envelopes_in
+from disco_server.ipc.carriers import Carrier, StreamCarrier, dial_frames
 from disco_server.ipc.grpc_server import Outbox
 from disco_server.settings import read_cache
 from disco_server.worker.array_streams import ArrayCarrier
@@ -210,34 +212,63 @@ class Agent:
             return await looked or _reason(error)
         return _reason(error)
 
+    async def _open_stream(self, line: ReloadingChannel, first: bytes) -> Carrier:
+        """Opens the node's stream, by frames where they reach the controller."""
+        where = self._config.controller
+        if unreached.may_try(where):
+            try:
+                permit = await _admit_call(line)(permit_request(first), timeout=ANSWER_S)
+                return await dial_frames(where, permit, self._credentials)
+            except Unreached:
+                pass
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _NO_FRAMES:
+                    raise
+        return StreamCarrier(line.stream_stream("/disco.v1.NodeService/Register")())
+
     async def _talk(self, line: ReloadingChannel, outbox: Outbox) -> str:
-        stream = line.stream_stream("/disco.v1.NodeService/Register")()
-        await stream.write(self._introduction())
-        writing = asyncio.ensure_future(outbox.run(stream.write))
-        # A connection that cannot write any more is ended: the next one can read and write.
-        writing.add_done_callback(lambda _: stream.cancel())
-        beating = asyncio.ensure_future(self._beat(outbox, stream))
+        first = self._introduction()
+        carrier = await self._open_stream(line, first)
         try:
-            while (message := await stream.read()) is not grpc.aio.EOF:
-                self._heard = asyncio.get_running_loop().time()
-                for raw, received in envelopes_in(message):
-                    if received.kind == EnvelopeKind.REFUSED:
-                        return node_pb2.Refused.FromString(received.payload).message
-                    self._receive(raw, received, outbox)
+            await carrier.send(first)
+            return await self._converse(carrier, outbox)
+        finally:
+            carrier.close()
+
+    async def _converse(self, carrier: Carrier, outbox: Outbox) -> str:
+        """Sends and receives until the stream is over; returns why it is."""
+        writing = asyncio.ensure_future(carrier.send_from(outbox))
+        # A connection that cannot write any more is ended: the next one can read and write.
+        writing.add_done_callback(lambda _: carrier.close())
+        beating = asyncio.ensure_future(self._beat(outbox, carrier))
+        refused = None
+        try:
+            refused = await carrier.receive(lambda message: self._take(message, outbox))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            if writing.done():
-                return "nothing can be sent to it any more"
-            return f"it said nothing for {_SILENCE_S:g} s"  # see _beat
-        else:
-            return "the controller closed the connection"
         finally:
+            silent = beating.done()
             for task in (writing, beating):
                 task.cancel()
-            await asyncio.gather(writing, beating, return_exceptions=True)
-            stream.cancel()
+            wrote, _ = await asyncio.gather(writing, beating, return_exceptions=True)
+        if refused is not None:
+            return refused
+        if silent:
+            return f"it said nothing for {_SILENCE_S:g} s"
+        if isinstance(wrote, Exception):
+            return "nothing can be sent to it any more"
+        return "the controller closed the connection"
+
+    def _take(self, message: bytes, outbox: Outbox) -> str | None:
+        """Handles one message; returns why the controller refuses this daemon, if it does."""
+        self._heard = asyncio.get_running_loop().time()
+        for raw, received in envelopes_in(message):
+            if received.kind == EnvelopeKind.REFUSED:
+                return node_pb2.Refused.FromString(received.payload).message
+            self._receive(raw, received, outbox)
+        return None
 
     def _receive(self, raw: bytes, received: EncodedEnvelope, outbox: Outbox) -> None:
         if received.kind == EnvelopeKind.REGISTERED:
@@ -251,7 +282,7 @@ class Agent:
         else:
             self._supervisor.receive(raw, received)
 
-    async def _beat(self, outbox: Outbox, stream: Any) -> None:
+    async def _beat(self, outbox: Outbox, carrier: Carrier) -> None:
         """Sends heartbeats, and ends the stream of a controller that sends nothing.
 
         They are sent halfway between two answers to the controller's own heartbeats: the longer
@@ -264,7 +295,7 @@ class Agent:
             outbox.post(raw, droppable=True)
             halfway = loop.time() - self._echoed + _HEARTBEAT_S / 2
             await asyncio.sleep(_HEARTBEAT_S - halfway % _HEARTBEAT_S)
-        stream.cancel()
+        carrier.close()
 
     def _introduction(self) -> bytes:
         config = self._config
@@ -315,6 +346,9 @@ def _rules_of(config: WorkerConfig, account: Account | None) -> node_pb2.AssignR
     )
 
 
+_NO_FRAMES = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DEADLINE_EXCEEDED)
+"""How a controller answers that is older than frames, or slower than they are worth."""
+
 _HEARTBEAT_S = 2.0
 _LEAVE_S = 0.2
 _AGAIN_S = 0.1
@@ -344,6 +378,14 @@ def _open_channel(
     if secrets is None:
         return grpc.aio.insecure_channel(target(address), options=options)
     return grpc.aio.secure_channel(target(address), secrets, options=options)
+
+
+def _admit_call(line: ReloadingChannel) -> Any:
+    return line.unary_unary(
+        "/disco.v1.NodeService/Admit",
+        request_serializer=controller_pb2.PermitRequest.SerializeToString,
+        response_deserializer=controller_pb2.Permit.FromString,
+    )
 
 
 def _rendezvous_call(line: ReloadingChannel, method: str) -> Any:

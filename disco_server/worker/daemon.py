@@ -14,7 +14,7 @@ from disco_client.errors import ConfigError
 from disco_client.telemetry.spans import setup
 from disco_server.config import Account, WorkerConfig
 from disco_server.ipc.event_loop import RunLoop
-from disco_server.ipc.grpc_server import http_secrets, warn_of_open_listener
+from disco_server.ipc.grpc_server import listener_secrets, warn_of_open_listener
 from disco_server.observe.http import HttpListener, exposition
 from disco_server.observe.logs import setup_audit
 from disco_server.observe.open_files import Need
@@ -121,7 +121,7 @@ async def _watched(node: WorkerNode, config: WorkerConfig) -> AsyncGenerator[Non
         config.http_address,
         exposition(lambda: collect(agent.supervisor)),
         lambda: "" if agent.registered.is_set() else "not registered with the controller",
-        secrets=http_secrets(config.guard),
+        secrets=listener_secrets(config.guard),
     )
     await door.open()
     try:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.wire.codec import EnvelopeKind, envelope
+from disco_client.wire.framing import frame
 from disco_server.collectives.startup import CommunicatorStartup
-from disco_server.ipc.framing import frame
 from disco_server.observe.logs import BoundLogger, bind
 from disco_server.settings import INIT_TIMEOUT_S
 from disco_server.worker.output import SessionOutput

@@ -9,7 +9,8 @@ import select
 from collections.abc import Callable
 
 from disco_client.wire.codec import EncodedEnvelope
-from disco_server.ipc.framing import FrameReader, frame
+from disco_client.wire.framing import frame
+from disco_server.ipc.framing import FrameReader
 from disco_server.ipc.process import RankEnds, RankProcess
 
 __all__ = ["OutputPoller", "RankHandle"]

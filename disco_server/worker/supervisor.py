@@ -14,10 +14,11 @@ from disco_client.errors import describe_exit
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.arrays import TICKETS_SHIFT
 from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind, envelope
+from disco_client.wire.framing import frame
 from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_another
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.ipc.arrays import FROM_RANKS
-from disco_server.ipc.framing import FrameReader, frame
+from disco_server.ipc.framing import FrameReader
 from disco_server.observe import logs
 from disco_server.observe.logs import bind
 from disco_server.worker.array_store import ArrayStore

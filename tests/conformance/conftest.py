@@ -34,6 +34,12 @@ STANDIN = _HERE.parent / "standin"
 _LEASE_S = "2"
 FUNCTIONS = "disco_conformance_functions"
 DEFAULT_LAYOUTS = ((2, 1),)
+_CLUSTERS = {
+    "address": "conformance_cluster",
+    "grpc": "grpc_cluster",
+    "gpus": "standin_gpu_cluster",
+}
+"""The fixtures that start what a program's expression names."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,8 @@ class Kind:
 
     Attributes:
         name: Of the tests' parameter.
-        program: The expression that opens a session; ``di`` is disco_client, and
-            ``{address}`` a cluster of two nodes.
+        program: The expression that opens a session; ``di`` is disco_client,
+            ``{address}`` a cluster of two nodes, and ``{grpc}`` one that takes no frames.
         processes: Workers are processes of their own, which can be killed, and
             what cannot travel stays with them; otherwise they are threads of this
             process, and a fetched object is the very object.
@@ -64,6 +70,7 @@ KINDS = (
     Kind("threaded", "di.ThreadedSession({workers}, {groups})", processes=False, ccl="local"),
     Kind("process", "di.ProcessSession({workers}, {groups})"),
     Kind("connect", "di.connect({address!r}, num_workers={workers}, num_groups={groups})"),
+    Kind("connect-grpc", "di.connect({grpc!r}, num_workers={workers}, num_groups={groups})"),
     Kind(
         "connect-standin-gpus",
         "di.connect({gpus!r}, num_workers={workers}, num_groups={groups})",
@@ -163,6 +170,17 @@ def conformance_cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="session")
+def grpc_cluster() -> Iterator[LocalCluster]:
+    """The same where gRPC carries everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DISCO_FRAMES", "off")
+        patch.setenv("DISCO_SESSION_LEASE_S", _LEASE_S)
+        cluster = LocalCluster(2, 4, import_path=[str(WORKER_MODULES)])
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
 def standin_gpu_cluster() -> Iterator[LocalCluster]:
     """The same with GPUs for slots, which a stand-in for cupy pretends to have."""
     with pytest.MonkeyPatch.context() as patch:
@@ -197,13 +215,12 @@ def program(request, import_path, kind) -> Callable[..., str]:
     """Makes the expression that opens a session of the kind."""
 
     def expression(workers: int = 2, groups: int = 1) -> str:
-        address = ""
-        if "{address" in kind.program:
-            address = request.getfixturevalue("conformance_cluster").address
-        gpus = ""
-        if "{gpus" in kind.program:
-            gpus = request.getfixturevalue("standin_gpu_cluster").address
-        return kind.program.format(address=address, gpus=gpus, workers=workers, groups=groups)
+        addresses = {
+            name: request.getfixturevalue(cluster).address
+            for name, cluster in _CLUSTERS.items()
+            if f"{{{name}" in kind.program
+        }
+        return kind.program.format(**addresses, workers=workers, groups=groups)
 
     return expression
 

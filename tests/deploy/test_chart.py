@@ -30,10 +30,13 @@ OURS = {
     "disco-controller": (controller_command, ControllerConfig),
     "disco-worker": (worker_command, WorkerConfig),
 }
+PORTS = [{"port": 7600}, {"port": 7603}]
+"""The controller's, for gRPC and for frames."""
+
 # What the chart itself says, which nobody can say otherwise.
 OWN = {
-    "ControllerConfig": {"listen", "http", "port_file", "insecure", "tls_cert", "tls_key", "tls_ca"}
-    | {"require_client_cert", "auth_token_file"},
+    "ControllerConfig": {"listen", "http", "port_file", "frames_port", "insecure"}
+    | {"tls_cert", "tls_key", "tls_ca", "require_client_cert", "auth_token_file"},
     "WorkerConfig": {"controller", "name", "http", "array_listen", "work_dir", "user", "insecure"}
     | {"once"}
     | {"tls_cert", "tls_key", "tls_ca", "require_client_cert", "auth_token_file"},
@@ -387,7 +390,7 @@ def test_only_what_must_talk_talks():
         }
 
     controller = of_kind(manifests, "NetworkPolicy", "-controller")["spec"]
-    assert controller["ingress"] == [{"ports": [{"port": 7600}], "from": [peer("worker"), client]}]
+    assert controller["ingress"] == [{"ports": PORTS, "from": [peer("worker"), client]}]
     assert controller["egress"] == []
     worker = of_kind(manifests, "NetworkPolicy", "-worker")["spec"]
     assert worker["ingress"] == [
@@ -395,7 +398,7 @@ def test_only_what_must_talk_talks():
         {"ports": [{"port": 7602}], "from": [client]},
     ]
     assert worker["egress"][0] == {"to": [peer("worker")]}
-    assert worker["egress"][1] == {"ports": [{"port": 7600}], "to": [peer("controller")]}
+    assert worker["egress"][1] == {"ports": PORTS, "to": [peer("controller")]}
     assert {port["port"] for port in worker["egress"][2]["ports"]} == {53}
     assert len(worker["egress"]) == 3
     test = of_kind(manifests, "Pod")

@@ -220,7 +220,7 @@ def test_the_session_of_a_frozen_client_ends_at_its_lease(daemons, eventually):
     daemons.worker(controller.address, "--slots", "2")
     pipe = subprocess.PIPE
     with (
-        Proxy(controller.address) as proxy,
+        Proxy(controller.address, controller.frames) as proxy,
         connect(controller.address, num_workers=1, logs=False) as other,
         subprocess.Popen(
             [sys.executable, "-c", HELD, proxy.address], stdin=pipe, stdout=pipe, text=True

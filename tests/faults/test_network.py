@@ -23,11 +23,17 @@ PATIENT = ("--session-lease", "60")
 """However long a loaded machine takes to start a daemon again."""
 
 
+@pytest.fixture(params=["frames", "grpc"])
+def patient(request):
+    """The options of a controller whose streams one of the carriers has."""
+    return (*PATIENT, "--frames", "on" if request.param == "frames" else "off")
+
+
 @pytest.fixture
 def path_to(daemons):
     """Leads to daemons through a bad network."""
     with contextlib.ExitStack() as stack:
-        yield lambda daemon: stack.enter_context(Proxy(daemon.address))
+        yield lambda daemon: stack.enter_context(Proxy(daemon.address, daemon.frames))
 
 
 def counter(session):
@@ -55,9 +61,9 @@ def once_each(answers, calls=CALLS):
 # Row 6: the controller --------------------------------------------------------------------
 
 
-def test_a_controller_that_is_killed_and_started_again_loses_no_session(daemons):
+def test_a_controller_that_is_killed_and_started_again_loses_no_session(daemons, patient):
     """Row 6: on the same port; the session goes on where it was, each call runs once."""
-    first = daemons.controller(*PATIENT)
+    first = daemons.controller(*patient)
     daemons.worker(first.address, "--slots", "2")
     with connect(first.address, num_workers=2, logs=False) as session:
         count = counter(session)
@@ -66,7 +72,7 @@ def test_a_controller_that_is_killed_and_started_again_loses_no_session(daemons)
             if number == CALLS // 2:
                 first.send(signal.SIGKILL)
                 first.wait()
-                daemons.controller(*PATIENT, "--listen", first.address)
+                daemons.controller(*patient, "--listen", first.address)
 
         assert once_each(call_all(count, [0, 1], between=kill))
 
@@ -75,9 +81,9 @@ def test_a_controller_that_is_killed_and_started_again_loses_no_session(daemons)
 
 
 @pytest.mark.parametrize("where", ["client", "node"])
-def test_a_link_that_is_cut_and_healed_loses_nothing(daemons, path_to, where):
+def test_a_link_that_is_cut_and_healed_loses_nothing(daemons, patient, path_to, where):
     """Row 8: between client and controller, and controller and node; each call runs once."""
-    controller = daemons.controller(*PATIENT)
+    controller = daemons.controller(*patient)
     proxy = path_to(controller)
     clients_way = proxy.address if where == "client" else controller.address
     nodes_way = proxy.address if where == "node" else controller.address
@@ -131,9 +137,9 @@ def test_one_way_loss_is_a_loss_for_both_sides(daemons, path_to):
         another.sync_all()
 
 
-def test_a_slow_and_lossy_network_is_slow_and_nothing_else(daemons, path_to):
+def test_a_slow_and_lossy_network_is_slow_and_nothing_else(daemons, patient, path_to):
     """Row 11: 200 ms there and back, 1 Mbit/s, stalls as lost packets make; default figures."""
-    controller = daemons.controller(*PATIENT)
+    controller = daemons.controller(*patient)
     proxy = path_to(controller)
     for way in proxy.ways:
         way.delay, way.rate, way.stalls = 0.1, 125_000.0, (0.3, 60_000)
@@ -156,10 +162,10 @@ def test_a_slow_and_lossy_network_is_slow_and_nothing_else(daemons, path_to):
         ("worker", "node.send[REPLY]:cut=7"),
     ],
 )
-def test_a_reply_lost_after_its_command_ran_is_sent_again(daemons, daemon, faults):
+def test_a_reply_lost_after_its_command_ran_is_sent_again(daemons, patient, daemon, faults):
     """Row 12: the command ran once, though its answer was lost with the connection."""
     here, there = (faults, "") if daemon == "controller" else ("", faults)
-    controller = daemons.controller(*PATIENT, faults=here)
+    controller = daemons.controller(*patient, faults=here)
     worker = daemons.worker(controller.address, "--slots", "1", faults=there)
     with connect(controller.address, num_workers=1, logs=False) as session:
         count = counter(session)
@@ -178,9 +184,9 @@ def test_a_reply_lost_after_its_command_ran_is_sent_again(daemons, daemon, fault
         "controller.to_node[BATCH]:drop=20%;controller.to_client[REPLY]:duplicate=20%;seed=3",
     ],
 )
-def test_commands_that_come_twice_or_not_in_order_run_once_and_in_order(daemons, faults):
+def test_commands_that_come_twice_or_not_in_order_run_once_and_in_order(daemons, patient, faults):
     """Row 13: what is doubled is dropped, what is missing is asked for again."""
-    controller = daemons.controller(*PATIENT, faults=faults)
+    controller = daemons.controller(*patient, faults=faults)
     daemons.worker(controller.address, "--slots", "1")
     with connect(controller.address, num_workers=1, logs=False) as session:
         count = counter(session)

@@ -187,6 +187,15 @@ MADE = {
 }
 """Making shared memory, and getting it from the other process."""
 
+SAID = {
+    "disco_client/transport/carriers.py _write: socket.sendall",
+    "disco_client/transport/carriers.py receive: socket.recv_into",
+}
+"""What goes over the session's stream beside arrays."""
+
+PASSED_ON = "disco_server/ipc/carriers.py _flush: socket.send"
+"""The same over the node's."""
+
 HANDED_OUT = {
     "disco_server/ipc/arrays.py grow: os.dup",
     "disco_server/ipc/framing.py flush: socket.send",
@@ -203,6 +212,7 @@ RANK = {
 
 STREAMED = {
     *MADE,
+    PASSED_ON,
     *HANDED_OUT,
     "disco_client/arrays/shared_memory.py _read_at: os.preadv",
     "disco_client/arrays/shared_memory.py write_shared: os.pwrite",
@@ -220,6 +230,7 @@ SITES: dict[str, dict[str, set[str]]] = {
     "memory": {
         "client": {
             *KEPT,
+            *SAID,
             "disco_client/arrays/shared_memory.py _connection: socket.__init__",
             "disco_client/arrays/shared_memory.py _connect: socket.connect",
             "disco_client/arrays/shared_memory.py _send: socket.sendall",
@@ -228,6 +239,7 @@ SITES: dict[str, dict[str, set[str]]] = {
         },
         "daemon": {
             *MADE,
+            PASSED_ON,
             *HANDED_OUT,
             "disco_server/worker/array_server.py _accept: socket.accept",
             "disco_server/worker/array_server.py _recv: socket.recv",
@@ -237,6 +249,7 @@ SITES: dict[str, dict[str, set[str]]] = {
     },
     "direct": {
         "client": {
+            *SAID,
             f"{CHANNEL} run_uninterrupted: threading.start",
             f"{ARRAY_CLIENT} _begin: threading.start in _consume_request_iterator",
             f"{ARRAY_CLIENT} _begin: threading.start in _run_channel_spin_thread",
@@ -248,6 +261,7 @@ SITES: dict[str, dict[str, set[str]]] = {
     },
     "relay": {
         "client": {
+            *SAID,
             f"{CHANNEL} run_uninterrupted: threading.start",
             f"{CHANNEL} __call__: threading.start in _run_channel_spin_thread",
             f"{CHANNEL} future: threading.start in _consume_request_iterator",

@@ -26,8 +26,8 @@ def slow_path(daemons):
     """Leads to addresses over links that take so many seconds each way."""
     with contextlib.ExitStack() as stack:
 
-        def make(address, delay):
-            proxy = stack.enter_context(Proxy(address))
+        def make(address, delay, frames=0):
+            proxy = stack.enter_context(Proxy(address, frames))
             for way in proxy.ways:
                 way.delay = delay
             return proxy
@@ -53,7 +53,9 @@ def test_whoever_is_far_away_joins_at_once_and_gets_the_same_results(
     flags = {who: pki.flags(who) if encrypted else [] for who in ("controller", "worker")}
     mine = pki.files("client") if encrypted else {}
     controller = daemons.controller(*PATIENT, *flags["controller"])
-    nodes_way, clients_way = (slow_path(controller.address, delay) for _ in range(2))
+    nodes_way, clients_way = (
+        slow_path(controller.address, delay, controller.frames) for _ in range(2)
+    )
     options = ("--slots", "2", "--array-listen", "127.0.0.1:0")
     worker = daemons.worker(nodes_way.address, *options, *flags["worker"])
     assert "not connected" not in worker.stderr  # the first attempt succeeded

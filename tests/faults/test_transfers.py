@@ -28,7 +28,7 @@ ARRAY = np.random.default_rng(1).integers(0, 1 << 60, 2 * MIB)
 def path_to(daemons):
     """Leads to daemons through a bad network."""
     with contextlib.ExitStack() as stack:
-        yield lambda address: stack.enter_context(Proxy(address))
+        yield lambda address, frames=0: stack.enter_context(Proxy(address, frames))
 
 
 class Network:
@@ -42,7 +42,7 @@ class Network:
         other = {"FAULT_TEST": "shared"}  # not the test's that happens to be the first one
         controller = daemons.controller(*PATIENT, **other)
         self.clients_way, self.nodes_way = (
-            stack.enter_context(Proxy(controller.address)) for _ in range(2)
+            stack.enter_context(Proxy(controller.address, controller.frames)) for _ in range(2)
         )
         daemons.worker(self.nodes_way.address, "--slots", "2", **other)
 
@@ -91,7 +91,7 @@ def test_an_array_that_is_cut_on_its_way_comes_all_the_same(network, where, dire
 def test_an_array_survives_a_controller_that_is_started_again(daemons, path_to, direction):
     """Row 6: killed in the middle of it; nodes and client come back, and the array comes anew."""
     first = daemons.controller(*PATIENT)
-    proxy = path_to(first.address)
+    proxy = path_to(first.address, first.frames)
     daemons.worker(first.address, "--slots", "1")
     with connect(proxy.address, num_workers=1, logs=False) as session:
         count = relayed(session)
@@ -133,7 +133,7 @@ def test_a_door_that_is_cut_is_left_for_the_other_way(daemons, path_to):
 def test_beyond_the_lease_the_session_s_own_end_is_the_error(daemons, path_to):
     """Row 8: an upload is tried for as long as its session may live, and no longer."""
     controller = daemons.controller("--session-lease", "1")
-    proxy = path_to(controller.address)
+    proxy = path_to(controller.address, controller.frames)
     daemons.worker(controller.address, "--slots", "1")
     session = connect(proxy.address, num_workers=1, logs=False)
     relayed(session)
@@ -149,7 +149,7 @@ def test_beyond_the_lease_the_session_s_own_end_is_the_error(daemons, path_to):
 def test_an_upload_ends_with_its_session_whoever_has_the_node_s_name_by_then(daemons, path_to):
     """Row 1: a daemon in the place of a killed one knows nothing of it, and is not asked."""
     controller = daemons.controller(*PATIENT)
-    proxy = path_to(controller.address)
+    proxy = path_to(controller.address, controller.frames)
     options = (controller.address, "--slots", "1", "--name", "n")
     killed = daemons.worker(*options)
     session = connect(proxy.address, num_workers=1, logs=False)

@@ -20,7 +20,7 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.transport.channel import target
 from disco_client.wire.arrays import encode_chunk
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_server.ipc.framing import frame
+from disco_client.wire.framing import frame
 
 INPUTS = 12
 STREAMS = ("SessionService/Open", "NodeService/Register")

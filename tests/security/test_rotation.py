@@ -21,7 +21,7 @@ def test_new_connections_use_new_certificates_and_old_ones_live(daemons, pki, co
     """Daemons and clients read them again when they connect; nothing is started anew."""
     patient = ("--session-lease", "30", "--node-return", "30")
     controller = daemons.controller(*patient, "--require-client-cert", *pki.flags("controller"))
-    with Proxy(controller.address) as proxy:
+    with Proxy(controller.address, controller.frames) as proxy:
         worker = daemons.worker(proxy.address, "--slots", "1", *pki.flags("worker"))
         session = connect(proxy.address, **pki.files("client"))
         array = session.broadcast(np.arange(4.0))

@@ -112,14 +112,11 @@ def test_a_transport_is_closed_as_often_as_one_likes(cluster):
 
 
 def test_no_thread_outlives_its_session(cluster):
-    """Python may exit right after; a thread of gRPC's would be stopped with a lock in hand."""
+    """Python may exit right after; one of gRPC's would be stopped with a lock in hand."""
     before = set(threading.enumerate())
     for _ in range(5):
         with connect(cluster.address, num_workers=1) as session:
             session.copy_to_worker_0(np.zeros(100_000)).numpy()
-        helpers = session._core.transport._stream._threads - {threading.main_thread()}
-        assert len(helpers) == 2, "gRPC's thread that sends, and the one that handles events"
-        assert not any(helper.is_alive() for helper in helpers)
         assert set(threading.enumerate()) <= before
 
 

@@ -150,7 +150,7 @@ def test_flags_come_before_the_environment_before_the_file(daemons, tmp_path):
     assert written == [["from-flag"], ["from-environment"], ["from-file"], ["from-file"]]
     for daemon in started:
         assert daemon.wait() == 0
-        assert json.loads(daemon.stderr.splitlines()[0])["message"].startswith("draining")
+        assert json.loads(daemon.stderr.splitlines()[-1])["message"].startswith("draining")
 
 
 @pytest.mark.parametrize(

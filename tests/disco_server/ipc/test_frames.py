@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disco_client.wire.framing import MAX_FRAME_BYTES, frame
 from disco_server.ipc.framing import (
     HOW_FAR,
-    MAX_FRAME_BYTES,
     FrameReader,
     Unsent,
-    frame,
     frame_of_progress,
     progress_in,
     receive,

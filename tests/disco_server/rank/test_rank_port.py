@@ -14,7 +14,8 @@ from disco_client.arrays.shared_memory import allocate, map_shared, read_shared,
 from disco_client.pb import controller_pb2
 from disco_client.wire.arrays import PIECE_BYTES
 from disco_client.wire.codec import EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
-from disco_server.ipc.framing import FrameReader, frame, receive, send_with_fd
+from disco_client.wire.framing import frame
+from disco_server.ipc.framing import FrameReader, receive, send_with_fd
 from disco_server.rank.port import DaemonGone, RankPort
 
 

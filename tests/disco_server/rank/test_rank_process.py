@@ -24,7 +24,8 @@ from disco_client.wire.codec import (
     encode_value,
     envelope,
 )
-from disco_server.ipc.framing import FrameReader, frame, receive
+from disco_client.wire.framing import frame
+from disco_server.ipc.framing import FrameReader, receive
 from disco_server.observe.lifetime import PARENT_VARIABLE
 
 SESSION = 4711

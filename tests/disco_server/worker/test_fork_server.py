@@ -13,7 +13,7 @@ import pytest
 from disco_client import connect, errors
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_server.ipc.framing import frame
+from disco_client.wire.framing import frame
 from disco_server.worker.fork_server import CannotStart, ForkServer
 
 NOT_FOR_ALL = {"mpi4py", "cupy", "tvm", "tvm_ffi", "torch", "grpc"}

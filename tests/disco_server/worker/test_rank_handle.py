@@ -19,7 +19,7 @@ from disco_client.wire.codec import (
     encode_value,
     envelope,
 )
-from disco_server.ipc.framing import frame
+from disco_client.wire.framing import frame
 from disco_server.observe.processes import KEPT_LINES, decode_lines
 from disco_server.worker.fork_server import ForkServer
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from disco_server.cli.authority import Authority
+from fault_tools.proxy import ELSEWHERE
 
 __all__ = ["LOCAL", "Pki"]
 
-LOCAL = ("localhost", "127.0.0.1")
+LOCAL = ("localhost", "127.0.0.1", *ELSEWHERE)
 
 
 @dataclass

@@ -9,7 +9,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Self, TypeVar
 
-__all__ = ["Proxy"]
+__all__ = ["ELSEWHERE", "Proxy"]
+
+ELSEWHERE = tuple(f"127.0.0.{number}" for number in range(2, 6))
+"""Addresses of this machine at which nothing else listens."""
 
 _Result = TypeVar("_Result")
 _CHUNK = 16 * 1024
@@ -82,6 +85,9 @@ class Proxy:
 
     Args:
         address: Where it leads, ``HOST:PORT``.
+        frames: The port for frames of the controller there; it leads there from the same
+            port, because a controller tells its peers which that is.
+        host: On which address of this machine it listens, unless the port for frames decides.
 
     Attributes:
         there: The direction to that address.
@@ -89,15 +95,15 @@ class Proxy:
         address: Where it listens.
     """
 
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._target = host, int(port)
+    def __init__(self, address: str, frames: int = 0, host: str = "127.0.0.1") -> None:
+        self._to, _, port = address.rpartition(":")
+        self._port, self._frames, self._host = int(port), frames, host
         self.there, self.back = _Way(), _Way()
         self.address = ""
         self._loop = asyncio.new_event_loop()
         self._open = True
         self._connections: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 
     def __enter__(self) -> Self:
@@ -148,12 +154,30 @@ class Proxy:
     # Connections ----------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        host = self._host
+        if self._frames:
+            host, server = await self._listen_for_frames()
+            self._servers.append(server)
+        server = await asyncio.start_server(self._leading_to(self._port), host, 0)
+        self._servers.append(server)
+        self.address = f"{host}:{server.sockets[0].getsockname()[1]}"
+
+    async def _listen_for_frames(self) -> tuple[str, asyncio.Server]:
+        """Takes the controller's port on another address of this machine."""
+        accept = self._leading_to(self._frames)
+        for host in ELSEWHERE:
+            with contextlib.suppress(OSError):  # of another proxy
+                return host, await asyncio.start_server(accept, host, self._frames)
+        raise AssertionError(f"expected port {self._frames} of one of {ELSEWHERE} to be free")
+
+    def _leading_to(
+        self, port: int
+    ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+        return lambda reader, writer: self._accept(reader, writer, port)
 
     async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         await self._break()
 
     async def _break(self) -> None:
@@ -161,7 +185,9 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int
+    ) -> None:
         task = asyncio.current_task()
         if task is None or not self._open:
             writer.transport.abort()
@@ -171,7 +197,7 @@ class Proxy:
         try:
             # The system takes the connection at once; TCP's handshake would have crossed the link.
             await asyncio.sleep(self.there.delay + self.back.delay)
-            far_reader, far = await asyncio.open_connection(*self._target)
+            far_reader, far = await asyncio.open_connection(self._to, port)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(reader, far, self.there))
                 group.create_task(self._pump(far_reader, writer, self.back))

@@ -37,17 +37,21 @@ import runpy
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
-import grpc
 import pytest
 
 from disco_client.pb import envelope_pb2
-from disco_client.transport.channel import LineCall
+from disco_client.transport import grpc as grpc_transport
+from disco_client.transport.carriers import StreamBroken
 from disco_client.wire.codec import EnvelopeKind, envelopes_in
+from disco_server.controller.node_streams import NodeStreams
+from disco_server.controller.session_streams import ClientStreams
+from disco_server.ipc.grpc_server import Outbox
+from disco_server.worker.agent import Agent
 
 POINTS = (
     "client.send",
@@ -59,8 +63,6 @@ POINTS = (
     "node.receive",
     "node.send",
 )
-_CLIENT = "/disco.v1.SessionService/Open"
-_NODE = "/disco.v1.NodeService/Register"
 _ENTRY = re.compile(
     rf"(?P<point>{'|'.join(map(re.escape, POINTS))})"
     rf"(?:\[(?P<kind>{'|'.join(EnvelopeKind.__members__)})\])?:"
@@ -69,7 +71,7 @@ _ENTRY = re.compile(
 )
 
 
-class InjectedCut(grpc.RpcError, ConnectionError):
+class InjectedCut(StreamBroken):
     """A stream is broken on purpose; whoever reads or writes it sees it as broken."""
 
 
@@ -171,25 +173,13 @@ class Passage:
             time.sleep(pause)
             yield from passed
 
-    async def read(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for message in messages:
-            for raw in _split(message):
-                passed, pause = self.meet(raw)
-                await asyncio.sleep(pause)
-                for each in passed:
-                    yield each
-
-    def write(
-        self, write: Callable[[bytes], Awaitable[None]]
-    ) -> Callable[[bytes], Awaitable[None]]:
-        async def write_passed(message: bytes) -> None:
-            for raw in _split(message):
-                passed, pause = self.meet(raw)
-                await asyncio.sleep(pause)
-                for each in passed:
-                    await write(each)
-
-        return write_passed
+    async def passing(self, message: bytes) -> AsyncIterator[bytes]:
+        """What passes of a message, as time goes by."""
+        for raw in _split(message):
+            passed, pause = self.meet(raw)
+            await asyncio.sleep(pause)
+            for each in passed:
+                yield each
 
 
 class _Stand:
@@ -203,11 +193,66 @@ class _Stand:
         return getattr(self._real, name)
 
 
-class _Incoming(_Stand):
+class _FaultyStream(_Stand):
     """A client's stream, read by iteration."""
 
     def __iter__(self) -> Iterator[bytes]:
         return self.messages
+
+
+class _FaultyCarrier(_Stand):
+    """A stream of a daemon, from either end, whatever carries it."""
+
+    def __init__(self, real: Any, faults: Faults, incoming: str, outgoing: str) -> None:
+        super().__init__(real)
+        self._incoming = Passage(faults, incoming)
+        self._outgoing = Passage(faults, outgoing)
+        self._came: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._reading: asyncio.Task[None] | None = None
+
+    async def _read(self) -> None:
+        """Reads on while earlier messages are delayed."""
+        try:
+            await self._real.receive(self._came.put_nowait)
+        finally:
+            self._came.put_nowait(None)
+
+    async def receive(self, handle: Callable[[bytes], Any]) -> Any:
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read())
+        try:
+            while (message := await self._came.get()) is not None:
+                async for raw in self._incoming.passing(message):
+                    if (found := handle(raw)) is not None:
+                        return found
+            self._came.put_nowait(None)
+            return await self._reading
+        except BaseException:
+            self._reading.cancel()
+            raise
+
+    async def send(self, message: bytes) -> None:
+        async for raw in self._outgoing.passing(message):
+            await self._real.send(raw)
+
+    async def send_from(self, outbox: Outbox) -> None:
+        passed = Outbox()
+        sending = asyncio.ensure_future(self._real.send_from(passed))
+
+        async def write(message: bytes) -> None:
+            async for raw in self._outgoing.passing(message):
+                passed.post(raw)
+
+        writing = asyncio.ensure_future(outbox.run(write))
+        try:
+            await asyncio.wait((sending, writing), return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
+                passed.close()
+            await sending
+        finally:
+            writing.cancel()
+            sending.cancel()
 
 
 @contextlib.contextmanager
@@ -219,54 +264,47 @@ def injected(text: str) -> Iterator[None]:
     """
     faults = Faults(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LineCall, "__call__", _calling(LineCall.__call__, faults))
-        if "controller." in text:
-            from disco_server.controller.node_streams import NodeStreams
-            from disco_server.controller.session_streams import ClientStreams
-
-            open_, register = ClientStreams.open, NodeStreams.register
-            patch.setattr(ClientStreams, "open", _serving(open_, faults, "client"))
-            patch.setattr(NodeStreams, "register", _serving(register, faults, "node"))
+        opened = _opening(grpc_transport.open_stream, faults)
+        patch.setattr("disco_client.transport.grpc.open_stream", opened)
+        patch.setattr(Agent, "_open_stream", _dialling(Agent._open_stream, faults))
+        for streams, method, peer in (
+            (ClientStreams, "open", "client"),
+            (NodeStreams, "register", "node"),
+        ):
+            patch.setattr(streams, method, _serving(getattr(streams, method), faults, peer))
         yield
 
 
-def _calling(real: Any, faults: Faults) -> Any:
-    """Makes the calls of clients and nodes."""
+def _opening(real: Any, faults: Faults) -> Any:
+    """Opens the streams of clients."""
 
     @wraps(real)
-    def call(self: Any, *args: Any, **options: Any) -> Any:
-        _, path, _ = self._what
-        if path == _CLIENT:
-            outgoing = Passage(faults, "client.send").blocking(args[0])
-            made = real(self, outgoing, *args[1:], **options)
-            return _Incoming(made, messages=Passage(faults, "client.receive").blocking(made))
-        made = real(self, *args, **options)
-        return _node_stream(made, faults) if path == _NODE else made
+    def open_one(line: Any, service: Any, first: Any, outgoing: Any, *more: Any) -> Any:
+        outgoing = Passage(faults, "client.send").blocking(outgoing)
+        made = real(line, service, first, outgoing, *more)
+        return _FaultyStream(made, messages=Passage(faults, "client.receive").blocking(made))
 
-    return call
+    return open_one
 
 
-def _node_stream(made: Any, faults: Faults) -> Any:
-    async def until_end() -> AsyncIterator[bytes]:
-        while (raw := await made.read()) is not grpc.aio.EOF:
-            yield raw
+def _dialling(real: Any, faults: Faults) -> Any:
+    """Opens the streams of nodes."""
 
-    incoming = Passage(faults, "node.receive").read(until_end())
+    @wraps(real)
+    async def dial(self: Any, *arguments: Any) -> Any:
+        made = await real(self, *arguments)
+        return _FaultyCarrier(made, faults, "node.receive", "node.send")
 
-    async def read() -> Any:
-        return await anext(incoming, grpc.aio.EOF)
-
-    return _Stand(made, read=read, write=Passage(faults, "node.send").write(made.write))
+    return dial
 
 
 def _serving(real: Any, faults: Faults, peer: str) -> Any:
     """Serves the streams of one kind of peer."""
 
     @wraps(real)
-    async def serve(self: Any, stream: Any, context: Any) -> Any:
-        read = Passage(faults, f"controller.from_{peer}").read(aiter(stream))
-        write = Passage(faults, f"controller.to_{peer}").write(context.write)
-        return await real(self, read, _Stand(context, write=write))
+    async def serve(self: Any, carrier: Any) -> Any:
+        points = f"controller.from_{peer}", f"controller.to_{peer}"
+        return await real(self, _FaultyCarrier(carrier, faults, *points))
 
     return serve
 

@@ -33,11 +33,12 @@ from disco_client.wire.codec import (
     decode_value,
     encode_value,
 )
+from disco_client.wire.framing import frame
 from disco_client.wire.reports import decode_inspection, decode_overview
 from disco_client.wire.values import Device, Opaque, Shape
 from disco_server.collectives.pmi import PmiExchange
 from disco_server.config import ControllerConfig, WorkerConfig
-from disco_server.ipc.framing import FrameReader, frame, frame_of_progress, progress_in
+from disco_server.ipc.framing import FrameReader, frame_of_progress, progress_in
 from disco_server.observe.flight import FlightRecorder
 from disco_server.rank.executor import Executor
 from disco_server.rank.worker import Worker, set_current_worker

@@ -1,0 +1,507 @@
+"""What carries a session's stream to its controller: frames on a socket, or gRPC.
+
+Both take envelopes from an iterator, in a thread of their own, and are iterated for what
+comes. A connection of frames is agreed on over gRPC, which admits it, and is used where it
+can be made: it costs a fraction of the time. Everything else about a session is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import grpc
+
+from disco_client.errors import AccessDenied, ConfigError
+from disco_client.forks import ForkLock
+from disco_client.pb import controller_pb2
+from disco_client.transport.address import Address
+from disco_client.transport.channel import ReloadingChannel, ask, denied, details
+from disco_client.wire.framing import FrameCutter, frame
+
+if TYPE_CHECKING:
+    import ssl
+
+    from disco_client.transport.credentials import Credentials
+
+__all__ = [
+    "ANSWER_S",
+    "ASK_EVERY_S",
+    "CONNECT_S",
+    "SILENCE_S",
+    "FramedStream",
+    "GrpcStream",
+    "OpenStream",
+    "StreamBroken",
+    "Unreached",
+    "frames_address",
+    "open_stream",
+    "permit_request",
+    "tune",
+    "unreached",
+]
+
+CONNECT_S = 2.0
+"""How long a port for frames may take to answer, before gRPC serves instead."""
+
+ANSWER_S = 5.0
+"""How long TLS and the permit may take after that."""
+
+ASK_EVERY_S = 10.0
+"""After how many seconds of silence a controller asks for a sign of life."""
+
+SILENCE_S = 20.0
+"""A peer that sends nothing for this long is gone; gRPC's pings take as long."""
+
+_AGAIN_S = 60.0
+"""For how long a port that did not answer is not tried again."""
+
+_READ_BYTES = 256 << 10
+_MANY_ADDRESSES = 256
+
+_logger = logging.getLogger(__name__)
+
+
+class StreamBroken(ConnectionError):
+    """A stream has ended other than by its peer's wish; the text says how.
+
+    Attributes:
+        refused: The error of a peer that does not let this program have it, else None.
+    """
+
+    def __init__(self, text: str, refused: AccessDenied | None = None) -> None:
+        super().__init__(text)
+        self.refused = refused
+
+
+class OpenStream(Protocol):
+    """One stream to a controller; it is iterated for what comes.
+
+    Attributes:
+        carrier: What carries it: ``frames`` or ``grpc``.
+    """
+
+    carrier: str
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Messages, until the controller ends the stream.
+
+        Raises:
+            StreamBroken: It ended otherwise.
+        """
+        ...
+
+    def close(self) -> None:
+        """Breaks it off, from any thread; idempotent."""
+        ...
+
+    def join(self, timeout: float) -> bool:
+        """Waits, once it is closed and not read any more, until no thread is left of it.
+
+        Returns:
+            Whether that was so within the timeout.
+        """
+        ...
+
+    def disown(self) -> None:
+        """Closes a forked child's copies of descriptors; takes no lock."""
+        ...
+
+
+def open_stream(
+    line: ReloadingChannel,
+    service: str,
+    first: bytes,
+    outgoing: Iterable[bytes],
+    metadata: Sequence[tuple[str, str]] = (),
+) -> OpenStream:
+    """Opens the stream of a session, by frames where they reach the controller.
+
+    Args:
+        line: The channel to the controller.
+        service: What begins the paths of its methods.
+        first: The first of the messages.
+        outgoing: All messages.
+        metadata: What goes with the call.
+
+    Raises:
+        AccessDenied: The controller does not let this program have it.
+    """
+    call = line.unary_unary(
+        service + "Admit",
+        request_serializer=controller_pb2.PermitRequest.SerializeToString,
+        response_deserializer=controller_pb2.Permit.FromString,
+    )
+    if unreached.may_try(line.address):
+        try:
+            permit = ask(call, permit_request(first), timeout=ANSWER_S, metadata=metadata)
+        except grpc.RpcError as error:
+            if (refused := denied(error)) is not None:
+                raise refused from None
+        else:
+            with contextlib.suppress(Unreached, ConfigError):
+                link = _connect(line.address, permit, line.credentials)
+                return FramedStream(link, outgoing)
+    return GrpcStream(line.stream_stream(service + "Open"), outgoing, metadata)
+
+
+# By gRPC -------------------------------------------------------------------------------
+
+
+class GrpcStream:
+    """A stream of gRPC, whose own threads send and receive.
+
+    Args:
+        call: Makes it.
+        outgoing: What it sends.
+        metadata: What goes with it.
+    """
+
+    carrier = "grpc"
+
+    def __init__(
+        self, call: Any, outgoing: Iterable[bytes], metadata: Sequence[tuple[str, str]]
+    ) -> None:
+        self._over = threading.Event()
+        self._threads: set[threading.Thread] = set()
+        self._call = call(self._noted(outgoing), metadata=metadata)
+        self._call.add_done_callback(self._end)
+
+    def _noted(self, outgoing: Iterable[bytes]) -> Iterable[bytes]:
+        self._threads.add(threading.current_thread())
+        yield from outgoing
+
+    def _end(self, _call: Any) -> None:
+        self._threads.add(threading.current_thread())
+        self._over.set()
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            raise StreamBroken(details(error), denied(error)) from None
+
+    def close(self) -> None:
+        """Cancels the call."""
+        self._call.cancel()
+
+    def join(self, timeout: float) -> bool:
+        """Waits for the threads that gRPC used.
+
+        Python may exit right after this, and stops gRPC's threads wherever they are.
+        One that held the call's lock would never give it back, and the destructor
+        of the call waits for that lock: the program would not end.
+        """
+        deadline = time.monotonic() + timeout
+        if not self._over.wait(timeout):
+            return False
+        others = self._threads - {threading.current_thread()}
+        for thread in others:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in others)
+
+    def disown(self) -> None:
+        """Does nothing: gRPC's sockets are its own."""
+
+
+# By frames -----------------------------------------------------------------------------
+
+
+class FramedStream:
+    """A stream of frames: one thread sends, and whoever iterates it receives.
+
+    Args:
+        link: The connection, which the controller has admitted.
+        outgoing: What it sends.
+
+    Raises:
+        RuntimeError: There is no thread for it.
+    """
+
+    carrier = "frames"
+
+    def __init__(self, link: _Link, outgoing: Iterable[bytes]) -> None:
+        self._link = link
+        self._sender = threading.Thread(
+            target=self._send, args=(outgoing,), name="disco-commands", daemon=True
+        )
+        try:
+            self._sender.start()
+        except RuntimeError:
+            link.sock.close()
+            raise
+
+    def _send(self, outgoing: Iterable[bytes]) -> None:
+        link = self._link
+        try:
+            for raw in outgoing:
+                link.send(frame(raw))
+        except OSError:  # whoever reads sees why
+            self.close()
+
+    def __iter__(self) -> Iterator[bytes]:
+        link, cutter = self._link, FrameCutter()
+        while True:
+            try:
+                frames = cutter.feed(data := link.receive())
+            except BlockingIOError:
+                msg = f"it said nothing for {SILENCE_S:g} s"
+                raise StreamBroken(msg) from None
+            except (OSError, ValueError) as error:
+                raise StreamBroken(str(error)) from None
+            if not data:
+                return
+            for raw in frames:
+                if raw:
+                    yield raw
+                else:
+                    link.answer()
+
+    def close(self) -> None:
+        """Ends the connection both ways."""
+        with contextlib.suppress(OSError):
+            self._link.sock.shutdown(socket.SHUT_RDWR)
+
+    def join(self, timeout: float) -> bool:
+        """Waits for the thread that sends, and closes the socket."""
+        self._sender.join(timeout)
+        if self._sender.is_alive():
+            return False
+        self._link.sock.close()
+        return True
+
+    def disown(self) -> None:
+        """Closes the socket's copy."""
+        self._link.sock.close()
+
+
+class _Link:
+    """A connection without encryption; one thread sends, another one receives.
+
+    Args:
+        sock: The connected socket.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._sending = threading.Lock()
+        # Read into again and again: fresh memory costs many times what reading does.
+        self._scratch = memoryview(bytearray(_READ_BYTES))
+
+    def send(self, data: bytes) -> None:
+        """Sends all of it."""
+        with self._sending:
+            self._write(data)
+
+    def answer(self) -> None:
+        """Gives a sign of life, unless something is being sent at this moment anyway."""
+        if self._sending.acquire(blocking=False):
+            try:
+                self._write(frame(b""))
+            finally:
+                self._sending.release()
+
+    def _write(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def receive(self) -> memoryview:
+        """Returns what has come, until the next call; empty at the end.
+
+        Raises:
+            BlockingIOError: Nothing came for too long.
+        """
+        return self._scratch[: self.sock.recv_into(self._scratch)]
+
+
+class _TlsLink(_Link):
+    """An encrypted connection.
+
+    OpenSSL's state may not be used by two threads at a time, and a read that waits would keep
+    it. So the socket is read and written outside of it.
+
+    Args:
+        sock: The connected socket.
+        context: How to verify the other end.
+        host: What its certificate must name.
+
+    Raises:
+        OSError: The handshake failed.
+    """
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
+        super().__init__(sock)
+        import ssl  # needed only with TLS
+
+        self._wants_more = ssl.SSLWantReadError
+        self._ends = ssl.SSLZeroReturnError, ssl.SSLEOFError
+        self._using = threading.Lock()
+        self._received, self._encrypted = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._state = context.wrap_bio(self._received, self._encrypted, server_hostname=host)
+        while True:
+            try:
+                self._state.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                sock.sendall(self._encrypted.read())
+                self._fill()
+        sock.sendall(self._encrypted.read())
+        self._plain = memoryview(bytearray(_READ_BYTES))
+
+    def _fill(self) -> bool:
+        count = self.sock.recv_into(self._scratch)
+        with self._using:
+            if count:
+                self._received.write(self._scratch[:count])
+            else:
+                self._received.write_eof()
+        return count > 0
+
+    def _write(self, data: bytes) -> None:
+        with self._using:
+            self._state.write(data)
+            encrypted = self._encrypted.read()
+        self.sock.sendall(encrypted)
+
+    def receive(self) -> memoryview:
+        """As of a connection without encryption."""
+        while True:
+            with self._using:
+                try:
+                    # The types say it returns bytes; into a buffer, it returns their number.
+                    count = cast("Any", self._state).read(len(self._plain), self._plain)
+                    return self._plain[:count]
+                except self._wants_more:
+                    pass
+                except self._ends:
+                    return self._plain[:0]
+            if not self._fill():
+                return self._plain[:0]
+
+
+# The agreement ------------------------------------------------------------------------
+
+
+class Unreached(Exception):
+    """No controller admits a connection of frames there."""
+
+
+def permit_request(first: bytes) -> controller_pb2.PermitRequest:
+    """Asks for a connection whose first message is this one."""
+    return controller_pb2.PermitRequest(first=hashlib.sha256(first).digest())
+
+
+def frames_address(address: str, permit: controller_pb2.Permit) -> Address:
+    """Where a controller takes frames.
+
+    Args:
+        address: Where it takes calls.
+        permit: What it answered.
+
+    Raises:
+        Unreached: It takes none.
+    """
+    if not permit.secret:
+        msg = "the controller takes no frames"
+        raise Unreached(msg)
+    where = Address.parse(address)
+    if where.path:
+        return Address(path=f"{where.path}.frames")
+    return Address(where.host, permit.port)
+
+
+class _UnreachedAddresses:
+    """Addresses whose port for frames did not answer, so that nobody waits for it again soon."""
+
+    def __init__(self) -> None:
+        self._lock = ForkLock()
+        self._found: dict[str, float] = {}
+
+    def add(self, address: str, why: OSError) -> None:
+        """Says why frames do not reach a controller, and notes it if that took its time."""
+        reason = str(why) or "it did not answer in time"
+        _logger.info("gRPC serves: the port for frames of %s was not reached: %s", address, reason)
+        if isinstance(why, TimeoutError):
+            with self._lock.held():
+                if len(self._found) >= _MANY_ADDRESSES:
+                    self._found.clear()
+                self._found[address] = time.monotonic()
+
+    def may_try(self, address: str) -> bool:
+        """Whether frames may lead somewhere."""
+        with self._lock.held():
+            return time.monotonic() - self._found.get(address, -_AGAIN_S) >= _AGAIN_S
+
+
+unreached = _UnreachedAddresses()
+
+
+def _connect(address: str, permit: controller_pb2.Permit, credentials: Credentials) -> _Link:
+    """Makes a connection and lets the controller admit it.
+
+    Raises:
+        ConfigError: A certificate cannot be read.
+        Unreached: No controller admits it there.
+    """
+    where = frames_address(address, permit)
+    context = credentials.context()
+    try:
+        sock = _dial(where)
+    except OSError as error:
+        unreached.add(address, error)
+        raise Unreached from error
+    try:
+        sock.settimeout(ANSWER_S)
+        host = where.host or "localhost"  # as gRPC asks where there is no name
+        link = _Link(sock) if context is None else _TlsLink(sock, context, host)
+        link.send(frame(permit.secret))
+        if bytes(link.receive()) != frame(b""):
+            msg = "it does not admit this connection"
+            raise ConnectionError(msg)
+        sock.settimeout(None)
+        tune(sock)
+        seconds = int(SILENCE_S)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+    except OSError as error:
+        sock.close()
+        unreached.add(address, error)
+        raise Unreached from error
+    return link
+
+
+def _dial(where: Address) -> socket.socket:
+    if not where.path:
+        return socket.create_connection((where.host, where.port), CONNECT_S)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(CONNECT_S)
+        sock.connect(where.path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def tune(sock: socket.socket) -> None:
+    """Lets a connection of frames carry lone messages at once, and few that nobody has asked for.
+
+    What the kernel has taken has left the sender's queues, in which sessions take turns.
+
+    Args:
+        sock: The connected socket.
+    """
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in (
+        ("TCP_USER_TIMEOUT", int(SILENCE_S * 1000)),
+        ("TCP_NOTSENT_LOWAT", 128 << 10),
+    ):
+        if hasattr(socket, name):  # on Linux; elsewhere only the peers' silence is noticed
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
