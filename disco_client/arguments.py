@@ -11,7 +11,7 @@ from typing import Any, Protocol, SupportsIndex, cast
 
 from disco_client.errors import ConfigError
 from disco_client.text import hidden_in
-from disco_client.wire.values import MAX_WORKERS
+from disco_client.wire.limits import MAX_WORKERS
 
 __all__ = [
     "CCL_NAMES",

@@ -37,7 +37,7 @@ from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.text import many
 from disco_client.transport.address import controller_address
 from disco_client.transport.base import QueuePosition, Transport, Wish
-from disco_client.wire.values import MOST_WORKERS
+from disco_client.wire.limits import MOST_WORKERS
 
 if TYPE_CHECKING:
     import asyncio

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final, Self, cast
 from disco_client.errors import ConfigError
 from disco_client.transport.address import DEFAULT_ADDRESS
 from disco_client.transport.credentials import Credentials
-from disco_client.wire.values import MAX_WORKERS, MOST_WORKERS
+from disco_client.wire.limits import MAX_WORKERS, MOST_WORKERS
 from disco_server.security import CERTIFICATE_PREFIX, Guard, check_dial
 from disco_server.settings import (
     AUTO,

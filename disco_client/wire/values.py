@@ -40,8 +40,6 @@ __all__ = [
     "INLINE_ARRAY_BYTES",
     "MAX_DEPTH",
     "MAX_STEPS",
-    "MAX_WORKERS",
-    "MOST_WORKERS",
     "ArrayPorter",
     "Device",
     "Opaque",
@@ -63,12 +61,6 @@ __all__ = [
 
 INLINE_ARRAY_BYTES = 64 * 1024
 """Arrays up to this many bytes travel inside a command; larger ones beside the log."""
-
-MAX_WORKERS = 4096
-"""How many workers a session may have, unless its controller's settings say otherwise."""
-
-MOST_WORKERS = 1 << 16
-"""As many as those settings can allow."""
 
 MAX_DEPTH = 32
 """How deep lists and maps may nest."""

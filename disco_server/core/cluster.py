@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from disco_client.errors import describe_exit, describe_worker_end
 from disco_client.text import many, some
-from disco_client.wire.values import MAX_WORKERS
+from disco_client.wire.limits import MAX_WORKERS
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.nodes import (
     FreeSlots,

@@ -11,7 +11,7 @@ import pytest
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope
-from disco_client.wire.values import MAX_WORKERS
+from disco_client.wire.limits import MAX_WORKERS
 from disco_server.controller.edge import MAX_NAME
 from disco_server.observe.logs import is_farewell
 

@@ -1,0 +1,11 @@
+"""How much there may be of what both ends count; nothing is loaded for it."""
+
+from __future__ import annotations
+
+__all__ = ["MAX_WORKERS", "MOST_WORKERS"]
+
+MAX_WORKERS = 4096
+"""How many workers a session may have, unless its controller's settings say otherwise."""
+
+MOST_WORKERS = 1 << 16
+"""As many as those settings can allow."""
