@@ -11,12 +11,12 @@ import grpc
 
 from disco_client.transport.channel import CHANNEL_OPTIONS, NODE_STREAM_OPTIONS, target
 
-__all__ = ["Carrier", "GrpcCarrier"]
+__all__ = ["PeerStream", "GrpcPeerStream"]
 
 _OPTIONS = {"NodeService/Register": NODE_STREAM_OPTIONS, "SessionService/Open": CHANNEL_OPTIONS}
 
 
-class Carrier(Protocol):
+class PeerStream(Protocol):
     """A stream of encoded messages to a controller, over a connection of its own."""
 
     async def send(self, message: bytes) -> None:
@@ -36,7 +36,7 @@ class Carrier(Protocol):
         ...
 
 
-class GrpcCarrier:
+class GrpcPeerStream:
     """A stream of gRPC.
 
     Args:

@@ -7,7 +7,7 @@ import asyncio
 from disco_client.pb import controller_pb2
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, envelope
-from disco_scale.carriers import Carrier
+from disco_scale.carriers import PeerStream
 from disco_scale.nodes import Traffic
 
 __all__ = ["PretendedClient"]
@@ -33,10 +33,10 @@ class PretendedClient:
         self._workers = workers
         self._traffic = traffic
         self._session = 0
-        self._carrier: Carrier | None = None
+        self._carrier: PeerStream | None = None
         self.queued, self.ready = asyncio.Event(), asyncio.Event()
 
-    async def run(self, carrier: Carrier) -> None:
+    async def run(self, carrier: PeerStream) -> None:
         """Asks for its session, and reads until that is over."""
         self._carrier = carrier
         create = controller_pb2.CreateSession(

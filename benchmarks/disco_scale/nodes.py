@@ -26,7 +26,7 @@ from disco_client.wire.codec import (
     envelope,
     envelopes_in,
 )
-from disco_scale.carriers import Carrier
+from disco_scale.carriers import PeerStream
 from disco_scale.recording import PAYLOADS, Recording
 from disco_server.ipc.grpc_server import Outbox
 
@@ -160,7 +160,7 @@ class PretendedNode:
             EnvelopeKind.REFUSED: self._refused,
         }
 
-    async def run(self, carrier: Carrier) -> None:
+    async def run(self, carrier: PeerStream) -> None:
         """Registers over a carrier and answers until its stream ends."""
         await carrier.send(self.introduction())
         writing = asyncio.ensure_future(self.outbox.run(carrier.send))

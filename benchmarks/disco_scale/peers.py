@@ -21,7 +21,7 @@ import sys
 from typing import Any
 
 from disco_scale import recording
-from disco_scale.carriers import GrpcCarrier
+from disco_scale.carriers import GrpcPeerStream
 from disco_scale.clients import PretendedClient
 from disco_scale.nodes import PretendedNode, Templates, Traffic
 
@@ -41,11 +41,11 @@ class Peers:
         self._address = address
         self._templates = Templates(recording.read())
         self._traffic = Traffic()
-        self._nodes: list[tuple[PretendedNode, GrpcCarrier]] = []
+        self._nodes: list[tuple[PretendedNode, GrpcPeerStream]] = []
         self._clients: list[tuple[PretendedClient, asyncio.Task[None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _start(self, peer: PretendedNode | PretendedClient, carrier: GrpcCarrier) -> Any:
+    def _start(self, peer: PretendedNode | PretendedClient, carrier: GrpcPeerStream) -> Any:
         task = asyncio.ensure_future(peer.run(carrier))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -63,7 +63,7 @@ class Peers:
             for number in range(len(self._nodes), len(self._nodes) + some):
                 name = f"node-{number}"
                 node = PretendedNode(self._templates, name, int(slots), self._traffic)
-                carrier = GrpcCarrier(self._address, "NodeService/Register")
+                carrier = GrpcPeerStream(self._address, "NodeService/Register")
                 self._nodes.append((node, carrier))
                 self._start(node, carrier)
             await asyncio.gather(*(node.registered.wait() for node, _ in self._nodes[-some:]))
@@ -82,7 +82,7 @@ class Peers:
             some = min(_AT_ONCE, count - first)
             for _ in range(some):
                 client = PretendedClient(f"s{len(self._clients)}", workers, self._traffic)
-                carrier = GrpcCarrier(self._address, "SessionService/Open")
+                carrier = GrpcPeerStream(self._address, "SessionService/Open")
                 self._clients.append((client, self._start(client, carrier)))
             newest = [client for client, _ in self._clients[-some:]]
             await asyncio.gather(*(getattr(each, what).wait() for each in newest))
@@ -120,7 +120,7 @@ class Peers:
         )
         return sum(answers)
 
-    async def _length_of(self, carrier: GrpcCarrier, request: bytes) -> int:
+    async def _length_of(self, carrier: GrpcPeerStream, request: bytes) -> int:
         return len(await carrier.ask("RendezvousService/Fence", request))
 
     async def open(self) -> object:
