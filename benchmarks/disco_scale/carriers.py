@@ -11,7 +11,7 @@ import grpc
 
 from disco_client.transport.channel import CHANNEL_OPTIONS, NODE_STREAM_OPTIONS, target
 
-__all__ = ["PeerStream", "GrpcPeerStream"]
+__all__ = ["GrpcPeerStream", "PeerStream"]
 
 _OPTIONS = {"NodeService/Register": NODE_STREAM_OPTIONS, "SessionService/Open": CHANNEL_OPTIONS}
 
