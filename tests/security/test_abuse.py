@@ -13,7 +13,8 @@ import pytest
 import disco_client
 from disco_client import errors
 from disco_client.pb import controller_pb2
-from disco_client.transport.channel import target
+from disco_client.transport.admin import ask_for_sessions
+from disco_client.transport.channel import ReloadingChannel, target
 from disco_client.transport.credentials import Credentials
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope
 
@@ -98,9 +99,16 @@ def test_an_oversized_array_is_refused(controller, pki, connect):
     assert session.copy_to_worker_0(np.ones(1 << 10)).numpy().sum() == 1 << 10
 
 
-def test_a_client_does_not_flood_the_controller_with_sessions(controller, pki, connect):
+def test_a_client_does_not_flood_the_controller_with_sessions(
+    controller, bystander, pki, connect, eventually
+):
     """The fourth of one certificate is refused with what to do; another's is not."""
     alice = pki.files("client-alice")
+    line = ReloadingChannel(controller.address, Credentials.read(**alice))
+    eventually(  # sessions of other tests may still be ending
+        lambda: [name for _, name in ask_for_sessions(line)] == [bystander.name]
+    )
+    line.close()
     for _ in range(3):
         connect(controller.address, **alice)
     with pytest.raises(errors.NoSlots, match=r"has 3 sessions.*--max-client-sessions"):
