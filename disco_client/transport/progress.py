@@ -22,8 +22,9 @@ class Progress:
     """
 
     def __init__(self, count: int, seq: int) -> None:
-        self.each = [seq] * count
-        self.slowest = self.fastest = seq
+        self.each: list[int] = [seq] * count
+        self.slowest: int = seq
+        self.fastest: int = seq
         self._at_slowest = count
 
     def note(self, worker: int, seq: int) -> bool:

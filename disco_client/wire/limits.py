@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 __all__ = ["MAX_WORKERS", "MOST_WORKERS"]
 
-MAX_WORKERS = 4096
+MAX_WORKERS: Final = 4096
 """How many workers a session may have, unless its controller's settings say otherwise."""
 
-MOST_WORKERS = 1 << 16
+MOST_WORKERS: Final = 1 << 16
 """As many as those settings can allow."""
