@@ -83,7 +83,7 @@ def test_the_id_of_the_json_is_one_that_commands_take(cluster, held):
     (listed,) = [
         s["session"]
         for s in json.loads(status("--address", cluster.address, "--json").output)["sessions"]
-        if s["name"] == "holder"
+        if s["session"] == held.session_id  # one of another test may still be ending
     ]
     shown = CliRunner().invoke(main, ["sessions", listed, "--json", "--address", cluster.address])
     assert json.loads(shown.output)["name"] == "holder"
