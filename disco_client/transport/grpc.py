@@ -245,6 +245,7 @@ class SessionStream:
         self._address = address
         self._out = Outgoing()
         self._streams: list[OpenStream] = []
+        self._over = False
         self._incoming: Iterator[EncodedEnvelope] = iter(())
         # Counts only time with checks: what arrived while no thread ran is not read yet.
         self._clock = RunClock(_LOOK_S)
@@ -322,10 +323,13 @@ class SessionStream:
     def _open(self, first: bytes) -> None:
         for former in self._streams:
             former.close()
-        self._streams = [former for former in self._streams if not former.join(0.0)]
         trace = tuple(spans.active_carrier().items())
         stream = open_stream(self._line, _SERVICE, first, self._out.stream(first), trace)
-        self._streams.append(stream)
+        # Other threads look at the last one at any time.
+        left = [former for former in self._streams if not former.join(0.0)]
+        self._streams = [*left, stream]
+        if self._over:  # since it began to be opened
+            stream.close()
         self._incoming = (each for raw in stream for _, each in envelopes_in(raw))
 
     @property
@@ -605,6 +609,7 @@ class SessionStream:
 
     def cancel(self) -> None:
         """Breaks the present stream off; idempotent."""
+        self._over = True
         self._out.end()
         for stream in self._streams:
             stream.close()

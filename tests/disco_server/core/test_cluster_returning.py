@@ -270,8 +270,8 @@ def test_a_node_behind_a_slow_link_has_the_time_that_its_return_takes(cluster):
     for seconds in (3.0, 0.8, 1.2):
         cluster.node_answered("a", seconds)
     cluster.node_away("a", 10.0)
-    hear(cluster, 15.0)
-    assert cluster.tick(10.0 + RETURN + 3.9) == []
-    hear(cluster, 16.0)
-    assert of(cluster.tick(10.0 + RETURN + 4.0), TellEnded)
+    hear(cluster, 19.0)
+    assert cluster.tick(10.0 + RETURN + 7.1) == []
+    hear(cluster, 19.2)
+    assert of(cluster.tick(10.0 + RETURN + 7.2 + 1e-6), TellEnded)
     cluster.node_answered("gone", 1.0)
