@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import scale
 from disco_scale import recording
-from disco_scale.carriers import GrpcCarrier
+from disco_scale.carriers import GrpcPeerStream
 from disco_scale.measure import NODE_QUANTITIES, SESSION_QUANTITIES
 from disco_scale.nodes import PretendedNode, Templates, Traffic
 
@@ -42,7 +42,7 @@ def test_a_pretended_node_answers_the_same_to_the_same():
 
     async def begin(address):
         node = PretendedNode(Templates(recording.read()), "recorded", 2, Traffic())
-        carrier = GrpcCarrier(address, "NodeService/Register")
+        carrier = GrpcPeerStream(address, "NodeService/Register")
         return asyncio.ensure_future(node.run(carrier)), carrier
 
     async def end(begun):
