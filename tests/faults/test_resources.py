@@ -359,6 +359,9 @@ def test_every_call_may_fail(way, role, open_way, watch, eventually):
             assert not any(rounds(session))
         for site in watch.recorded():
             who, _, what = site.partition(": ")
+            if who == "daemon" and not daemon:
+                assert what == PASSED_ON  # a heartbeat of the daemon of another way
+                continue
             assert what in SITES[way][who], f"not known, so nobody has seen it fail: {site}"
         start = unaccounted_in(role, session)
         for site in sorted(SITES[way][role].difference(first)):
