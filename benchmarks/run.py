@@ -20,6 +20,7 @@ from disco_bench.control import COMMANDS, SYNC, measure_commands, measure_sync
 from disco_bench.dtensor import DTENSOR, measure_dtensor
 from disco_bench.embedded import EMBEDDED, measure_embedded
 from disco_bench.fairness import FAIRNESS, measure_fairness
+from disco_bench.idle import IDLE, measure_idle
 from disco_bench.llm import LLM, measure_llm
 from disco_bench.memory import MEMORY, measure_memory
 from disco_bench.model import MODEL, measure_model
@@ -59,6 +60,7 @@ SECTIONS = {
     "session": RowGroup(SESSIONS, measure_sessions),
     "import": RowGroup(IMPORTS, measure_imports),
     "memory": RowGroup(MEMORY, measure_memory),
+    "idle": RowGroup(IDLE, measure_idle),
 }
 
 
