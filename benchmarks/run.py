@@ -20,9 +20,11 @@ from disco_bench.control import COMMANDS, SYNC, measure_commands, measure_sync
 from disco_bench.dtensor import DTENSOR, measure_dtensor
 from disco_bench.embedded import EMBEDDED, measure_embedded
 from disco_bench.fairness import FAIRNESS, measure_fairness
+from disco_bench.idle import IDLE, measure_idle
 from disco_bench.llm import LLM, measure_llm
 from disco_bench.memory import MEMORY, measure_memory
 from disco_bench.model import MODEL, measure_model
+from disco_bench.peers import PEERS, measure_peers
 from disco_bench.programs import PROGRAMS, measure_programs
 from disco_bench.recovery import RECOVERY, measure_recovery
 from disco_bench.running import (
@@ -47,6 +49,7 @@ SECTIONS = {
     "tracing": RowGroup(TRACING, measure_tracing),
     "recovery": RowGroup(RECOVERY, measure_recovery),
     "sync": RowGroup(SYNC, measure_sync),
+    "peers": RowGroup(PEERS, measure_peers),
     "secured": RowGroup(SECURED, measure_secured),
     "fairness": RowGroup(FAIRNESS, measure_fairness),
     "service": RowGroup(SERVICE, measure_service),
@@ -59,6 +62,7 @@ SECTIONS = {
     "session": RowGroup(SESSIONS, measure_sessions),
     "import": RowGroup(IMPORTS, measure_imports),
     "memory": RowGroup(MEMORY, measure_memory),
+    "idle": RowGroup(IDLE, measure_idle),
 }
 
 

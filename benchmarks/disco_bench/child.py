@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-__all__ = ["BENCHMARKS", "Child", "ChildFailed", "with_path"]
+from disco_bench.table import Unavailable
+
+__all__ = ["BENCHMARKS", "Child", "ChildFailed", "peer_python", "with_path"]
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 _END_S = 2.0
@@ -29,6 +31,28 @@ def with_path(*folders: Path | str) -> dict[str, str]:
     """This process's environment, in which Python searches some folders first."""
     path = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
+
+
+def peer_python(peer: str, target: str) -> Path:
+    """The interpreter of the environment that has a peer.
+
+    Args:
+        peer: Its name; ``DISCO_BENCH_<PEER>`` names another interpreter.
+        target: What installs it.
+
+    Raises:
+        Unavailable: There is none.
+    """
+    variable = f"DISCO_BENCH_{peer.upper()}"
+    folder = BENCHMARKS.parent / f".venv-{peer}"
+    found = Path(os.environ.get(variable) or folder / "bin" / "python")
+    if not found.exists():
+        msg = (
+            f"{peer} is not installed at {found}; `make {target}` installs it in {folder.name}, or"
+            f" {variable} names a Python that has it"
+        )
+        raise Unavailable(msg)
+    return found
 
 
 def _unnamed_file() -> int:
@@ -46,6 +70,7 @@ class Child:
         environ: Its environment; None for this one's with the benchmarks' folder
             on the path.
         python: The interpreter; None for this one.
+        end_s: How long it may take to end after its input has.
     """
 
     def __init__(
@@ -53,7 +78,9 @@ class Child:
         arguments: Sequence[str],
         environ: Mapping[str, str] | None = None,
         python: Path | None = None,
+        end_s: float = _END_S,
     ) -> None:
+        self._end_s = end_s
         self._name = " ".join(arguments)
         self._buffer = b""
         self._errors = _unnamed_file()
@@ -121,7 +148,7 @@ class Child:
         if process.stdin is not None:
             process.stdin.close()  # the child ends at the end of its input
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+            process.wait(self._end_s)
         # What it started is in its group, and may be there when it is not.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -8,28 +8,25 @@ and small ones also one after the other, each with its own wait.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Generator
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 import disco_client
 from disco_bench.bench import WORKERS, Bench, new_cluster, variable
-from disco_bench.child import BENCHMARKS, Child, ChildFailed, with_path
+from disco_bench.child import BENCHMARKS, Child, ChildFailed, peer_python, with_path
 from disco_bench.dtensor_cases import CASES, NOTHING, Case, expected, inputs, result_of
 from disco_bench.sampling import Pair, alternate, median_of
 from disco_bench.table import Limit, Spec, Unavailable
 from disco_client.distributed import DTensor
 
-__all__ = ["DTENSOR", "TORCH_VARIABLE", "measure_dtensor", "torch_python"]
+__all__ = ["DTENSOR", "TORCH", "measure_dtensor"]
 
-TORCH_VARIABLE = "DISCO_BENCH_TORCH"
-"""Names a Python that has torch; by default the one that `make bench-torch` installs."""
-_TORCH = BENCHMARKS.parent / ".venv-torch" / "bin" / "python"
+TORCH = "torch", "bench-torch"
+"""Names the yardstick, as `peer_python` takes it."""
 _START_S, _ROUND_S = 120.0, 120.0
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _SMALL, _LARGE = 64 << 10, 16 << 20
@@ -139,22 +136,6 @@ def _ask(peer: Child, question: str) -> str:
     return peer.ask(question, _ROUND_S)
 
 
-def torch_python() -> Path:
-    """The interpreter that has torch.
-
-    Raises:
-        Unavailable: There is none.
-    """
-    found = Path(os.environ.get(TORCH_VARIABLE) or _TORCH)
-    if not found.exists():
-        msg = (
-            f"torch is not installed at {found}; `make bench-torch` installs it in .venv-torch,"
-            f" or {TORCH_VARIABLE} names a Python that has it"
-        )
-        raise Unavailable(msg)
-    return found
-
-
 @contextlib.contextmanager
 def torch_peer() -> Generator[Child]:
     """Starts the ranks of torch.
@@ -165,7 +146,7 @@ def torch_peer() -> Generator[Child]:
     """
     environ = {**with_path(BENCHMARKS), **_ONE_THREAD}
     arguments = ["-m", "disco_bench.torch_peer", str(WORKERS)]
-    with Child(arguments, environ, python=torch_python()) as child:
+    with Child(arguments, environ, python=peer_python(*TORCH)) as child:
         child.read_line(_START_S)
         yield child
 

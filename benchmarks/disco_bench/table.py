@@ -22,12 +22,13 @@ __all__ = [
 _SLACK = 1e-9
 """Of a comparison, as a share: a figure that equals its limit holds it."""
 
-Unit = Literal["s", "B/s", "1/s", "B", "count"]
+Unit = Literal["s", "B/s", "1/s", "B", "core", "count"]
 _SCALES: dict[Unit, Sequence[tuple[float, str]]] = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
     "B/s": ((1e9, "GB/s"), (1e6, "MB/s")),
     "1/s": ((1e3, "k/s"), (1.0, "/s")),
     "B": ((1 << 20, "MiB"), (1 << 10, "KiB")),
+    "core": ((1e-2, "%"),),
     "count": ((1.0, ""),),
 }
 
@@ -95,7 +96,7 @@ class Spec:
     Attributes:
         key: Its name in the JSON, unique: the section, a dot, and what it is.
         what: What the table calls it.
-        unit: The unit of its figures: s, B/s, 1/s, B or count.
+        unit: The unit of its figures: s, B/s, 1/s, B, core (CPU time as a share of one) or count.
         yardstick: What the figure is held against; empty for nothing.
         limit: What it must reach; None where it is shown for information.
     """

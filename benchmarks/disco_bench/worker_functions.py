@@ -10,7 +10,7 @@ import numpy as np
 
 import disco_server
 
-__all__ = ["noop", "print_for", "raw_allreduces", "spin_for", "time_collective"]
+__all__ = ["noop", "print_for", "raw_allreduces", "sleep_on", "spin_for", "time_collective"]
 
 
 @disco_server.register_func("bench.noop")
@@ -32,6 +32,13 @@ def spin_for(seconds: float) -> None:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
+
+
+@disco_server.register_func("bench.sleep_on")
+def sleep_on(worker: int, seconds: float) -> None:
+    """Keeps one worker waiting for a while."""
+    if disco_server.current_worker().worker_id == worker:
+        time.sleep(seconds)
 
 
 @disco_server.register_func("bench.time_collective")

@@ -16,7 +16,7 @@ import numpy as np
 from disco_client.tracing import ring as layout
 from disco_server.collectives import validation
 from disco_server.collectives.collective_watch import CollectiveWatch
-from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange
+from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange, naps
 from disco_server.collectives.preflight import Channel, Outcome, Preflight
 from disco_server.collectives.types import (
     AbortedError,
@@ -113,7 +113,6 @@ class Notes:
 
 _Result = TypeVar("_Result")
 _SPINS = 2000
-_NAP_S = 50e-6
 _NO_DEVICE = "no library for arrays on GPUs was started; session.init_ccl('nccl') does"
 
 
@@ -301,7 +300,7 @@ def _compare(brought: dict[str, list[int]], odd: Sequence[int]) -> str:
 
 def _drive(steps: Generator[None, None, _Result]) -> _Result:
     """Runs a negotiation to its end, letting other processes run while it waits."""
-    spins = 0
+    spins, pauses = 0, naps()
     while True:
         try:
             next(steps)
@@ -311,4 +310,4 @@ def _drive(steps: Generator[None, None, _Result]) -> _Result:
         if spins < _SPINS:
             os.sched_yield()
         else:
-            time.sleep(_NAP_S)
+            time.sleep(next(pauses))

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +36,7 @@ __all__ = [
     "Slot",
     "channel_bytes",
     "cut_text",
+    "naps",
     "read_text",
 ]
 
@@ -47,6 +48,24 @@ TEXT_BYTES = 400
 """How many bytes of a rank's description of a call reach its peers."""
 
 _MOST_SLOTS = 256
+# How often a rank looks for its peers, yielding to other processes in between, before it sleeps.
+# About 10 ms: longer than ranks differ in most programs, and too short to be noticed.
+_SPINS = 20_000
+_SHORTEST_NAP_S, _LONGEST_NAP_S = 50e-6, 10e-3
+_NAP_GROWTH = 1.005
+
+
+def naps() -> Iterator[float]:
+    """How long to sleep between two looks for a peer, look after look, in seconds.
+
+    A sleep is longer than the first one by at most a two-hundredth of those before it, which
+    is all that a rank may be late by; after a second of waiting the looks cost it nothing
+    to speak of.
+    """
+    seconds = _SHORTEST_NAP_S
+    while True:
+        yield seconds
+        seconds = min(seconds * _NAP_GROWTH, _LONGEST_NAP_S)
 
 
 class Slot:
@@ -179,9 +198,6 @@ def read_text(raw: bytes | bytearray) -> str:
 
 _COUNTER_BYTES = 8
 _LINE_BYTES = 64
-# About 10 ms: longer than ranks differ in most programs, and too short to be noticed.
-_SPINS = 20_000
-_NAP_S = 50e-6
 # Every rank reads what all have put. Two ranks reduce 64 MiB in a third of MPI's
 # time in this way; four are faster up to 4 MiB, and slower from 16 MiB on. Gathering is
 # faster up to 4 MiB of each of four or eight, and never with two or three in several rounds.
@@ -298,8 +314,10 @@ class SharedMemoryExchange(HeaderExchange):
             if counters[peer] == number:
                 return
             give_way()
-        while counters[peer] != number:
-            time.sleep(_NAP_S)
+        for seconds in naps():
+            if counters[peer] == number:
+                return
+            time.sleep(seconds)
 
     def headers(self) -> bytes:
         """See `HeaderExchange.headers`."""
@@ -587,8 +605,20 @@ class MpiExchange(HeaderExchange):
         self._head[:] = header[:HEADER_BYTES]
         active = self._rounds[len(header) - HEADER_BYTES]
         self._start_all(active)
-        self._wait_all(active)
+        self._wait(active)
         return self._heads.tobytes()
+
+    def _wait(self, active: list[Any]) -> None:
+        # MPI's own wait never sleeps, and a peer may be busy with something else for long.
+        test, give_way = self._test_all, os.sched_yield
+        for _ in range(_SPINS):
+            if test(active):
+                return
+            give_way()
+        for seconds in naps():
+            if test(active):
+                return
+            time.sleep(seconds)
 
     def headers(self) -> bytes:
         """See `HeaderExchange.headers`."""

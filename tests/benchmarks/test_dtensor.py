@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disco_bench.dtensor import DTENSOR, TORCH_VARIABLE, torch_python
+from disco_bench.child import peer_python
+from disco_bench.dtensor import DTENSOR, TORCH
 from disco_bench.dtensor_cases import CASES, NOTHING, expected, inputs, result_of
 from disco_bench.table import Unavailable
 
@@ -32,7 +33,7 @@ def run(file, **environ):
 def test_without_torch_the_rows_say_how_to_get_it(tmp_path):
     """They are no failure, and what is to be done is said once."""
     file = tmp_path / "figures.json"
-    done = run(file, **{TORCH_VARIABLE: str(tmp_path / "python")})
+    done = run(file, DISCO_BENCH_TORCH=str(tmp_path / "python"))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(file.read_text())["rows"]
     assert [row["key"] for row in rows] == [spec.key for spec in DTENSOR]
@@ -45,7 +46,7 @@ def test_without_torch_the_rows_say_how_to_get_it(tmp_path):
 def test_with_torch_every_row_is_measured(tmp_path):
     """Both sides give the results of numpy, and figures."""
     try:
-        torch_python()
+        peer_python(*TORCH)
     except Unavailable as error:
         pytest.skip(str(error))
     file = tmp_path / "figures.json"

@@ -29,8 +29,10 @@ def run(*arguments, **environ):
 def test_a_quick_run_measures_every_row(tmp_path):
     """Every row has figures or lacks only what is not installed, in the table and as JSON."""
     file = tmp_path / "figures.json"
-    # What torch is compared with has a test of its own.
-    done = run("--quick", "--json", str(file), DISCO_BENCH_TORCH=str(tmp_path / "none"))
+    # What has an environment of its own has tests of its own.
+    beside = (f"DISCO_BENCH_{name}" for name in ("TORCH", "RAY", "DASK", "MONARCH"))
+    none = dict.fromkeys(beside, str(tmp_path / "none"))
+    done = run("--quick", "--json", str(file), **none)
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(file.read_text())
     rows = {row["key"]: row for row in content["rows"]}
@@ -41,6 +43,8 @@ def test_a_quick_run_measures_every_row(tmp_path):
         if row["status"] != "measured":
             assert row["status"] == "unavailable"
             assert "not installed" in row["note"] or "gave no answer" in row["note"], row
+        elif row["unit"] == "core":
+            assert 0 <= row["disco"] < 1
         elif row["unit"] != "count":
             assert row["disco"] > 0
             assert row["ratio"] is None or row["ratio"] > 0

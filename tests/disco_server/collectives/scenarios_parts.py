@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,33 @@ def gather_rounds(place: Place) -> list[str]:
     return wrong
 
 
-def rounds(place: Place, shared: bool) -> list[Any]:
-    """Rounds of one channel by hand: headers, data that rides along, and texts."""
+def open_channel(place: Place, shared: bool) -> tuple[Any, Any]:
+    """A channel of all ranks, and the communicator that it needs."""
     mpi = place.flat._mpi
     comm = mpi.COMM_WORLD.Dup()
     if shared:
-        exchange = NodeMemory(mpi, comm, 4, 1).make_exchange(Tag.WORLD, (0, 1, 2, 3))
-    else:
-        exchange = MpiExchange(mpi, comm, place.rank, range(4), 5, with_data=True)
+        return NodeMemory(mpi, comm, 4, 1).make_exchange(Tag.WORLD, (0, 1, 2, 3)), comm
+    return MpiExchange(mpi, comm, place.rank, range(4), 5, with_data=True), comm
+
+
+def long_wait(place: Place, shared: bool, seconds: float) -> list[float]:
+    """The CPU time of a round to which rank 0 comes late, and how long it took."""
+    exchange, comm = open_channel(place, shared)
+    comm.Barrier()
+    started, before = time.perf_counter(), time.process_time()
+    if place.rank == 0:
+        time.sleep(seconds)
+    exchange.meet(bytes(64))
+    cost = time.process_time() - before
+    took = time.perf_counter() - started
+    exchange.free()
+    comm.Free()
+    return [cost, took]
+
+
+def rounds(place: Place, shared: bool) -> list[Any]:
+    """Rounds of one channel by hand: headers, data that rides along, and texts."""
+    exchange, comm = open_channel(place, shared)
     seen: list[Any] = []
     for size in (0, 1, 33, 1000, 4096):
         header = bytes([place.rank + 1] * 64)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from disco_server.collectives.header_exchange import SharedMemoryExchange, channel_bytes
+import itertools
+
+import pytest
+
+from disco_server.collectives.header_exchange import (
+    SharedMemoryExchange,
+    channel_bytes,
+    naps,
+)
 
 
 def test_rounds_bring_headers_data_and_texts(ranks):
@@ -16,6 +24,24 @@ def test_rounds_bring_headers_data_and_texts(ranks):
         # Texts are cut at 400 bytes, between characters.
         everyone = ["from 0", "é" * 200, "from 2", "from 3"]
         assert texts == [text for each, text in enumerate(everyone) if each != rank]
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["memory", "messages"])
+def test_a_long_wait_costs_little(ranks, shared):
+    """Ranks whose peer is busy for seconds sleep nearly all the while."""
+    for cost, took in ranks.run("long_wait", shared=shared, seconds=2.0):
+        assert took > 1.5
+        assert cost < took / 3
+
+
+def test_a_nap_is_short_beside_the_wait_before_it():
+    """A rank that waits is late by at most a hundredth of the wait, and by ten milliseconds."""
+    waited = 0.0
+    for nap in itertools.islice(naps(), 5000):
+        assert nap <= 100e-6 + waited / 100
+        assert nap <= 10e-3
+        waited += nap
+    assert nap > 1e-3
 
 
 def test_large_reductions_go_in_several_rounds(ranks):

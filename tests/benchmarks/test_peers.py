@@ -1,0 +1,89 @@
+"""Ray, Dask and Monarch beside Disco, where they are and where they are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from disco_bench.child import peer_python
+from disco_bench.peers import PEER_NAMES, PEERS
+from disco_bench.table import Unavailable
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(file, **environ):
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--quick", "--only", "peers"]
+    return subprocess.run(
+        [*command, "--json", str(file)],
+        env={**os.environ, "PYTHONPATH": path, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def but(*peers, python):
+    """The environment in which none but these peers are installed."""
+    return {f"DISCO_BENCH_{name.upper()}": str(python) for name in PEER_NAMES if name not in peers}
+
+
+def test_without_peers_the_rows_say_how_to_get_them(tmp_path):
+    """They are no failure, and what is to be done is said of each of the three."""
+    file = tmp_path / "figures.json"
+    done = run(file, **but(python=tmp_path / "none"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["key"] for row in rows] == [spec.key for spec in PEERS]
+    assert {row["status"] for row in rows} == {"unavailable"}
+    for row in rows:
+        name = row["key"].rpartition(".")[2]
+        assert row["note"].startswith(f"{name} is not installed")
+        assert "make bench-peers" in row["note"]
+
+
+def test_a_peer_that_cannot_start_is_no_failure(tmp_path):
+    """Its rows have its last words."""
+    file = tmp_path / "figures.json"
+    # This interpreter has none of them.
+    environ = but(python=tmp_path / "none") | {"DISCO_BENCH_RAY": sys.executable}
+    done = run(file, **environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["key"]: row for row in json.loads(file.read_text())["rows"]}
+    assert rows["peers.call.ray"]["status"] == "unavailable"
+    assert "No module named 'ray'" in rows["peers.call.ray"]["note"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("peer", PEER_NAMES)
+def test_beside_a_peer_every_row_is_measured(tmp_path, peer):
+    """Both sides have figures, and nothing of the peer is left running."""
+    try:
+        python = peer_python(peer, "bench-peers")
+    except Unavailable as error:
+        pytest.skip(str(error))
+    file = tmp_path / "figures.json"
+    done = run(file, **but(peer, python=tmp_path / "none"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    for row in rows:
+        if row["key"].endswith(f".{peer}"):
+            assert row["status"] == "measured", row
+            assert row["disco"] > 0
+            assert row["yardstick"]["figure"] > 0
+    folder = str(python.parents[1])
+    assert not [each for each in psutil.process_iter() if _is_in(each, folder)]
+
+
+def _is_in(process, folder):
+    try:
+        return any(folder in part for part in process.cmdline())
+    except psutil.Error:
+        return False
