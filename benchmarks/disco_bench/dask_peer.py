@@ -18,7 +18,7 @@ distributed: Any = importlib.import_module("distributed")
 _ALL_S = 60
 
 
-class _Worker:
+class _DaskActor:
     """An actor, whose calls return sooner than those of tasks."""
 
     def noop(self) -> None:
@@ -75,7 +75,7 @@ class _DaskPeer:
         return list(self._client.scheduler_info(n_workers=-1)["workers"])
 
     def _make(self, worker: str) -> Any:
-        return self._client.submit(_Worker, actor=True, workers=[worker], pure=False).result()
+        return self._client.submit(_DaskActor, actor=True, workers=[worker], pure=False).result()
 
 
 @contextlib.contextmanager

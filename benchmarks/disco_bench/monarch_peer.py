@@ -17,7 +17,7 @@ monarch: Any = importlib.import_module("monarch.actor")
 supervision: Any = importlib.import_module("monarch._rust_bindings.monarch_hyperactor.supervision")
 
 
-class _Worker(monarch.Actor):
+class _MonarchActor(monarch.Actor):
     """An actor."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class _MonarchPeer:
     def start(self) -> None:
         """Starts the workers."""
         self._processes = monarch.this_host().spawn_procs(per_host={"worker": self._workers})
-        self._actors = self._processes.spawn("worker", _Worker)
+        self._actors = self._processes.spawn("worker", _MonarchActor)
         self._one = self._actors.slice(worker=0)
         self.call_all()
 
@@ -101,7 +101,7 @@ def _serve(workers: int) -> Generator[_MonarchPeer]:
 @contextlib.contextmanager
 def _first(workers: int, _address: str) -> Generator[list[int]]:
     processes = monarch.this_host().spawn_procs(per_host={"worker": workers})
-    actors = processes.spawn("worker", _Worker)
+    actors = processes.spawn("worker", _MonarchActor)
     yield [pid for _, pid in actors.pid.call().get()]
     processes.stop().get()
 

@@ -23,7 +23,7 @@ _OBJECTS_BYTES = 256 << 20
 _QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
-class _Worker:
+class _RayActor:
     """An actor."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class _RayPeer:
 
     def __init__(self, workers: int, address: str) -> None:
         self.address = address
-        self._make = ray.remote(_Worker).remote
+        self._make = ray.remote(_RayActor).remote
         self._actors = [self._make() for _ in range(workers)]
         self.call_all()
 
