@@ -13,6 +13,7 @@ from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_
 from disco_server.controller.hub import Hub
 from disco_server.controller.node_streams import NodeStreams
 from disco_server.controller.session_streams import ClientStreams
+from disco_server.ipc.carriers import CallCarrier
 
 __all__ = ["SERVICE_ERRORS", "client_stream", "controller_seeds", "node_stream"]
 
@@ -77,7 +78,7 @@ def serve(data, make_handler):
         call = Call()
         async with asyncio.timeout(LONGEST_S):
             try:
-                await make_handler(hub)(stream_of(split(data)), call)
+                await make_handler(hub)(CallCarrier(stream_of(split(data)), call))
             except grpc.aio.AbortError:
                 raise Aborted(str(call.status)) from None
             finally:
