@@ -61,7 +61,7 @@ def test_a_pretended_node_answers_the_same_to_the_same():
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_costs_grow_by_their_laws(tmp_path):
-    """From 16 to 64 nodes of one slot and of many; what grows faster fails the run."""
+    """From 16 to 64 nodes of one slot and of many; what is counted and grows faster fails it."""
     file = tmp_path / "figures.json"
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks/scale.py", "--quick", "--check", "--json", file],
@@ -92,12 +92,12 @@ def grown_by(monkeypatch, power, key="sync_all_bytes"):
 
 
 def test_what_grows_faster_than_its_law_is_named_and_fails_the_run(monkeypatch, capsys):
-    """A count that leaves it by little, a time that leaves it by more than a busy machine does."""
+    """A count fails it; a time, which depends on the machine, is named and fails no quick run."""
     assert grown_by(monkeypatch, 1.0) == 0
+    assert not capsys.readouterr().err.count("power")
     assert grown_by(monkeypatch, 1.2) == 1
     assert "bytes that come to all nodes grows with the power 1.20" in capsys.readouterr().err
-    assert grown_by(monkeypatch, 1.3, "start") == 0
-    assert grown_by(monkeypatch, 1.6, "start") == 1
+    assert grown_by(monkeypatch, 1.6, "start") == 0
     assert "start of a session" in capsys.readouterr().err
 
 
