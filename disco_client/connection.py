@@ -15,12 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, ParamSpec, Self
 
-from disco_client.arguments import (
-    RECOVER_LIMIT_BYTES,
-    check_name,
-    check_recover,
-    check_session,
-)
+from disco_client.arguments import RECOVER_LIMIT_BYTES, check_name, check_recover, check_session
 from disco_client.errors import (
     ConfigError,
     ConnectionFailed,
