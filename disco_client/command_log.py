@@ -7,14 +7,15 @@ garbage collector, may run in any of them at any bytecode: what it calls
 (:meth:`CommandLog.release`) takes no lock and only appends to a deque.
 
 Batching happens by itself: a lone command wakes the sender at once; while the
-sender is busy with one batch, the next one grows. Over a transport whose waiting
-threads send by themselves (:attr:`CommandLog.direct`), a command that a caller
-waits for wakes no other thread.
+sender is busy with one batch, the next one grows. Over a transport that lets the
+program's threads send (:attr:`CommandLog.pump`), neither a command that a caller
+waits for nor a lone one wakes another thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -30,7 +31,7 @@ from typing import Any, Protocol, TypeAlias
 from disco_client.errors import EncodingError, IssuedAt, RemoteFailure, SessionError, WouldBlock
 from disco_client.replies import Deadline, LongWaits
 from disco_client.scopes import NO_SCOPE, Scope, current_owner, current_scope, in_event_loop
-from disco_client.transport.base import OutgoingBatch
+from disco_client.transport.base import OutgoingBatch, Pump
 from disco_client.transport.progress import Progress
 from disco_client.wire.codec import Action, EncodedCommand
 
@@ -206,7 +207,12 @@ _FULL = (
 )
 
 _LINGER_S = 0.001
-"""After how long a sending thread looks for more commands, once, before it sleeps."""
+"""After how long a sending thread looks for more commands, once, before it sleeps. Where
+the program's threads can send, commands that are further apart leave one by one."""
+
+_KILLS_S = 0.05
+"""How long a freed register waits for a command that takes it along, where the program's
+threads can send; waking the sending thread for each would take the workers' time."""
 
 _Record: TypeAlias = tuple[int, ...]
 """A call as the column of a batch holds it; see commands.proto."""
@@ -333,7 +339,8 @@ class CommandLog:
     Attributes:
         on_expect: Called with (seq, workers) under the log's lock, before a
             command that will be answered can be sent.
-        direct: Whether a thread that waits for an answer sends pending commands itself.
+        pump: Lets a thread that issues a command, or waits for its answer, send what is
+            pending by itself, if set.
         told: Whether a call has raised the error that closed the log.
         asynchronous: Whether calls must not wait in an event loop.
         barred: Asked, if set, under the lock and by each call that issues a command, whether
@@ -358,13 +365,15 @@ class CommandLog:
         self._beside_under_way = 0
         self._beside_unmarked = 0
         self._done = Progress(num_workers, first_seq - 1)
-        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._wake: SimpleQueue[bool] = SimpleQueue()
         self._awake = False
+        self._kills_due = False
+        self._passed_on = -math.inf
         self._closed: SessionError | None = None
         self._for_room: list[Callable[[], None]] = []
         self.asynchronous = False
         self.barred: Bar | None = None
-        self.direct = False
+        self.pump: Pump | None = None
         self.told: bool = False
         self.long_waits: LongWaits = LongWaits()
         self.timeline: LogWatcher | None = None
@@ -430,8 +439,8 @@ class CommandLog:
             self._append(batch, site, command)
             if beside is not None and (nbytes := beside()):
                 self._note_beside(batch, site, nbytes)
-        if not (answers and self.direct):
-            self._wake_sender()
+        if not (answers and self.pump is not None):
+            self._pass_on()
         return seq, reg
 
     def issue_call(self, func: int, args: list[int]) -> int:
@@ -455,7 +464,7 @@ class CommandLog:
             self._makers[reg] = site
             record = (len(released), *released, func, reg, len(args), *args)
             self._append(self._filling, site, record)
-        self._wake_sender()
+        self._pass_on()
         return reg
 
     def allocate(self, count: int) -> list[int]:
@@ -494,17 +503,31 @@ class CommandLog:
                 self._append_mark(call_site())
         self._wake_sender()
 
+    def _pass_on(self) -> None:
+        """Gets a command on its way: a lone one in this thread, several in the sender's."""
+        if self._awake:
+            return
+        if self.pump is not None and (now := time.monotonic()) - self._passed_on > _LINGER_S:
+            self._passed_on = now
+            self.pump.flush()
+        else:
+            self._wake_sender()
+
     def _wake_sender(self) -> None:
         if not self._awake:
             self._awake = True
             if self.timeline is not None:
                 self.timeline.wake()
-            self._wake.put(None)
+            self._wake.put(True)
 
     def release(self, register: int) -> None:
         """Notes that a reference died; safe inside the garbage collector."""
         self._dead.append(register)
-        self._wake_sender()
+        if self.pump is None:
+            self._wake_sender()
+        elif not (self._awake or self._kills_due):
+            self._kills_due = True
+            self._wake.put(False)
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None]:
@@ -685,15 +708,15 @@ class CommandLog:
         """Waits until there may be commands to take; False once there never will be."""
         if self._closed is not None:
             return self._has_commands()
-        if self.direct and self._linger():
+        if self.pump is not None and self._linger():
             return True
-        self._wake.get()
+        self._sleep()
         self._awake = False
         return True
 
     def nudge(self) -> None:
         """Wakes the thread that waits for commands, whether there are some or not."""
-        self._wake.put(None)
+        self._wake.put(True)
 
     def _linger(self) -> bool:
         """Looks for commands a while, so that issuing one need not wake this thread.
@@ -708,6 +731,20 @@ class CommandLog:
             return True
         self._awake = False
         return self._has_commands() or bool(self._dead)
+
+    def _sleep(self) -> None:
+        """Waits until this thread is woken, or has to send freed registers on their own."""
+        if self.pump is None:
+            self._wake.get()
+            return
+        while True:
+            self._kills_due = False  # before the look, as a register may be freed meanwhile
+            if self._dead or self._wake.get():
+                return
+            # Mostly the next command takes it along; no further one wakes this thread till then.
+            with contextlib.suppress(Empty):
+                if self._wake.get(timeout=_KILLS_S):
+                    return
 
     def _has_commands(self) -> bool:
         return bool(self._sealed or self._filling.entries)
@@ -775,7 +812,7 @@ class CommandLog:
                 self._filling = _Batch(self._seq + 1)
             self._room.notify_all()
         self._tell_of_room()
-        self._wake.put(None)
+        self._wake.put(True)
 
     def disown(self, why: SessionError) -> None:
         """Refuses everything in a forked child, even if a thread of the parent held the lock."""

@@ -1229,9 +1229,8 @@ def _start(
         }
     )
     # A thread that waits may send and receive by itself.
-    inbox.pump = transport.pump
+    log.pump = inbox.pump = transport.pump
     inbox.decline = transport.decline
-    log.direct = inbox.pump is not None
     sent = SentLog(welcome.session, log.take_batch, lambda: log.acked)
     transport.start(
         Events(

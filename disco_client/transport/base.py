@@ -213,6 +213,10 @@ class Pump(Protocol):
     A command that is awaited then costs no hand-over between threads.
     """
 
+    def flush(self) -> None:
+        """Sends what was issued."""
+        ...
+
     def send(self) -> None:
         """Sends what was issued; its answer will be received though no thread waits."""
         ...

@@ -143,7 +143,7 @@ class HeldInterrupts:
 _logger = logging.getLogger("disco.embedded")
 _READ = select.EPOLLIN
 _END_GRACE_S = 0.5
-_IDLE_S = 0.02
+_IDLE_S = 0.05
 """How often the keeper checks whether a thread has waited since the last time; a failure
 that no thread waits for is detected up to twice as much later."""
 
@@ -563,7 +563,7 @@ class Children:
             events = self._replies.poll(0)
             if events:
                 self._handle(events)
-            else:
+            elif self._quick:
                 os.sched_yield()
         while not waiter.acquire(blocking=False):
             left = began + seconds - time.monotonic()
@@ -1107,10 +1107,14 @@ class ProcessTransport(Bound):
             child.wake_waiters()
         return lambda: child.shows(delivered)
 
-    def send(self) -> None:
-        """Sends what was issued; the keeper reads the answer if no thread does."""
+    def flush(self) -> None:
+        """Sends what was issued."""
         with HeldInterrupts():
             self._flush()
+
+    def send(self) -> None:
+        """Sends what was issued; the keeper reads the answer if no thread does."""
+        self.flush()
         self._children.attend()
 
     def wait(self, waiter: threading.Lock, seconds: float, ask: int | None = None) -> bool:

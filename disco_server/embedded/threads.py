@@ -664,11 +664,13 @@ class ThreadTransport(Bound):
 
     # Waiting ----------------------------------------------------------------------------
 
-    def send(self) -> None:
-        """Hands everything that was issued to the workers; they answer in their own threads."""
+    def flush(self) -> None:
+        """Hands everything that was issued to the workers."""
         if self._sender is not None:
             with HeldInterrupts():
                 self._sender.flush()
+
+    send = flush  # workers answer in their own threads
 
     def ask(self, worker: int, waiter: threading.Lock) -> None:
         """Sends what was issued; the worker frees a lock when it has executed all of it."""

@@ -55,9 +55,9 @@ def test_commands_leave_in_order_whoever_sends_them():
 def test_what_nobody_waits_for_leaves_by_itself(eventually):
     """A command at once or soon after others, and the release of a register without any."""
     log = CommandLog(1, 1)
-    log.direct = True
     left = []
     sender = Sender(events_of(log), lambda batch, first: left.append((batch.last_seq, first)))
+    log.pump = sender  # as far as issuing is concerned
     for turn in range(3):
         _, register = log.issue(Action.CALL_PACKED, func=1)
         eventually(lambda seq=2 * turn + 1: left and left[-1][0] == seq, what="the command")
