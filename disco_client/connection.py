@@ -30,7 +30,6 @@ from disco_client.session import Session
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.text import many
-from disco_client.transport.address import controller_address
 from disco_client.transport.base import QueuePosition, Transport, Wish
 from disco_client.wire.limits import MOST_WORKERS
 
@@ -76,7 +75,8 @@ def connect(  # noqa: PLR0913  (each of them by name)
 
     Args:
         address: The controller, as ``HOST:PORT`` or ``unix:/path``. None takes
-            the environment's ``DISCO_ADDRESS``, else ``127.0.0.1:7600``.
+            the environment's ``DISCO_ADDRESS``, else what ``DISCO_CONTEXT`` or ``disco context
+            use`` names, with the credentials that are kept there, else ``127.0.0.1:7600``.
         num_workers: How many workers the program runs on.
         num_groups: Into how many equal, consecutive groups they are divided.
         ccl: The collective library; None lets the first collective choose.
@@ -127,14 +127,18 @@ def connect(  # noqa: PLR0913  (each of them by name)
     check_recover(recover, recover_limit_bytes)
     # gRPC takes longer to import than all the rest of the client but numpy, and
     # sessions on threads and child processes do without it.
-    from disco_client.transport.credentials import Credentials
+    from disco_client.transport.contexts import find_controller
     from disco_client.transport.grpc import GrpcTransport
 
     read_hang_report(hang_report)  # before anything is opened
-    credentials = Credentials.read(
-        tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
+    where, credentials = find_controller(
+        address,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        token=token,
+        token_file=token_file,
     )
-    where = controller_address(address)
     wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
     known = {"disco.num_workers": num_workers, "disco.session.name": name or ""}
     span = spans.begin("disco.session", known)
@@ -223,14 +227,19 @@ def attach(  # noqa: PLR0913  (the same)
     if not isinstance(name, str) or not name:
         msg = f"expected a session's name or id, got {name!r}"
         raise ConfigError(msg)
-    from disco_client.transport.credentials import Credentials
+    from disco_client.transport.contexts import find_controller
     from disco_client.transport.grpc import GrpcTransport
 
     read_hang_report(hang_report)
-    credentials = Credentials.read(
-        tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
+    where, credentials = find_controller(
+        address,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        token=token,
+        token_file=token_file,
     )
-    where, span = controller_address(address), spans.begin("disco.session")
+    span = spans.begin("disco.session")
     with opening(span, "disco.attach", where):
         transport = GrpcTransport.attach(
             where, name, owner(), connect_timeout=timeout, credentials=credentials

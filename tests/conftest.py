@@ -39,6 +39,10 @@ settings.load_profile("disco")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# No test uses the controllers that whoever runs it has given names.
+os.environ["DISCO_CONTEXTS"] = str(Path(tempfile.gettempdir()) / "disco-tests-have-no-contexts")
+os.environ.pop("DISCO_CONTEXT", None)
+
 WORKER_MODULES = Path(__file__).parent / "worker_modules"
 SUPPORT = Path(__file__).parent / "support"
 STANDIN = Path(__file__).parent / "standin"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from dataclasses import dataclass
 from typing import Self
 
 from disco_client.errors import ConfigError
 
-__all__ = ["DEFAULT_ADDRESS", "Address", "controller_address"]
+__all__ = ["DEFAULT_ADDRESS", "Address"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7600"
 """The default address of a controller, for itself and for clients."""
@@ -79,8 +78,3 @@ class Address:
 
 def _refuse(where: str, expected: str, got: object) -> ConfigError:
     return ConfigError(f"{where}: expected {expected}, got {got!r}")
-
-
-def controller_address(given: str | None) -> str:
-    """Where the controller is: as given, else as DISCO_ADDRESS says, else `DEFAULT_ADDRESS`."""
-    return given or os.environ.get("DISCO_ADDRESS") or DEFAULT_ADDRESS

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
 import click
 
@@ -320,6 +320,12 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     "[default: anything, or nothing beside --allow-module or --listen]",
 )
 @setting_option(DaemonConfig.table()["log_level"])
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="Return when the cluster is ready, and let it run; it becomes the context `local`.",
+)
+@click.option("--stop", "stopped", is_flag=True, help="Stop the cluster that --detach has left.")
 @json_option("Without a command, one JSON object when the cluster is ready.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @report_errors
@@ -332,17 +338,35 @@ def local(  # noqa: PLR0913  (what a person may say, each by its name)
     insecure: bool,
     http: str | None,
     log_level: str | None,
+    detach: bool,
+    stopped: bool,
     as_json: bool,
     command: tuple[str, ...],
     **allow: tuple[str, ...],
 ) -> None:
-    """Runs a cluster on this machine: for COMMAND, or until Ctrl-C.
+    """Run a cluster here: for COMMAND, until Ctrl-C, or detached.
 
     COMMAND finds the cluster in DISCO_ADDRESS; its exit code becomes this
     one's. Put -- before it:
 
         disco local --nodes 2 --slots 2 -- python program.py
+
+    A detached cluster goes on when the terminal is closed, and commands and
+    programs find it by themselves, as its address is the current context:
+
+        disco local --nodes 2 --slots 2 --detach
+        python program.py
+        disco local --stop
     """
+    if command and (detach or stopped):
+        msg = f"expected no command with {'--detach' if detach else '--stop'}, got {command[0]!r}"
+        raise ConfigError(msg)
+    if stopped:
+        _stop_detached(as_json=as_json)
+        return
+    if detach:
+        _detach(_given_options(click.get_current_context()), as_json=as_json)
+        return
     if command and shutil.which(command[0]) is None:
         msg = f"expected a command to run, found no program {command[0]!r}"
         raise ConfigError(msg)
@@ -375,6 +399,43 @@ def local(  # noqa: PLR0913  (what a person may say, each by its name)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     sys.exit(code)
+
+
+def _given_options(context: click.Context) -> list[str]:
+    """The options that were given, without those of a detached cluster itself."""
+    given: list[str] = []
+    for option in context.command.params:
+        value: Any = context.params.get(option.name or "")
+        if option.name in ("detach", "stopped", "as_json", "command") or value in (None, (), False):
+            continue
+        values: list[Any] = list(value) if option.multiple else [value]
+        for each in values:
+            given += [option.opts[0]] if each is True else [option.opts[0], str(each)]
+    return given
+
+
+def _detach(options: list[str], *, as_json: bool) -> None:
+    from disco_server.cli.detached import DETACHED, start_detached  # --help loads none of it
+
+    found = start_detached(options)
+    if as_json:
+        click.echo(json.dumps({**found.about, "pid": found.pid, "log": str(found.log)}))
+        return
+    click.echo(
+        f"cluster ready at {found.about['address']}, which is the context {DETACHED!r} now; "
+        f"disco local --stop stops it\nits log is {found.log}"
+    )
+    if found.about["dashboard"]:
+        click.echo(f"dashboard at {found.about['dashboard']}")
+    if other := os.environ.get("DISCO_ADDRESS"):
+        click.echo(f"DISCO_ADDRESS names another one, {other}; unset it to use this one", err=True)
+
+
+def _stop_detached(*, as_json: bool) -> None:
+    from disco_server.cli.detached import stop_detached
+
+    address = stop_detached()
+    click.echo(json.dumps({"stopped": address}) if as_json else f"stopped {address}")
 
 
 def _interrupt(_number: int, _frame: object) -> None:

@@ -15,12 +15,14 @@ from click.shell_completion import get_completion_class
 from disco_client.version import __version__
 from disco_server.cli.bench import bench
 from disco_server.cli.certs import certs
+from disco_server.cli.contexts import context
 from disco_server.cli.doctor import doctor
 from disco_server.cli.local import local
 from disco_server.cli.logs import logs
 from disco_server.cli.options import EXIT_FAILED, json_option, wants_all
 from disco_server.cli.run import run
 from disco_server.cli.sessions import sessions, status, stop
+from disco_server.cli.stack import stack
 from disco_server.cli.top import top
 from disco_server.cli.trace import trace
 
@@ -112,8 +114,8 @@ def main(verbose: bool) -> None:
 
 
 for _command in (
-    *(bench, certs, completion, doctor, local, logs, run),
-    *(sessions, status, stop, top, trace),
+    *(bench, certs, completion, context, doctor, local, logs, run),
+    *(sessions, stack, status, stop, top, trace),
 ):
     main.add_command(_command)
 

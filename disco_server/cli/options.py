@@ -22,7 +22,7 @@ from disco_client.errors import (
     NoSuchSession,
 )
 from disco_client.text import for_terminal
-from disco_client.transport.address import DEFAULT_ADDRESS, controller_address
+from disco_client.transport.address import DEFAULT_ADDRESS
 from disco_server.config import Settings
 from disco_server.settings import OneOf, Setting, read_path, read_switch
 
@@ -40,6 +40,7 @@ __all__ = [
     "Controller",
     "avoid_grpc_forks",
     "config_option",
+    "credential_options",
     "dial_options",
     "fail",
     "json_option",
@@ -70,6 +71,7 @@ _EXITS: Final[tuple[tuple[type[DiscoError], int], ...]] = (
     (NoSuchSession, EXIT_UNKNOWN),
 )
 
+_CREDENTIALS = ("tls_ca", "tls_cert", "tls_key", "token_file")
 _REACH_S = 5.0
 _COMPLETE_S = 0.7
 """How long a completion may take."""
@@ -120,44 +122,46 @@ def setting_option(row: Setting) -> Callable[[Callable[_P, _R]], Callable[_P, _R
 
 def dial_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
     """Adds the controller's address and credentials, which arrive as ``controller: Controller``."""
-    file = click.Path(dir_okay=False, path_type=Path)
 
     @click.option(
         "--address",
         metavar="HOST:PORT",
-        envvar="DISCO_ADDRESS",
-        default=DEFAULT_ADDRESS,
-        show_default=True,
-        help="The controller.",
+        default=None,
+        help="The controller.  "
+        f"[default: DISCO_ADDRESS, else the context's, else {DEFAULT_ADDRESS}]",
     )
     @click.option(
-        "--tls-ca",
-        type=file,
-        metavar="FILE",
-        help="The CA certificate that verifies the controller's.  [default: DISCO_TLS_CA]",
+        "--context",
+        metavar="NAME",
+        default=None,
+        help="A controller that `disco context` knows.  [default: DISCO_CONTEXT, or what `disco "
+        "context use` said]",
     )
-    @click.option(
-        "--tls-cert",
-        type=file,
-        metavar="FILE",
-        help="Your certificate, where the controller wants one.  [default: DISCO_TLS_CERT]",
-    )
-    @click.option("--tls-key", type=file, metavar="FILE", help="Its key.  [default: DISCO_TLS_KEY]")
-    @click.option(
-        "--token-file",
-        type=file,
-        metavar="FILE",
-        help="A file with your token.  [default: DISCO_TOKEN_FILE, or DISCO_TOKEN itself]",
-    )
+    @credential_options
     @functools.wraps(command)
-    def dialling(*args: Any, address: str, **options: Any) -> Any:
-        from disco_client.transport.credentials import Credentials
+    def dialling(*args: Any, address: str | None, context: str | None, **options: Any) -> Any:
+        from disco_client.transport.contexts import find_controller
 
-        names = ("tls_ca", "tls_cert", "tls_key", "token_file")
-        credentials = Credentials.read(**{name: options.pop(name) for name in names})
-        return command(*args, controller=Controller(address, credentials), **options)  # type: ignore[arg-type]
+        given = {name: options.pop(name) for name in _CREDENTIALS}
+        found = find_controller(address, context=context, **given)
+        return command(*args, controller=Controller(*found), **options)  # type: ignore[arg-type]
 
     return cast("Callable[_P, _R]", dialling)
+
+
+def credential_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Adds the files of one's credentials, which arrive as ``tls_ca``, ... ``token_file``."""
+    texts = (
+        "The CA certificate that verifies the controller's.  [default: DISCO_TLS_CA]",
+        "Your certificate, where the controller wants one.  [default: DISCO_TLS_CERT]",
+        "Its key.  [default: DISCO_TLS_KEY]",
+        "A file with your token.  [default: DISCO_TOKEN_FILE, or DISCO_TOKEN itself]",
+    )
+    file = click.Path(dir_okay=False, path_type=Path)
+    for name, text in reversed(tuple(zip(_CREDENTIALS, texts, strict=True))):
+        option = f"--{name.replace('_', '-')}"
+        command = click.option(option, name, type=file, metavar="FILE", help=text)(command)
+    return command
 
 
 def json_option(text: str = "One JSON object instead of tables.") -> Callable[..., Any]:
@@ -175,12 +179,13 @@ def _complete_session(context: click.Context, _: click.Parameter, incomplete: st
     quieten_grpc()
     from disco_client.transport.admin import ask_for_sessions
     from disco_client.transport.channel import ReloadingChannel
-    from disco_client.transport.credentials import Credentials
+    from disco_client.transport.contexts import find_controller
 
-    given = context.params
+    given: dict[str, Any] = context.params
     try:
-        address = controller_address(given.get("address"))
-        credentials = Credentials.read(
+        address, credentials = find_controller(
+            given.get("address"),
+            context=given.get("context"),
             tls_ca=given.get("tls_ca"),
             tls_cert=given.get("tls_cert"),
             tls_key=given.get("tls_key"),

@@ -41,7 +41,7 @@ def test_another_shell_is_a_usage_error():
 
 def test_commands_and_options_are_completed():
     """As click does it."""
-    assert completed("st") == ["status", "stop"]
+    assert completed("st") == ["stack", "status", "stop"]
     assert "--follow" in completed("logs", "--f")
 
 

@@ -1,0 +1,49 @@
+"""``disco stack``: where the ranks of a session are in their code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from disco_client import connect
+from disco_server.cli.main import main
+
+
+@pytest.fixture
+def disco(cluster):
+    """Runs a command on the cluster."""
+
+    def run(*arguments):
+        options = ["--address", cluster.address]
+        return CliRunner().invoke(main, [*arguments, *options], prog_name="disco")
+
+    return run
+
+
+def test_equal_stacks_are_shown_once_and_others_by_rank(disco, cluster, eventually):
+    """Idle ranks are alike; one that is busy shows what it does."""
+    with connect(cluster.address, num_workers=3, name="asked") as session:
+        session.sync_all()
+        assert disco("stack", "asked").output.startswith("ranks 0-2:\nStack (most recent call")
+        session.import_python_module("disco_test_functions")
+        sleep = session.get_global_func("tests.sleep").on(worker=1)
+        sleep(5.0)
+
+        def shown():
+            return json.loads(disco("stack", "asked", "--json").output)["ranks"]
+
+        eventually(lambda: "sleep" in shown()[1]["stack"], what="the busy rank's stack")
+        assert [rank["worker"] for rank in shown()] == [0, 1, 2]
+        one = disco("stack", session.session_id, "1").output
+        assert one.startswith("rank 1:\n")
+        assert "sleep" in one
+
+
+def test_ranks_and_sessions_that_there_are_not(disco, cluster):
+    """Are said with what there is."""
+    with connect(cluster.address, num_workers=2, name="small"):
+        refused = disco("stack", "small", "2")
+        assert (refused.exit_code, "from 0 to 1, got 2" in refused.stderr) == (2, True)
+    assert disco("stack", "nope").exit_code == 5
