@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from cupy._machine.nccl_carrier import Batch, Part
 from cupy._machine.nccl_errors import INVALID_USAGE, nccl_error
-from cupy._machine.nccl_link import Batch, Part
 from cupy._machine.queues import Queue
 
 __all__ = ["end", "launch", "start"]
@@ -47,4 +47,4 @@ def _push(parts: list[tuple[Queue, Part]]) -> None:
     for queue, together in batches.items():
         position = queue.device.push(queue, Batch(together))
         for part in together:
-            part.link.place(part.key, queue, position)
+            part.carrier.place(part, queue, position)

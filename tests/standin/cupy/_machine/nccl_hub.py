@@ -18,44 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cupy._machine.nccl_carrier import Call
+from cupy._machine.nccl_errors import INVALID_USAGE, REMOTE_ERROR
 from cupy._machine.nccl_math import DTYPES, reduced
 from cupy._machine.nccl_wire import Line, encode_id, socket_name
 
-__all__ = ["Call", "hub_address", "new_unique_id"]
-
-INVALID_USAGE = 5
-REMOTE_ERROR = 6
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a rank asked for.
-
-    Attributes:
-        kind: The operation.
-        count: Of how many elements, as the rank said it.
-        dtype: The library's number of the dtype.
-        operator: The name of what combines, or nothing.
-        root: The rank from which or to which it goes; -1 if there is none.
-    """
-
-    kind: str
-    count: int
-    dtype: int
-    operator: str = ""
-    root: int = -1
-
-    def __str__(self) -> str:
-        parts = [f"count={self.count}", str(DTYPES.get(self.dtype, self.dtype))]
-        parts += [self.operator] if self.operator else []
-        parts += [f"root={self.root}"] if self.root >= 0 else []
-        return f"{self.kind}({', '.join(parts)})"
-
-    def matches(self, other: Call) -> bool:
-        """Whether two ranks mean the same."""
-        if {self.kind, other.kind} == {"send", "recv"}:
-            return (self.count, self.dtype) == (other.count, other.dtype)
-        return self == other
+__all__ = ["hub_address", "new_unique_id"]
 
 
 @dataclass

@@ -1,60 +1,83 @@
-"""A rank's side of one communicator, and its operations as work on streams."""
+"""The stand-in's own carrier: each rank has a connection to a hub for each communicator."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 
-from cupy._machine import faults
-from cupy._machine.memory_map import blocks
-from cupy._machine.nccl_hub import REMOTE_ERROR, Call
-from cupy._machine.nccl_wire import Line, socket_name
-from cupy._machine.queues import Op, Queue, ending
+from cupy._machine import faults, nccl_faults
+from cupy._machine.nccl_carrier import Call, Part, Refused, running_version
+from cupy._machine.nccl_errors import INVALID_ARGUMENT, REMOTE_ERROR, SYSTEM_ERROR
+from cupy._machine.nccl_hub import hub_address, new_unique_id
+from cupy._machine.nccl_wire import ID_BYTES, Line, decode_id, socket_name
+from cupy._machine.queues import Queue, ending
 
-__all__ = ["Batch", "Link", "Part", "Refused"]
+__all__ = ["ID_BYTES", "Link", "join", "new_unique_id", "version"]
 
 
 _GOODBYE = 2.0
 """How many seconds to wait at most until the hub has told the others."""
 
 
-class Refused(Exception):
-    """The communicator cannot be made.
+def version() -> int:
+    """The version of NCCL that it pretends to be."""
+    return 23203
 
-    Attributes:
-        status: The library's number of the error.
-    """
 
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
+def join(unique_id: bytes, rank: int, size: int, gpu: str) -> Link:
+    """Waits for the other ranks; see `Carriers`."""
+    try:
+        address, key = decode_id(unique_id)
+    except ValueError as error:
+        raise Refused(INVALID_ARGUMENT, str(error)) from None
+    return _join(address, key, rank, size, gpu)
+
+
+def _join(address: str, key: str, rank: int, size: int, gpu: str) -> Link:
+    fails = nccl_faults.planned(rank, size) == "init"
+    link = Link(address, key, rank, size, gpu, fails=fails)
+    if fails:
+        link.close(orderly=False)
+        raise Refused(SYSTEM_ERROR, "asked for")
+    link.await_ready()
+    return link
 
 
 class Link:
-    """The connection of a rank to the hub, for one communicator.
+    """The connection of a rank to the hub, for one communicator; see `Carrier`.
 
     Args:
         address: Where the hub listens.
-        introduction: The key of the communicator, the rank, the size, the GPU, the version.
+        key: The name of the communicator.
+        rank: Which rank this is.
+        size: How many there are.
+        gpu: Its GPU.
+        fails: Whether it tells the others that its construction failed.
 
     Attributes:
-        async_error: The number of an error that came by itself; 0 while there is none.
-        fault: What the ranks did to each other that the library would not have told.
         aborted: Whether this end was given up.
 
     Raises:
         Refused: There is no hub, or the ranks do not fit together.
     """
 
-    def __init__(self, address: str, introduction: tuple[Any, ...]) -> None:
+    def __init__(
+        self, address: str, key: str, rank: int, size: int, gpu: str, *, fails: bool = False
+    ) -> None:
+        self.rank, self.size = rank, size
         self.async_error = 0
         self.fault: faults.StandinFault | None = None
         self.aborted = False
+        self._gpu = gpu
+        self._sequence = 0
+        self._pairs: dict[tuple[int, int, str], int] = {}
         self._results: dict[Any, Any] = {}
         self._places: dict[Any, tuple[Queue, int]] = {}
         self._needed: set[Any] = set()
@@ -70,7 +93,8 @@ class Link:
             raise Refused(REMOTE_ERROR, f"no hub at {address}: {error}") from None
         self._line = Line(connection)
         threading.Thread(target=self._read, daemon=True, name="standin-nccl-link").start()
-        self._line.send(*introduction)
+        shown = "" if fails else gpu
+        self._line.send(key, rank, size, shown, running_version(), os.getpid())
 
     def await_ready(self) -> None:
         """Waits until all ranks have come.
@@ -117,8 +141,22 @@ class Link:
             self.fault = faults.StandinFault(f"stand-in: {details[0]}")
             faults.tell(details[0])
 
-    def place(self, key: Any, queue: Queue, position: int) -> None:
+    def name(self, call: Call) -> Any:
+        """What names the next operation, and this rank's part of it; see `Carrier`."""
+        if call.kind not in ("send", "recv"):
+            return ("all", self._next()), self.rank
+        pair = (self.rank, call.root) if call.kind == "send" else (call.root, self.rank)
+        at = (*pair, call.kind)
+        self._pairs[at] = self._pairs.get(at, 0) + 1
+        return ("p2p", *pair, self._pairs[at]), call.kind
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def place(self, part: Part, queue: Queue, position: int) -> None:
         """Notes where an operation is on a stream, for when other ranks need it."""
+        key, _ = part.name
         with self._changed:
             self._places[key] = queue, position
             if key in self._needed:
@@ -135,6 +173,32 @@ class Link:
         """Where the operations are that are not finished."""
         with self._changed:
             return list(self._places.values())
+
+    def begin(self, parts: Sequence[Part]) -> list[Part]:
+        """Contributes to operations; see `Carrier`."""
+        for part in parts:
+            if not part.dead:
+                content = part.sent()
+                raw = b"" if content is None else content.tobytes()
+                self.post(*part.name, astuple(part.call), raw)
+        return list(parts)
+
+    def finish(self, begun: list[Part]) -> None:
+        """Waits for the others, and takes the results; see `Carrier`."""
+        while begun:
+            content, there = self.result(*begun[0].name)
+            target = begun.pop(0).got()
+            if there and target is not None:
+                target[:] = np.frombuffer(content, np.uint8)
+
+    def split(self, color: int, key: int) -> Link | None:
+        """Makes communicators of the ranks of each color; see `Carrier`."""
+        name = ("all", self._next())
+        self.post(name, self.rank, (color, key, hub_address() if color >= 0 else ""), b"")
+        group, there = self.result(name, self.rank, patient=False)
+        if not there:
+            raise Refused(REMOTE_ERROR, "a rank was lost during a split")
+        return None if group is None else _join(*group, self._gpu)
 
     def post(self, key: Any, part: Any, asked: tuple[Any, ...], content: bytes) -> None:
         """Contributes to an operation; messages have nothing but what Python has itself."""
@@ -182,75 +246,3 @@ class Link:
                 self._changed.wait_for(lambda: self._gone, 0 if ending.is_set() else _GOODBYE)
         with contextlib.suppress(OSError):
             self._line.close()
-
-
-class Part:
-    """What one rank does in one operation.
-
-    Args:
-        link: Its communicator.
-        key: What names the operation among all ranks.
-        part: What names its contribution.
-        call: What it asks for.
-        source: Where its contribution lies, with the bytes; nothing if it has none.
-        target: Where the result goes, with the bytes; nothing if it gets none.
-        dead: Whether it never contributes.
-    """
-
-    def __init__(
-        self,
-        link: Link,
-        key: Any,
-        part: Any,
-        call: Call,
-        source: tuple[int, int] | None,
-        target: tuple[int, int] | None,
-        dead: bool,
-    ) -> None:
-        self.link = link
-        self.key = key
-        self._part = part
-        self._call = call
-        self._source = source
-        self._target = target
-        self._started = dead
-        self._finished = False
-
-    def start(self) -> None:
-        """Contributes."""
-        if self._started:
-            return
-        self._started = True
-        content = b""
-        if self._source is not None and self._source[1]:
-            what = f"the send buffer of {self._call}"
-            content = blocks.device_bytes(*self._source, what).tobytes()
-        self.link.post(self.key, self._part, astuple(self._call), content)
-
-    def finish(self) -> None:
-        """Waits for the others, and takes the result."""
-        if self._finished:
-            return
-        content, there = self.link.result(self.key, self._part)
-        self._finished = True
-        if there and self._target is not None and self._target[1]:
-            what = f"the receive buffer of {self._call}"
-            blocks.device_bytes(*self._target, what)[:] = np.frombuffer(content, np.uint8)
-
-
-class Batch(Op):
-    """What a rank puts on a stream at once: one operation, or those of a group."""
-
-    def __init__(self, parts: list[Part]) -> None:
-        self._parts = parts
-
-    def start(self) -> None:
-        """Contributes to all."""
-        for part in self._parts:
-            part.start()
-
-    def run(self, queue: Queue) -> None:
-        """Contributes to all, and waits for all."""
-        self.start()
-        for part in self._parts:
-            part.finish()

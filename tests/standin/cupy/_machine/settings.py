@@ -6,7 +6,8 @@
 - `STANDIN_RACES`: anything but nothing tells of streams that do not wait; see `races`.
 - `STANDIN_HOST`: the name of the host, to pretend several.
 - `STANDIN_HIP`: anything but nothing makes it a build for ROCm.
-- `STANDIN_NCCL_VERSION`: the version of NCCL, 23203 unless given.
+- `STANDIN_NCCL_CARRIER`: what carries NCCL's operations, `hub` unless given; see `nccl_carrier`.
+- `STANDIN_NCCL_VERSION`: the version of NCCL, that of the carrier unless given.
 - `STANDIN_NCCL_FAIL`: what shall fail; see `nccl_faults`.
 - `STANDIN_SOCKETS`: a folder for the sockets of NCCL; Linux needs none unless given.
 """

@@ -12,6 +12,7 @@ from typing import Any
 from cupy._machine import faults, nccl_faults, nccl_groups, races, settings
 from cupy._machine.devices import machine
 from cupy._machine.memory_map import DEVICE, blocks
+from cupy._machine.nccl_carrier import Call, Carrier, Part, Refused, chosen, running_version
 from cupy._machine.nccl_errors import (
     INVALID_ARGUMENT,
     REMOTE_ERROR,
@@ -19,10 +20,7 @@ from cupy._machine.nccl_errors import (
     NcclError,
     nccl_error,
 )
-from cupy._machine.nccl_hub import Call, hub_address, new_unique_id
-from cupy._machine.nccl_link import Link, Part, Refused
 from cupy._machine.nccl_math import DTYPES, OPERATORS
-from cupy._machine.nccl_wire import ID_BYTES, decode_id
 from cupy._machine.queues import Queue
 
 NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
@@ -74,7 +72,7 @@ __all__ = [
 
 def get_version() -> int:
     """The version of NCCL that runs."""
-    return int(os.environ.get("STANDIN_NCCL_VERSION", "23203"))
+    return running_version()
 
 
 def get_build_version() -> int:
@@ -84,7 +82,7 @@ def get_build_version() -> int:
 
 def get_unique_id() -> bytes:
     """What the ranks of a new communicator find each other by."""
-    return new_unique_id()
+    return chosen().new_unique_id()
 
 
 def groupStart() -> None:
@@ -120,37 +118,26 @@ class NcclCommunicator:
     def __init__(
         self, ndev: int, commId: bytes, rank: int, config: NcclConfig | None = None
     ) -> None:
-        self._link: Link | None = None
+        self._link: Carrier | None = None
+        carriers = chosen()
         if not isinstance(commId, bytes):
             kind = type(commId).__name__
             raise TypeError(f"Argument 'commId' has incorrect type (expected bytes, got {kind})")
-        if len(commId) != ID_BYTES:
-            raise ValueError(f"commId length {len(commId)} != {ID_BYTES}.")
-        try:
-            address, key = decode_id(commId)
-        except ValueError as error:
-            raise nccl_error(INVALID_ARGUMENT, str(error)) from None
+        if len(commId) != carriers.ID_BYTES:
+            raise ValueError(f"commId length {len(commId)} != {carriers.ID_BYTES}.")
         if nccl_faults.planned(rank, ndev) == "absent":
             raise nccl_error(SYSTEM_ERROR, "asked for")
-        self._join(address, key, rank, ndev)
-
-    def _join(self, address: str, key: str, rank: int, size: int) -> None:
         device = machine.current
         device.check()
-        fails = nccl_faults.planned(rank, size) == "init"
-        gpu = "" if fails else f"{settings.host_name()} {device.gpu.bus_id}"
-        self._device, self._rank, self._size = device, rank, size
-        self._operations = 0
-        self._sequence = 0
-        self._pairs: dict[tuple[int, int], int] = {}
+        gpu = f"{settings.host_name()} {device.gpu.bus_id}"
         try:
-            link = Link(address, (key, rank, size, gpu, get_version(), os.getpid()))
-            if fails:
-                link.close(orderly=False)
-                raise nccl_error(SYSTEM_ERROR, "asked for")
-            link.await_ready()
+            self._begin(carriers.join(commId, rank, ndev, gpu))
         except Refused as refused:
             raise nccl_error(refused.status, str(refused)) from None
+
+    def _begin(self, link: Carrier) -> None:
+        self._device = machine.current
+        self._operations = 0
         self._link = link
 
     def __del__(self) -> None:
@@ -190,7 +177,7 @@ class NcclCommunicator:
         """The address of NCCL's own object, 0 when it is gone."""
         return id(self._link) if self._link else 0
 
-    def _alive(self) -> Link:
+    def _alive(self) -> Carrier:
         if self._link is None:
             raise nccl_error(INVALID_ARGUMENT, "the communicator was destroyed or aborted")
         return self._link
@@ -202,13 +189,11 @@ class NcclCommunicator:
 
     def rank_id(self) -> int:
         """Which rank it is."""
-        self._alive()
-        return self._rank
+        return self._alive().rank
 
     def size(self) -> int:
         """How many ranks there are."""
-        self._alive()
-        return self._size
+        return self._alive().size
 
     def check_async_error(self) -> None:
         """Raises what came by itself, if anything did."""
@@ -239,23 +224,19 @@ class NcclCommunicator:
     ) -> NcclCommunicator | None:
         """Makes communicators of the ranks of each color, in the order of the keys."""
         link = self._ready()
-        name = ("all", self._next())
-        link.post(name, self._rank, (color, key, hub_address() if color >= 0 else ""), b"")
-        group, there = link.result(name, self._rank, patient=False)
-        if not there:
-            raise nccl_error(REMOTE_ERROR, "a rank was lost during a split")
-        if group is None:
+        if link.outstanding():
+            raise faults.StandinFault("stand-in: a split of a communicator with work under way")
+        try:
+            there = link.split(color, key)
+        except Refused as refused:
+            raise nccl_error(refused.status, str(refused)) from None
+        if there is None:
             return None
         made = NcclCommunicator.__new__(NcclCommunicator)
-        made._link = None
-        made._join(*group)
+        made._begin(there)
         return made
 
-    def _next(self) -> int:
-        self._sequence += 1
-        return self._sequence
-
-    def _ready(self) -> Link:
+    def _ready(self) -> Carrier:
         link = self._alive()
         self.check_async_error()
         self._device.check()
@@ -273,14 +254,14 @@ class NcclCommunicator:
         machine.reap()
         if call.dtype not in DTYPES:
             raise nccl_error(INVALID_ARGUMENT, f"there is no dtype {call.dtype}")
-        if not -1 <= call.root < self._size:
+        if not -1 <= call.root < link.size:
             raise nccl_error(INVALID_ARGUMENT, f"there is no rank {call.root}")
         queue = self._queue(stream)
         self._device.order(queue)
         source = self._range(queue, source, call, "send buffer")
         target = self._range(queue, target, call, "receive buffer")
         self._operations += 1
-        fate = nccl_faults.planned(self._rank, self._size, self._operations)
+        fate = nccl_faults.planned(link.rank, link.size, self._operations)
         if fate == "fade":
             link.close(orderly=False)
             time.sleep(1)  # the fault itself: the peers see the connection closed this long before
@@ -288,17 +269,8 @@ class NcclCommunicator:
             os.kill(os.getpid(), signal.SIGKILL)
         if fate == "async":
             link.fail(REMOTE_ERROR)
-        name, part = self._name(call)
-        made = Part(link, name, part, call, source, target, dead=bool(fate))
-        nccl_groups.launch(queue, made)
-
-    def _name(self, call: Call) -> tuple[Any, Any]:
-        if call.kind not in ("send", "recv"):
-            return ("all", self._next()), self._rank
-        pair = (self._rank, call.root) if call.kind == "send" else (call.root, self._rank)
-        at = (*pair, call.kind)
-        self._pairs[at] = self._pairs.get(at, 0) + 1
-        return ("p2p", *pair, self._pairs[at]), call.kind
+        part = Part(link, link.name(call), call, source, target, dead=bool(fate))
+        nccl_groups.launch(queue, part)
 
     def _queue(self, stream: int) -> Queue:
         if stream in (0, 1, 2):
@@ -343,7 +315,7 @@ class NcclCommunicator:
         """Combines the ranks' elements, for one."""
         call = Call("reduce", _count(count), datatype, _operator(op), root)
         target = None
-        if self._alive() and self._rank == root:
+        if self._alive().rank == root:
             target = (recvbuf, count)
             self._apart(call, (sendbuf, count), target, 0)
         self._put(call, stream, (sendbuf, count), target)
@@ -354,7 +326,7 @@ class NcclCommunicator:
         """Copies one rank's elements to all."""
         call = Call("broadcast", _count(count), datatype, "", root)
         source = None
-        if self._alive() and self._rank == root:
+        if self._alive().rank == root:
             source = (sendbuff, count)
             self._apart(call, source, (recvbuff, count), 0)
         self._put(call, stream, source, (recvbuff, count))
@@ -368,17 +340,17 @@ class NcclCommunicator:
     ) -> None:
         """Combines the ranks' elements, and gives each rank its part."""
         call = Call("reduceScatter", _count(recvcount), datatype, _operator(op))
-        self._alive()
-        source = (sendbuf, recvcount * self._size)
-        self._apart(call, source, (recvbuf, recvcount), self._rank * recvcount)
+        link = self._alive()
+        source = (sendbuf, recvcount * link.size)
+        self._apart(call, source, (recvbuf, recvcount), link.rank * recvcount)
         self._put(call, stream, source, (recvbuf, recvcount))
 
     def allGather(self, sendbuf: int, recvbuf: int, count: int, datatype: int, stream: int) -> None:
         """Puts the ranks' elements side by side, for all."""
         call = Call("allGather", _count(count), datatype)
-        self._alive()
-        target = (recvbuf, count * self._size)
-        self._apart(call, (sendbuf, count), target, -self._rank * count)
+        link = self._alive()
+        target = (recvbuf, count * link.size)
+        self._apart(call, (sendbuf, count), target, -link.rank * count)
         self._put(call, stream, (sendbuf, count), target)
 
     def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
