@@ -497,6 +497,9 @@ class _CommunicatorOpener:
         """
         members = () if place is None else lines[place]
         rank, size = members.index(self._comm.worker_id) if members else 0, len(members)
+        if self._library.splits:
+            # With operations under way on the communicator a split may never end.
+            self._watch.wait("make_teams")
         # A split is a call on the communicator of all workers, which the watch guards.
         with self._watch.launching("make_teams"):
             if self._library.splits:

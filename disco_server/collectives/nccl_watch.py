@@ -129,17 +129,38 @@ class NcclWatch:
             CommunicatorLost: The library or the device refused it, or the communicator
                 was lost before.
         """
+        with self._losing(name), self._calls:
+            yield
+            event = self._idle.pop() if self._idle else self._new_event()
+            event.record(self._arrays.comm)
+            self._flights.append(_Flight(name, self._position(), event, time.monotonic()))
+        self._wake.set()
+
+    def wait(self, name: str) -> None:
+        """Waits until the device has done what was enqueued, for a call that needs that.
+
+        The ranks have agreed on the call, as in `launching`. No lock is held meanwhile, so
+        that what never ends is noticed and aborted.
+
+        Args:
+            name: The call.
+
+        Raises:
+            CommunicatorLost: What was enqueued failed, or the communicator was lost before.
+        """
+        with self._losing(name):
+            self._arrays.comm.synchronize()
+        self.settled()
+
+    @contextlib.contextmanager
+    def _losing(self, name: str) -> Generator[None]:
+        """Wraps what peers wait for: whatever goes wrong in it loses the communicator."""
         self._loss.check()
         try:
-            with self._calls:
-                yield
-                event = self._idle.pop() if self._idle else self._new_event()
-                event.record(self._arrays.comm)
-                self._flights.append(_Flight(name, self._position(), event, time.monotonic()))
+            yield
         except Exception as error:  # noqa: BLE001  (whatever it is, peers wait)
             self._lose(name, self._position(), self._explain(error))
             self._loss.check()
-        self._wake.set()
 
     def settled(self) -> None:
         """Notes that the device has done all that was enqueued; for the rank's thread.

@@ -92,6 +92,20 @@ def test_a_split_that_fails_loses_the_standin(device_ranks):
     assert "worker 1: make_teams of command #0 failed in NCCL 2.32.3" in str(errors[1])
 
 
+def test_teams_made_while_the_standin_works_wait_for_it(device_ranks):
+    """A split while operations of all workers are under way may never end, says NCCL."""
+    ranks = device_ranks(2, groups=1)
+
+    def act(rank):
+        whole = rank.arrays.from_host(np.full(1000, rank.rank + 1.0))
+        rank.flat.allreduce(whole, whole, SUM)
+        team = rank.flat.make_teams([[0, 1]])
+        team.allreduce(whole, whole, SUM)
+        return rank.arrays.to_host(whole)[[0, -1]].tolist()
+
+    assert ranks.each(act) == [[6.0, 6.0]] * 2
+
+
 def test_failures_end_collectives_of_teams_of_the_standin(device_ranks):
     """A member that fails before ends it for its peers; then the team works again."""
     ranks = device_ranks(4, groups=1)

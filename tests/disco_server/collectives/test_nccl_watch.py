@@ -212,6 +212,25 @@ def test_whatever_goes_wrong_once_the_ranks_of_the_standin_agreed_is_told(
     assert "NCCL_ERROR_REMOTE_ERROR" in str(first)
 
 
+def test_a_wait_of_the_standin_before_a_split_is_told_and_does_not_stop_the_watch(
+    device_ranks, monkeypatch
+):
+    """What never ends there is given up, and every rank hears why it has no team."""
+    monkeypatch.setenv("STANDIN_NCCL_FAIL", "hang:1:1")
+    ranks = device_ranks(2, groups=1, start=False)
+    ranks.start(limits=TimeLimits(0, 0.5))
+
+    def act(rank):
+        allreduce(rank, 4)
+        rank.flat.make_teams([[0, 1]])
+
+    errors = ranks.each(act)
+
+    assert [type(error) for error in errors] == [CommunicatorLost] * 2
+    assert all("of command #4 failed in NCCL 2.32.3: " in str(error) for error in errors)
+    assert any("it was not done after" in str(error) for error in errors)
+
+
 def test_a_lost_communicator_of_the_standin_stays_lost(device_ranks, monkeypatch):
     """Every later operation and every later wait says what was first."""
     monkeypatch.setenv("STANDIN_NCCL_FAIL", "async:0:1")
