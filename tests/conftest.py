@@ -116,6 +116,20 @@ def real_gpus() -> int:
     return int(asked.stdout)
 
 
+@pytest.fixture(scope="session")
+def oneccl() -> dict[str, str]:
+    """What lets the stand-in's collectives be oneCCL's; skips the test where that is missing."""
+    if not Path(sys.prefix, "lib", "libccl_legacy_cpu.so").exists():
+        pytest.skip("oneCCL is not installed here; `make test-oneccl` does that")
+    return {"STANDIN_NCCL_CARRIER": "oneccl"}
+
+
+@pytest.fixture(scope="module", params=["hub", "oneccl"])
+def carrier(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The variables for what carries the stand-in's collectives: its own hub, then oneCCL."""
+    return {} if request.param == "hub" else request.getfixturevalue("oneccl")
+
+
 @pytest.fixture(
     params=[
         pytest.param("standin", id="standin"),
@@ -126,10 +140,14 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     """How many GPUs the processes that a test starts can use.
 
     Each test that asks for them runs with those of the stand-in for cupy, and once
-    more with those of the machine, where it has some.
+    more with those of the machine, where it has some. Tests of collectives also name
+    "oneccl" as a parameter: then that library carries the collectives of the stand-in.
     """
-    if request.param != "standin":
+    if request.param == "real_gpus":
         return int(request.getfixturevalue(request.param))
+    carried = request.getfixturevalue("oneccl") if request.param == "oneccl" else {}
+    for name, value in carried.items():
+        monkeypatch.setenv(name, value)
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     path = filter(None, (str(STANDIN), os.environ.get("PYTHONPATH")))
@@ -402,6 +420,9 @@ SUITES = {
 }
 """Which tests are a suite of their own; all others are the suite "main"."""
 
+_ONECCL = "oneccl"
+"""Names, in its parameters, a test of the suite of this name, wherever it stands."""
+
 _CARRIED = ("standin-gpus", "connect-grpc")
 """Name, in the parameters of a test, sessions whose arrays another library carries, or whose
 streams another carrier."""
@@ -417,7 +438,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("disco")
     group.addoption(
         "--suite",
-        choices=("main", *SUITES, "all"),
+        choices=("main", *SUITES, _ONECCL, "all"),
         help="run one suite; without it and without paths, main",
     )
     group.addoption("--quick", action="store_true", help="leave out tests that start daemons")
@@ -431,6 +452,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def suite_of(nodeid: str) -> str:
     """The suite of a test."""
+    if _ONECCL in nodeid:
+        return _ONECCL
     found = (name for name, places in SUITES.items() if nodeid.startswith(places))
     second = any(carried in nodeid for carried in _CARRIED)
     return next(found, "carriers" if second else "main")

@@ -1,4 +1,7 @@
-"""Slots that are GPUs, of a real cluster with the stand-in as every worker's library."""
+"""Slots that are GPUs, of a real cluster with the stand-in as every worker's library.
+
+Its own hub carries the collectives, and then oneCCL does, where that is installed.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ GPUS = "disco_test_gpus"
 
 
 @pytest.fixture(scope="module")
-def nodes():
+def nodes(carrier):
     """The nodes that were started, for their metrics."""
     return []
 
 
 @pytest.fixture(scope="module")
-def address(shared_daemons, nodes):
+def address(shared_daemons, nodes, carrier):
     """A controller and two nodes with two GPUs each."""
     controller = shared_daemons.controller()
     path = os.pathsep.join(str(TESTS / part) for part in ("standin", "worker_modules"))
@@ -31,6 +34,7 @@ def address(shared_daemons, nodes):
         options = ("--name", name, "--devices", devices, "--allow-module", GPUS)
         # The check asks the driver, which has no stand-in.
         environ = {"PYTHONPATH": path, "DISCO_DEVICE_CHECK": "off", "DISCO_HTTP": "127.0.0.1:0"}
+        environ |= carrier
         nodes.append(shared_daemons.worker(controller.address, *options, **environ))
     return controller.address
 
@@ -79,6 +83,15 @@ def test_a_session_on_slots_of_the_standin_needs_no_start(gpus):
     assert (
         session.get_global_func("runtime.disco.compiled_ccl")().debug_get_from_remote(1) == "nccl"
     )
+
+
+def test_the_collectives_of_the_standin_are_carried_as_asked(gpus, carrier):
+    """Where oneCCL shall carry them, it is in every worker's process; otherwise in none."""
+    session = gpus(4)
+    session.allreduce(session.empty((3,), "float32"))
+    loaded = each(session, call(session, "carriers"))
+    expected = ["libccl.so.1", "libccl.so.2", "libccl_legacy_cpu.so"] if carrier else []
+    assert loaded == [expected] * 4
 
 
 def test_a_session_for_mpi_refuses_arrays_of_the_standin(gpus):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -38,8 +39,12 @@ _CLUSTERS = {
     "address": "conformance_cluster",
     "grpc": "grpc_cluster",
     "gpus": "standin_gpu_cluster",
+    "oneccl": "oneccl_gpu_cluster",
 }
 """The fixtures that start what a program's expression names."""
+
+
+_OF_ONECCL = re.compile(r"\|CCL_(WARN|ERROR)\|")
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,12 @@ KINDS = (
     Kind(
         "connect-standin-gpus",
         "di.connect({gpus!r}, num_workers={workers}, num_groups={groups})",
+        ccl="nccl",
+        gpus=True,
+    ),
+    Kind(
+        "connect-oneccl-gpus",
+        "di.connect({oneccl!r}, num_workers={workers}, num_groups={groups})",
         ccl="nccl",
         gpus=True,
     ),
@@ -183,7 +194,19 @@ def grpc_cluster() -> Iterator[LocalCluster]:
 @pytest.fixture(scope="session")
 def standin_gpu_cluster() -> Iterator[LocalCluster]:
     """The same with GPUs for slots, which a stand-in for cupy pretends to have."""
+    yield from gpu_cluster({})
+
+
+@pytest.fixture(scope="session")
+def oneccl_gpu_cluster(oneccl) -> Iterator[LocalCluster]:
+    """The same where oneCCL carries the collectives of the stand-in."""
+    yield from gpu_cluster(oneccl)
+
+
+def gpu_cluster(environ: dict[str, str]) -> Iterator[LocalCluster]:
     with pytest.MonkeyPatch.context() as patch:
+        for name, value in environ.items():
+            patch.setenv(name, value)
         patch.setenv("DISCO_WARM", "0")
         patch.setenv("DISCO_SESSION_LEASE_S", _LEASE_S)
         patch.setenv("STANDIN_GPUS", "8")
@@ -367,6 +390,17 @@ class Tools:
         size = self.session.num_workers // self.session.num_groups
         first = worker // size * size
         return list(range(first, first + size))
+
+
+@pytest.fixture
+def own_words() -> Callable[[str], str]:
+    """Leaves out of a program's output the lines of oneCCL, which no setting of it stops."""
+
+    def leave_out(text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        return "".join(line for line in lines if not _OF_ONECCL.search(line))
+
+    return leave_out
 
 
 @pytest.fixture

@@ -157,12 +157,12 @@ def pids_of(running):
 
 
 @pytest.mark.parametrize("then", ["", "session.shutdown()", "sys.exit(0)"])
-def test_a_program_may_end_as_it_likes(program, eventually, then):
+def test_a_program_may_end_as_it_likes(program, eventually, own_words, then):
     """With objects in its registers, with and without a shutdown."""
     with start(program(2), then) as running:
         pids = pids_of(running)
         _, stderr = running.communicate(timeout=50)
-    assert (running.returncode, stderr) == (0, "")
+    assert (running.returncode, own_words(stderr)) == (0, "")
     eventually(lambda: gone(pids), what="the workers to end")
 
 

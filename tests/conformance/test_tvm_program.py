@@ -193,13 +193,14 @@ def test_a_program_with_tvms_own_values_runs_with_another_import(program):
 
 
 @pytest.mark.layouts((4, 2))
-def test_a_program_of_tvms_runs_with_another_import(program):
+def test_a_program_of_tvms_runs_with_another_import(program, own_words):
     """Functions, copies, collectives, groups, debug access, shutdown; it ends cleanly."""
-    run(PROGRAM, program(4, 2), "-W", "error")
+    said = run(PROGRAM, program(4, 2), "-W", "error")
+    assert own_words(said) == ""
 
 
 def run(program, expression, *options):
-    """Runs a program with the session of an expression, in a process of its own."""
+    """Runs a program with the session of an expression, in a process of its own; its errors."""
     text = program.replace("{expression}", expression)
     assert text.count(TVM_IMPORT) == 1
     path = os.pathsep.join((str(WORKER_MODULES), os.environ.get("PYTHONPATH", "")))
@@ -211,4 +212,5 @@ def run(program, expression, *options):
         timeout=50,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    return done.stderr

@@ -1,6 +1,7 @@
 """Computing, copying and reducing on GPUs, in float32 and float16, beside numpy.
 
-Each test runs on the stand-in for cupy, and on the machine's GPUs where it has some.
+Each test runs on the stand-in for cupy, and on the machine's GPUs where it has some; those of
+collectives also where oneCCL carries what the stand-in sends.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ WORKER_MODULES = Path(__file__).parents[1] / "worker_modules"
 # What rounding makes of numbers about 1, after sums of some hundred of them.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2}
 
+with_oneccl = pytest.mark.parametrize(
+    "gpus",
+    ["standin", "oneccl", pytest.param("real_gpus", id="gpu", marks=pytest.mark.gpu)],
+    indirect=True,
+)
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES)
 workers = pytest.mark.parametrize("count", [1, 2, 4])
 
@@ -84,6 +90,7 @@ def test_functions_of_numpy_take_arrays_on_gpus(open_session, dtype):
     close(result.numpy(), wide + wide, dtype)
 
 
+@with_oneccl
 @workers
 @dtypes
 def test_a_share_of_a_model_with_an_allreduce_inside(open_session, dtype, count):
@@ -118,6 +125,7 @@ def test_copies_are_exact(open_session, dtype):
         np.testing.assert_array_equal(session.copy_to_worker_0(host).numpy(), host)
 
 
+@with_oneccl
 @workers
 @dtypes
 def test_moving_collectives_are_exact(open_session, dtype, count):
@@ -137,6 +145,7 @@ def test_moving_collectives_are_exact(open_session, dtype, count):
         np.testing.assert_array_equal(gathered.numpy(worker), rows)
 
 
+@with_oneccl
 @workers
 @dtypes
 def test_reducing_collectives_compute_as_numpy_does(open_session, dtype, count):

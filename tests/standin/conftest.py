@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,3 +103,41 @@ def on_ranks(cupy: Any, nccl: Any) -> Callable[..., list[Any]]:
         return results
 
     return run
+
+
+@pytest.fixture
+def run_ranks(tmp_path):
+    """Runs a function of the rank program on several ranks; rank N gets device N.
+
+    Returns what each printed, or the code with which it ended.
+    """
+    started = []
+    short = tempfile.mkdtemp()  # the name of a socket cannot be long
+
+    def run(size, what, *, each=lambda rank: {}, sockets=False, **env):
+        for rank in range(size):
+            environ = {
+                **{k: v for k, v in os.environ.items() if not k.startswith("STANDIN_")},
+                "PYTHONPATH": str(STANDIN),
+                "STANDIN_DEVICE": str(rank),
+                **({"STANDIN_SOCKETS": short} if sockets else {}),
+                **env,
+                **each(rank),
+            }
+            program = STANDIN / "rank_program.py"
+            command = [sys.executable, program, str(rank), str(size), tmp_path / "id", what]
+            started.append(
+                subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+            )
+        found = []
+        for process in started:
+            output, _ = process.communicate(timeout=40)
+            found.append(process.returncode or json.loads(output.splitlines()[-1]))
+        return found
+
+    run.started = started
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+    shutil.rmtree(short)

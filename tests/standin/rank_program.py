@@ -1,7 +1,8 @@
 """One rank of the stand-in's NCCL, as a process of its own.
 
 Arguments: the rank, the size, the file by which rank 0 hands on the unique id, and what to
-do: a function of this file. Prints what that returns, as JSON.
+do: a function of this file. Prints what that returns, as JSON, in a line after any that a
+library prints.
 """
 
 from __future__ import annotations
@@ -108,9 +109,71 @@ def watched(rank: int, size: int, file: Path) -> object:
     return found
 
 
+def turned(rank: int, size: int, file: Path) -> object:
+    """The order of the ranks in a split that turns it round and leaves out the last but one."""
+    comm = communicator(rank, size, file)
+    part = comm.commSplit(-1 if rank == size - 2 else 5, -rank)
+    found = None if part is None else order(part, rank)
+    total(comm, 1)  # so that nobody ends whose hub others still need
+    return found
+
+
+def order(part: object, rank: int) -> object:
+    """The ranks of a communicator as gathering has them, and as sending has them."""
+    mine, every = cp.full(1, rank, np.int64), cp.full(part.size(), -1, np.int64)
+    part.allGather(mine.data.ptr, every.data.ptr, 1, 4, 0)
+    swapped = cp.full(part.size(), rank, np.int64)
+    nccl.groupStart()
+    for peer in range(part.size()):
+        if peer != part.rank_id():
+            part.send(mine.data.ptr, 1, 4, peer, 0)
+            part.recv(swapped.data.ptr + 8 * peer, 1, 4, peer, 0)
+    nccl.groupEnd()
+    assert swapped.tolist() == every.tolist()
+    return [part.rank_id(), part.size(), every.tolist()]
+
+
+def averages(rank: int, size: int, file: Path) -> object:
+    """Averages of integers and floats, sums that end on each rank, and a swap."""
+    comm = communicator(rank, size, file)
+    whole = cp.asarray(np.array([-3, 3, 4]) * rank)
+    comm.allReduce(whole.data.ptr, whole.data.ptr, 3, 4, 4, 0)
+    half = cp.full(1, 1 + rank, np.float16)
+    comm.reduceScatter(half.data.ptr, half.data.ptr, 0, 6, 4, 0)
+    comm.allReduce(half.data.ptr, half.data.ptr, 1, 6, 4, 0)
+    parts, own = cp.asarray(np.array([[2, 0], [2, rank]])), cp.zeros(2, np.int64)
+    nccl.groupStart()
+    for root in range(size):
+        to = own.data.ptr if root == rank else 0
+        comm.reduce(parts.data.ptr + 16 * root, to, 2, 4, 0, root, 0)
+    nccl.groupEnd()
+    mine, other = cp.full(1, rank, np.int64), cp.zeros(1, np.int64)
+    nccl.groupStart()
+    comm.send(mine.data.ptr, 1, 4, 1 - rank, 0)
+    comm.recv(other.data.ptr, 1, 4, 1 - rank, 0)
+    nccl.groupEnd()
+    found = [whole.tolist(), half[0].item(), own.tolist(), other[0].item()]
+    comm.destroy()
+    return found
+
+
+def library(rank: int, size: int, file: Path) -> object:
+    """Whether the version is of this decade, how long an id is, and which libraries are loaded."""
+    made = unique_id(rank, file)
+    maps = Path("/proc/self/maps").read_text()
+    files = {line.rpartition("/")[2] for line in maps.splitlines()}
+    loaded = [each for each in ("libccl.so.1", "libccl.so.2") if each in files]
+    return [nccl.get_version() > 2000_00_00, len(made), loaded]
+
+
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(25, exit=True)
     _rank, _size = int(sys.argv[1]), int(sys.argv[2])
     if "STANDIN_DEVICE" in os.environ:
         cp.cuda.Device(int(os.environ["STANDIN_DEVICE"])).use()
-    sys.stdout.write(json.dumps(globals()[sys.argv[4]](_rank, _size, Path(sys.argv[3]))))
+    _found = globals()[sys.argv[4]](_rank, _size, Path(sys.argv[3]))
+    sys.stdout.write("\n" + json.dumps(_found))
+    if os.environ.get("STANDIN_NCCL_CARRIER") == "oneccl":
+        # Its own end waits for a call that was left behind.
+        sys.stdout.flush()
+        os._exit(0)

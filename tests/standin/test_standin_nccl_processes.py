@@ -2,57 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent
 LOST = 6
-
-
-@pytest.fixture
-def run_ranks(tmp_path):
-    """Runs a function of the rank program on several ranks; rank N gets device N.
-
-    Returns what each printed, or the code with which it ended.
-    """
-    started = []
-    short = tempfile.mkdtemp()  # the name of a socket cannot be long
-
-    def run(size, what, *, each=lambda rank: {}, sockets=False, **env):
-        for rank in range(size):
-            environ = {
-                **{k: v for k, v in os.environ.items() if not k.startswith("STANDIN_")},
-                "PYTHONPATH": str(FOLDER),
-                "STANDIN_DEVICE": str(rank),
-                **({"STANDIN_SOCKETS": short} if sockets else {}),
-                **env,
-                **each(rank),
-            }
-            program = FOLDER / "rank_program.py"
-            command = [sys.executable, program, str(rank), str(size), tmp_path / "id", what]
-            started.append(
-                subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
-            )
-        found = []
-        for process in started:
-            output, _ = process.communicate(timeout=40)
-            found.append(process.returncode or json.loads(output))
-        return found
-
-    run.started = started
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
-    shutil.rmtree(short)
 
 
 def in_time(result):
@@ -67,6 +23,20 @@ def test_collectives_among_processes(run_ranks, sockets):
     found = run_ranks(4, "sums", sockets=sockets)
 
     assert found == [[6, 10, 14, 2], [6, 10, 14, 4], [6, 10, 14, 2], [6, 10, 14, 4]]
+
+
+def test_keys_order_the_ranks_of_a_split(run_ranks, carrier):
+    """In a communicator of all ranks but one, for gathering as for sending."""
+    found = run_ranks(4, "turned", **carrier)
+
+    assert found == [[2, 3, [3, 1, 0]], [1, 3, [3, 1, 0]], None, [0, 3, [3, 1, 0]]]
+
+
+def test_averages_and_groups(run_ranks, carrier):
+    """Averages are cut or rounded; reductions and transfers of a group go together."""
+    found = run_ranks(2, "averages", **carrier)
+
+    assert found == [[[-1, 1, 2], 1.5, [4, 0], 1], [[-1, 1, 2], 1.5, [4, 1], 0]]
 
 
 def test_threads_of_several_processes(run_ranks):
@@ -141,6 +111,13 @@ def test_failures_from_a_file(run_ranks, tmp_path):
     found = run_ranks(2, "watched", STANDIN_NCCL_FAIL=f"@{plan}")
 
     assert found == [-signal.SIGKILL, ["error 6"]]
+
+
+def test_another_name_of_a_carrier_is_refused(nccl, monkeypatch):
+    """With those that there are."""
+    monkeypatch.setenv("STANDIN_NCCL_CARRIER", "pigeons")
+    with pytest.raises(ValueError, match="expected hub or oneccl as STANDIN_NCCL_CARRIER, got p"):
+        nccl.get_unique_id()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs sockets without files")

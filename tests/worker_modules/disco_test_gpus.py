@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import numpy as np
 import disco_server
 from disco_server.collectives.types import ReduceOp
 from disco_server.devices.base import on_device
+
+NCCL_ID_BYTES = 128
 
 
 def me() -> int:
@@ -86,6 +90,25 @@ def die_in_id(worker: int, how: str) -> None:
         raise binding.NcclError(1)
 
     binding.get_unique_id = give_up
+
+
+@disco_server.register_func("gpus.share_nccl_id")
+def share_nccl_id(library: str, use: str) -> bytes:
+    """A unique id that NCCL itself makes on worker 0, as the session brings it to each worker."""
+    made = ctypes.create_string_buffer(NCCL_ID_BYTES)
+    if me() == 0 and ctypes.CDLL(library).ncclGetUniqueId(made):
+        msg = "NCCL made no unique id"
+        raise RuntimeError(msg)
+    ids = disco_server.current_worker().place._ids
+    return ids.share(use, made.raw if me() == 0 else None, NCCL_ID_BYTES, None)
+
+
+@disco_server.register_func("gpus.carriers")
+def carriers() -> list[str]:
+    """Which libraries of oneCCL this process has loaded."""
+    maps = Path("/proc/self/maps").read_text()
+    files = {line.rpartition("/")[2] for line in maps.splitlines()}
+    return sorted(file for file in files if file.startswith("libccl"))
 
 
 @disco_server.register_func("gpus.teams_of_two")

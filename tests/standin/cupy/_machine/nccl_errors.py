@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["NcclError", "nccl_error"]
 
 SYSTEM_ERROR = 2
+INTERNAL_ERROR = 3
 INVALID_ARGUMENT = 4
 INVALID_USAGE = 5
 REMOTE_ERROR = 6

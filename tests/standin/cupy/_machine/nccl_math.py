@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["DTYPES", "OPERATORS", "reduced"]
+__all__ = ["DTYPES", "OPERATORS", "divided", "reduced"]
 
 DTYPES: dict[int, np.dtype[Any]] = {
     0: np.dtype(np.int8),
@@ -47,12 +47,14 @@ def reduced(parts: Sequence[bytes], dtype: np.dtype[Any], operator: str) -> byte
     with np.errstate(all="ignore"):
         result = reduce(functions[operator], arrays)
         if operator == "avg":
-            result = result / len(parts) if floating else _truncated(result, len(parts))
+            result = divided(result, len(parts))
         return result.astype(dtype).tobytes()
 
 
-def _truncated(sums: np.ndarray, count: int) -> np.ndarray:
-    """Divides integers, towards zero."""
+def divided(sums: np.ndarray, count: int) -> np.ndarray:
+    """Divides; integers towards zero."""
+    if sums.dtype.kind not in "iu":
+        return sums / sums.dtype.type(count)
     quotients = sums // count
     if sums.dtype.kind == "i":
         quotients += ((sums < 0) & (quotients * count != sums)).astype(sums.dtype)
