@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,7 @@ class NodeInspector:
         self._sessions = sessions
         self._post = post
         self._leaving: dict[int, NodeSession] = {}
+        self._looks = 0
         self._ended: deque[_EndedSession] = deque()
 
     async def answer(self, payload: bytes) -> None:
@@ -93,8 +94,7 @@ class NodeInspector:
     async def _look(
         self, session: NodeSession, *, stacks: bool, flights: bool
     ) -> list[controller_pb2.RankReport]:
-        subjects = self._subjects(session)
-        return await asyncio.to_thread(inspect_ranks, subjects, stacks=stacks, flights=flights)
+        return await self._inspect(self._subjects(session), stacks=stacks, flights=flights)
 
     async def _look_at_all(self) -> list[node_pb2.SessionGlance]:
         """What the ranks of every session do, by one look in one thread."""
@@ -102,7 +102,7 @@ class NodeInspector:
         received = [session.received for session in here]
         subjects = [self._subjects(session) for session in here]
         every = [subject for each in subjects for subject in each]
-        found = await asyncio.to_thread(inspect_ranks, every, stacks=False, flights=False)
+        found = await self._inspect(every, stacks=False, flights=False)
         for report in found:
             report.ClearField("entered")  # the overview polls every second, and does not show that
         reports = iter(found)
@@ -114,6 +114,15 @@ class NodeInspector:
             )
             for session, newest, each in zip(here, received, subjects, strict=True)
         ]
+
+    async def _inspect(
+        self, subjects: Sequence[Subject], *, stacks: bool, flights: bool
+    ) -> list[controller_pb2.RankReport]:
+        self._looks += 1
+        try:
+            return await asyncio.to_thread(inspect_ranks, subjects, stacks=stacks, flights=flights)
+        finally:
+            self._looks -= 1
 
     def _subjects(self, session: NodeSession) -> list[Subject]:
         return [
@@ -142,8 +151,9 @@ class NodeInspector:
         try:
             reports = await self._look(session, stacks=True, flights=True)
         finally:
+            # Copies are large, and live as long as what refers to the ranks.
             for handle in session.ranks.values():
-                handle.memory.close(keep=True)
+                handle.memory.close(keep=self._looks > 0)
             del self._leaving[session.session]
         start, until = session.start, time.monotonic() + KEPT_S
         self._ended.append(
