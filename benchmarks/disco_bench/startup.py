@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,15 +101,15 @@ def measure_sessions(bench: Bench) -> None:
 def _measure_many(bench: Bench) -> None:
     """Times sessions of one worker, from the first call of connect to the end of the last."""
     in_a_row, at_once = bench.pick((_IN_A_ROW, _AT_ONCE), (3, 6))
-    use = partial(_use, bench.cluster.address)
+    address = bench.cluster.address
 
     def row() -> float:
-        return time_call(lambda: [use() for _ in range(in_a_row)])
+        return time_call(lambda: [_use(address) for _ in range(in_a_row)])
 
     def burst() -> float:
         # Those that wait for a slot would say so a thousand times.
         with contextlib.redirect_stderr(io.StringIO()), ThreadPoolExecutor(at_once) as threads:
-            return time_call(lambda: list(threads.map(lambda _: use(), range(at_once))))
+            return time_call(lambda: list(threads.map(_use, [address] * at_once)))
 
     rows, bursts = rotate((row, burst), bench.pick(5, 1))
     bench.record("session.row", alone(rows))

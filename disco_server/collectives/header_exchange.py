@@ -18,7 +18,7 @@ import numpy as np
 
 from disco_server.collectives.numeric import combine_all
 from disco_server.collectives.preflight import HEADER_BYTES
-from disco_server.collectives.thread_meeting import MOST_ALONE_BYTES, ThreadMeeting
+from disco_server.collectives.thread_barrier import MOST_ALONE_BYTES, ThreadBarrier
 from disco_server.collectives.types import Array, Tag, wide_channels
 from disco_server.settings import keeps_order
 
@@ -416,16 +416,16 @@ class LocalExchange(HeaderExchange):
     """See `HeaderExchange`; made by the thread that uses it, or before that thread starts.
 
     Args:
-        meeting: Shared with the other members.
+        barrier: Shared with the other members.
         index: This rank's place among them.
     """
 
     reduces = True
 
-    def __init__(self, meeting: ThreadMeeting, index: int) -> None:
+    def __init__(self, barrier: ThreadBarrier, index: int) -> None:
         super().__init__()
-        self.data_bytes = self.most_bytes = self.most_gathered = MOST_ALONE_BYTES // meeting.members
-        self._meeting = meeting
+        self.data_bytes = self.most_bytes = self.most_gathered = MOST_ALONE_BYTES // barrier.members
+        self._barrier = barrier
         self._index = index
         self._load: _Load = None
 
@@ -435,7 +435,7 @@ class LocalExchange(HeaderExchange):
         Raises:
             UnavailableError: The session is over.
         """
-        self._meeting.come(self._index, self._post(header), _end_round)
+        self._barrier.come(self._index, self._post(header), _end_round)
 
     def _post(self, header: bytes) -> _Posted:
         if len(header) == HEADER_BYTES:
@@ -448,7 +448,7 @@ class LocalExchange(HeaderExchange):
         Raises:
             UnavailableError: The session is over.
         """
-        return self._meeting.is_over(self._index)
+        return self._barrier.is_over(self._index)
 
     def meet(self, header: bytes) -> bytes:
         """See `HeaderExchange.meet`.
@@ -456,15 +456,15 @@ class LocalExchange(HeaderExchange):
         Raises:
             UnavailableError: The session is over.
         """
-        return self._meeting.meet(self._index, self._post(header), _end_round)[0]
+        return self._barrier.meet(self._index, self._post(header), _end_round)[0]
 
     def headers(self) -> bytes:
         """See `HeaderExchange.headers`."""
-        return self._meeting.result(self._index)[0]
+        return self._barrier.result(self._index)[0]
 
     def absent(self) -> list[int]:
         """See `HeaderExchange.absent`."""
-        return self._meeting.absent(self._index)
+        return self._barrier.absent(self._index)
 
     def _make_slot(self, dtype: np.dtype[Any], size: int) -> Slot:
         return Slot(dtype, size, _PAYLOAD)
@@ -475,7 +475,7 @@ class LocalExchange(HeaderExchange):
 
     def parts(self, slot: Slot) -> list[Array]:
         """See `HeaderExchange.parts`."""
-        posted: list[_Posted] = self._meeting.result(self._index)[1]
+        posted: list[_Posted] = self._barrier.result(self._index)[1]
         return [cast("Array", data)[: slot.size] for _, data in posted]
 
     def put_reduction(self, source: Array, target: Array, op: ReduceOp, family: Family) -> None:
@@ -486,7 +486,7 @@ class LocalExchange(HeaderExchange):
         """See `HeaderExchange.tell`; a round whose headers are not read."""
         data = np.frombuffer(cut_text(text), np.uint8)
         mine = bytes(HEADER_BYTES), data
-        posted: list[_Posted] = self._meeting.meet(self._index, mine, _end_round)[1]
+        posted: list[_Posted] = self._barrier.meet(self._index, mine, _end_round)[1]
         texts = [read_text(cast("Array", each).tobytes()) for _, each in posted]
         return texts[: self._index] + texts[self._index + 1 :]
 

@@ -14,7 +14,7 @@ from disco_server.collectives.communicator import Communicator
 from disco_server.collectives.group import LineParts
 from disco_server.collectives.header_exchange import LocalExchange
 from disco_server.collectives.numeric import combine
-from disco_server.collectives.thread_meeting import MOST_ALONE_BYTES, ThreadMeeting
+from disco_server.collectives.thread_barrier import MOST_ALONE_BYTES, ThreadBarrier
 from disco_server.collectives.types import Array, ReduceOp, Tag
 
 if TYPE_CHECKING:
@@ -52,21 +52,21 @@ class LocalBackend:
     """One thread's part in the operations of one group; see `Backend`.
 
     Args:
-        meeting: Where the members publish their arrays.
+        barrier: Where the members publish their arrays.
         rank: This thread's place among them.
         size: How many they are.
-        open_pair: Finds the meeting of this rank and another one, and which of its
+        open_pair: Finds the barrier of this rank and another one, and which of its
             two places is this rank's.
     """
 
     def __init__(
         self,
-        meeting: ThreadMeeting,
+        barrier: ThreadBarrier,
         rank: int,
         size: int,
-        open_pair: Callable[[int], tuple[ThreadMeeting, int]],
+        open_pair: Callable[[int], tuple[ThreadBarrier, int]],
     ) -> None:
-        self._meeting = meeting
+        self._barrier = barrier
         self._rank = rank
         self._size = size
         self._open_pair = open_pair
@@ -80,7 +80,7 @@ class LocalBackend:
             steps: What each rank does, one after the other; all ranks have done one before any
                 begins with the next. The same for all ranks but for the number that they get.
         """
-        meet, rank = self._meeting.meet, self._rank
+        meet, rank = self._barrier.meet, self._rank
         if nbytes * self._size <= MOST_ALONE_BYTES:
             meet(rank, arrays, partial(_take_steps, steps))
             return
@@ -194,13 +194,13 @@ class LocalBackend:
 
     def send(self, buf: Array, rank: int) -> None:
         """See `Backend.send`."""
-        meeting, place = self._open_pair(rank)
-        meeting.meet(place, (buf, None), _hand_over)
+        barrier, place = self._open_pair(rank)
+        barrier.meet(place, (buf, None), _hand_over)
 
     def recv(self, buf: Array, rank: int) -> None:
         """See `Backend.recv`."""
-        meeting, place = self._open_pair(rank)
-        meeting.meet(place, (None, buf), _hand_over)
+        barrier, place = self._open_pair(rank)
+        barrier.meet(place, (None, buf), _hand_over)
 
     def _shareable(self, whole: Array, part: Array, counts: Sequence[int]) -> Array:
         """An array of parts that others read while this rank writes to its own part."""
@@ -302,23 +302,23 @@ class LocalWorld:
     def __init__(self, num_workers: int, num_groups: int = 1) -> None:
         self.num_workers = num_workers
         self.num_groups = num_groups
-        self._meetings: dict[tuple[str, _Channel], ThreadMeeting] = {}
+        self._barriers: dict[tuple[str, _Channel], ThreadBarrier] = {}
         self._lock = threading.Lock()
         self._closed = False
 
-    def channel(self, tag: Tag, members: tuple[int, ...]) -> ThreadMeeting:
+    def channel(self, tag: Tag, members: tuple[int, ...]) -> ThreadBarrier:
         """Where these ranks exchange headers; the first caller makes it."""
-        return self._meeting("headers", tag, members)
+        return self._barrier("headers", tag, members)
 
-    def table(self, tag: Tag, members: tuple[int, ...]) -> ThreadMeeting:
+    def table(self, tag: Tag, members: tuple[int, ...]) -> ThreadBarrier:
         """Where these ranks publish their arrays; the first caller makes it."""
-        return self._meeting("arrays", tag, members)
+        return self._barrier("arrays", tag, members)
 
-    def _meeting(self, what: str, tag: Tag, members: tuple[int, ...]) -> ThreadMeeting:
+    def _barrier(self, what: str, tag: Tag, members: tuple[int, ...]) -> ThreadBarrier:
         with self._lock:
-            found = self._meetings.get((what, (tag, members)))
+            found = self._barriers.get((what, (tag, members)))
             if found is None:
-                found = self._meetings[what, (tag, members)] = ThreadMeeting(len(members))
+                found = self._barriers[what, (tag, members)] = ThreadBarrier(len(members))
                 if self._closed:
                     found.close()
         return found
@@ -327,8 +327,8 @@ class LocalWorld:
         """Ends every wait of every rank with `UnavailableError`; idempotent."""
         with self._lock:
             self._closed = True
-            for meeting in self._meetings.values():
-                meeting.close()
+            for barrier in self._barriers.values():
+                barrier.close()
 
 
 class LocalCommunicator(Communicator):
@@ -357,8 +357,8 @@ class LocalCommunicator(Communicator):
         return LocalExchange(self._shared.channel(tag, members), members.index(self._worker_id))
 
     def _open_backend(self, tag: Tag, members: tuple[int, ...]) -> LocalBackend:
-        meeting, rank = self._shared.table(tag, members), members.index(self._worker_id)
-        return LocalBackend(meeting, rank, len(members), self._open_pair)
+        barrier, rank = self._shared.table(tag, members), members.index(self._worker_id)
+        return LocalBackend(barrier, rank, len(members), self._open_pair)
 
     def _open_line(self, lines: Lines, place: int | None) -> LineParts | None:
         if place is None:
@@ -368,7 +368,7 @@ class LocalCommunicator(Communicator):
             self._open_exchange(Tag.TEAM, members), self._open_backend(Tag.TEAM, members)
         )
 
-    def _open_pair(self, peer: int) -> tuple[ThreadMeeting, int]:
+    def _open_pair(self, peer: int) -> tuple[ThreadBarrier, int]:
         pair = (min(peer, self._worker_id), max(peer, self._worker_id))
         return self._shared.table(Tag.PAIR, pair), pair.index(self._worker_id)
 

@@ -47,8 +47,8 @@ def test_closing_a_world_ends_every_wait(size):
 
 
 @pytest.mark.parametrize("nbytes", [2304, 64 << 10])
-def test_a_small_collective_is_one_meeting_or_two(nbytes):
-    """An allreduce or an allgather is one; the others agree in one and move data in another."""
+def test_a_small_collective_takes_one_barrier_or_two(nbytes):
+    """An allreduce or an allgather takes one; the others agree at one and move data at another."""
     world, calls = LocalWorld(2), 20
     members = (0, 1)
 

@@ -10,7 +10,7 @@ import pytest
 
 from disco_server.collectives import local
 from disco_server.collectives.local import LocalBackend
-from disco_server.collectives.thread_meeting import ThreadMeeting
+from disco_server.collectives.thread_barrier import ThreadBarrier
 from disco_server.collectives.types import ReduceOp, UnavailableError
 from disco_server.collectives.validation import Family
 
@@ -25,11 +25,11 @@ def most_alone(request, monkeypatch):
 
 
 def on_all(act: Callable[[LocalBackend, int], np.ndarray]) -> list[np.ndarray]:
-    table = ThreadMeeting(N)
-    pairs = {(a, b): ThreadMeeting(2) for b in range(N) for a in range(b)}
+    table = ThreadBarrier(N)
+    pairs = {(a, b): ThreadBarrier(2) for b in range(N) for a in range(b)}
 
     def run(rank: int) -> np.ndarray:
-        def open_pair(peer: int) -> tuple[ThreadMeeting, int]:
+        def open_pair(peer: int) -> tuple[ThreadBarrier, int]:
             pair = (min(peer, rank), max(peer, rank))
             return pairs[pair], pair.index(rank)
 
@@ -86,9 +86,9 @@ def test_parts_change_places_in_one_array():
     ]
 
 
-def test_a_closed_meeting_ends_every_wait():
+def test_a_closed_barrier_ends_every_wait():
     """Nobody waits for threads that never come."""
-    table = ThreadMeeting(2)
+    table = ThreadBarrier(2)
     table.close()
 
     with pytest.raises(UnavailableError, match="session ended"):

@@ -10,14 +10,14 @@ import pytest
 
 from disco_server.collectives.header_exchange import LocalExchange
 from disco_server.collectives.preflight import HEADER_BYTES
-from disco_server.collectives.thread_meeting import ThreadMeeting
+from disco_server.collectives.thread_barrier import ThreadBarrier
 from disco_server.collectives.types import ReduceOp, UnavailableError
 from disco_server.collectives.validation import Family
 
 
 def test_rounds_bring_headers_data_and_texts():
     """Each thread sees all headers and the data behind them, in rounds one after the other."""
-    channel = ThreadMeeting(3)
+    channel = ThreadBarrier(3)
 
     def run(index: int) -> list[object]:
         exchange = LocalExchange(channel, index)
@@ -41,7 +41,7 @@ def test_rounds_bring_headers_data_and_texts():
 
 def test_the_last_thread_reduces_for_all():
     """In place or into another array, whoever comes last, also where that one does not wait."""
-    channel = ThreadMeeting(3)
+    channel = ThreadBarrier(3)
     header = bytes([1]) * HEADER_BYTES
 
     def run(index: int) -> list[list[int]]:
@@ -70,7 +70,7 @@ def test_the_last_thread_reduces_for_all():
 
 def test_ranks_that_differ_keep_their_arrays():
     """Where one brings something else, nothing is reduced, and all see who it was."""
-    channel = ThreadMeeting(2)
+    channel = ThreadBarrier(2)
 
     def run(index: int) -> tuple[bytes, list[int]]:
         exchange = LocalExchange(channel, index)
@@ -88,7 +88,7 @@ def test_ranks_that_differ_keep_their_arrays():
 
 def test_a_token_waits_for_nobody():
     """Posting returns at once, and the round is complete when the last has posted."""
-    channel = ThreadMeeting(2)
+    channel = ThreadBarrier(2)
     first, second = LocalExchange(channel, 0), LocalExchange(channel, 1)
 
     first.start(bytes(HEADER_BYTES))
@@ -103,7 +103,7 @@ def test_a_token_waits_for_nobody():
 
 def test_a_closed_channel_takes_no_headers():
     """Whoever posts or looks after the end is told so."""
-    channel = ThreadMeeting(2)
+    channel = ThreadBarrier(2)
     exchange = LocalExchange(channel, 0)
     exchange.start(bytes(HEADER_BYTES))
     channel.close()

@@ -10,7 +10,7 @@ import pytest
 
 from disco_server.collectives import local
 from disco_server.collectives.local import LocalBackend
-from disco_server.collectives.thread_meeting import ThreadMeeting
+from disco_server.collectives.thread_barrier import ThreadBarrier
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import Family
 
@@ -27,7 +27,7 @@ def most_alone(request, monkeypatch):
 
 
 def on_all(act: Callable[[LocalBackend, int], np.ndarray]) -> list[np.ndarray]:
-    table = ThreadMeeting(N)
+    table = ThreadBarrier(N)
 
     def run(rank: int) -> np.ndarray:
         return act(LocalBackend(table, rank, N, lambda _peer: (table, 0)), rank)

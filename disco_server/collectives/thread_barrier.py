@@ -1,4 +1,4 @@
-"""Where the threads of one process meet, in rounds."""
+"""A barrier of threads whose last one does the work of all."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from disco_server.collectives.types import UnavailableError
 
-__all__ = ["MOST_ALONE_BYTES", "ThreadMeeting"]
+__all__ = ["MOST_ALONE_BYTES", "ThreadBarrier"]
 
 
 MOST_ALONE_BYTES = 1 << 20
 """How much data of all threads together the last one moves for all.
 
-To share the work takes two more meetings. On two cores an allreduce of 512 KiB of each of two
+To share the work takes two more rounds. On two cores an allreduce of 512 KiB of each of two
 threads took 0.42 of the time in this way, of 256 KiB of each of four 0.53; an allgather as long
 as in the other one.
 """
 
 
-class ThreadMeeting:
+class ThreadBarrier:
     """Rounds to which each of some threads brings something; the last one acts for all.
 
     Of the threads of an interpreter only one runs at a time, so what the last one does for
