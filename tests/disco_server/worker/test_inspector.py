@@ -107,7 +107,7 @@ def test_no_copy_of_what_ranks_recorded_outlives_the_report():
 
     async def run(others):
         node = inspector.NodeInspector("a", {}, lambda _raw: None)
-        node._looks = others
+        node._looked_at += [2, *others]
         session = NodeSession(1, node_pb2.StartRanks(), bind(logging.getLogger("test")), 0)
         memory = RankMemory()
         exited = asyncio.get_running_loop().create_future()
@@ -117,5 +117,5 @@ def test_no_copy_of_what_ranks_recorded_outlives_the_report():
         (ended,) = node._ended
         return len(memory.read()[0]), len(zlib.decompress(ended.reports[0].flight))
 
-    assert asyncio.run(run(others=0)) == (0, ring.RING_BYTES)
-    assert asyncio.run(run(others=1)) == (ring.RING_BYTES, ring.RING_BYTES)
+    assert asyncio.run(run(others=[])) == (0, ring.RING_BYTES)
+    assert asyncio.run(run(others=[1])) == (ring.RING_BYTES, ring.RING_BYTES)
