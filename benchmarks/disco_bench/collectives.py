@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from disco_bench.bench import WORKERS, Bench
 from disco_bench.sampling import Pair
 from disco_bench.table import Limit, Spec
 
-__all__ = ["COLLECTIVES", "measure_collectives", "slowest"]
+if TYPE_CHECKING:
+    import disco_client
+
+__all__ = ["CALLS", "COLLECTIVES", "capture_allreduces", "measure_collectives", "slowest"]
+
+CALLS = 60
+"""How many small allreduces come one after another: a token of a small language model has them."""
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _SIZES = (4 * _KIB, 64 * _KIB, _MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB)
@@ -65,3 +75,29 @@ def slowest(ranks: Iterable[Sequence[Sequence[float]]]) -> Pair:
         ours.append(max(figures[0] for figures in rounds))
         theirs.append(max(figures[1] for figures in rounds))
     return Pair(ours, theirs)
+
+
+def capture_allreduces(
+    session: disco_client.Session, nbytes: int, runs: int
+) -> Callable[[], float]:
+    """Captures small allreduces; what is returned runs them and says how long they took.
+
+    Args:
+        session: Its workers take part.
+        nbytes: The bytes of each one's array.
+        runs: How many runs of the program are awaited together.
+    """
+    x = session.broadcast(np.zeros(nbytes // 4, np.float32))
+    with session.capture("allreduces") as program:
+        for _ in range(CALLS):
+            session.allreduce(x, x)
+
+    def run() -> float:
+        session.sync_all()
+        began = time.perf_counter()
+        for _ in range(runs):
+            program()
+        session.sync_all()
+        return (time.perf_counter() - began) / runs
+
+    return run

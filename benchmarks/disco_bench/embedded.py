@@ -12,6 +12,7 @@ import disco_client
 from disco_bench import worker_functions
 from disco_bench.bench import WORKERS, Bench
 from disco_bench.child import ChildFailed
+from disco_bench.collectives import CALLS, capture_allreduces
 from disco_bench.control import Burst, ask_tvm, tvm_peer
 from disco_bench.sampling import Pair, alone, alternate, median_of, rotate, time_call
 from disco_bench.table import Limit, Spec, Unavailable
@@ -21,6 +22,7 @@ __all__ = ["EMBEDDED", "measure_embedded"]
 NBYTES = 64 << 20
 _WORKERS = (4, 8)
 _KINDS = {"threaded": (1.0, {4: 1.5, 8: 4.0}), "process": (2.5, {4: 4.0, 8: 5.0})}
+_REDUCED, _SMALL = (2, 4), 2304
 _NAMES = {"threaded": "ThreadedSession", "process": "ProcessSession"}
 
 
@@ -49,6 +51,17 @@ EMBEDDED = (
         "no-op and its sync, ProcessSession",
         "s",
         "TVM ProcessSession",
+        Limit("ratio", must=2.0, aim=1.0),
+    ),
+    *(
+        Spec(
+            f"embedded.allreduce.{workers}",
+            f"{CALLS} allreduces of {_SMALL} B, captured, ThreadedSession, {workers} workers",
+            "s",
+            "ProcessSession",
+            Limit("ratio", must=1.0),
+        )
+        for workers in _REDUCED
     ),
     Spec(
         "embedded.array",
@@ -66,6 +79,8 @@ def measure_embedded(bench: Bench) -> None:
         for workers in _WORKERS:
             _measure_commands(bench, kind, workers)
     _measure_sync(bench)
+    for workers in _REDUCED:
+        _measure_allreduces(bench, workers)
     with _session("process", 1) as session:
         _measure_array(bench, session)
 
@@ -120,6 +135,13 @@ def _measure_sync(bench: Bench) -> None:
     except (Unavailable, ChildFailed) as error:
         for what in ("sync", "call"):
             bench.excuse(f"embedded.{what}", str(error))
+
+
+def _measure_allreduces(bench: Bench, workers: int) -> None:
+    runs, rounds = bench.pick((20, 9), (1, 1))
+    with _session("threaded", workers) as threads, _session("process", workers) as processes:
+        ours, theirs = (capture_allreduces(s, _SMALL, runs) for s in (threads, processes))
+        bench.record(f"embedded.allreduce.{workers}", alternate(ours, theirs, rounds).measured())
 
 
 def _measure_array(bench: Bench, session: disco_client.Session) -> None:

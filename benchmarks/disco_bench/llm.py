@@ -22,6 +22,7 @@ import disco_client
 from disco_bench import worker_functions
 from disco_bench.bench import EXAMPLES, Bench, variable
 from disco_bench.child import Child, with_path
+from disco_bench.collectives import CALLS, capture_allreduces
 from disco_bench.sampling import alone, alternate
 from disco_bench.table import Limit, Spec, Unavailable
 
@@ -37,7 +38,6 @@ _STREAMS = (1, 2, 4, 8, 16, 32)
 _WAITED = (1, 8, 16)
 _SIZES = (2304, 8 << 10, 64 << 10)
 _REDUCED = (2, 4)
-_CALLS = 60
 _PARTS = ("compute", "collectives", "control")
 _KINDS = {"process": "ProcessSession", "cluster": "2 daemons"}
 
@@ -61,7 +61,7 @@ LLM = (
     *(
         Spec(
             f"llm.allreduce.{workers}.{nbytes}",
-            f"{_CALLS} allreduces of {_size(nbytes)}, captured, {workers} workers",
+            f"{CALLS} allreduces of {_size(nbytes)}, captured, {workers} workers",
             "s",
             "raw mpi4py, same ranks",
         )
@@ -221,21 +221,10 @@ def _measure_allreduces(bench: Bench, workers: int) -> None:
         session.import_python_module(worker_functions.__name__)
         raw = session.get_global_func("bench.raw_allreduces")
         for nbytes in _SIZES:
-            x = session.broadcast(np.zeros(nbytes // 4, np.float32))
-            with session.capture("allreduces") as program:
-                for _ in range(_CALLS):
-                    session.allreduce(x, x)
-
-            def ours(program: disco_client.Program = program) -> float:
-                session.sync_all()
-                began = time.perf_counter()
-                for _ in range(runs):
-                    program()
-                session.sync_all()
-                return (time.perf_counter() - began) / runs
+            ours = capture_allreduces(session, nbytes, runs)
 
             def theirs(nbytes: int = nbytes) -> float:
-                taken = raw(nbytes, _CALLS, runs)
+                taken = raw(nbytes, CALLS, runs)
                 return max(taken.debug_get_from_remote(n) for n in range(workers))
 
             pair = alternate(ours, theirs, rounds)

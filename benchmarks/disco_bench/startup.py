@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IMPORTS", "SESSIONS", "measure_imports", "measure_sessions"]
 
+_IN_A_ROW, _AT_ONCE = 100, 50
 _CLIENT = "from disco_client import connect"
 _BARE = "import grpc, numpy"
 _SERVER_MODULES = (
@@ -43,6 +47,13 @@ SESSIONS = (
         Limit("figure", must=0.2, aim=0.1),
     ),
     Spec("session.mpi", "the same and its first allreduce, with which MPI starts", "s", ""),
+    Spec("session.row", f"{_IN_A_ROW} sessions of one worker, one after another", "s", ""),
+    Spec(
+        "session.burst",
+        f"{_AT_ONCE} sessions of one worker at once, {WORKERS} slots",
+        "s",
+        "",
+    ),
 )
 IMPORTS = (
     Spec(
@@ -84,6 +95,30 @@ def measure_sessions(bench: Bench) -> None:
     )
     bench.record("session.ready", alone(ready))
     bench.record("session.mpi", alone(with_mpi))
+    _measure_many(bench)
+
+
+def _measure_many(bench: Bench) -> None:
+    """Times sessions of one worker, from the first call of connect to the end of the last."""
+    in_a_row, at_once = bench.pick((_IN_A_ROW, _AT_ONCE), (3, 6))
+    address = bench.cluster.address
+
+    def row() -> float:
+        return time_call(lambda: [_use(address) for _ in range(in_a_row)])
+
+    def burst() -> float:
+        # Those that wait for a slot would say so a thousand times.
+        with contextlib.redirect_stderr(io.StringIO()), ThreadPoolExecutor(at_once) as threads:
+            return time_call(lambda: list(threads.map(_use, [address] * at_once)))
+
+    rows, bursts = rotate((row, burst), bench.pick(5, 1))
+    bench.record("session.row", alone(rows))
+    bench.record("session.burst", alone(bursts))
+
+
+def _use(address: str) -> None:
+    with disco_client.connect(address, num_workers=1) as session:
+        session.sync_all()
 
 
 def _sync(session: disco_client.Session) -> None:

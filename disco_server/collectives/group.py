@@ -345,10 +345,14 @@ class ProcessGroup:
             self.backend_of(src).allreduce(src, dst, op, signature.family)
         elif len(slots) == 1:
             slot, source = slots[0][1], src.reshape(-1)
-            exchange.put(slot, source)
-            self._agree(channel, signature, src, dst, slot.payload, first=True)
             target = source if src is dst else dst.reshape(-1)
-            combine(exchange.parts(slot), target, op, signature.family)
+            if exchange.reduces:
+                exchange.put_reduction(source, target, op, signature.family)
+                self._agree(channel, signature, src, dst, slot.payload, first=True)
+            else:
+                exchange.put(slot, source)
+                self._agree(channel, signature, src, dst, slot.payload, first=True)
+                combine(exchange.parts(slot), target, op, signature.family)
         else:
             self._allreduce_pieces(known, src, dst, op)
         self._notes.leave()

@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from disco_server.collectives.numeric import combine_all
 from disco_server.collectives.preflight import HEADER_BYTES
-from disco_server.collectives.types import Array, Tag, UnavailableError, wide_channels
+from disco_server.collectives.thread_barrier import MOST_ALONE_BYTES, ThreadBarrier
+from disco_server.collectives.types import Array, Tag, wide_channels
 from disco_server.settings import keeps_order
 
 if TYPE_CHECKING:
-    from disco_server.collectives.types import Array
+    from disco_server.collectives.types import Array, ReduceOp
+    from disco_server.collectives.validation import Family
 
 __all__ = [
     "NO_DATA",
     "TEXT_BYTES",
     "HeaderExchange",
-    "LocalChannel",
     "LocalExchange",
     "MpiExchange",
     "NodeMemory",
@@ -93,11 +94,13 @@ class HeaderExchange(ABC):
         data_bytes: How much of one rank's data one header may carry.
         most_bytes: How much of it is worth reducing in one round after the other.
         most_gathered: How much of it is worth gathering so.
+        reduces: Whether a round reduces what was put by `put_reduction`.
     """
 
     data_bytes: int = 0
     most_bytes: int = 0
     most_gathered: int = 0
+    reduces: bool = False
 
     def __init__(self) -> None:
         self._slots: dict[tuple[np.dtype[Any], int], Any] = {}
@@ -128,6 +131,18 @@ class HeaderExchange(ABC):
 
         A token that is posted meanwhile, or pending, is not affected: it carries no data.
         """
+
+    def put_reduction(self, source: Array, target: Array, op: ReduceOp, family: Family) -> None:
+        """Puts what the next header with a slot's payload is to reduce, where a round `reduces`.
+
+        Args:
+            source: Flat, of the slot's size; is read only in the round.
+            target: As long; has the result after a round to which all members came with equal
+                headers. May be the source.
+            op: The operation.
+            family: How elements of this dtype are combined.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def parts(self, slot: Any) -> list[Array]:
@@ -364,66 +379,55 @@ class SharedMemoryExchange(HeaderExchange):
         self._boards.clear()
 
 
-# Carries the headers of a channel between threads of one process.
+# Carries the headers of a channel between threads of one process, which meet in rounds.
 #
-# As in `SharedMemoryExchange` a channel has two boards that are used in turns. A thread that waits
-# sleeps: a polling one would keep the interpreter from the others.
+# Where a reduction goes with the headers, the last thread makes it for all, between their
+# arrays and without a copy: it alone runs meanwhile, and nobody is woken before it is done.
 
 
-_DATA_BYTES = 16 << 10
 _PAYLOAD = b"+"
-_NO_DATA = np.empty(0)
 
 
-class _Posted(NamedTuple):
-    """What one rank posted in one round."""
+class _Reduction(NamedTuple):
+    """What one rank brings to a reduction."""
 
-    number: int
-    header: bytes
-    data: Array
+    source: Array
+    target: Array
+    op: ReduceOp
+    family: Family
 
 
-class LocalChannel:
-    """What the threads of a channel share.
+_Load = np.ndarray[Any, Any] | _Reduction | None
+_Posted = tuple[bytes, _Load]
+"""What one rank posted in one round: its header, and what goes with it."""
 
-    Args:
-        members: How many they are.
 
-    Attributes:
-        boards: For either board what each member posted there last.
-        arrived: Notified when a round is complete, or when it never will be.
-        closed: The session is over; no thread may wait any more.
-    """
-
-    def __init__(self, members: int) -> None:
-        nothing = _Posted(-1, bytes(HEADER_BYTES), _NO_DATA)
-        self.boards = [[nothing] * members for _ in range(2)]
-        self.arrived = threading.Condition()
-        self.closed = False
-
-    def close(self) -> None:
-        """Ends every wait."""
-        with self.arrived:
-            self.closed = True
-            self.arrived.notify_all()
+def _end_round(posted: list[_Posted]) -> tuple[bytes, list[_Posted]]:
+    """Ends a round: reduces, if all bring the same; returns all headers, and what was posted."""
+    header, load = posted[0]
+    headers = b"".join([each for each, _ in posted])
+    if type(load) is _Reduction and headers == header * len(posted):
+        combine_all([cast("_Reduction", each) for _, each in posted], load.op, load.family)
+        return headers, []
+    return headers, posted
 
 
 class LocalExchange(HeaderExchange):
     """See `HeaderExchange`; made by the thread that uses it, or before that thread starts.
 
     Args:
-        channel: Shared with the other members.
+        barrier: Shared with the other members.
         index: This rank's place among them.
     """
 
-    def __init__(self, channel: LocalChannel, index: int) -> None:
+    reduces = True
+
+    def __init__(self, barrier: ThreadBarrier, index: int) -> None:
         super().__init__()
-        self.data_bytes = self.most_bytes = self.most_gathered = _DATA_BYTES
-        self._channel = channel
+        self.data_bytes = self.most_bytes = self.most_gathered = MOST_ALONE_BYTES // barrier.members
+        self._barrier = barrier
         self._index = index
-        self._number = -1
-        self._board = channel.boards[0]
-        self._data = _NO_DATA
+        self._load: _Load = None
 
     def start(self, header: bytes) -> None:
         """See `HeaderExchange.start`.
@@ -431,23 +435,12 @@ class LocalExchange(HeaderExchange):
         Raises:
             UnavailableError: The session is over.
         """
-        channel = self._channel
-        self._check_open()
-        number = self._number = self._number + 1
-        board = self._board = channel.boards[number & 1]
-        data = self._data if len(header) > HEADER_BYTES else _NO_DATA
-        board[self._index] = _Posted(number, header[:HEADER_BYTES], data)
-        if self._is_complete():
-            with channel.arrived:
-                channel.arrived.notify_all()
+        self._barrier.come(self._index, self._post(header), _end_round)
 
-    def _check_open(self) -> None:
-        if self._channel.closed:
-            raise UnavailableError("the session ended while this worker was in a collective")
-
-    def _is_complete(self) -> bool:
-        number = self._number
-        return all(posted[0] == number for posted in self._board)
+    def _post(self, header: bytes) -> _Posted:
+        if len(header) == HEADER_BYTES:
+            return header, None
+        return header[:HEADER_BYTES], self._load
 
     def test(self) -> bool:
         """See `HeaderExchange.test`.
@@ -455,10 +448,7 @@ class LocalExchange(HeaderExchange):
         Raises:
             UnavailableError: The session is over.
         """
-        if self._is_complete():
-            return True
-        self._check_open()
-        return False
+        return self._barrier.is_over(self._index)
 
     def meet(self, header: bytes) -> bytes:
         """See `HeaderExchange.meet`.
@@ -466,43 +456,43 @@ class LocalExchange(HeaderExchange):
         Raises:
             UnavailableError: The session is over.
         """
-        self.start(header)
-        if not self._is_complete():
-            with self._channel.arrived:
-                while not self.test():
-                    self._channel.arrived.wait()
-        return self.headers()
+        return self._barrier.meet(self._index, self._post(header), _end_round)[0]
 
     def headers(self) -> bytes:
         """See `HeaderExchange.headers`."""
-        return b"".join([posted[1] for posted in self._board])
+        return self._barrier.result(self._index)[0]
 
     def absent(self) -> list[int]:
         """See `HeaderExchange.absent`."""
-        number = self._number
-        return [place for place, posted in enumerate(self._board) if posted[0] != number]
+        return self._barrier.absent(self._index)
 
     def _make_slot(self, dtype: np.dtype[Any], size: int) -> Slot:
         return Slot(dtype, size, _PAYLOAD)
 
     def put(self, slot: Slot, data: Array) -> None:
         """See `HeaderExchange.put`; what is put is a copy that is never changed."""
-        self._data = data[: slot.size].copy()
+        self._load = data[: slot.size].copy()
 
     def parts(self, slot: Slot) -> list[Array]:
         """See `HeaderExchange.parts`."""
-        return [posted[2][: slot.size] for posted in self._board]
+        posted: list[_Posted] = self._barrier.result(self._index)[1]
+        return [cast("Array", data)[: slot.size] for _, data in posted]
+
+    def put_reduction(self, source: Array, target: Array, op: ReduceOp, family: Family) -> None:
+        """See `HeaderExchange.put_reduction`."""
+        self._load = _Reduction(source, target, op, family)
 
     def tell(self, text: str) -> list[str]:
         """See `HeaderExchange.tell`; a round whose headers are not read."""
-        self._data = np.frombuffer(cut_text(text), np.uint8)
-        self.meet(bytes(HEADER_BYTES) + _PAYLOAD)
-        texts = [read_text(posted[2].tobytes()) for posted in self._board]
+        data = np.frombuffer(cut_text(text), np.uint8)
+        mine = bytes(HEADER_BYTES), data
+        posted: list[_Posted] = self._barrier.meet(self._index, mine, _end_round)[1]
+        texts = [read_text(cast("Array", each).tobytes()) for _, each in posted]
         return texts[: self._index] + texts[self._index + 1 :]
 
     def free(self) -> None:
         """Drops its data."""
-        self._data = _NO_DATA
+        self._load = None
 
 
 # Carries the headers of a channel by MPI messages from each rank to each other.

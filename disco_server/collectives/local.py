@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,10 @@ import numpy as np
 
 from disco_server.collectives.communicator import Communicator
 from disco_server.collectives.group import LineParts
-from disco_server.collectives.header_exchange import LocalChannel, LocalExchange
+from disco_server.collectives.header_exchange import LocalExchange
 from disco_server.collectives.numeric import combine
-from disco_server.collectives.types import Array, ReduceOp, Tag, UnavailableError
+from disco_server.collectives.thread_barrier import MOST_ALONE_BYTES, ThreadBarrier
+from disco_server.collectives.types import Array, ReduceOp, Tag
 
 if TYPE_CHECKING:
     from disco_server.collectives.loss import Loss
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LocalBackend",
     "LocalCommunicator",
-    "LocalTable",
     "LocalWorld",
     "copy_into",
     "detached",
@@ -35,86 +36,76 @@ __all__ = [
 
 # The data operations between threads, which read each other's arrays.
 #
-# Every thread publishes its array, and when all have done so each copies or computes its
-# share. numpy lets other threads run while it copies or reduces, so the shares are
-# worked on at the same time. No thread returns before all have finished reading.
+# Every thread publishes its arrays. What is small the last one does for all. Of what is large
+# each copies or computes its share: numpy lets other threads run while it copies or reduces, so
+# the shares are worked on at the same time, and no thread returns before all have finished reading.
 
 
 # Elements that are combined at once: some hundred KiB, which stay in a cache.
 _PIECE = 1 << 15
 
-
-class LocalTable:
-    """Where the threads of one group publish their arrays.
-
-    Args:
-        members: How many they are.
-    """
-
-    def __init__(self, members: int) -> None:
-        self.shown: list[Any] = [None] * members
-        self._barrier = threading.Barrier(members)
-
-    def meet(self) -> None:
-        """Waits for all threads.
-
-        Raises:
-            UnavailableError: The session is over.
-        """
-        try:
-            self._barrier.wait()
-        except threading.BrokenBarrierError:
-            raise UnavailableError(
-                "the session ended while this worker was in a collective"
-            ) from None
-
-    def close(self) -> None:
-        """Ends every wait, now and later."""
-        self._barrier.abort()
+_Step = Callable[[int, list[Any]], None]
+"""Does one rank's share of an operation, given what all ranks have published."""
 
 
 class LocalBackend:
     """One thread's part in the operations of one group; see `Backend`.
 
     Args:
-        table: Shared with the other members.
+        barrier: Where the members publish their arrays.
         rank: This thread's place among them.
-        open_pair: Finds the table of this rank and another one, and which of its
+        size: How many they are.
+        open_pair: Finds the barrier of this rank and another one, and which of its
             two places is this rank's.
     """
 
     def __init__(
-        self, table: LocalTable, rank: int, open_pair: Callable[[int], tuple[LocalTable, int]]
+        self,
+        barrier: ThreadBarrier,
+        rank: int,
+        size: int,
+        open_pair: Callable[[int], tuple[ThreadBarrier, int]],
     ) -> None:
-        self._table = table
+        self._barrier = barrier
         self._rank = rank
-        self._size = len(table.shown)
+        self._size = size
         self._open_pair = open_pair
 
-    def _show(self, value: Any) -> list[Any]:
-        """Publishes a value and waits until all have published theirs."""
-        table = self._table
-        table.shown[self._rank] = value
-        table.meet()
-        return list(table.shown)
+    def _move(self, arrays: object, nbytes: int, *steps: _Step) -> None:
+        """Does an operation.
 
-    def _done(self) -> None:
-        """Waits until no thread reads any more."""
-        self._table.meet()
-        self._table.shown[self._rank] = None
+        Args:
+            arrays: What this rank publishes.
+            nbytes: Of the longest array that takes part, the same on all ranks.
+            steps: What each rank does, one after the other; all ranks have done one before any
+                begins with the next. The same for all ranks but for the number that they get.
+        """
+        meet, rank = self._barrier.meet, self._rank
+        if nbytes * self._size <= MOST_ALONE_BYTES:
+            meet(rank, arrays, partial(_take_steps, steps))
+            return
+        published = meet(rank, arrays, list)
+        for step in steps:
+            step(rank, published)
+            meet(rank, None, _do_nothing)
 
     def allreduce(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
         """See `Backend.allreduce`; each rank reduces a share and copies the others'."""
-        source, target = detached(src, dst), dst.reshape(-1)
-        shown = self._show((source.reshape(-1), target))
-        bounds = _shares(target.size, self._size)
-        start, stop = bounds[self._rank]
-        reduce_into([each for each, _ in shown], start, target[start:stop], op, family)
-        self._table.meet()
-        for rank, (start, stop) in enumerate(bounds):
-            if rank != self._rank:
-                target[start:stop] = shown[rank][1][start:stop]
-        self._done()
+        bounds = _shares(dst.size, self._size)
+
+        def reduce(rank: int, published: list[Any]) -> None:
+            start, stop = bounds[rank]
+            target = published[rank][1][start:stop]
+            reduce_into([source for source, _ in published], start, target, op, family)
+
+        def collect(rank: int, published: list[Any]) -> None:
+            target = published[rank][1]
+            for other, (start, stop) in enumerate(bounds):
+                if other != rank:
+                    target[start:stop] = published[other][1][start:stop]
+
+        arrays = detached(src, dst).reshape(-1), dst.reshape(-1)
+        self._move(arrays, dst.nbytes, reduce, collect)
 
     def reduce_scatter(
         self,
@@ -125,84 +116,114 @@ class LocalBackend:
         counts: Sequence[int] | None = None,
     ) -> None:
         """See `Backend.reduce_scatter`."""
-        target = dst.reshape(-1)
-        lengths = counts or [target.size] * self._size
-        sources = self._show(self._shareable(src, dst, lengths).reshape(-1))
-        reduce_into(sources, sum(lengths[: self._rank]), target, op, family)
-        self._done()
+        lengths = counts or [dst.size] * self._size
+
+        def reduce(rank: int, published: list[Any]) -> None:
+            sources = [source for source, _ in published]
+            reduce_into(sources, sum(lengths[:rank]), published[rank][1], op, family)
+
+        arrays = self._shareable(src, dst, lengths).reshape(-1), dst.reshape(-1)
+        self._move(arrays, src.nbytes, reduce)
 
     def allgather(self, src: Array, dst: Array, counts: Sequence[int] | None = None) -> None:
         """See `Backend.allgather`."""
         parts = _cut(dst, counts or [src.size] * self._size)
-        sources = self._show(keep(src, dst, parts[self._rank]).reshape(-1))
-        for part, source in zip(parts, sources, strict=True):
-            copy_into(part, source)
-        self._done()
+
+        def collect(rank: int, published: list[Any]) -> None:
+            for part, (source, _) in zip(published[rank][1], published, strict=True):
+                copy_into(part, source)
+
+        arrays = keep(src, dst, parts[self._rank]).reshape(-1), parts
+        self._move(arrays, dst.nbytes, collect)
 
     def broadcast(self, src: Array, dst: Array, root: int = 0) -> None:
         """See `Backend.broadcast`."""
-        shown = self._show(detached(src, dst) if self._rank == root else None)
-        copy_into(dst.reshape(-1), shown[root].reshape(-1))
-        self._done()
+
+        def copy(rank: int, published: list[Any]) -> None:
+            copy_into(published[rank][1], published[root][0])
+
+        source = detached(src, dst).reshape(-1) if self._rank == root else None
+        self._move((source, dst.reshape(-1)), dst.nbytes, copy)
 
     def scatter(
         self, src: Array | None, dst: Array, counts: Sequence[int] | None = None, root: int = 0
     ) -> None:
         """See `Backend.scatter`."""
         lengths = counts or [dst.size] * self._size
-        mine = None
+
+        def copy(rank: int, published: list[Any]) -> None:
+            copy_into(published[rank][1], _cut(published[root][0], lengths)[rank])
+
+        source = None
         if src is not None and self._rank == root:
-            mine = self._shareable(src, dst, lengths)
-        shown = self._show(mine)
-        copy_into(dst.reshape(-1), _cut(shown[root], lengths)[self._rank])
-        self._done()
+            source = self._shareable(src, dst, lengths)
+        self._move((source, dst.reshape(-1)), sum(lengths) * dst.itemsize, copy)
 
     def gather(
         self, src: Array, dst: Array | None, counts: Sequence[int] | None = None, root: int = 0
     ) -> None:
         """See `Backend.gather`."""
-        if dst is None or self._rank != root:
-            self._show(src.reshape(-1))
-        else:
-            parts = _cut(dst, counts or [src.size] * self._size)
-            sources = self._show(keep(src, dst, parts[root]).reshape(-1))
-            for part, source in zip(parts, sources, strict=True):
-                copy_into(part, source)
-        self._done()
+        lengths = counts or [src.size] * self._size
+
+        def collect(rank: int, published: list[Any]) -> None:
+            if rank == root:
+                for part, (source, _) in zip(published[root][1], published, strict=True):
+                    copy_into(part, source)
+
+        parts: list[Array] = []
+        if dst is not None and self._rank == root:
+            parts = _cut(dst, lengths)
+            src = keep(src, dst, parts[root])
+        self._move((src.reshape(-1), parts), sum(lengths) * src.itemsize, collect)
 
     def all_to_all(
         self, src: Array, dst: Array, table: Sequence[Sequence[int]] | None = None
     ) -> None:
         """See `Backend.all_to_all`."""
-        rank = self._rank
         rows = table or [[src.size // self._size] * self._size] * self._size
+
+        def collect(rank: int, published: list[Any]) -> None:
+            parts = _cut(published[rank][1], [row[rank] for row in rows])
+            for part, row, (source, _) in zip(parts, rows, published, strict=True):
+                start = sum(row[:rank])
+                part[:] = source[start : start + part.size]
+
         source = src.copy() if np.may_share_memory(src, dst) else src
-        sources = self._show(source.reshape(-1))
-        parts = _cut(dst, [row[rank] for row in rows])
-        for part, row, each in zip(parts, rows, sources, strict=True):
-            start = sum(row[:rank])
-            part[:] = each[start : start + part.size]
-        self._done()
+        nbytes = max(map(sum, rows)) * src.itemsize
+        self._move((source.reshape(-1), dst), nbytes, collect)
 
     def send(self, buf: Array, rank: int) -> None:
         """See `Backend.send`."""
-        table, place = self._open_pair(rank)
-        table.shown[place] = buf
-        table.meet()
-        table.meet()
-        table.shown[place] = None
+        barrier, place = self._open_pair(rank)
+        barrier.meet(place, (buf, None), _hand_over)
 
     def recv(self, buf: Array, rank: int) -> None:
         """See `Backend.recv`."""
-        table, place = self._open_pair(rank)
-        table.meet()
-        buf[...] = table.shown[1 - place].reshape(buf.shape)
-        table.meet()
+        barrier, place = self._open_pair(rank)
+        barrier.meet(place, (None, buf), _hand_over)
 
     def _shareable(self, whole: Array, part: Array, counts: Sequence[int]) -> Array:
         """An array of parts that others read while this rank writes to its own part."""
         mine = _cut(whole, counts)[self._rank]
         return whole if same_place(mine, part) else keep(whole, part, mine)
+
+
+def _take_steps(steps: Sequence[_Step], published: list[Any]) -> None:
+    """Does the steps of all ranks."""
+    for step in steps:
+        for rank in range(len(published)):
+            step(rank, published)
+
+
+def _do_nothing(_brought: list[Any]) -> None:
+    """What the last one does where threads only wait for each other."""
+
+
+def _hand_over(published: list[Any]) -> None:
+    """Copies what one of two ranks sends to where the other one receives."""
+    (one, into), (other, or_into) = published
+    source, target = (one, or_into) if into is None else (other, into)
+    target[...] = source.reshape(target.shape)
 
 
 def _shares(size: int, ranks: int) -> list[tuple[int, int]]:
@@ -281,27 +302,23 @@ class LocalWorld:
     def __init__(self, num_workers: int, num_groups: int = 1) -> None:
         self.num_workers = num_workers
         self.num_groups = num_groups
-        self._channels: dict[_Channel, LocalChannel] = {}
-        self._tables: dict[_Channel, LocalTable] = {}
+        self._barriers: dict[tuple[str, _Channel], ThreadBarrier] = {}
         self._lock = threading.Lock()
         self._closed = False
 
-    def channel(self, tag: Tag, members: tuple[int, ...]) -> LocalChannel:
-        """The channel of these ranks' headers; the first caller makes it."""
-        with self._lock:
-            found = self._channels.get((tag, members))
-            if found is None:
-                found = self._channels[tag, members] = LocalChannel(len(members))
-                if self._closed:
-                    found.close()
-        return found
+    def channel(self, tag: Tag, members: tuple[int, ...]) -> ThreadBarrier:
+        """Where these ranks exchange headers; the first caller makes it."""
+        return self._barrier("headers", tag, members)
 
-    def table(self, tag: Tag, members: tuple[int, ...]) -> LocalTable:
-        """The table of these ranks' arrays; the first caller makes it."""
+    def table(self, tag: Tag, members: tuple[int, ...]) -> ThreadBarrier:
+        """Where these ranks publish their arrays; the first caller makes it."""
+        return self._barrier("arrays", tag, members)
+
+    def _barrier(self, what: str, tag: Tag, members: tuple[int, ...]) -> ThreadBarrier:
         with self._lock:
-            found = self._tables.get((tag, members))
+            found = self._barriers.get((what, (tag, members)))
             if found is None:
-                found = self._tables[tag, members] = LocalTable(len(members))
+                found = self._barriers[what, (tag, members)] = ThreadBarrier(len(members))
                 if self._closed:
                     found.close()
         return found
@@ -310,8 +327,8 @@ class LocalWorld:
         """Ends every wait of every rank with `UnavailableError`; idempotent."""
         with self._lock:
             self._closed = True
-            for shared in (*self._channels.values(), *self._tables.values()):
-                shared.close()
+            for barrier in self._barriers.values():
+                barrier.close()
 
 
 class LocalCommunicator(Communicator):
@@ -340,8 +357,8 @@ class LocalCommunicator(Communicator):
         return LocalExchange(self._shared.channel(tag, members), members.index(self._worker_id))
 
     def _open_backend(self, tag: Tag, members: tuple[int, ...]) -> LocalBackend:
-        table = self._shared.table(tag, members)
-        return LocalBackend(table, members.index(self._worker_id), self._open_pair)
+        barrier, rank = self._shared.table(tag, members), members.index(self._worker_id)
+        return LocalBackend(barrier, rank, len(members), self._open_pair)
 
     def _open_line(self, lines: Lines, place: int | None) -> LineParts | None:
         if place is None:
@@ -351,7 +368,7 @@ class LocalCommunicator(Communicator):
             self._open_exchange(Tag.TEAM, members), self._open_backend(Tag.TEAM, members)
         )
 
-    def _open_pair(self, peer: int) -> tuple[LocalTable, int]:
+    def _open_pair(self, peer: int) -> tuple[ThreadBarrier, int]:
         pair = (min(peer, self._worker_id), max(peer, self._worker_id))
         return self._shared.table(Tag.PAIR, pair), pair.index(self._worker_id)
 

@@ -12,7 +12,7 @@ import numpy as np
 from disco_server.collectives.types import Array, ReduceOp
 from disco_server.collectives.validation import Family
 
-__all__ = ["combine", "divide", "narrow"]
+__all__ = ["combine", "combine_all", "divide", "narrow"]
 
 _UFUNCS: tuple[np.ufunc, ...] = (np.add, np.multiply, np.minimum, np.maximum, np.add)
 _BOOL_UFUNCS: tuple[np.ufunc, ...] = (
@@ -30,7 +30,7 @@ def combine(parts: Sequence[Array], dst: Array, op: ReduceOp, family: Family) ->
 
     Args:
         parts: One array a rank, at least two, shape (elements,).
-        dst: Takes the result, shape (elements,), same dtype; none of the parts.
+        dst: Takes the result, shape (elements,), same dtype; the first part or none of them.
         op: The operation.
         family: How elements of this dtype are combined.
     """
@@ -46,6 +46,23 @@ def combine(parts: Sequence[Array], dst: Array, op: ReduceOp, family: Family) ->
         _quiet.run(ufunc, dst, part, out=dst)
     if divisor > 1:
         divide(dst, divisor)
+
+
+def combine_all(
+    shares: Sequence[tuple[Array, Array, *tuple[Any, ...]]], op: ReduceOp, family: Family
+) -> None:
+    """Reduces arrays in their order into an array of each rank.
+
+    Args:
+        shares: For each rank its source and its target, shape (elements,); the source of one
+            rank and the target of another share no memory.
+        op: The operation.
+        family: How elements of this dtype are combined.
+    """
+    first = shares[0][1]
+    combine([share[0] for share in shares], first, op, family)
+    for share in shares[1:]:
+        share[1][...] = first
 
 
 class _Quiet(threading.local):

@@ -99,6 +99,18 @@ def receive_message(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | N
 # Ending what is below this process.
 
 
+def _has_children() -> bool:
+    """Whether anything is below this process, to which descendants come that lose their parent.
+
+    To look at all processes of a machine takes longer than to fork a rank.
+    """
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def _end_below(reap: Callable[[], None], limit_s: float, spared: Collection[int] = ()) -> None:
     """Kills the descendants of this process until none is left.
 
@@ -114,6 +126,8 @@ def _end_below(reap: Callable[[], None], limit_s: float, spared: Collection[int]
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         reap()
+        if not _has_children():
+            return
         parents = living_parents()
         for pid in spared:
             parents.pop(pid, None)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,7 @@ class NodeInspector:
         self._sessions = sessions
         self._post = post
         self._leaving: dict[int, NodeSession] = {}
+        self._looked_at: list[int] = []
         self._ended: deque[_EndedSession] = deque()
 
     async def answer(self, payload: bytes) -> None:
@@ -80,7 +81,7 @@ class NodeInspector:
                 found.ranks.extend(cut_ranks(self._subjects(running), since))
             else:
                 found.ranks.extend(
-                    await self._look(running, stacks=asked.stacks, flights=asked.flights)
+                    await self._inspect([running], stacks=asked.stacks, flights=asked.flights)
                 )
         elif (ended := self._find_ended(asked.name)) is not None:
             found.known = True
@@ -90,19 +91,12 @@ class NodeInspector:
         found.sent_ns = time.monotonic_ns()
         self._post(envelope(EnvelopeKind.INSPECTED, found.SerializeToString()))
 
-    async def _look(
-        self, session: NodeSession, *, stacks: bool, flights: bool
-    ) -> list[controller_pb2.RankReport]:
-        subjects = self._subjects(session)
-        return await asyncio.to_thread(inspect_ranks, subjects, stacks=stacks, flights=flights)
-
     async def _look_at_all(self) -> list[node_pb2.SessionGlance]:
         """What the ranks of every session do, by one look in one thread."""
         here = list(self._sessions.values())
         received = [session.received for session in here]
-        subjects = [self._subjects(session) for session in here]
-        every = [subject for each in subjects for subject in each]
-        found = await asyncio.to_thread(inspect_ranks, every, stacks=False, flights=False)
+        counts = [len(session.ranks) for session in here]
+        found = await self._inspect(here, stacks=False, flights=False)
         for report in found:
             report.ClearField("entered")  # the overview polls every second, and does not show that
         reports = iter(found)
@@ -110,10 +104,23 @@ class NodeInspector:
             node_pb2.SessionGlance(
                 session=session.session,
                 received=newest,
-                ranks=itertools.islice(reports, len(each)),
+                ranks=itertools.islice(reports, count),
             )
-            for session, newest, each in zip(here, received, subjects, strict=True)
+            for session, newest, count in zip(here, received, counts, strict=True)
         ]
+
+    async def _inspect(
+        self, sessions: Sequence[NodeSession], *, stacks: bool, flights: bool
+    ) -> list[controller_pb2.RankReport]:
+        """Looks at the ranks of sessions, in another thread."""
+        numbers = [session.session for session in sessions]
+        subjects = [subject for session in sessions for subject in self._subjects(session)]
+        self._looked_at += numbers
+        try:
+            return await asyncio.to_thread(inspect_ranks, subjects, stacks=stacks, flights=flights)
+        finally:
+            for number in numbers:
+                self._looked_at.remove(number)
 
     def _subjects(self, session: NodeSession) -> list[Subject]:
         return [
@@ -140,10 +147,12 @@ class NodeInspector:
         """Keeps what the ranks of a session did, which have all ended."""
         self._leaving[session.session] = session
         try:
-            reports = await self._look(session, stacks=True, flights=True)
+            reports = await self._inspect([session], stacks=True, flights=True)
         finally:
+            # Copies are large and live as long as what refers to the ranks, so there are none
+            # unless somebody else looks at this moment.
             for handle in session.ranks.values():
-                handle.memory.close(keep=True)
+                handle.memory.close(keep=session.session in self._looked_at)
             del self._leaving[session.session]
         start, until = session.start, time.monotonic() + KEPT_S
         self._ended.append(

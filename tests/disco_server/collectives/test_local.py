@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from disco_server.collectives.local import LocalCommunicator, LocalWorld
-from disco_server.collectives.types import ReduceOp, UnavailableError
+from disco_server.collectives.types import ReduceOp, Tag, UnavailableError
 
 
 def test_a_worker_that_is_alone_needs_nobody():
@@ -44,3 +44,26 @@ def test_closing_a_world_ends_every_wait(size):
                 each.result(20)
     with pytest.raises(UnavailableError, match="session ended"):
         LocalCommunicator(2, world).barrier()
+
+
+@pytest.mark.parametrize("nbytes", [2304, 64 << 10])
+def test_a_small_collective_takes_one_barrier_or_two(nbytes):
+    """An allreduce or an allgather takes one; the others agree at one and move data at another."""
+    world, calls = LocalWorld(2), 20
+    members = (0, 1)
+
+    def run(rank: int) -> list[float]:
+        comm = LocalCommunicator(rank, world)
+        comm.position = 1
+        data, both = np.full(nbytes // 8, rank + 1.0), np.empty(nbytes // 4)
+        for _ in range(calls):
+            comm.allreduce(data, data, ReduceOp.MAX)
+            comm.allgather(data, both)
+            comm.broadcast(data, data)
+        return [*data[:2], *both[:2]]
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(run, range(2))) == [[2.0] * 4] * 2
+
+    assert world.channel(Tag.WORLD, members)._rounds == 3 * calls
+    assert world.table(Tag.WORLD, members)._rounds == calls

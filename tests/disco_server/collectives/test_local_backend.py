@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from disco_server.collectives.local import LocalBackend, LocalTable
+from disco_server.collectives import local
+from disco_server.collectives.local import LocalBackend
+from disco_server.collectives.thread_barrier import ThreadBarrier
 from disco_server.collectives.types import ReduceOp, UnavailableError
 from disco_server.collectives.validation import Family
 
@@ -16,16 +18,22 @@ N = 4
 SIZE = 100_003
 
 
+@pytest.fixture(autouse=True, params=[0, 1 << 30], ids=["shared", "alone"])
+def most_alone(request, monkeypatch):
+    """Threads share the work, or the last one does all of it."""
+    monkeypatch.setattr(local, "MOST_ALONE_BYTES", request.param)
+
+
 def on_all(act: Callable[[LocalBackend, int], np.ndarray]) -> list[np.ndarray]:
-    table = LocalTable(N)
-    pairs = {(a, b): LocalTable(2) for b in range(N) for a in range(b)}
+    table = ThreadBarrier(N)
+    pairs = {(a, b): ThreadBarrier(2) for b in range(N) for a in range(b)}
 
     def run(rank: int) -> np.ndarray:
-        def open_pair(peer: int) -> tuple[LocalTable, int]:
+        def open_pair(peer: int) -> tuple[ThreadBarrier, int]:
             pair = (min(peer, rank), max(peer, rank))
             return pairs[pair], pair.index(rank)
 
-        return act(LocalBackend(table, rank, open_pair), rank)
+        return act(LocalBackend(table, rank, N, open_pair), rank)
 
     with ThreadPoolExecutor(N) as threads:
         return list(threads.map(run, range(N)))
@@ -78,10 +86,10 @@ def test_parts_change_places_in_one_array():
     ]
 
 
-def test_a_closed_table_ends_every_wait():
+def test_a_closed_barrier_ends_every_wait():
     """Nobody waits for threads that never come."""
-    table = LocalTable(2)
+    table = ThreadBarrier(2)
     table.close()
 
     with pytest.raises(UnavailableError, match="session ended"):
-        table.meet()
+        table.meet(0, None, len)

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from disco_server.collectives.local import LocalBackend, LocalTable
+from disco_server.collectives import local
+from disco_server.collectives.local import LocalBackend
+from disco_server.collectives.thread_barrier import ThreadBarrier
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import Family
 
@@ -18,11 +20,17 @@ STARTS = [0, 40_000, 40_000]
 TOTAL = sum(COUNTS)
 
 
+@pytest.fixture(autouse=True, params=[0, 1 << 30], ids=["shared", "alone"])
+def most_alone(request, monkeypatch):
+    """Threads share the work, or the last one does all of it."""
+    monkeypatch.setattr(local, "MOST_ALONE_BYTES", request.param)
+
+
 def on_all(act: Callable[[LocalBackend, int], np.ndarray]) -> list[np.ndarray]:
-    table = LocalTable(N)
+    table = ThreadBarrier(N)
 
     def run(rank: int) -> np.ndarray:
-        return act(LocalBackend(table, rank, lambda _peer: (table, 0)), rank)
+        return act(LocalBackend(table, rank, N, lambda _peer: (table, 0)), rank)
 
     with ThreadPoolExecutor(N) as threads:
         return list(threads.map(run, range(N)))

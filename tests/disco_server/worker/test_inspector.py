@@ -6,17 +6,21 @@ import asyncio
 import logging
 import os
 import signal
+import zlib
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
 from disco_client import connect, errors
 from disco_client.pb import envelope_pb2, node_pb2
+from disco_client.tracing import ring
 from disco_client.tracing.trace import Flight
 from disco_client.transport.admin import ask_for_inspection
 from disco_client.transport.channel import CHANNEL_OPTIONS, target
 from disco_client.wire.reports import RankState
 from disco_server.observe.logs import bind
+from disco_server.observe.processes import RankMemory
 from disco_server.worker import inspector
 from disco_server.worker.node_session import NodeSession
 
@@ -96,3 +100,22 @@ def test_only_so_many_sessions_are_remembered_and_for_so_long(monkeypatch):
     assert remembered(most + 2, monkeypatch) == [f"s{n}" for n in range(3, most + 3)]
     assert remembered(3, monkeypatch, KEPT_S=-1.0) == []
     assert remembered(3, monkeypatch, KEPT_S=60.0, KEPT_BYTES=-1) == []
+
+
+def test_no_copy_of_what_ranks_recorded_outlives_the_report():
+    """Which has it compressed; only who looks at this moment still needs the copy."""
+
+    async def run(others):
+        node = inspector.NodeInspector("a", {}, lambda _raw: None)
+        node._looked_at += [2, *others]
+        session = NodeSession(1, node_pb2.StartRanks(), bind(logging.getLogger("test")), 0)
+        memory = RankMemory()
+        exited = asyncio.get_running_loop().create_future()
+        exited.set_result(0)
+        session.ranks[0] = SimpleNamespace(pid=0, memory=memory, exited=exited)
+        await node.keep(session)
+        (ended,) = node._ended
+        return len(memory.read()[0]), len(zlib.decompress(ended.reports[0].flight))
+
+    assert asyncio.run(run(others=[])) == (0, ring.RING_BYTES)
+    assert asyncio.run(run(others=[1])) == (ring.RING_BYTES, ring.RING_BYTES)
