@@ -18,6 +18,8 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from disco_client.pb import commands_pb2, node_pb2
+from disco_client.transport.channel import NODE_STREAM_OPTIONS, ReloadingChannel
+from disco_client.transport.credentials import NO_CREDENTIALS
 from disco_client.wire.codec import (
     PROTOCOL,
     Action,
@@ -26,13 +28,14 @@ from disco_client.wire.codec import (
     envelope,
     envelopes_in,
 )
-from disco_scale.carriers import PeerStream
 from disco_scale.recording import PAYLOADS, Recording
+from disco_server.ipc.carriers import Carrier, open_carrier, open_line
 from disco_server.ipc.grpc_server import Outbox
 
 __all__ = ["PretendedNode", "Templates", "Traffic"]
 
 _HEARTBEAT_S = 2.0
+_STREAM = "/disco.v1.NodeService/Register"
 
 
 @dataclass(slots=True)
@@ -135,6 +138,8 @@ class PretendedNode:
         resting: Set while it has no session.
         met: Set when all ranks of a session have opened their communicator.
         outbox: What it says.
+        line: Its connection of gRPC, once there is one.
+        carrier: What carries its stream, likewise.
     """
 
     def __init__(self, templates: Templates, name: str, slots: int, traffic: Traffic) -> None:
@@ -148,6 +153,8 @@ class PretendedNode:
         self.met = asyncio.Event()
         self.resting.set()
         self.outbox = Outbox()
+        self.line: ReloadingChannel | None = None
+        self.carrier: Carrier | None = None
         self._handlers = {
             EnvelopeKind.BATCH: self._batch,
             EnvelopeKind.HEARTBEAT: self._heartbeat,
@@ -160,17 +167,20 @@ class PretendedNode:
             EnvelopeKind.REFUSED: self._refused,
         }
 
-    async def run(self, carrier: PeerStream) -> None:
-        """Registers over a carrier and answers until its stream ends."""
-        await carrier.send(self.introduction())
-        writing = asyncio.ensure_future(self.outbox.run(carrier.send))
-        beating = asyncio.ensure_future(self._beat())
-        try:
-            while (message := await carrier.receive()) is not None:
-                self.take(message)
-        finally:
-            writing.cancel()
-            beating.cancel()
+    async def run(self, address: str) -> None:
+        """Registers with a controller, and answers until the stream ends."""
+        first = self.introduction()
+        async with open_line(address, NO_CREDENTIALS, NODE_STREAM_OPTIONS) as self.line:
+            carrier = self.carrier = await open_carrier(self.line, _STREAM, first)
+            await carrier.send(first)
+            writing = asyncio.ensure_future(carrier.send_from(self.outbox))
+            beating = asyncio.ensure_future(self._beat())
+            try:
+                await carrier.receive(self.take)
+            finally:
+                writing.cancel()
+                beating.cancel()
+                carrier.close()
 
     async def _beat(self) -> None:
         raw = envelope(EnvelopeKind.HEARTBEAT)
@@ -300,10 +310,10 @@ class PretendedNode:
             found.sessions.append(glance)
         self._say(EnvelopeKind.INSPECTED, found)
 
-    def fence(
+    async def fence(
         self, session: int, name: str, place: tuple[int, int], sizes: Mapping[str, int]
     ) -> bytes:
-        """The request with which it comes to a fence.
+        """Comes to a fence; returns what all bring.
 
         Args:
             session: The session.
@@ -312,11 +322,14 @@ class PretendedNode:
             sizes: How many bytes each of its items has.
         """
         index, count = place
-        return node_pb2.FenceRequest(
+        request = node_pb2.FenceRequest(
             session=session,
             node_key=self._key,
             name=name,
             participant=index,
             participants=count,
             items={f"{key}-{index}": b"c" * size for key, size in sizes.items()},
-        ).SerializeToString()
+        )
+        assert self.line is not None  # it has registered
+        fence = self.line.unary_unary("/disco.v1.RendezvousService/Fence")
+        return await fence(request.SerializeToString())

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -20,18 +20,11 @@ from google.protobuf.message import DecodeError
 
 from disco_client.backoff import Backoff
 from disco_client.errors import ConfigError
-from disco_client.pb import controller_pb2, node_pb2
-from disco_client.transport.carriers import ANSWER_S, Unreached, permit_request, unreached
-from disco_client.transport.channel import (
-    CHANNEL_OPTIONS,
-    NODE_STREAM_OPTIONS,
-    ReloadingChannel,
-    target,
-    why_refused,
-)
+from disco_client.pb import node_pb2
+from disco_client.transport.channel import CHANNEL_OPTIONS, NODE_STREAM_OPTIONS, why_refused
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, envelope, envelopes_in
-from disco_server.ipc.carriers import Carrier, StreamCarrier, dial_frames
+from disco_server.ipc.carriers import Carrier, open_carrier, open_line
 from disco_server.ipc.grpc_server import Outbox
 from disco_server.settings import read_cache
 from disco_server.worker.array_streams import ArrayCarrier
@@ -39,7 +32,7 @@ from disco_server.worker.environment import WorkFolders, host_id
 from disco_server.worker.supervisor import SessionKeys, Supervisor
 
 if TYPE_CHECKING:
-    from disco_client.transport.credentials import Credentials
+    from disco_client.transport.channel import ReloadingChannel
     from disco_server.config import Account, WorkerConfig
     from disco_server.worker.array_store import ArrayStore
     from disco_server.worker.fork_server import ForkServer
@@ -197,12 +190,11 @@ class Agent:
         where = self._config.controller, self._credentials
         # Arrays have a connection of their own, as no command should wait behind one.
         async with (
-            _open_channel(*where, NODE_STREAM_OPTIONS) as channel,
-            _open_channel(*where, CHANNEL_OPTIONS) as for_arrays,
+            open_line(*where, NODE_STREAM_OPTIONS) as line,
+            open_line(*where, CHANNEL_OPTIONS) as for_arrays,
         ):
-            line = ReloadingChannel(*where, _always(channel))
             self._rendezvous = functools.partial(_rendezvous_call, line)
-            self._carrier.connect(ReloadingChannel(*where, _always(for_arrays)))
+            self._carrier.connect(for_arrays)
             return await self._talk(line, outbox)
 
     async def _why(self, error: grpc.RpcError) -> str:
@@ -212,23 +204,9 @@ class Agent:
             return await looked or _reason(error)
         return _reason(error)
 
-    async def _open_stream(self, line: ReloadingChannel, first: bytes) -> Carrier:
-        """Opens the node's stream, by frames where they reach the controller."""
-        where = self._config.controller
-        if unreached.may_try(where):
-            try:
-                permit = await _admit_call(line)(permit_request(first), timeout=ANSWER_S)
-                return await dial_frames(where, permit, self._credentials)
-            except Unreached:
-                pass
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _NO_FRAMES:
-                    raise
-        return StreamCarrier(line.stream_stream("/disco.v1.NodeService/Register")())
-
     async def _talk(self, line: ReloadingChannel, outbox: Outbox) -> str:
         first = self._introduction()
-        carrier = await self._open_stream(line, first)
+        carrier = await open_carrier(line, "/disco.v1.NodeService/Register", first)
         try:
             await carrier.send(first)
             return await self._converse(carrier, outbox)
@@ -346,9 +324,6 @@ def _rules_of(config: WorkerConfig, account: Account | None) -> node_pb2.AssignR
     )
 
 
-_NO_FRAMES = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DEADLINE_EXCEEDED)
-"""How a controller answers that is older than frames, or slower than they are worth."""
-
 _HEARTBEAT_S = 2.0
 _LEAVE_S = 0.2
 _AGAIN_S = 0.1
@@ -364,28 +339,6 @@ def _end_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _always(channel: grpc.aio.Channel) -> Callable[[str, Credentials], grpc.aio.Channel]:
-    """Always returns one channel: each connection makes its own anyway."""
-    return lambda _address, _credentials: channel
-
-
-def _open_channel(
-    address: str, credentials: Credentials, options: list[tuple[str, Any]]
-) -> grpc.aio.Channel:
-    secrets = credentials.secrets()
-    if secrets is None:
-        return grpc.aio.insecure_channel(target(address), options=options)
-    return grpc.aio.secure_channel(target(address), secrets, options=options)
-
-
-def _admit_call(line: ReloadingChannel) -> Any:
-    return line.unary_unary(
-        "/disco.v1.NodeService/Admit",
-        request_serializer=controller_pb2.PermitRequest.SerializeToString,
-        response_deserializer=controller_pb2.Permit.FromString,
-    )
 
 
 def _rendezvous_call(line: ReloadingChannel, method: str) -> Any:
