@@ -18,7 +18,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from disco_client.pb import commands_pb2, node_pb2
-from disco_client.transport.channel import NODE_STREAM_OPTIONS, ReloadingChannel
+from disco_client.transport.channel import NODE_STREAM_OPTIONS
 from disco_client.transport.credentials import NO_CREDENTIALS
 from disco_client.wire.codec import (
     PROTOCOL,
@@ -67,6 +67,7 @@ class Templates:
         self.ack_every: int = recording["ACK_EVERY"]
         self.fence_items: Mapping[str, int] = recording["FENCE"]["items"]
         self._answers: dict[bytes, list[tuple[int, frozenset[int]]]] = {}
+        self._fence = b"", ""
 
     def message(self, kind: str) -> Any:
         """A copy of the payload of a kind, to be filled in."""
@@ -90,6 +91,15 @@ class Templates:
                 if command.action == Action.SYNC_WORKER
             ]
         return known
+
+    def fence_in(self, raw: bytes, received: EncodedEnvelope) -> str:
+        """The name of a fence that all have come to; decoded for the first node, too."""
+        if raw != self._fence[0]:
+            result = node_pb2.FenceResult.FromString(received.payload)
+            if result.error:
+                raise ConnectionError(result.error)
+            self._fence = raw, result.name
+        return self._fence[1]
 
 
 _KEPT_BATCHES = 64
@@ -138,8 +148,7 @@ class PretendedNode:
         resting: Set while it has no session.
         met: Set when all ranks of a session have opened their communicator.
         outbox: What it says.
-        line: Its connection of gRPC, once there is one.
-        carrier: What carries its stream, likewise.
+        carrier: What carries its stream, once that is open.
     """
 
     def __init__(self, templates: Templates, name: str, slots: int, traffic: Traffic) -> None:
@@ -147,13 +156,12 @@ class PretendedNode:
         self._name = name
         self._slots = slots
         self._traffic = traffic
-        self._key = b""
         self.sessions: dict[int, _Session] = {}
         self.registered, self.resting = asyncio.Event(), asyncio.Event()
         self.met = asyncio.Event()
         self.resting.set()
         self.outbox = Outbox()
-        self.line: ReloadingChannel | None = None
+        self._fences: dict[str, asyncio.Future[int]] = {}
         self.carrier: Carrier | None = None
         self._handlers = {
             EnvelopeKind.BATCH: self._batch,
@@ -163,6 +171,7 @@ class PretendedNode:
             EnvelopeKind.END_SESSION: self._end,
             EnvelopeKind.INSPECT: self._inspect,
             EnvelopeKind.OPEN_CCL: self._open,
+            EnvelopeKind.FENCED: self._fenced,
             EnvelopeKind.RESUME: self._resume,
             EnvelopeKind.REFUSED: self._refused,
         }
@@ -170,8 +179,8 @@ class PretendedNode:
     async def run(self, address: str) -> None:
         """Registers with a controller, and answers until the stream ends."""
         first = self.introduction()
-        async with open_line(address, NO_CREDENTIALS, NODE_STREAM_OPTIONS) as self.line:
-            carrier = self.carrier = await open_carrier(self.line, _STREAM, first)
+        async with open_line(address, NO_CREDENTIALS, NODE_STREAM_OPTIONS) as line:
+            carrier = self.carrier = await open_carrier(line, _STREAM, first)
             await carrier.send(first)
             writing = asyncio.ensure_future(carrier.send_from(self.outbox))
             beating = asyncio.ensure_future(self._beat())
@@ -211,8 +220,7 @@ class PretendedNode:
 
     # What it answers ------------------------------------------------------------------------
 
-    def _registered(self, _raw: bytes, received: EncodedEnvelope) -> None:
-        self._key = node_pb2.NodeRegistered.FromString(received.payload).node_key
+    def _registered(self, _raw: bytes, _received: EncodedEnvelope) -> None:
         self.registered.set()
 
     def _refused(self, _raw: bytes, received: EncodedEnvelope) -> None:
@@ -312,8 +320,8 @@ class PretendedNode:
 
     async def fence(
         self, session: int, name: str, place: tuple[int, int], sizes: Mapping[str, int]
-    ) -> bytes:
-        """Comes to a fence; returns what all bring.
+    ) -> int:
+        """Comes to a fence; returns how many bytes it leaves with.
 
         Args:
             session: The session.
@@ -323,13 +331,15 @@ class PretendedNode:
         """
         index, count = place
         request = node_pb2.FenceRequest(
-            session=session,
-            node_key=self._key,
             name=name,
             participant=index,
             participants=count,
             items={f"{key}-{index}": b"c" * size for key, size in sizes.items()},
         )
-        assert self.line is not None  # it has registered
-        fence = self.line.unary_unary("/disco.v1.RendezvousService/Fence")
-        return await fence(request.SerializeToString())
+        met = self._fences[name] = asyncio.get_running_loop().create_future()
+        self._say(EnvelopeKind.FENCE, request, session=session)
+        return await met
+
+    def _fenced(self, raw: bytes, received: EncodedEnvelope) -> None:
+        name = self._templates.fence_in(raw, received)
+        self._fences.pop(name).set_result(len(received.payload))

@@ -115,7 +115,7 @@ class Peers:
                 for index, node in enumerate(self._nodes)
             )
         )
-        return sum(map(len, answers))
+        return sum(answers)
 
     async def open(self) -> object:
         """Lets the first node's ranks begin with that, and the others do as they are told."""

@@ -200,7 +200,6 @@ class NodeLink:
     """The live stream of one worker daemon."""
 
     name: str
-    key: bytes
     outbox: Outbox
 
 
@@ -253,14 +252,13 @@ class Hub:
         self.heartbeat = heartbeat
         self.counters = ControllerCounters()
         self.transfers = Transfers()
-        self.exchanges = Exchanges()
+        self.exchanges = Exchanges(self._post)
         self.inspections = Inspections(self.cluster, self._post, clock)
         self.overviews = Overviews(self.cluster, self.inspections, clock)
         self.logs = Logs()
         self._unsaid: dict[tuple[int, int], tuple[str, int]] = {}
         self._spans = SessionSpans()
         self.links: dict[str, NodeLink] = {}
-        self._by_key: dict[bytes, NodeLink] = {}
         self.clients: dict[int, Outbox] = {}
         self.routes: dict[int, dict[str, Outbox]] = {}
         self._openings: dict[int, Progress] = {}
@@ -554,18 +552,12 @@ class Hub:
         former = self.links.get(link.name)
         if former is not None:
             self.disconnect(former)
-        self.links[link.name] = self._by_key[link.key] = link
+        self.links[link.name] = link
         return former
 
     def disconnect(self, link: NodeLink) -> None:
         """Forgets a node's present stream."""
-        del self.links[link.name], self._by_key[link.key]
-
-    def node_of_key(self, key: bytes) -> str | None:
-        """The node that this registration's key belongs to."""
-        # A look-up does not compare the key byte by byte, so its time says nothing of it.
-        link = self._by_key.get(key)
-        return link.name if link is not None else None
+        del self.links[link.name]
 
     def tick(self) -> None:
         """Lets time pass: waits and leases that are over end."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from typing import Any
 
@@ -38,6 +37,7 @@ _logger = logging.getLogger("disco.controller")
 _MAX_CAUSE = 1000
 _MAX_SLOTS = 4096
 _MAX_TEXT = 1024
+_QUESTIONS = (EnvelopeKind.FENCE, EnvelopeKind.PUT_KEY, EnvelopeKind.GET_KEY)
 
 
 class NodeStreams:
@@ -60,7 +60,7 @@ class NodeStreams:
         received = envelope_pb2.Envelope.FromString(first)
         info = node_pb2.RegisterNode.FromString(received.payload)
         outbox = Outbox()
-        link = NodeLink(info.name, secrets.token_bytes(16), outbox)
+        link = NodeLink(info.name, outbox)
         try:
             _check_name(info.name)
             effects = self._join(received.kind, info, link, carrier.carrier)
@@ -74,9 +74,7 @@ class NodeStreams:
             )
             await refuse(carrier, str(refused))
             return
-        welcome = node_pb2.NodeRegistered(
-            version=__version__, heartbeat_s=hub.heartbeat, node_key=link.key
-        )
+        welcome = node_pb2.NodeRegistered(version=__version__, heartbeat_s=hub.heartbeat)
         outbox.post(envelope(EnvelopeKind.REGISTERED, welcome.SerializeToString()))
         hub.counters.joined += 1
         hub.apply(effects)
@@ -163,6 +161,11 @@ class NodeStreams:
             session = hub.cluster.sessions[received.session]
             worker = received.worker_plus_one - 1
             hub.open_communicator(session, worker, received.first_seq, raw)
+        elif kind in _QUESTIONS:
+            if hub.on_node(received.session, name):
+                hub.exchanges.ask(name, received)
+            else:
+                hub.exchanges.refuse(name, received, "expected a node that runs this session")
         elif kind == EnvelopeKind.RANKS_READY:
             ready = node_pb2.RanksReady.FromString(received.payload)
             ranks = [(r.worker, name, r.pid, r.device) for r in ready.ranks]

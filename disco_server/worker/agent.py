@@ -7,13 +7,11 @@ After a reconnection, to the same controller or a new one, the daemon reports wh
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -29,7 +27,7 @@ from disco_server.ipc.grpc_server import Outbox
 from disco_server.settings import read_cache
 from disco_server.worker.array_streams import ArrayCarrier
 from disco_server.worker.environment import WorkFolders, host_id
-from disco_server.worker.supervisor import SessionKeys, Supervisor
+from disco_server.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from disco_client.transport.channel import ReloadingChannel
@@ -70,9 +68,7 @@ class Agent:
         self._config = config
         self._credentials = config.credentials
         self._incarnation = secrets.randbits(63)
-        self._node_key = b""
         self._outbox = Outbox()
-        self._rendezvous: Any = None
         self._heard = self._echoed = 0.0
         self.registered = asyncio.Event()
         self._cordoned = False
@@ -85,7 +81,6 @@ class Agent:
             folders=folders or WorkFolders(config.work_dir),
             fork_server=fork_server,
             post=self._post,
-            keys=SessionKeys(self._fence, self._put, self._get),
             carrier=self._carrier,
         )
 
@@ -104,45 +99,6 @@ class Agent:
         return self.registered.is_set() and self._outbox.post(
             raw, session=session, droppable=droppable
         )
-
-    async def _fence(
-        self, session: int, name: str, index: int, count: int, items: Mapping[str, bytes]
-    ) -> Mapping[str, bytes]:
-        """Exchanges keys with the other nodes of a session, over one connection or several."""
-        request = node_pb2.FenceRequest(
-            session=session,
-            name=name,
-            participant=index,
-            participants=count,
-            items=items,
-            timeout_s=0.0,  # as long as the session lives: programs reach the fence at any time
-        )
-        return (await self._ask_rendezvous("Fence", request)).items
-
-    async def _put(self, session: int, items: Mapping[str, bytes]) -> None:
-        """Writes keys for the other nodes of a session."""
-        await self._ask_rendezvous("Put", node_pb2.PutRequest(session=session, items=items))
-
-    async def _get(self, session: int, key: str, seconds: float) -> bytes:
-        """Waits for a key that another node writes, or this one."""
-        request = node_pb2.GetRequest(session=session, key=key, timeout_s=seconds)
-        return (await self._ask_rendezvous("Get", request)).value
-
-    async def _ask_rendezvous(self, method: str, request: Any) -> Any:
-        """Asks over one connection or several.
-
-        Raises:
-            ConnectionError: The controller refuses it.
-        """
-        while True:
-            await self.registered.wait()
-            request.node_key = self._node_key
-            try:
-                return await self._rendezvous(method)(request)
-            except grpc.RpcError as error:
-                if not _is_broken(error) and request.node_key == self._node_key:
-                    raise ConnectionError(_reason(error)) from None
-                await asyncio.sleep(_AGAIN_S)
 
     async def run(self) -> None:
         """Connects again and again, with growing pauses; ends only when cancelled."""
@@ -193,7 +149,6 @@ class Agent:
             open_line(*where, NODE_STREAM_OPTIONS) as line,
             open_line(*where, CHANNEL_OPTIONS) as for_arrays,
         ):
-            self._rendezvous = functools.partial(_rendezvous_call, line)
             self._carrier.connect(for_arrays)
             return await self._talk(line, outbox)
 
@@ -250,7 +205,6 @@ class Agent:
 
     def _receive(self, raw: bytes, received: EncodedEnvelope, outbox: Outbox) -> None:
         if received.kind == EnvelopeKind.REGISTERED:
-            self._node_key = node_pb2.NodeRegistered.FromString(received.payload).node_key
             self.registered.set()
             self._supervisor.counters.connections += 1
             self._supervisor.connected()
@@ -326,7 +280,6 @@ def _rules_of(config: WorkerConfig, account: Account | None) -> node_pb2.AssignR
 
 _HEARTBEAT_S = 2.0
 _LEAVE_S = 0.2
-_AGAIN_S = 0.1
 
 
 def _end_if_cancelled() -> None:
@@ -339,15 +292,6 @@ def _end_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _rendezvous_call(line: ReloadingChannel, method: str) -> Any:
-    result: Any = getattr(node_pb2, f"{method}Result")
-    return line.unary_unary(
-        f"/disco.v1.RendezvousService/{method}",
-        request_serializer=getattr(node_pb2, f"{method}Request").SerializeToString,
-        response_deserializer=result.FromString,
-    )
 
 
 def _is_broken(error: grpc.RpcError) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from disco_server.worker.output import SessionOutput
     from disco_server.worker.pmi import PmiNode
 
-__all__ = ["KeptReplies", "NodeSession", "RankSpans"]
+__all__ = ["KeptReplies", "NodeSession", "Question", "RankSpans"]
 
 
 # Replies of ranks that the client may not have yet, because a connection may break.
@@ -176,6 +176,21 @@ class RankSpans:
                 span.end()
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked of a session's rendezvous, at its controller.
+
+    Attributes:
+        raw: The envelope that asks, which is sent again after a lost connection.
+        number: Tells a rank's questions apart.
+        answer: The answer: of a key as the envelope that came, of a fence as a message.
+    """
+
+    raw: bytes
+    number: int
+    answer: asyncio.Future[Any]
+
+
 @dataclass(slots=True)
 class NodeSession:
     """One session's part on this node.
@@ -196,7 +211,8 @@ class NodeSession:
         exits: The reports of ranks that ended, encoded.
         orphan: Ends the session when no controller reconnects for it.
         pmi: Serves its ranks' MPI libraries.
-        asking: The ranks that write a key of its rendezvous, or wait for one.
+        asked: What ranks have asked of its rendezvous and have no answer to, by the rank.
+        fences: What this node has, by the fence at which its ranks wait.
         opening: How far its ranks are with opening their communicator.
         output: What its ranks print.
         spans: Of its ranks.
@@ -221,7 +237,8 @@ class NodeSession:
     exits: list[bytes] = field(default_factory=list[bytes])
     orphan: asyncio.TimerHandle | None = None
     pmi: PmiNode | None = None
-    asking: set[int] = field(default_factory=set[int])
+    asked: dict[int, Question] = field(default_factory=dict[int, Question])
+    fences: dict[str, Question] = field(default_factory=dict[str, Question])
     opening: CommunicatorStartup = field(init=False)
     output: SessionOutput = field(init=False)
     spans: RankSpans = field(init=False)
