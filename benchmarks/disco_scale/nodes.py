@@ -31,6 +31,7 @@ from disco_client.wire.codec import (
 from disco_scale.recording import PAYLOADS, Recording
 from disco_server.ipc.carriers import Carrier, open_carrier, open_line
 from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.shares import workers_of
 
 __all__ = ["PretendedNode", "Templates", "Traffic"]
 
@@ -231,7 +232,7 @@ class PretendedNode:
 
     def _start(self, _raw: bytes, received: EncodedEnvelope) -> None:
         start = node_pb2.StartRanks.FromString(received.payload)
-        workers = list(start.nodes[start.node_index].workers)
+        workers = workers_of(start.nodes[start.node_index])
         self.sessions[received.session] = _Session(workers)
         self.resting.clear()
         ready = self._templates.message("RANKS_READY")

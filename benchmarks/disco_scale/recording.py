@@ -28,7 +28,9 @@ from disco_client.wire.codec import (
     envelope,
     envelopes_in,
 )
+from disco_server.core.nodes import NodeShare
 from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.shares import encode_share
 
 __all__ = ["PAYLOADS", "RECORDED", "Recording", "read", "record_real", "shape_of", "write"]
 
@@ -176,9 +178,7 @@ def _action(action: Action) -> Any:
 def _start() -> node_pb2.StartRanks:
     """A session of four workers, of which the daemon has the first two."""
     nodes = [
-        node_pb2.NodeRanks(
-            node=name, workers=workers, devices=["cpu"] * _SHARE, slots=[0, 1], host_id=name
-        )
+        encode_share(NodeShare(name, workers, (0, 1), ("cpu",) * _SHARE), name)
         for name, workers in (("recorded", (0, 1)), ("other", (2, 3)))
     ]
     return node_pb2.StartRanks(

@@ -216,36 +216,41 @@ global___StartRanks = StartRanks
 
 @typing.final
 class NodeRanks(google.protobuf.message.Message):
+    """Each node of a session gets this of all of them, so it is kept short."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_FIELD_NUMBER: builtins.int
-    WORKERS_FIELD_NUMBER: builtins.int
+    FIRST_WORKER_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
     HOST_ID_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
+    NUM_WORKERS_FIELD_NUMBER: builtins.int
     node: builtins.str
+    first_worker: builtins.int
+    """The ranks follow one another."""
     host_id: builtins.str
     """The same for nodes whose ranks can share memory."""
-    @property
-    def workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    num_workers: builtins.int
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The device of each of these ranks."""
+        """The device of each of these ranks; one alone is that of all."""
 
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The slot that each of these ranks holds."""
+        """The slot that each of these ranks holds; one alone is the first of as many in a row."""
 
     def __init__(
         self,
         *,
         node: builtins.str = ...,
-        workers: collections.abc.Iterable[builtins.int] | None = ...,
+        first_worker: builtins.int = ...,
         devices: collections.abc.Iterable[builtins.str] | None = ...,
         host_id: builtins.str = ...,
         slots: collections.abc.Iterable[builtins.int] | None = ...,
+        num_workers: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["devices", b"devices", "host_id", b"host_id", "node", b"node", "slots", b"slots", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["devices", b"devices", "first_worker", b"first_worker", "host_id", b"host_id", "node", b"node", "num_workers", b"num_workers", "slots", b"slots"]) -> None: ...
 
 global___NodeRanks = NodeRanks
 

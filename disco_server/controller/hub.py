@@ -23,7 +23,7 @@ from disco_client.text import natural, some
 from disco_client.transport.progress import Progress
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_server.controller.inspect import Inspections, Overviews, rank_infos
+from disco_server.controller.inspect import Inspections, Overviews, add_rank_info
 from disco_server.controller.logs import Logs
 from disco_server.controller.relay import Exchanges, Transfers
 from disco_server.controller.slices import in_slices
@@ -45,6 +45,7 @@ from disco_server.core.cluster import (
 )
 from disco_server.core.nodes import Placer, place
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
+from disco_server.ipc.shares import encode_share
 from disco_server.observe import logs
 from disco_server.observe.http import Buckets
 from disco_server.observe.logs import bind
@@ -359,14 +360,8 @@ class Hub:
             principal=session.principal,
             lease_s=session.lease,
             nodes=[
-                node_pb2.NodeRanks(
-                    node=s.node,
-                    workers=s.workers,
-                    devices=s.devices,
-                    slots=s.slots,
-                    host_id=self.cluster.members.nodes[s.node].host_id,
-                )
-                for s in session.shares
+                encode_share(share, self.cluster.members.nodes[share.node].host_id)
+                for share in session.shares
             ],
             trace=session.trace,
         )
@@ -397,7 +392,6 @@ class Hub:
         ready = controller_pb2.SessionReady(
             session=session.session,
             name=session.name,
-            ranks=[self._with_listener(info) for info in rank_infos(session)],
             transfer_key=session.transfer_key,
             version=__version__,
             heartbeat_s=self.heartbeat,
@@ -405,6 +399,10 @@ class Hub:
             num_groups=session.num_groups,
             ccl=session.ccl,
         )
+        for rank in sorted(session.ranks.values()):
+            node = self.cluster.members.nodes.get(rank[1])
+            # The rank's array address; for the session's own client only.
+            add_rank_info(ready.ranks, rank).array_address = node.array_address if node else ""
         outbox = self.clients.get(session.session)
         if outbox is not None:
             raw = envelope(EnvelopeKind.READY, ready.SerializeToString(), session=session.session)
@@ -423,12 +421,6 @@ class Hub:
         bind(_logger, session=session.name, **self._spans.ids(session)).info(
             "session runs: %d workers on %s for %s", session.num_workers, nodes, session.owner
         )
-
-    def _with_listener(self, info: controller_pb2.RankInfo) -> controller_pb2.RankInfo:
-        """Adds the rank's array address; for the session's own client only."""
-        node = self.cluster.members.nodes.get(info.node)
-        info.array_address = node.array_address if node is not None else ""
-        return info
 
     def _tell_ended(self, session: SessionTable, end: End) -> None:
         session_id = session.session

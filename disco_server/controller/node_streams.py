@@ -24,10 +24,11 @@ from disco_server.controller.edge import (
     refuse,
 )
 from disco_server.controller.hub import Hub, NodeLink
-from disco_server.core.nodes import Node, NodeRefused, NodeShare
+from disco_server.core.nodes import Node, NodeRefused
 from disco_server.core.session_state import SessionState, SessionTable
 from disco_server.ipc.carriers import ServedCarrier
 from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.shares import decode_shares
 from disco_server.observe import logs
 from disco_server.observe.logs import bind
 
@@ -248,10 +249,11 @@ def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
         NodeRefused: It is none that this node could run.
     """
     start = run.start
-    shares = tuple(
-        NodeShare(each.node, tuple(each.workers), tuple(each.slots), tuple(each.devices))
-        for each in start.nodes
-    )
+    try:
+        shares = decode_shares(start)
+    except ConnectionError as error:
+        msg = f"expected a session that node {name!r} runs: {error}"
+        raise NodeRefused(msg) from None
     ranks = {rank.worker: (rank.worker, name, rank.pid, rank.device) for rank in run.ranks}
     own = next((share for share in shares if share.node == name), None)
     for text in (start.session_name, start.owner, start.principal, start.ccl):

@@ -156,7 +156,7 @@ class Rendezvous:
             self._check_item(key, value)
         fence = self._fences.get(name) or _Fence(participants)
         if fence.waiters.get(participant) == waiter:
-            return self._again(fence, waiter)
+            return self._repeat_answer(fence, waiter)
         self._check_arrival(name, fence, participant, participants)
         self._check_same(items, fence.items)
         self._check_entries(items, len(fence.items))
@@ -209,7 +209,7 @@ class Rendezvous:
         fence.keys, fence.items = tuple(fence.items), {}
         return wakes
 
-    def _again(self, fence: _Fence, waiter: Hashable) -> list[Wake]:
+    def _repeat_answer(self, fence: _Fence, waiter: Hashable) -> list[Wake]:
         """Answers a waiter that has come to a fence before."""
         if not fence.done:
             return []

@@ -19,6 +19,7 @@ from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.ipc.arrays import FROM_RANKS
 from disco_server.ipc.framing import FrameReader
+from disco_server.ipc.shares import workers_of
 from disco_server.observe import logs
 from disco_server.observe.logs import bind
 from disco_server.worker.array_store import ArrayStore
@@ -651,5 +652,5 @@ def _by_host(start: node_pb2.StartRanks) -> list[list[int]]:
     """The ranks of each machine: several daemons may share one and its memory."""
     hosts: dict[str, list[int]] = {}
     for node in start.nodes:
-        hosts.setdefault(node.host_id, []).extend(node.workers)
+        hosts.setdefault(node.host_id, []).extend(workers_of(node))
     return list(hosts.values())

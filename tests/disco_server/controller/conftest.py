@@ -16,6 +16,7 @@ from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_
 from disco_server.controller.hub import Hub
 from disco_server.controller.service import Edge
 from disco_server.ipc.grpc_server import stop_server
+from disco_server.ipc.shares import workers_of
 
 LIMIT_S = 20.0
 
@@ -74,7 +75,9 @@ class Peer:
         session, start = await self.next(EnvelopeKind.START_RANKS, node_pb2.StartRanks)
         mine = start.nodes[start.node_index]
         assert mine.node == self.name
-        ranks = [controller_pb2.RankInfo(worker=w, pid=100 + w, device="cpu") for w in mine.workers]
+        ranks = [
+            controller_pb2.RankInfo(worker=w, pid=100 + w, device="cpu") for w in workers_of(mine)
+        ]
         await self.send(EnvelopeKind.RANKS_READY, node_pb2.RanksReady(ranks=ranks), session=session)
         return session, start
 

@@ -10,6 +10,7 @@ import pytest
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.core.session_state import SessionState
+from disco_server.ipc.shares import workers_of
 
 Reason = controller_pb2.EndReason
 Ready = controller_pb2.SessionReady
@@ -18,7 +19,7 @@ Ready = controller_pb2.SessionReady
 def running(session, start, name):
     """A session as a node tells of it."""
     (mine,) = (each for each in start.nodes if each.node == name)
-    ranks = [controller_pb2.RankInfo(worker=w, pid=100 + w, device="cpu") for w in mine.workers]
+    ranks = [controller_pb2.RankInfo(worker=w, pid=100 + w, device="cpu") for w in workers_of(mine)]
     return node_pb2.RunningSession(session=session, start=start, ranks=ranks)
 
 
@@ -141,9 +142,7 @@ def test_a_node_cannot_tell_of_sessions_that_are_not_its_own(serve, wrong):
         start = node_pb2.StartRanks(
             session_name="s",
             num_workers=2,
-            nodes=[
-                node_pb2.NodeRanks(node="one", workers=[0, 1], devices=["cpu"] * 2, slots=[0, 1])
-            ],
+            nodes=[node_pb2.NodeRanks(node="one", num_workers=2, devices=["cpu"], slots=[0])],
         )
         run = running(7, start, "one")
         if wrong == "none of its own":

@@ -108,7 +108,7 @@ def controller_seeds():
     )
     run = register.sessions.add(session=9)
     run.start.num_workers, run.start.num_groups, run.start.session_name = 1, 1, "old"
-    run.start.nodes.add(node="n", workers=[0], devices=["cpu"], slots=[0])
+    run.start.nodes.add(node="n", num_workers=1, devices=["cpu"], slots=[0])
     run.ranks.add(worker=0, node="n", pid=1, device="cpu")
     ready = node_pb2.RanksReady()
     ready.ranks.add(worker=0, node="n", pid=1, device="cpu")
