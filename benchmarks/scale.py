@@ -48,23 +48,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         recording.write(asyncio.run(recording.record_real()))
         return 0
     machine = describe_machine()
+    frames = options.frames == "on"
     tables: dict[str, dict[int, Figures]] = {}
     for slots in _SLOTS if options.slots is None else options.slots:
         chosen = _QUICK_NODES if options.quick else _NODES
         sizes = [size for size in chosen if size <= options.most]
         tables[f"nodes of {slots}"] = _measure(
-            f"nodes of {slots}", sizes, lambda size, slots=slots: measure_nodes(size, slots)
+            f"nodes of {slots}",
+            sizes,
+            lambda size, slots=slots: measure_nodes(size, slots, frames=frames),
         )
     if not options.quick and not options.no_sessions:
         sizes = [size for size in _SESSIONS if size <= options.most]
-        tables["sessions"] = _measure("sessions", sizes, measure_sessions)
+        tables["sessions"] = _measure(
+            "sessions", sizes, lambda size: measure_sessions(size, frames=frames)
+        )
     broken: list[tuple[Quantity, str]] = []
     for name, figures in tables.items():
         quantities = SESSION_QUANTITIES if name == "sessions" else NODE_QUANTITIES
         _print_table(name, figures, quantities)
         broken += _broken(name, figures, quantities)
     if options.json is not None:
-        options.json.write_text(json.dumps(_as_data(machine, tables), indent=1) + "\n", "utf-8")
+        data = {"frames": options.frames, **_as_data(machine, tables)}
+        options.json.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+    carried = "frames, as by default" if frames else "gRPC alone"
+    print(f"all streams were carried by {carried}")
     print(f"{machine['cores']} cores, of which {machine['load_before']:.1f} were busy before")
     for _, line in broken:
         print(line, file=sys.stderr)
@@ -90,6 +98,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--record", action="store_true", help="only record anew what a real worker daemon says"
+    )
+    parser.add_argument(
+        "--frames",
+        choices=("on", "off"),
+        default="on",
+        help="off: the controller takes none, so that gRPC carries all streams",
     )
     parser.add_argument("--no-sessions", action="store_true", help="measure nodes alone")
     return parser.parse_args(arguments)

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 from tqdm import tqdm
@@ -54,9 +55,21 @@ class Soak:
         seconds: How long.
         seed: Decides programs and faults.
         turn: How many seconds a session on the cluster lives; the others a quarter of it.
+        frames: Whether the cluster's controller takes frames.
+        tls: Whether the cluster's connections are encrypted.
     """
 
-    def __init__(self, seconds: float, seed: int, turn: float = 20.0) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        seed: int,
+        turn: float = 20.0,
+        *,
+        frames: bool = True,
+        tls: bool = False,
+    ) -> None:
+        self._frames, self._tls = frames, tls
+        self.carriers: Counter[str] = Counter()
         self._deadline = math.inf
         self._seconds, self._seed, self._turn_s = seconds, seed, turn
         self.faults: Counter[str] = Counter()
@@ -76,7 +89,7 @@ class Soak:
         }
         turn = 0
         with (
-            Breakable(self._seed) as cluster,
+            Breakable(self._seed, frames=self._frames, tls=self._tls) as cluster,
             tqdm(total=round(self._seconds), unit="s", disable=None) as bar,
         ):
             for name, open_session in (("connect", cluster.connect), *kinds.items()):
@@ -122,6 +135,8 @@ class Soak:
             with open_session() as session:
                 self._sessions.add(int(session.session_id, 16))
                 program = SoakProgram(session, self._seed + turn)
+                if kind == "connect":
+                    self.carriers[_carrier_of(session)] += 1
                 program.transfer()
                 while (time.monotonic() < ends or not whole) and not fatal:
                     program.step()
@@ -177,6 +192,8 @@ class Soak:
         return {
             "minutes": round(self._seconds / 60, 1),
             "seed": self._seed,
+            "encrypted": self._tls,
+            "sessions of the cluster, by what carried them": dict(self.carriers),
             "steps": dict(self.steps),
             "commands counted on each worker": self.commands,
             "faults survived": dict(sorted(self.faults.items())),
@@ -196,6 +213,12 @@ class Soak:
         return not (self.lost or self.twice or self.wrong or self.untyped or self.leaks.total())
 
 
+def _carrier_of(session: Session) -> str:
+    """What carries a session's stream; nothing public says it to the session's own program."""
+    transport: Any = session._core.transport  # noqa: SLF001
+    return getattr(transport, "_transport", transport).carrier  # one that recovers has another
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -204,10 +227,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--turn", type=float, default=20.0, help="seconds that a session on the cluster lives"
     )
+    parser.add_argument(
+        "--frames",
+        choices=("on", "off"),
+        default="on",
+        help="off: the controller takes none, so that gRPC carries all streams",
+    )
+    parser.add_argument(
+        "--tls", action="store_true", help="encrypt the cluster's connections, with certificates"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
     options = parser.parse_args(arguments)
     hold_little()
-    soak = Soak(options.minutes * 60, options.seed, options.turn)
+    soak = Soak(
+        options.minutes * 60,
+        options.seed,
+        options.turn,
+        frames=options.frames == "on",
+        tls=options.tls,
+    )
     soak.run()
     report = soak.report()
     for name, value in report.items():

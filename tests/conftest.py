@@ -332,10 +332,12 @@ class Daemons:
     Attributes:
         prefix: What stands before the command of the daemons started from now on.
         started: Those that were.
+        frames: Whether controllers take frames, ``on`` or ``off``.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.frames = "on"
         self.prefix: list[str] = []
         self.started: list[Daemon] = []
 
@@ -366,7 +368,7 @@ class Daemons:
         """
         if "--listen" not in options and "DISCO_LISTEN" not in env and "--config" not in options:
             options = ("--listen", "127.0.0.1:0", *options)
-        env = {"DISCO_SESSION_LEASE_S": LEASE_S, **env}
+        env = {"DISCO_SESSION_LEASE_S": LEASE_S, "DISCO_FRAMES": self.frames, **env}
         daemon = self._start("controller", options, env, faults)
         if ready:
             daemon.await_ready()

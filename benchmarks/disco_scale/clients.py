@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 
 from disco_client.pb import controller_pb2
+from disco_client.transport.channel import CHANNEL_OPTIONS
+from disco_client.transport.credentials import NO_CREDENTIALS
 from disco_client.version import __version__
-from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, envelope
-from disco_scale.carriers import PeerStream
+from disco_client.wire.codec import (
+    PROTOCOL,
+    EncodedEnvelope,
+    EnvelopeKind,
+    envelope,
+    envelopes_in,
+)
 from disco_scale.nodes import Traffic
+from disco_server.ipc.carriers import Carrier, open_carrier, open_line
 
 __all__ = ["PretendedClient"]
 
@@ -19,26 +27,28 @@ class PretendedClient:
     """One program's side of a session.
 
     Args:
+        address: The controller's.
         name: The session's name, and its owner's.
         workers: How many workers it asks for.
         traffic: Counts what comes.
 
     Attributes:
+        carrier: What carries its stream, once that is open.
         queued: Set once it waits for slots.
         ready: Set once its session runs.
     """
 
-    def __init__(self, name: str, workers: int, traffic: Traffic) -> None:
+    def __init__(self, address: str, name: str, workers: int, traffic: Traffic) -> None:
+        self._address = address
         self._name = name
         self._workers = workers
         self._traffic = traffic
         self._session = 0
-        self._carrier: PeerStream | None = None
+        self.carrier: Carrier | None = None
         self.queued, self.ready = asyncio.Event(), asyncio.Event()
 
-    async def run(self, carrier: PeerStream) -> None:
+    async def run(self) -> None:
         """Asks for its session, and reads until that is over."""
-        self._carrier = carrier
         create = controller_pb2.CreateSession(
             protocol=PROTOCOL,
             version=__version__,
@@ -48,14 +58,20 @@ class PretendedClient:
             owner=f"{self._name}@here:1",
             timeout_s=_TIMEOUT_S,
         )
-        await carrier.send(envelope(EnvelopeKind.CREATE, create.SerializeToString()))
-        while (message := await carrier.receive()) is not None:
-            received = EncodedEnvelope.FromString(message)
-            for raw in received.joined or (message,):
-                self._take(raw)
+        first = envelope(EnvelopeKind.CREATE, create.SerializeToString())
+        async with open_line(self._address, NO_CREDENTIALS, CHANNEL_OPTIONS) as line:
+            self.carrier = await open_carrier(line, "/disco.v1.SessionService/Open", first)
+            try:
+                await self.carrier.send(first)
+                await self.carrier.receive(self._take_all)
+            finally:
+                self.carrier.close()
 
-    def _take(self, raw: bytes) -> None:
-        received = EncodedEnvelope.FromString(raw)
+    def _take_all(self, message: bytes) -> None:
+        for raw, received in envelopes_in(message):
+            self._take(raw, received)
+
+    def _take(self, raw: bytes, received: EncodedEnvelope) -> None:
         self._traffic.count(received.kind, len(raw))
         if received.kind == EnvelopeKind.QUEUED:
             self.queued.set()
@@ -67,5 +83,5 @@ class PretendedClient:
 
     async def leave(self) -> None:
         """Ends its session."""
-        if self._carrier is not None:
-            await self._carrier.send(envelope(EnvelopeKind.CLOSE, session=self._session))
+        if self.carrier is not None:
+            await self.carrier.send(envelope(EnvelopeKind.CLOSE, session=self._session))

@@ -38,13 +38,18 @@ class ScaledCluster:
     """A controller, and one process that is all of its nodes and of its programs but this one.
 
     A context manager that ends both.
+
+    Args:
+        frames: Whether the controller takes frames; its peers choose as real ones do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, frames: bool = True) -> None:
+        self._carrier = "frames" if frames else "grpc"
         options = ("--listen", "127.0.0.1:0", "--http", "off", "--log-level", "warning")
         # A start that takes seconds must not make nodes that wait for it count as lost.
         limits = ("--max-workers", "65536", "--max-sessions", "4096", "--node-lease", "120")
-        self._controller = Child(["-m", "disco_scale.controller", *options, *limits])
+        carried = ("--frames", "on" if frames else "off")
+        self._controller = Child(["-m", "disco_scale.controller", *options, *limits, *carried])
         self.address = self._controller.read_line(_LONG_S).rsplit(" ", 1)[-1]
         self._peers = Child(["-m", "disco_scale.peers", self.address])
         self._process = psutil.Process(self._controller.pid)
@@ -69,6 +74,17 @@ class ScaledCluster:
         if said.startswith('{"error"'):
             raise RuntimeError(f"a pretended peer failed: {said}")
         return json.loads(said)
+
+    def check_carriers(self) -> None:
+        """Makes sure that the streams of all peers are carried as they should be.
+
+        Raises:
+            RuntimeError: Some are not.
+        """
+        found = self.tell("carriers")
+        if set(found) != {self._carrier}:
+            msg = f"expected streams over {self._carrier} alone, got {found}"
+            raise RuntimeError(msg)
 
     def cpu_s(self) -> float:
         """The processor time that the controller has used."""

@@ -67,7 +67,8 @@ NODE_QUANTITIES = (
     Quantity("start_bytes", "the same, bytes that come to all nodes", "MiB", 2.0, counted=True),
     Quantity("end", "end of a session, controller", "ms"),
     Quantity("open", "all ranks open their communicator, controller", "ms"),
-    Quantity("fence", "PMI fence, 200 bytes a node, controller", "ms"),
+    # Its bytes are most of what it costs.
+    Quantity("fence", "PMI fence, 200 bytes a node, controller", "ms", 2.0),
     Quantity("fence_stretch", "the same, longest time without reading", "ms"),
     Quantity("fence_bytes", "the same, bytes to all nodes", "MiB", 2.0, counted=True),
     Quantity("overview", "an overview, controller", "ms"),
@@ -91,13 +92,20 @@ def exponent(sizes: Sequence[int], figures: Sequence[float]) -> float:
     return math.log(max(more, 1e-9) / max(less, 1e-9)) / math.log(after / before)
 
 
-def measure_nodes(nodes: int, slots: int) -> Figures:
-    """Measures one session on all slots of so many nodes."""
+def measure_nodes(nodes: int, slots: int, *, frames: bool = True) -> Figures:
+    """Measures one session on all slots of so many nodes.
+
+    Args:
+        nodes: How many.
+        slots: Of each.
+        frames: Whether the controller takes frames.
+    """
     figures: Figures = {}
-    with ScaledCluster() as cluster:
+    with ScaledCluster(frames=frames) as cluster:
         cluster.tell("nodes", 1, slots)
         empty = cluster.memory()
         cluster.tell("nodes", nodes, slots)
+        cluster.check_carriers()
         grown = (cluster.memory() - empty) / _MIB
         figures["memory"] = grown * nodes / max(nodes - 1, 1)
         figures["idle"] = _idle(cluster)
@@ -200,14 +208,20 @@ def _idle(cluster: ScaledCluster) -> float:
 _NODES, _SLOTS, _SOME, _WAITING = 33, 32, 10, 50
 
 
-def measure_sessions(sessions: int) -> Figures:
-    """Measures so many sessions of one worker on a cluster that has room for a thousand."""
+def measure_sessions(sessions: int, *, frames: bool = True) -> Figures:
+    """Measures so many sessions of one worker on a cluster that has room for a thousand.
+
+    Args:
+        sessions: How many.
+        frames: Whether the controller takes frames.
+    """
     figures: Figures = {}
-    with ScaledCluster() as cluster:
+    with ScaledCluster(frames=frames) as cluster:
         cluster.tell("nodes", _NODES, _SLOTS)
         cluster.tell("clients", 1, 1)
         empty = cluster.memory()
         cluster.tell("clients", max(sessions - 1, 1), 1)
+        cluster.check_carriers()
         grown = (cluster.memory() - empty) / _MIB
         figures["memory"] = grown * sessions / max(sessions - 1, 1)
         figures["idle"] = _idle(cluster)

@@ -18,6 +18,8 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from disco_client.pb import commands_pb2, node_pb2
+from disco_client.transport.channel import NODE_STREAM_OPTIONS
+from disco_client.transport.credentials import NO_CREDENTIALS
 from disco_client.wire.codec import (
     PROTOCOL,
     Action,
@@ -26,13 +28,15 @@ from disco_client.wire.codec import (
     envelope,
     envelopes_in,
 )
-from disco_scale.carriers import PeerStream
 from disco_scale.recording import PAYLOADS, Recording
+from disco_server.ipc.carriers import Carrier, open_carrier, open_line
 from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.shares import workers_of
 
 __all__ = ["PretendedNode", "Templates", "Traffic"]
 
 _HEARTBEAT_S = 2.0
+_STREAM = "/disco.v1.NodeService/Register"
 
 
 @dataclass(slots=True)
@@ -64,6 +68,7 @@ class Templates:
         self.ack_every: int = recording["ACK_EVERY"]
         self.fence_items: Mapping[str, int] = recording["FENCE"]["items"]
         self._answers: dict[bytes, list[tuple[int, frozenset[int]]]] = {}
+        self._fence = b"", ""
 
     def message(self, kind: str) -> Any:
         """A copy of the payload of a kind, to be filled in."""
@@ -87,6 +92,15 @@ class Templates:
                 if command.action == Action.SYNC_WORKER
             ]
         return known
+
+    def fence_in(self, raw: bytes, received: EncodedEnvelope) -> str:
+        """The name of a fence that all have come to; decoded for the first node, too."""
+        if raw != self._fence[0]:
+            result = node_pb2.FenceResult.FromString(received.payload)
+            if result.error:
+                raise ConnectionError(result.error)
+            self._fence = raw, result.name
+        return self._fence[1]
 
 
 _KEPT_BATCHES = 64
@@ -135,6 +149,7 @@ class PretendedNode:
         resting: Set while it has no session.
         met: Set when all ranks of a session have opened their communicator.
         outbox: What it says.
+        carrier: What carries its stream, once that is open.
     """
 
     def __init__(self, templates: Templates, name: str, slots: int, traffic: Traffic) -> None:
@@ -142,12 +157,13 @@ class PretendedNode:
         self._name = name
         self._slots = slots
         self._traffic = traffic
-        self._key = b""
         self.sessions: dict[int, _Session] = {}
         self.registered, self.resting = asyncio.Event(), asyncio.Event()
         self.met = asyncio.Event()
         self.resting.set()
         self.outbox = Outbox()
+        self._fences: dict[str, asyncio.Future[int]] = {}
+        self.carrier: Carrier | None = None
         self._handlers = {
             EnvelopeKind.BATCH: self._batch,
             EnvelopeKind.HEARTBEAT: self._heartbeat,
@@ -156,21 +172,25 @@ class PretendedNode:
             EnvelopeKind.END_SESSION: self._end,
             EnvelopeKind.INSPECT: self._inspect,
             EnvelopeKind.OPEN_CCL: self._open,
+            EnvelopeKind.FENCED: self._fenced,
             EnvelopeKind.RESUME: self._resume,
             EnvelopeKind.REFUSED: self._refused,
         }
 
-    async def run(self, carrier: PeerStream) -> None:
-        """Registers over a carrier and answers until its stream ends."""
-        await carrier.send(self.introduction())
-        writing = asyncio.ensure_future(self.outbox.run(carrier.send))
-        beating = asyncio.ensure_future(self._beat())
-        try:
-            while (message := await carrier.receive()) is not None:
-                self.take(message)
-        finally:
-            writing.cancel()
-            beating.cancel()
+    async def run(self, address: str) -> None:
+        """Registers with a controller, and answers until the stream ends."""
+        first = self.introduction()
+        async with open_line(address, NO_CREDENTIALS, NODE_STREAM_OPTIONS) as line:
+            carrier = self.carrier = await open_carrier(line, _STREAM, first)
+            await carrier.send(first)
+            writing = asyncio.ensure_future(carrier.send_from(self.outbox))
+            beating = asyncio.ensure_future(self._beat())
+            try:
+                await carrier.receive(self.take)
+            finally:
+                writing.cancel()
+                beating.cancel()
+                carrier.close()
 
     async def _beat(self) -> None:
         raw = envelope(EnvelopeKind.HEARTBEAT)
@@ -201,8 +221,7 @@ class PretendedNode:
 
     # What it answers ------------------------------------------------------------------------
 
-    def _registered(self, _raw: bytes, received: EncodedEnvelope) -> None:
-        self._key = node_pb2.NodeRegistered.FromString(received.payload).node_key
+    def _registered(self, _raw: bytes, _received: EncodedEnvelope) -> None:
         self.registered.set()
 
     def _refused(self, _raw: bytes, received: EncodedEnvelope) -> None:
@@ -213,7 +232,7 @@ class PretendedNode:
 
     def _start(self, _raw: bytes, received: EncodedEnvelope) -> None:
         start = node_pb2.StartRanks.FromString(received.payload)
-        workers = list(start.nodes[start.node_index].workers)
+        workers = workers_of(start.nodes[start.node_index])
         self.sessions[received.session] = _Session(workers)
         self.resting.clear()
         ready = self._templates.message("RANKS_READY")
@@ -300,10 +319,10 @@ class PretendedNode:
             found.sessions.append(glance)
         self._say(EnvelopeKind.INSPECTED, found)
 
-    def fence(
+    async def fence(
         self, session: int, name: str, place: tuple[int, int], sizes: Mapping[str, int]
-    ) -> bytes:
-        """The request with which it comes to a fence.
+    ) -> int:
+        """Comes to a fence; returns how many bytes it leaves with.
 
         Args:
             session: The session.
@@ -312,11 +331,16 @@ class PretendedNode:
             sizes: How many bytes each of its items has.
         """
         index, count = place
-        return node_pb2.FenceRequest(
-            session=session,
-            node_key=self._key,
+        request = node_pb2.FenceRequest(
             name=name,
             participant=index,
             participants=count,
             items={f"{key}-{index}": b"c" * size for key, size in sizes.items()},
-        ).SerializeToString()
+        )
+        met = self._fences[name] = asyncio.get_running_loop().create_future()
+        self._say(EnvelopeKind.FENCE, request, session=session)
+        return await met
+
+    def _fenced(self, raw: bytes, received: EncodedEnvelope) -> None:
+        name = self._templates.fence_in(raw, received)
+        self._fences.pop(name).set_result(len(received.payload))

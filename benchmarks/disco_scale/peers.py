@@ -11,6 +11,7 @@ It reads commands, one a line, and answers each with a line of JSON:
     open                     the ranks of the newest session open their communicator
     rest                     waits until no node has a session any more
     traffic                  what came since it was last asked, by kind
+    carriers                 how many streams are carried by what
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import Counter
+from collections.abc import Coroutine
 from typing import Any
 
 from disco_scale import recording
-from disco_scale.carriers import GrpcPeerStream
 from disco_scale.clients import PretendedClient
 from disco_scale.nodes import PretendedNode, Templates, Traffic
 
@@ -41,12 +43,12 @@ class Peers:
         self._address = address
         self._templates = Templates(recording.read())
         self._traffic = Traffic()
-        self._nodes: list[tuple[PretendedNode, GrpcPeerStream]] = []
+        self._nodes: list[PretendedNode] = []
         self._clients: list[tuple[PretendedClient, asyncio.Task[None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _start(self, peer: PretendedNode | PretendedClient, carrier: GrpcPeerStream) -> Any:
-        task = asyncio.ensure_future(peer.run(carrier))
+    def _start(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(running)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -63,10 +65,9 @@ class Peers:
             for number in range(len(self._nodes), len(self._nodes) + some):
                 name = f"node-{number}"
                 node = PretendedNode(self._templates, name, int(slots), self._traffic)
-                carrier = GrpcPeerStream(self._address, "NodeService/Register")
-                self._nodes.append((node, carrier))
-                self._start(node, carrier)
-            await asyncio.gather(*(node.registered.wait() for node, _ in self._nodes[-some:]))
+                self._nodes.append(node)
+                self._start(node.run(self._address))
+            await asyncio.gather(*(node.registered.wait() for node in self._nodes[-some:]))
         return len(self._nodes)
 
     async def clients(self, count: str, workers: str) -> object:
@@ -81,9 +82,9 @@ class Peers:
         for first in range(0, count, _AT_ONCE):
             some = min(_AT_ONCE, count - first)
             for _ in range(some):
-                client = PretendedClient(f"s{len(self._clients)}", workers, self._traffic)
-                carrier = GrpcPeerStream(self._address, "SessionService/Open")
-                self._clients.append((client, self._start(client, carrier)))
+                name = f"s{len(self._clients)}"
+                client = PretendedClient(self._address, name, workers, self._traffic)
+                self._clients.append((client, self._start(client.run())))
             newest = [client for client, _ in self._clients[-some:]]
             await asyncio.gather(*(getattr(each, what).wait() for each in newest))
         return len(self._clients)
@@ -105,37 +106,30 @@ class Peers:
 
     async def fence(self, name: str, items: str, nbytes: str) -> object:
         """Lets every node come to a fence; returns how many bytes went out to all of them."""
-        session = list(self._nodes[0][0].sessions)[-1]
+        session = list(self._nodes[0].sessions)[-1]
         sizes = {f"item-{number}": int(nbytes) for number in range(int(items))}
         count = len(self._nodes)
-        requests = [
-            node.fence(session, name, (index, count), sizes)
-            for index, (node, _) in enumerate(self._nodes)
-        ]
         answers = await asyncio.gather(
             *(
-                self._length_of(carrier, request)
-                for (_, carrier), request in zip(self._nodes, requests, strict=True)
+                node.fence(session, name, (index, count), sizes)
+                for index, node in enumerate(self._nodes)
             )
         )
         return sum(answers)
 
-    async def _length_of(self, carrier: GrpcPeerStream, request: bytes) -> int:
-        return len(await carrier.ask("RendezvousService/Fence", request))
-
     async def open(self) -> object:
         """Lets the first node's ranks begin with that, and the others do as they are told."""
-        for node, _ in self._nodes:
+        for node in self._nodes:
             node.met.clear()
-        first, _ = self._nodes[0]
+        first = self._nodes[0]
         first.open_communicators(list(first.sessions)[-1])
-        for node, _ in self._nodes:
+        for node in self._nodes:
             await node.met.wait()
         return True
 
     async def rest(self) -> object:
         """Waits until no node has a session any more."""
-        for node, _ in self._nodes:
+        for node in self._nodes:
             await node.resting.wait()
         return True
 
@@ -145,6 +139,11 @@ class Peers:
         self._traffic.messages.clear()
         self._traffic.nbytes.clear()
         return came
+
+    async def carriers(self) -> object:
+        """What carries the streams of the nodes and of the programs."""
+        peers = [*self._nodes, *(client for client, _ in self._clients)]
+        return Counter(each.carrier.carrier for each in peers if each.carrier is not None)
 
     async def serve(self) -> None:
         """Follows commands until there are no more."""

@@ -28,7 +28,9 @@ from disco_client.wire.codec import (
     envelope,
     envelopes_in,
 )
+from disco_server.core.nodes import NodeShare
 from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.shares import encode_share
 
 __all__ = ["PAYLOADS", "RECORDED", "Recording", "read", "record_real", "shape_of", "write"]
 
@@ -60,27 +62,14 @@ class _ScriptedController:
         self.kept: Recording = {}
         self._outbox = Outbox()
         self._heard: asyncio.Queue[EncodedEnvelope] = asyncio.Queue()
-        self._fences: asyncio.Queue[node_pb2.FenceRequest] = asyncio.Queue()
         self._seq = 0
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Offers what a daemon asks of a controller."""
         untyped: Any = grpc
         stream = untyped.stream_stream_rpc_method_handler(self._register)
-        fence = untyped.unary_unary_rpc_method_handler(
-            self._fence, request_deserializer=node_pb2.FenceRequest.FromString
-        )
-        put = untyped.unary_unary_rpc_method_handler(self._put)
-        services: dict[str, dict[str, Any]] = {
-            "NodeService": {"Register": stream},
-            "RendezvousService": {"Fence": fence, "Put": put},
-        }
-        server.add_generic_rpc_handlers(
-            tuple(
-                grpc.method_handlers_generic_handler(f"disco.v1.{name}", handlers)
-                for name, handlers in services.items()
-            )
-        )
+        service = grpc.method_handlers_generic_handler("disco.v1.NodeService", {"Register": stream})
+        server.add_generic_rpc_handlers((service,))
 
     async def _register(self, stream: Any, context: Any) -> None:
         writing = asyncio.ensure_future(self._outbox.run(context.write))
@@ -90,14 +79,6 @@ class _ScriptedController:
                     self._heard.put_nowait(received)
         finally:
             writing.cancel()
-
-    async def _put(self, _request: bytes, _context: Any) -> bytes:
-        return node_pb2.PutResult().SerializeToString()
-
-    async def _fence(self, request: node_pb2.FenceRequest, _context: Any) -> bytes:
-        self._fences.put_nowait(request)
-        await asyncio.Event().wait()  # the session's other node never comes
-        return b""
 
     def _say(self, kind: EnvelopeKind, message: Message | None = None, **fields: Any) -> None:
         payload = message.SerializeToString() if message is not None else b""
@@ -126,7 +107,7 @@ class _ScriptedController:
     async def play(self, *, with_fence: bool) -> None:
         """Plays the script; only the ranks of a real daemon have something to meet for."""
         await self._next(EnvelopeKind.REGISTER)
-        welcome = node_pb2.NodeRegistered(version=__version__, heartbeat_s=2.0, node_key=b"key")
+        welcome = node_pb2.NodeRegistered(version=__version__, heartbeat_s=2.0)
         self._say(EnvelopeKind.REGISTERED, welcome)
         self._say(EnvelopeKind.START_RANKS, _start(), session=_SESSION)
         await self._next(EnvelopeKind.RANKS_READY)
@@ -149,10 +130,14 @@ class _ScriptedController:
         await self._next(EnvelopeKind.SESSION_GONE)
 
     async def _meet(self) -> None:
-        """Keeps the first fence that brings items."""
-        async with asyncio.timeout(_PATIENCE_S):
-            while not (request := await self._fences.get()).items:
-                pass
+        """Keeps the first fence that brings items; the session's other node never comes."""
+        while True:
+            async with asyncio.timeout(_PATIENCE_S):
+                received = await self._heard.get()
+            if received.kind == EnvelopeKind.FENCE:
+                request = node_pb2.FenceRequest.FromString(received.payload)
+                if request.items:
+                    break
         sizes = {key: len(value) for key, value in request.items.items()}
         self.kept["FENCE"] = {**_json(request), "items": sizes}
 
@@ -193,9 +178,7 @@ def _action(action: Action) -> Any:
 def _start() -> node_pb2.StartRanks:
     """A session of four workers, of which the daemon has the first two."""
     nodes = [
-        node_pb2.NodeRanks(
-            node=name, workers=workers, devices=["cpu"] * _SHARE, slots=[0, 1], host_id=name
-        )
+        encode_share(NodeShare(name, workers, (0, 1), ("cpu",) * _SHARE), name)
         for name, workers in (("recorded", (0, 1)), ("other", (2, 3)))
     ]
     return node_pb2.StartRanks(

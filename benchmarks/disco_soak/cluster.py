@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -94,9 +95,13 @@ class Breakable:
 
     Args:
         seed: Decides which faults there are.
+        frames: Whether the controller takes frames; else gRPC carries all streams.
+        tls: Whether connections are encrypted, and everybody shows a certificate.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, frames: bool = True, tls: bool = False) -> None:
+        self._frames, self._tls = frames, tls
+        self._credentials: dict[str, Path] = {}
         self._random = random.Random(seed)  # noqa: S311  (no secret)
         self._stack = contextlib.ExitStack()
         self._port = _free_port()
@@ -105,13 +110,29 @@ class Breakable:
 
     def __enter__(self) -> Self:
         address = f"127.0.0.1:{self._port}"
-        self._controller = _Daemon("controller", "--listen", address)
-        self._ways = self._stack.enter_context(Ways(address, 2))
+        flags = self._certificates() if self._tls else {"controller": (), "worker": ()}
+        port = _free_port() if self._frames else 0
+        frames = ("--frames-port", str(port)) if port else ("--frames", "off")
+        options = ("--listen", address, *frames, *flags["controller"])
+        self._controller = _Daemon("controller", *options)
+        self._ways = self._stack.enter_context(Ways(address, 2, port))
         for number, way in enumerate((address, self._ways.addresses[_NODE])):
             options = ("--controller", way, "--name", f"n{number}", "--slots", "2")
             allow = ("--allow-module", FUNCTIONS, "--allow-module", "numpy")
-            self._nodes.append(_Daemon("worker", *options, *allow))
+            self._nodes.append(_Daemon("worker", *options, *flags["worker"], *allow))
         return self
+
+    def _certificates(self) -> dict[str, tuple[str, ...]]:
+        """Makes certificates for the run; returns the options of each daemon."""
+        from fault_tools.certificates import Pki
+
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+        pki = Pki.make(Path(folder))
+        self._credentials = pki.files("client")
+        return {
+            "controller": (*pki.flags("controller"), "--require-client-cert"),
+            "worker": tuple(pki.flags("worker")),
+        }
 
     def __exit__(self, *_: object) -> None:
         for daemon in (*self._nodes, self._controller):
@@ -121,7 +142,8 @@ class Breakable:
     def connect(self, recover: Literal["replay"] | None = None) -> Session:
         """Opens a session on all its slots."""
         where = self._ways.addresses[_CLIENT]
-        return connect(where, num_workers=4, logs=False, recover=recover)
+        files: dict[str, Any] = {**self._credentials}
+        return connect(where, num_workers=4, logs=False, recover=recover, **files)
 
     @property
     def daemons(self) -> list[psutil.Process]:

@@ -20,15 +20,16 @@ class Ways:
     Args:
         address: Where they lead, ``HOST:PORT``.
         count: How many there are.
+        frames: The port for frames there; 0 where they lead to none.
 
     Attributes:
         addresses: Where each of them begins.
     """
 
-    def __init__(self, address: str, count: int) -> None:
+    def __init__(self, address: str, count: int, frames: int = 0) -> None:
         path = os.pathsep.join(filter(None, (_SUPPORT, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
-            [sys.executable, __file__, address, str(count)],
+            [sys.executable, __file__, address, str(count), str(frames)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -53,11 +54,11 @@ class Ways:
         self._said()
 
 
-def _serve(address: str, count: int) -> None:
+def _serve(address: str, count: int, frames: int) -> None:
     from fault_tools.proxy import Proxy
 
     with contextlib.ExitStack() as stack:
-        proxies = [stack.enter_context(Proxy(address)) for _ in range(count)]
+        proxies = [stack.enter_context(Proxy(address, frames)) for _ in range(count)]
         print(*(proxy.address for proxy in proxies), flush=True)
         for line in sys.stdin:
             number, what, *values = line.split()
@@ -73,4 +74,4 @@ def _serve(address: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))
+    _serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -7,7 +7,8 @@ pending over a slow link, arrays go through the controller.
 
 An interrupted transfer starts again, for as long as its session lives: the daemon keeps
 the received part of an upload and the content of a download, and identifies both by the
-ticket.
+ticket. Only where the session's own stream, which frames carry, is connected, and gRPC
+does not reach the same controller for a minute, is there nothing to wait for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar, cast
 
@@ -40,6 +42,9 @@ _logger = logging.getLogger(__name__)
 _SERVICE = "/disco.v1.ArrayService/"
 _REACH_S = 1.0
 """If a daemon has not answered after this time, arrays go through the controller meanwhile."""
+
+_UNREACHED_S = 60.0
+"""For how long the controller is tried that only the session's stream reaches."""
 
 _T = TypeVar("_T")
 
@@ -145,8 +150,11 @@ def _translated() -> Generator[None]:
         yield
     except grpc.RpcError as error:
         code = error.code() if isinstance(error, grpc.Call) else None
+        if code in _CUT:
+            unreached = code is grpc.StatusCode.UNAVAILABLE
+            raise EndpointLost(details(error), unreached=unreached) from error
         kind = TransferRefused if code is grpc.StatusCode.RESOURCE_EXHAUSTED else TransferFailed
-        raise (EndpointLost if code in _CUT else kind)(details(error)) from error
+        raise kind(details(error)) from error
     except ValueError as error:  # another thread has closed the channel
         raise EndpointLost(str(error)) from error
     except OSError as error:
@@ -162,6 +170,7 @@ class ArrayClient:
         key: Its secret.
         addresses: Each worker's array address; empty where its daemon has none.
         credentials: How the controller is reached; daemons show certificates of its authority.
+        connected: Says whether the session's own stream is connected at this moment.
     """
 
     def __init__(
@@ -171,7 +180,9 @@ class ArrayClient:
         key: bytes,
         addresses: Mapping[int, str],
         credentials: Credentials = NO_CREDENTIALS,
+        connected: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._connected = connected
         self._open_relay = open_relay
         self._relay = GrpcEndpoint(open_relay())
         self._credentials = credentials
@@ -206,6 +217,7 @@ class ArrayClient:
     def _through(self, worker: int, carry: Callable[[ArrayEndpoint], _T]) -> _T:
         """Transfers an array, retrying after interruptions until the session is over."""
         address, backoff = self._addresses.get(worker, ""), Backoff()
+        began: float | None = None
         while True:
             endpoint = self._reach(address)
             try:
@@ -215,6 +227,12 @@ class ArrayClient:
                     self._give_up(address, endpoint)
                     continue
                 _logger.debug("a transfer was cut, and begins anew: %s", error)
+                if not (error.unreached and self._connected()):
+                    began = None  # the controller is away, or answers
+                elif began is None:
+                    began = time.monotonic()
+                elif time.monotonic() - began > _UNREACHED_S:
+                    raise TransferFailed(_only_by_frames(str(error))) from None
             self._over.wait(backoff.pause())
 
     def _reach(self, address: str) -> ArrayEndpoint:
@@ -275,6 +293,14 @@ class ArrayClient:
         for endpoint in tuple(self._direct.values()):
             if isinstance(endpoint, MemoryEndpoint):
                 endpoint.disown()
+
+
+def _only_by_frames(why: str) -> str:
+    return (
+        f"arrays travel over gRPC, which has not reached the controller for {_UNREACHED_S:g} s"
+        f" ({why}), although the session's own stream has, over frames; let this machine reach the"
+        " controller's gRPC port, or the worker's daemon itself (disco-worker --array-listen)"
+    )
 
 
 class _Opening:

@@ -113,13 +113,20 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     Transfer: ticket, and there or error
     """
     KIND_PUT_KEY: _Kind.ValueType  # 50
-    """Rank and worker daemon: keys of the session's rendezvous.
-    PutRequest, of the items alone
+    """Keys of the session's rendezvous; relayed between rank and controller. A rank asks for
+    one thing at a time, and its node asks again after a lost connection.
+    PutRequest
     """
     KIND_GET_KEY: _Kind.ValueType  # 51
-    """GetRequest, of the key alone"""
+    """GetRequest"""
     KIND_KEY: _Kind.ValueType  # 52
     """KeyAnswer, to either"""
+    KIND_FENCE: _Kind.ValueType  # 53
+    """Worker daemon and controller: the nodes of a session exchange keys.
+    FenceRequest
+    """
+    KIND_FENCED: _Kind.ValueType  # 54
+    """FenceResult, the same to every node"""
     KIND_INSPECT: _Kind.ValueType  # 60
     """Controller and worker daemon: what ranks do, which no rank is asked.
     InspectNode
@@ -230,13 +237,20 @@ KIND_ARRAY_MORE: Kind.ValueType  # 46
 Transfer: ticket, and there or error
 """
 KIND_PUT_KEY: Kind.ValueType  # 50
-"""Rank and worker daemon: keys of the session's rendezvous.
-PutRequest, of the items alone
+"""Keys of the session's rendezvous; relayed between rank and controller. A rank asks for
+one thing at a time, and its node asks again after a lost connection.
+PutRequest
 """
 KIND_GET_KEY: Kind.ValueType  # 51
-"""GetRequest, of the key alone"""
+"""GetRequest"""
 KIND_KEY: Kind.ValueType  # 52
 """KeyAnswer, to either"""
+KIND_FENCE: Kind.ValueType  # 53
+"""Worker daemon and controller: the nodes of a session exchange keys.
+FenceRequest
+"""
+KIND_FENCED: Kind.ValueType  # 54
+"""FenceResult, the same to every node"""
 KIND_INSPECT: Kind.ValueType  # 60
 """Controller and worker daemon: what ranks do, which no rank is asked.
 InspectNode

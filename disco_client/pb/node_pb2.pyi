@@ -102,19 +102,15 @@ class NodeRegistered(google.protobuf.message.Message):
 
     VERSION_FIELD_NUMBER: builtins.int
     HEARTBEAT_S_FIELD_NUMBER: builtins.int
-    NODE_KEY_FIELD_NUMBER: builtins.int
     version: builtins.str
     heartbeat_s: builtins.float
-    node_key: builtins.bytes
-    """Names this registration on the other calls of the node; secret."""
     def __init__(
         self,
         *,
         version: builtins.str = ...,
         heartbeat_s: builtins.float = ...,
-        node_key: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_s", b"heartbeat_s", "node_key", b"node_key", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat_s", b"heartbeat_s", "version", b"version"]) -> None: ...
 
 global___NodeRegistered = NodeRegistered
 
@@ -220,36 +216,41 @@ global___StartRanks = StartRanks
 
 @typing.final
 class NodeRanks(google.protobuf.message.Message):
+    """Each node of a session gets this of all of them, so it is kept short."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_FIELD_NUMBER: builtins.int
-    WORKERS_FIELD_NUMBER: builtins.int
+    FIRST_WORKER_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
     HOST_ID_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
+    NUM_WORKERS_FIELD_NUMBER: builtins.int
     node: builtins.str
+    first_worker: builtins.int
+    """The ranks follow one another."""
     host_id: builtins.str
     """The same for nodes whose ranks can share memory."""
-    @property
-    def workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    num_workers: builtins.int
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The device of each of these ranks."""
+        """The device of each of these ranks; one alone is that of all."""
 
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The slot that each of these ranks holds."""
+        """The slot that each of these ranks holds; one alone is the first of as many in a row."""
 
     def __init__(
         self,
         *,
         node: builtins.str = ...,
-        workers: collections.abc.Iterable[builtins.int] | None = ...,
+        first_worker: builtins.int = ...,
         devices: collections.abc.Iterable[builtins.str] | None = ...,
         host_id: builtins.str = ...,
         slots: collections.abc.Iterable[builtins.int] | None = ...,
+        num_workers: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["devices", b"devices", "host_id", b"host_id", "node", b"node", "slots", b"slots", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["devices", b"devices", "first_worker", b"first_worker", "host_id", b"host_id", "node", b"node", "num_workers", b"num_workers", "slots", b"slots"]) -> None: ...
 
 global___NodeRanks = NodeRanks
 
@@ -425,6 +426,8 @@ global___Audited = Audited
 
 @typing.final
 class PutRequest(google.protobuf.message.Message):
+    """A rank writes keys of its session's rendezvous; a key is written once."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -443,41 +446,45 @@ class PutRequest(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
-    SESSION_FIELD_NUMBER: builtins.int
-    NODE_KEY_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
     TIMEOUT_S_FIELD_NUMBER: builtins.int
-    session: builtins.int
-    node_key: builtins.bytes
     timeout_s: builtins.float
-    """Of a rank to its daemon: how long it waits."""
+    """How long it waits for the answer."""
     @property
     def items(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.bytes]: ...
     def __init__(
         self,
         *,
-        session: builtins.int = ...,
-        node_key: builtins.bytes = ...,
         items: collections.abc.Mapping[builtins.str, builtins.bytes] | None = ...,
         timeout_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["items", b"items", "node_key", b"node_key", "session", b"session", "timeout_s", b"timeout_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "timeout_s", b"timeout_s"]) -> None: ...
 
 global___PutRequest = PutRequest
 
 @typing.final
-class PutResult(google.protobuf.message.Message):
+class GetRequest(google.protobuf.message.Message):
+    """A rank waits until a key is written."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    KEY_FIELD_NUMBER: builtins.int
+    TIMEOUT_S_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    timeout_s: builtins.float
     def __init__(
         self,
+        *,
+        key: builtins.str = ...,
+        timeout_s: builtins.float = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "timeout_s", b"timeout_s"]) -> None: ...
 
-global___PutResult = PutResult
+global___GetRequest = GetRequest
 
 @typing.final
 class KeyAnswer(google.protobuf.message.Message):
-    """A daemon's answer to a rank that writes a key or waits for one."""
+    """The answer to either."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -497,46 +504,9 @@ class KeyAnswer(google.protobuf.message.Message):
 global___KeyAnswer = KeyAnswer
 
 @typing.final
-class GetRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SESSION_FIELD_NUMBER: builtins.int
-    NODE_KEY_FIELD_NUMBER: builtins.int
-    KEY_FIELD_NUMBER: builtins.int
-    TIMEOUT_S_FIELD_NUMBER: builtins.int
-    session: builtins.int
-    node_key: builtins.bytes
-    key: builtins.str
-    timeout_s: builtins.float
-    def __init__(
-        self,
-        *,
-        session: builtins.int = ...,
-        node_key: builtins.bytes = ...,
-        key: builtins.str = ...,
-        timeout_s: builtins.float = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "node_key", b"node_key", "session", b"session", "timeout_s", b"timeout_s"]) -> None: ...
-
-global___GetRequest = GetRequest
-
-@typing.final
-class GetResult(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    VALUE_FIELD_NUMBER: builtins.int
-    value: builtins.bytes
-    def __init__(
-        self,
-        *,
-        value: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["value", b"value"]) -> None: ...
-
-global___GetResult = GetResult
-
-@typing.final
 class FenceRequest(google.protobuf.message.Message):
+    """A node of a session comes to a fence, and waits there until all of them have."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -555,40 +525,32 @@ class FenceRequest(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
-    SESSION_FIELD_NUMBER: builtins.int
-    NODE_KEY_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     PARTICIPANT_FIELD_NUMBER: builtins.int
     PARTICIPANTS_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
-    TIMEOUT_S_FIELD_NUMBER: builtins.int
-    session: builtins.int
-    node_key: builtins.bytes
     name: builtins.str
     """Fences of one session are told apart by name."""
     participant: builtins.int
     participants: builtins.int
-    timeout_s: builtins.float
-    """0 waits as long as the session lives."""
     @property
     def items(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.bytes]: ...
     def __init__(
         self,
         *,
-        session: builtins.int = ...,
-        node_key: builtins.bytes = ...,
         name: builtins.str = ...,
         participant: builtins.int = ...,
         participants: builtins.int = ...,
         items: collections.abc.Mapping[builtins.str, builtins.bytes] | None = ...,
-        timeout_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["items", b"items", "name", b"name", "node_key", b"node_key", "participant", b"participant", "participants", b"participants", "session", b"session", "timeout_s", b"timeout_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "name", b"name", "participant", b"participant", "participants", b"participants"]) -> None: ...
 
 global___FenceRequest = FenceRequest
 
 @typing.final
 class FenceResult(google.protobuf.message.Message):
+    """All leave it with what all brought, in the same bytes."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -608,14 +570,21 @@ class FenceResult(google.protobuf.message.Message):
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
     ITEMS_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    error: builtins.str
+    """Why nobody leaves it so; empty where all do."""
     @property
     def items(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.bytes]: ...
     def __init__(
         self,
         *,
         items: collections.abc.Mapping[builtins.str, builtins.bytes] | None = ...,
+        name: builtins.str = ...,
+        error: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["items", b"items"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "items", b"items", "name", b"name"]) -> None: ...
 
 global___FenceResult = FenceResult
 

@@ -7,7 +7,6 @@ import abc
 import collections.abc
 import disco_client.pb.controller_pb2
 import disco_client.pb.envelope_pb2
-import disco_client.pb.node_pb2
 import grpc
 import grpc.aio
 import typing
@@ -110,75 +109,3 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         """Offers an array of a rank of this node to the client."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
-
-class RendezvousServiceStub:
-    """The key-value exchange through which ranks meet."""
-
-    def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
-    Put: grpc.UnaryUnaryMultiCallable[
-        disco_client.pb.node_pb2.PutRequest,
-        disco_client.pb.node_pb2.PutResult,
-    ]
-    """Writes keys; a key is written once."""
-
-    Get: grpc.UnaryUnaryMultiCallable[
-        disco_client.pb.node_pb2.GetRequest,
-        disco_client.pb.node_pb2.GetResult,
-    ]
-    """Waits until a key is written and returns it."""
-
-    Fence: grpc.UnaryUnaryMultiCallable[
-        disco_client.pb.node_pb2.FenceRequest,
-        disco_client.pb.node_pb2.FenceResult,
-    ]
-    """Waits for every participant; all leave with what all brought."""
-
-class RendezvousServiceAsyncStub:
-    """The key-value exchange through which ranks meet."""
-
-    Put: grpc.aio.UnaryUnaryMultiCallable[
-        disco_client.pb.node_pb2.PutRequest,
-        disco_client.pb.node_pb2.PutResult,
-    ]
-    """Writes keys; a key is written once."""
-
-    Get: grpc.aio.UnaryUnaryMultiCallable[
-        disco_client.pb.node_pb2.GetRequest,
-        disco_client.pb.node_pb2.GetResult,
-    ]
-    """Waits until a key is written and returns it."""
-
-    Fence: grpc.aio.UnaryUnaryMultiCallable[
-        disco_client.pb.node_pb2.FenceRequest,
-        disco_client.pb.node_pb2.FenceResult,
-    ]
-    """Waits for every participant; all leave with what all brought."""
-
-class RendezvousServiceServicer(metaclass=abc.ABCMeta):
-    """The key-value exchange through which ranks meet."""
-
-    @abc.abstractmethod
-    def Put(
-        self,
-        request: disco_client.pb.node_pb2.PutRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[disco_client.pb.node_pb2.PutResult, collections.abc.Awaitable[disco_client.pb.node_pb2.PutResult]]:
-        """Writes keys; a key is written once."""
-
-    @abc.abstractmethod
-    def Get(
-        self,
-        request: disco_client.pb.node_pb2.GetRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[disco_client.pb.node_pb2.GetResult, collections.abc.Awaitable[disco_client.pb.node_pb2.GetResult]]:
-        """Waits until a key is written and returns it."""
-
-    @abc.abstractmethod
-    def Fence(
-        self,
-        request: disco_client.pb.node_pb2.FenceRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[disco_client.pb.node_pb2.FenceResult, collections.abc.Awaitable[disco_client.pb.node_pb2.FenceResult]]:
-        """Waits for every participant; all leave with what all brought."""
-
-def add_RendezvousServiceServicer_to_server(servicer: RendezvousServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

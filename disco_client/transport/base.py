@@ -389,7 +389,15 @@ class TransferRefused(TransferFailed):
 
 
 class EndpointLost(TransferFailed):
-    """No daemon answers at this endpoint, or not any more; the transfer may be retried."""
+    """No daemon answers at this endpoint, or not any more; the transfer may be retried.
+
+    Attributes:
+        unreached: Whether nothing says that a daemon is still there.
+    """
+
+    def __init__(self, text: str, *, unreached: bool = False) -> None:
+        super().__init__(text)
+        self.unreached = unreached
 
 
 class ArrayEndpoint(Protocol):

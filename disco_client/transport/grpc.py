@@ -238,6 +238,7 @@ class SessionStream:
 
     Attributes:
         draining: The session's nodes that take no new sessions.
+        connected: Whether a stream is there that is read, as far as is known.
     """
 
     def __init__(self, line: ReloadingChannel, address: str) -> None:
@@ -265,6 +266,7 @@ class SessionStream:
         self._given_up_lock = threading.Lock()
         self._given_up: list[tuple[int, controller_pb2.Transfer]] = []
         self.draining: tuple[str, ...] = ()
+        self.connected = False
 
     # Opening ------------------------------------------------------------------------
 
@@ -391,11 +393,13 @@ class SessionStream:
         self._out.start(events, envelope(EnvelopeKind.CLOSE, session=session))
         while True:
             self._heard = self._clock()
+            self.connected = True
             try:
                 ended = self._read(events)
                 why = f"the controller at {self._address} ended the stream"
             except StreamBroken as broke:
                 ended, why = None, self._broken(broke)
+            self.connected = False
             if ended is None and not self._leaving.is_set():
                 ended = self._come_back(why)
             if ended is not None or self._leaving.is_set():
@@ -752,6 +756,7 @@ class GrpcTransport:
             ready.transfer_key,
             addresses,
             credentials,
+            lambda: self._stream.connected,
         )
         ranks = tuple(
             RankPlace(rank.worker, rank.node, rank.pid, rank.device) for rank in ready.ranks

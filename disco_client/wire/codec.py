@@ -122,6 +122,8 @@ class EnvelopeKind(enum.IntEnum):
     PUT_KEY = 50
     GET_KEY = 51
     KEY = 52
+    FENCE = 53
+    FENCED = 54
     INSPECT = 60
     INSPECTED = 61
     CCL_OPENED = 70
@@ -605,7 +607,7 @@ def tickets_in(values: Iterable[EncodedValue]) -> Iterator[int]:
 # The version of the protocol, and the error for two versions that do not match.
 
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised by one whenever a peer of the former version would misunderstand."""
 
 

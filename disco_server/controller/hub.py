@@ -23,7 +23,7 @@ from disco_client.text import natural, some
 from disco_client.transport.progress import Progress
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_server.controller.inspect import Inspections, Overviews, rank_infos
+from disco_server.controller.inspect import Inspections, Overviews, add_rank_info
 from disco_server.controller.logs import Logs
 from disco_server.controller.relay import Exchanges, Transfers
 from disco_server.controller.slices import in_slices
@@ -45,6 +45,7 @@ from disco_server.core.cluster import (
 )
 from disco_server.core.nodes import Placer, place
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
+from disco_server.ipc.shares import encode_share
 from disco_server.observe import logs
 from disco_server.observe.http import Buckets
 from disco_server.observe.logs import bind
@@ -200,7 +201,6 @@ class NodeLink:
     """The live stream of one worker daemon."""
 
     name: str
-    key: bytes
     outbox: Outbox
 
 
@@ -253,14 +253,13 @@ class Hub:
         self.heartbeat = heartbeat
         self.counters = ControllerCounters()
         self.transfers = Transfers()
-        self.exchanges = Exchanges()
+        self.exchanges = Exchanges(self._post)
         self.inspections = Inspections(self.cluster, self._post, clock)
         self.overviews = Overviews(self.cluster, self.inspections, clock)
         self.logs = Logs()
         self._unsaid: dict[tuple[int, int], tuple[str, int]] = {}
         self._spans = SessionSpans()
         self.links: dict[str, NodeLink] = {}
-        self._by_key: dict[bytes, NodeLink] = {}
         self.clients: dict[int, Outbox] = {}
         self.routes: dict[int, dict[str, Outbox]] = {}
         self._openings: dict[int, Progress] = {}
@@ -361,14 +360,8 @@ class Hub:
             principal=session.principal,
             lease_s=session.lease,
             nodes=[
-                node_pb2.NodeRanks(
-                    node=s.node,
-                    workers=s.workers,
-                    devices=s.devices,
-                    slots=s.slots,
-                    host_id=self.cluster.members.nodes[s.node].host_id,
-                )
-                for s in session.shares
+                encode_share(share, self.cluster.members.nodes[share.node].host_id)
+                for share in session.shares
             ],
             trace=session.trace,
         )
@@ -399,7 +392,6 @@ class Hub:
         ready = controller_pb2.SessionReady(
             session=session.session,
             name=session.name,
-            ranks=[self._with_listener(info) for info in rank_infos(session)],
             transfer_key=session.transfer_key,
             version=__version__,
             heartbeat_s=self.heartbeat,
@@ -407,6 +399,10 @@ class Hub:
             num_groups=session.num_groups,
             ccl=session.ccl,
         )
+        for rank in sorted(session.ranks.values()):
+            node = self.cluster.members.nodes.get(rank[1])
+            # The rank's array address; for the session's own client only.
+            add_rank_info(ready.ranks, rank).array_address = node.array_address if node else ""
         outbox = self.clients.get(session.session)
         if outbox is not None:
             raw = envelope(EnvelopeKind.READY, ready.SerializeToString(), session=session.session)
@@ -425,12 +421,6 @@ class Hub:
         bind(_logger, session=session.name, **self._spans.ids(session)).info(
             "session runs: %d workers on %s for %s", session.num_workers, nodes, session.owner
         )
-
-    def _with_listener(self, info: controller_pb2.RankInfo) -> controller_pb2.RankInfo:
-        """Adds the rank's array address; for the session's own client only."""
-        node = self.cluster.members.nodes.get(info.node)
-        info.array_address = node.array_address if node is not None else ""
-        return info
 
     def _tell_ended(self, session: SessionTable, end: End) -> None:
         session_id = session.session
@@ -554,18 +544,12 @@ class Hub:
         former = self.links.get(link.name)
         if former is not None:
             self.disconnect(former)
-        self.links[link.name] = self._by_key[link.key] = link
+        self.links[link.name] = link
         return former
 
     def disconnect(self, link: NodeLink) -> None:
         """Forgets a node's present stream."""
-        del self.links[link.name], self._by_key[link.key]
-
-    def node_of_key(self, key: bytes) -> str | None:
-        """The node that this registration's key belongs to."""
-        # A look-up does not compare the key byte by byte, so its time says nothing of it.
-        link = self._by_key.get(key)
-        return link.name if link is not None else None
+        del self.links[link.name]
 
     def tick(self) -> None:
         """Lets time pass: waits and leases that are over end."""

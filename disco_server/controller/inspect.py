@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.text import natural
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from disco_server.core.cluster import Cluster
     from disco_server.core.nodes import Node
 
-__all__ = ["INTERVAL_S", "Inspections", "Overviews", "node_info", "rank_infos", "session_info"]
+__all__ = ["INTERVAL_S", "Inspections", "Overviews", "add_rank_info", "node_info", "session_info"]
 
 
 _LONGEST_S = 60.0
@@ -259,26 +259,34 @@ def session_info(
 
     `places` adds where its ranks run.
     """
-    return controller_pb2.SessionInfo(
-        session=session.session,
-        name=session.name,
-        owner=session.owner,
-        num_workers=session.num_workers,
-        state=session.state.value,
-        ranks=rank_infos(session) if places else (),
-        age_s=time.monotonic() - session.created,
-        attached=session.attached,
-        lease_left_s=session.lease_left(now),
-        carrier=session.carrier if session.attached else "",
-    )
+    info = controller_pb2.SessionInfo()
+    fill_session_info(info, session, now)
+    if places:
+        for place in sorted(session.ranks.values()):
+            add_rank_info(info.ranks, place)
+    return info
 
 
-def rank_infos(session: SessionTable) -> list[controller_pb2.RankInfo]:
-    """Where each rank of a session runs, in rank order."""
-    return [
-        controller_pb2.RankInfo(worker=worker, node=node, pid=pid, device=device)
-        for worker, node, pid, device in sorted(session.ranks.values())
-    ]
+def fill_session_info(info: controller_pb2.SessionInfo, session: SessionTable, now: float) -> None:
+    """Writes what lists say about a session, but for where its ranks run."""
+    info.session = session.session
+    info.name, info.owner = session.name, session.owner
+    info.num_workers = session.num_workers
+    info.state = session.state.value
+    info.age_s = time.monotonic() - session.created
+    info.attached = session.attached
+    if (left := session.lease_left(now)) is not None:
+        info.lease_left_s = left
+    info.carrier = session.carrier if session.attached else ""
+
+
+def add_rank_info(infos: Any, place: tuple[int, str, int, str]) -> controller_pb2.RankInfo:
+    """Writes where a rank runs, at the end of a repeated field.
+
+    Made in place: a message that is put into another one is copied, and there may be many.
+    """
+    worker, node, pid, device = place
+    return infos.add(worker=worker, node=node, pid=pid, device=device)
 
 
 # What the cluster does at this moment, for all viewers: one source, asked rarely.
@@ -292,6 +300,9 @@ INTERVAL_S = 1.0
 
 _NODES_S = 1.0
 """How long to wait for a node's answer."""
+
+_SLICE = 1024
+"""Of how many ranks is told before others are read; it takes some milliseconds."""
 
 _RECENT_S = 10.0
 """Samples older than this are not used for rates."""
@@ -366,12 +377,12 @@ class Overviews:
         now, cluster = time.monotonic(), self._cluster
         nodes = sorted(cluster.members.nodes.values(), key=lambda node: natural(node.name))
         sessions = [*cluster.sessions.values(), *(cluster.lately_over(now) if ended else ())]
-        return controller_pb2.OverviewResult(
-            version=__version__,
-            taken_s=self._answers.at,
-            nodes=map(self._node, nodes),
-            sessions=(self._session(each, who, now) for each in sessions),
+        result = controller_pb2.OverviewResult(
+            version=__version__, taken_s=self._answers.at, nodes=map(self._node, nodes)
         )
+        for session in sessions:
+            await self._add_session(result.sessions.add(), session, who, now)
+        return result
 
     def _asked(self, task: asyncio.Task[None]) -> None:
         self._asking = None
@@ -388,18 +399,21 @@ class Overviews:
         await asyncio.sleep(wait)
         asked = _Answers(time.monotonic())
         here = [n.name for n in self._cluster.members.nodes.values() if n.away_since is None]
-        glances = await asyncio.gather(*(self._inspections.glance(n, _NODES_S) for n in here))
-        for node, glance in zip(here, glances, strict=True):
-            if glance is None:
-                continue
-            found, asked.latency[node] = glance
-            at = time.monotonic()
-            for each in found.sessions:
-                newest = asked.received.get(each.session, 0)
-                asked.received[each.session] = max(newest, each.received)
-                for report in each.ranks:
-                    asked.ranks[each.session, report.worker] = _Sample(at, report)
+        await asyncio.gather(*(self._ask_node(node, asked) for node in here))
         self._before, self._answers = self._answers, asked
+
+    async def _ask_node(self, node: str, asked: _Answers) -> None:
+        """Notes what one node answers, if it does in time."""
+        glance = await self._inspections.glance(node, _NODES_S)
+        if glance is None:
+            return
+        found, asked.latency[node] = glance
+        at = time.monotonic()
+        for each in found.sessions:
+            newest = asked.received.get(each.session, 0)
+            asked.received[each.session] = max(newest, each.received)
+            for report in each.ranks:
+                asked.ranks[each.session, report.worker] = _Sample(at, report)
 
     def _node(self, node: Node) -> controller_pb2.NodeOverview:
         return controller_pb2.NodeOverview(
@@ -408,38 +422,41 @@ class Overviews:
             latency_s=self._answers.latency.get(node.name),
         )
 
-    def _session(
-        self, session: SessionTable, who: Identity, now: float
-    ) -> controller_pb2.SessionOverview:
+    async def _add_session(
+        self, out: controller_pb2.SessionOverview, session: SessionTable, who: Identity, now: float
+    ) -> None:
+        """Writes what a viewer may see of a session, its ranks in slices."""
         yours, end = who.owns(session.principal), session.end
-        info = session_info(session, self._clock(), yours or who.sees_places)
+        info = out.info
+        fill_session_info(info, session, self._clock())
         if session.state is SessionState.GONE:
             info.ended_s = now - session.ended
             if end is not None:
                 info.state = "ended" if end.as_wished else "failed"
-        if not yours:
-            return controller_pb2.SessionOverview(info=info)
-        if end is not None:
+        if yours and end is not None:
             info.end_reason, info.end_message = end.reason.name.lower(), end.message
-        found = (self._rank(session.session, place) for place in info.ranks)
-        ranks = [rank for rank in found if rank is not None]
-        return controller_pb2.SessionOverview(
-            info=info,
-            yours=True,
-            issued=self._answers.received.get(session.session, 0),
-            executed=min((rank.report.finished.seq for rank in ranks), default=0),
-            ranks=ranks,
-        )
+        out.yours = yours
+        answers, before = self._answers, self._before
+        if yours:
+            out.issued = answers.received.get(session.session, 0)
+        executed: list[int] = []
+        places = sorted(session.ranks.values()) if yours or who.sees_places else []
+        for first in range(0, len(places), _SLICE):
+            if first:
+                await asyncio.sleep(0)  # whatever else came meanwhile is read
+            for place in places[first : first + _SLICE]:
+                add_rank_info(info.ranks, place)
+                sample = answers.ranks.get((session.session, place[0])) if yours else None
+                if sample is not None and sample.report.pid == place[2]:
+                    executed.append(sample.report.finished.seq)
+                    _add_rank(out, sample, before.ranks.get((session.session, place[0])))
+        out.executed = min(executed, default=0)
 
-    def _rank(
-        self, session: int, place: controller_pb2.RankInfo
-    ) -> controller_pb2.RankOverview | None:
-        """What a rank does; None where its node did not answer."""
-        key = session, place.worker
-        sample = self._answers.ranks.get(key)
-        if sample is None or sample.report.pid != place.pid:
-            return None
-        commands, moved = sample.rate(self._before.ranks.get(key))
-        return controller_pb2.RankOverview(
-            report=sample.report, commands_per_s=commands, collective_bytes_per_s=moved
-        )
+
+def _add_rank(out: controller_pb2.SessionOverview, sample: _Sample, before: _Sample | None) -> None:
+    """Writes what a rank does."""
+    rank = out.ranks.add()
+    rank.report.CopyFrom(sample.report)
+    commands, moved = sample.rate(before)
+    if commands is not None and moved is not None:
+        rank.commands_per_s, rank.collective_bytes_per_s = commands, moved

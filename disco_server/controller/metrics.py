@@ -53,6 +53,23 @@ def _cluster(hub: Hub) -> Iterator[Metric]:
     waiting.add_metric(["clients"], sum(outbox.nbytes for outbox in hub.clients.values()))
     waiting.add_metric(["nodes"], sum(link.outbox.nbytes for link in hub.links.values()))
     yield waiting
+    yield _streams(hub)
+
+
+def _streams(hub: Hub) -> Metric:
+    """How many streams there are, by whose they are and what carries them."""
+    sessions, nodes = hub.cluster.sessions, hub.cluster.members.nodes
+    carried = {
+        "sessions": Counter(sessions[key].carrier for key in hub.clients if key in sessions),
+        "nodes": Counter(nodes[name].carrier for name in hub.links if name in nodes),
+    }
+    streams = GaugeMetricFamily(
+        "disco_streams", "Streams by what carries them.", labels=["peer", "carrier"]
+    )
+    for peer, counts in carried.items():
+        for carrier in ("frames", "grpc"):
+            streams.add_metric([peer, carrier], counts[carrier])
+    return streams
 
 
 def _relayed(hub: Hub) -> Iterator[Metric]:

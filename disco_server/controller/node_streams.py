@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from typing import Any
 
@@ -25,10 +24,11 @@ from disco_server.controller.edge import (
     refuse,
 )
 from disco_server.controller.hub import Hub, NodeLink
-from disco_server.core.nodes import Node, NodeRefused, NodeShare
+from disco_server.core.nodes import Node, NodeRefused
 from disco_server.core.session_state import SessionState, SessionTable
 from disco_server.ipc.carriers import ServedCarrier
 from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.shares import decode_shares
 from disco_server.observe import logs
 from disco_server.observe.logs import bind
 
@@ -38,6 +38,7 @@ _logger = logging.getLogger("disco.controller")
 _MAX_CAUSE = 1000
 _MAX_SLOTS = 4096
 _MAX_TEXT = 1024
+_QUESTIONS = (EnvelopeKind.FENCE, EnvelopeKind.PUT_KEY, EnvelopeKind.GET_KEY)
 
 
 class NodeStreams:
@@ -60,7 +61,7 @@ class NodeStreams:
         received = envelope_pb2.Envelope.FromString(first)
         info = node_pb2.RegisterNode.FromString(received.payload)
         outbox = Outbox()
-        link = NodeLink(info.name, secrets.token_bytes(16), outbox)
+        link = NodeLink(info.name, outbox)
         try:
             _check_name(info.name)
             effects = self._join(received.kind, info, link, carrier.carrier)
@@ -74,9 +75,7 @@ class NodeStreams:
             )
             await refuse(carrier, str(refused))
             return
-        welcome = node_pb2.NodeRegistered(
-            version=__version__, heartbeat_s=hub.heartbeat, node_key=link.key
-        )
+        welcome = node_pb2.NodeRegistered(version=__version__, heartbeat_s=hub.heartbeat)
         outbox.post(envelope(EnvelopeKind.REGISTERED, welcome.SerializeToString()))
         hub.counters.joined += 1
         hub.apply(effects)
@@ -163,6 +162,11 @@ class NodeStreams:
             session = hub.cluster.sessions[received.session]
             worker = received.worker_plus_one - 1
             hub.open_communicator(session, worker, received.first_seq, raw)
+        elif kind in _QUESTIONS:
+            if hub.on_node(received.session, name):
+                hub.exchanges.ask(name, received)
+            else:
+                hub.exchanges.refuse(name, received, "expected a node that runs this session")
         elif kind == EnvelopeKind.RANKS_READY:
             ready = node_pb2.RanksReady.FromString(received.payload)
             ranks = [(r.worker, name, r.pid, r.device) for r in ready.ranks]
@@ -245,10 +249,11 @@ def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
         NodeRefused: It is none that this node could run.
     """
     start = run.start
-    shares = tuple(
-        NodeShare(each.node, tuple(each.workers), tuple(each.slots), tuple(each.devices))
-        for each in start.nodes
-    )
+    try:
+        shares = decode_shares(start)
+    except ConnectionError as error:
+        msg = f"expected a session that node {name!r} runs: {error}"
+        raise NodeRefused(msg) from None
     ranks = {rank.worker: (rank.worker, name, rank.pid, rank.device) for rank in run.ranks}
     own = next((share for share in shares if share.node == name), None)
     for text in (start.session_name, start.owner, start.principal, start.ccl):

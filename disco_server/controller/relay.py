@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from typing import Any, NamedTuple, TypeAlias
 
-from disco_client.pb import node_pb2
+from disco_client.pb import envelope_pb2, node_pb2
 from disco_client.wire.arrays import chunk_data
+from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.controller.slices import in_slices
 from disco_server.core.rendezvous import Rendezvous, RendezvousError, Wake
 
@@ -188,17 +189,44 @@ def _fail(
         future.exception()  # there may be no waiter, which is no error
 
 
-# The rendezvous of every session, with waiting added: futures around pure state.
+# The rendezvous of every session: pure state, with answers and time limits added.
 
 
 _MAX_WAIT_S = 600.0
+_OF_RANKS = "rank-"
+"""How the keys begin that ranks write themselves."""
+
+
+class _Waiter(NamedTuple):
+    """Who waits in an exchange: a rank of a node for a key, or the node at a fence.
+
+    Attributes:
+        node: The node.
+        worker: The rank; -1 at a fence.
+        number: The rank's number of its question.
+        fence: The fence, if it is one.
+    """
+
+    node: str
+    worker: int
+    number: int
+    fence: str
 
 
 class Exchanges:
-    """One key-value exchange a session; used from the event loop only."""
+    """One key-value exchange a session; used from the event loop only.
 
-    def __init__(self) -> None:
+    Questions and answers travel on the streams of nodes. A node whose connection broke asks
+    again what it has no answer to, and is answered again.
+
+    Args:
+        post: Sends an encoded envelope of a ``session`` to a node, if it is connected.
+    """
+
+    def __init__(self, post: Callable[..., object]) -> None:
+        self._post = post
         self._open: dict[int, Rendezvous] = {}
+        self._limits: dict[tuple[int, _Waiter], asyncio.TimerHandle] = {}
 
     def open(self, session: int) -> None:
         """Begins the exchange of a session, unless it has begun."""
@@ -206,96 +234,114 @@ class Exchanges:
             self._open[session] = Rendezvous()
 
     def close(self, session: int, why: str) -> None:
-        """Ends the exchange of a session; every waiting call fails with the reason."""
+        """Ends the exchange of a session; everyone who waits is told the reason."""
         rendezvous = self._open.pop(session, None)
         if rendezvous is not None:
-            _wake(rendezvous.fail(why))
+            self._wake(session, rendezvous.fail(why))
 
-    def put(self, session: int, items: Mapping[str, bytes]) -> None:
-        """Writes keys.
+    def ask(self, node: str, asked: envelope_pb2.Envelope) -> None:
+        """Takes a question of a node that runs the session, and answers it once that can be.
 
-        Raises:
-            ConnectionError: The session is over, or a key has another value.
-        """
-        rendezvous = self._of(session)
-        try:
-            for key, value in items.items():
-                _wake(rendezvous.put(key, value))
-        except RendezvousError as error:
-            raise ConnectionError(str(error)) from None
-
-    async def get(self, session: int, key: str, limit: float) -> bytes:
-        """Waits for a key and returns its value.
+        Args:
+            node: The node.
+            asked: To write a key, to wait for one, or to come to a fence.
 
         Raises:
-            ConnectionError: The session is over, or the key was not written in time.
+            DecodeError: It is none of these.
         """
-        rendezvous = self._of(session)
-        waiter: asyncio.Future[Wake] = asyncio.get_running_loop().create_future()
-        try:
-            _wake(rendezvous.get(key, waiter))
-            wake = await asyncio.wait_for(waiter, min(limit, _MAX_WAIT_S))
-        except RendezvousError as error:
-            raise ConnectionError(str(error)) from None
-        except TimeoutError:
-            msg = f"nobody wrote {key!r} within {limit:g} s"
-            raise ConnectionError(msg) from None
-        finally:
-            rendezvous.withdraw(waiter)
-        if wake.value is None:
-            raise ConnectionError(wake.error)
-        return wake.value
-
-    async def fence(self, request: node_pb2.FenceRequest) -> bytes:
-        """Waits for every participant; returns the answer with the items of all of them, encoded.
-
-        Raises:
-            ConnectionError: The session is over, a participant did not arrive in time, or
-                the participants contradict each other.
-        """
-        rendezvous = self._of(request.session)
-        waiter: asyncio.Future[Wake] = asyncio.get_running_loop().create_future()
-        try:
-            _wake(
-                rendezvous.fence(
-                    request.name,
-                    request.participant,
-                    request.participants,
-                    dict(request.items),
-                    waiter,
-                )
-            )
-            limit = min(request.timeout_s, _MAX_WAIT_S) or None
-            wake = await asyncio.wait_for(waiter, limit)
-        except RendezvousError as error:
-            raise ConnectionError(str(error)) from None
-        except TimeoutError:
-            why = f"not every node came to {request.name!r} within {request.timeout_s:g} s"
-            # Its participant was counted, so the exchange cannot go on without it.
-            _wake(rendezvous.fail(why))
-            raise ConnectionError(why) from None
-        if wake.value is None:
-            raise ConnectionError(wake.error)
-        return wake.value
-
-    def _of(self, session: int) -> Rendezvous:
+        session = asked.session
         rendezvous = self._open.get(session)
         if rendezvous is None:
-            msg = "the session is over"
-            raise ConnectionError(msg)
-        return rendezvous
+            self.refuse(node, asked, "the session is over")
+            return
+        try:
+            if asked.kind == EnvelopeKind.FENCE:
+                self._fence(rendezvous, node, asked)
+            elif asked.kind == EnvelopeKind.PUT_KEY:
+                self._put(rendezvous, node, asked)
+            else:
+                self._get(rendezvous, node, asked)
+        except RendezvousError as error:
+            self.refuse(node, asked, str(error))
+
+    def refuse(self, node: str, asked: envelope_pb2.Envelope, why: str) -> None:
+        """Answers a question by saying why it has no other answer."""
+        fence = ""
+        if asked.kind == EnvelopeKind.FENCE:
+            fence = node_pb2.FenceRequest.FromString(asked.payload).name
+        self._answer(asked.session, Wake(_waiter(node, asked, fence), error=why))
+
+    def _put(self, rendezvous: Rendezvous, node: str, asked: envelope_pb2.Envelope) -> None:
+        request = node_pb2.PutRequest.FromString(asked.payload)
+        for key, value in request.items.items():
+            self._wake(asked.session, rendezvous.put(_OF_RANKS + key, value))
+        self._answer(asked.session, Wake(_waiter(node, asked), value=b""))
+
+    def _get(self, rendezvous: Rendezvous, node: str, asked: envelope_pb2.Envelope) -> None:
+        request = node_pb2.GetRequest.FromString(asked.payload)
+        session, waiter = asked.session, _waiter(node, asked)
+        found = rendezvous.get(_OF_RANKS + request.key, waiter)
+        self._end_limit(session, waiter)
+        if found:
+            self._wake(session, found)
+            return
+        seconds = min(max(0.0, request.timeout_s), _MAX_WAIT_S)
+        self._limits[session, waiter] = asyncio.get_running_loop().call_later(
+            seconds, self._give_up, session, waiter, request.key, seconds
+        )
+
+    def _give_up(self, session: int, waiter: _Waiter, key: str, seconds: float) -> None:
+        rendezvous = self._open.get(session)
+        if rendezvous is not None:
+            rendezvous.withdraw(_OF_RANKS + key, waiter)
+        why = f"nobody wrote {key!r} within {seconds:g} s"
+        self._wake(session, [Wake(waiter, error=why)])
+
+    def _fence(self, rendezvous: Rendezvous, node: str, asked: envelope_pb2.Envelope) -> None:
+        request = node_pb2.FenceRequest.FromString(asked.payload)
+        wakes = rendezvous.fence(
+            request.name,
+            request.participant,
+            request.participants,
+            dict(request.items),
+            _waiter(node, asked, request.name),
+        )
+        self._wake(asked.session, wakes)
+
+    def _end_limit(self, session: int, waiter: Any) -> None:
+        limit = self._limits.pop((session, waiter), None)
+        if limit is not None:
+            limit.cancel()
+
+    def _wake(self, session: int, wakes: list[Wake]) -> None:
+        """Ends waits; what all participants of a fence get is encoded once."""
+        for wake in wakes:
+            self._end_limit(session, wake.waiter)
+        met = next((wake for wake in wakes if wake.items is not None), None)
+        fenced = b"" if met is None else _answer_to(session, met)
+        in_slices(wakes, lambda wake: self._answer(session, wake, fenced), len(fenced))
+
+    def _answer(self, session: int, wake: Wake, fenced: bytes = b"") -> None:
+        waiter: Any = wake.waiter
+        raw = fenced if wake.items is not None else _answer_to(session, wake)
+        self._post(waiter.node, raw, session=session)
 
 
-def _wake(wakes: list[Wake]) -> None:
-    """Ends waits; what all participants of a fence get is encoded once."""
-    union = next((wake.items for wake in wakes if wake.items is not None), None)
-    answer = None if union is None else node_pb2.FenceResult(items=union).SerializeToString()
+def _waiter(node: str, asked: envelope_pb2.Envelope, fence: str = "") -> _Waiter:
+    return _Waiter(node, asked.worker_plus_one - 1, asked.first_seq, fence)
 
-    def end(wake: Wake) -> None:
-        waiter = wake.waiter
-        if wake.items is not None:
-            wake = Wake(waiter, value=answer)
-        if isinstance(waiter, asyncio.Future) and not waiter.done():  # pyright: ignore[reportUnknownMemberType]
-            waiter.set_result(wake)  # pyright: ignore[reportUnknownMemberType]
 
-    in_slices(wakes, end, len(answer or b""))
+def _answer_to(session: int, wake: Wake) -> bytes:
+    """Encodes what a waiter is told."""
+    waiter: Any = wake.waiter
+    if waiter.fence:
+        result = node_pb2.FenceResult(name=waiter.fence, items=wake.items, error=wake.error)
+        return envelope(EnvelopeKind.FENCED, result.SerializeToString(), session=session)
+    answer = node_pb2.KeyAnswer(value=wake.value or b"", error=wake.error)
+    return envelope(
+        EnvelopeKind.KEY,
+        answer.SerializeToString(),
+        session=session,
+        worker=waiter.worker,
+        first_seq=waiter.number,
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
-from disco_client.pb import controller_pb2, node_pb2
+from disco_client.pb import controller_pb2
 from disco_client.text import natural
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
@@ -110,10 +110,9 @@ async def named(
 SERVICE_NAMES = (
     "disco.v1.SessionService",
     "disco.v1.NodeService",
-    "disco.v1.RendezvousService",
     "disco.v1.ArrayService",
 )
-NODE_SERVICES = ("disco.v1.NodeService", "disco.v1.RendezvousService")
+NODE_SERVICES = ("disco.v1.NodeService",)
 """What worker daemons need of a controller; clients need the others."""
 
 
@@ -135,12 +134,12 @@ class Edge:
     def add_to(self, server: grpc.aio.Server, names: Collection[str] = SERVICE_NAMES) -> None:
         """Registers services, all of them or those that are named."""
         untyped = cast("Any", grpc)
-        pb, npb = controller_pb2, node_pb2
+        pb = controller_pb2
         watching = self._watching
 
         def unary(handler: Any, request: Any, result: Any) -> Any:
             return untyped.unary_unary_rpc_method_handler(
-                parsed(handler, request), response_serializer=result and result.SerializeToString
+                parsed(handler, request), response_serializer=result.SerializeToString
             )
 
         def stream(handler: Any) -> Any:
@@ -181,12 +180,7 @@ class Edge:
                 "Fetch": collect(self.fetch),
                 "Push": bring(self.push),
             },
-            SERVICE_NAMES[3]: {"Upload": bring(self.upload), "Download": collect(self.download)},
-            SERVICE_NAMES[2]: {
-                "Put": unary(self.put, npb.PutRequest, npb.PutResult),
-                "Get": unary(self.get, npb.GetRequest, npb.GetResult),
-                "Fence": unary(self.fence, npb.FenceRequest, None),
-            },
+            SERVICE_NAMES[2]: {"Upload": bring(self.upload), "Download": collect(self.download)},
         }
         server.add_generic_rpc_handlers(
             tuple(
@@ -308,28 +302,6 @@ class Edge:
         await self._hub.transfers.bring(key, aiter(stream), head.nbytes)
         return controller_pb2.UploadResult(nbytes=head.nbytes)
 
-    # The rendezvous ---------------------------------------------------------------------
-
-    @guarded
-    async def put(self, request: node_pb2.PutRequest, context: Context) -> node_pb2.PutResult:
-        """Writes keys of a session's exchange."""
-        await self._check_node(request.session, request.node_key, context)
-        self._hub.exchanges.put(request.session, request.items)
-        return node_pb2.PutResult()
-
-    @guarded
-    async def get(self, request: node_pb2.GetRequest, context: Context) -> node_pb2.GetResult:
-        """Waits for a key of a session's exchange."""
-        await self._check_node(request.session, request.node_key, context)
-        value = await self._hub.exchanges.get(request.session, request.key, request.timeout_s)
-        return node_pb2.GetResult(value=value)
-
-    @guarded
-    async def fence(self, request: node_pb2.FenceRequest, context: Context) -> bytes:
-        """Waits until every node of a session has arrived at a fence."""
-        await self._check_node(request.session, request.node_key, context)
-        return await self._hub.exchanges.fence(request)
-
     # Checks --------------------------------------------------------------------------------
 
     async def _head(self, stream: Stream, context: Context) -> controller_pb2.Transfer:
@@ -377,13 +349,6 @@ class Edge:
         # Another daemon may have the node's name by now, and would never answer.
         msg = "the session ended"
         raise ConnectionError(msg)
-
-    async def _check_node(self, session_id: int, key: bytes, context: Context) -> None:
-        name = self._hub.node_of_key(key)
-        if name is None or not self._hub.on_node(session_id, name):
-            await context.abort(
-                grpc.StatusCode.PERMISSION_DENIED, "expected a node that runs this session"
-            )
 
 
 def _ask(

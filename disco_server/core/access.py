@@ -112,9 +112,6 @@ METHODS: Final[Mapping[str, frozenset[Role] | None]] = {
     "/disco.v1.NodeService/Admit": _WORKERS,
     "/disco.v1.NodeService/Fetch": _WORKERS,
     "/disco.v1.NodeService/Push": _WORKERS,
-    "/disco.v1.RendezvousService/Put": _WORKERS,
-    "/disco.v1.RendezvousService/Get": _WORKERS,
-    "/disco.v1.RendezvousService/Fence": _WORKERS,
     # Health probes have no token; they learn only that the controller serves.
     "/grpc.health.v1.Health/Check": None,
     "/grpc.health.v1.Health/Watch": None,

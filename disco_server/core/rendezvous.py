@@ -2,7 +2,8 @@
 
 It holds the session's keys and its fences and has no clock and no waiting: each
 call returns the waiters it satisfied, and its owner wakes them. A waiter is any
-hashable thing the owner chose, for example a future.
+hashable thing the owner chose. Whoever does not know whether it was heard asks again
+as the same waiter, which changes nothing.
 
 A key is written once and never changes, so a rank that reads early and one that
 reads late read the same. A fence is a barrier that carries items: every participant
@@ -62,6 +63,7 @@ class _Fence:
     waiters: dict[int, Hashable] = field(default_factory=dict[int, Hashable])
     items: dict[str, bytes] = field(default_factory=dict[str, bytes])
     done: bool = False
+    keys: tuple[str, ...] = ()
 
 
 class Rendezvous:
@@ -74,7 +76,7 @@ class Rendezvous:
     def __init__(self, limits: StoreLimits | None = None) -> None:
         self._limits = limits or StoreLimits()
         self._store: dict[str, bytes] = {}
-        self._getters: dict[str, list[Hashable]] = {}
+        self._getters: dict[str, dict[Hashable, None]] = {}
         self._fences: dict[str, _Fence] = {}
         self._waiting = 0
         self._failed = ""
@@ -114,8 +116,11 @@ class Rendezvous:
         value = self._store.get(key)
         if value is not None:
             return [Wake(waiter, value=value)]
-        self._count_waiter()
-        self._getters.setdefault(key, []).append(waiter)
+        waiters = self._getters.get(key, {})
+        if waiter not in waiters:
+            self._count_waiter()
+            waiters[waiter] = None
+            self._getters[key] = waiters
         return []
 
     def fence(
@@ -137,10 +142,11 @@ class Rendezvous:
 
         Returns:
             All waiters of the fence with all items if this was the last one, and
-            the getters of the new keys; nothing if others are missing.
+            the getters of the new keys; nothing if others are missing. A waiter that
+            has come before leaves with all items again, once the others have come.
 
         Raises:
-            RendezvousError: The participant came twice or is out of range, the
+            RendezvousError: The participant came twice, as two waiters, or is out of range, the
                 participants disagree on their number, an item contradicts another
                 one, something is too large, or the rendezvous failed.
         """
@@ -149,6 +155,8 @@ class Rendezvous:
         for key, value in items.items():
             self._check_item(key, value)
         fence = self._fences.get(name) or _Fence(participants)
+        if fence.waiters.get(participant) == waiter:
+            return self._repeat_answer(fence, waiter)
         self._check_arrival(name, fence, participant, participants)
         self._check_same(items, fence.items)
         self._check_entries(items, len(fence.items))
@@ -160,15 +168,14 @@ class Rendezvous:
             return []
         return self._complete(fence)
 
-    def withdraw(self, waiter: Hashable) -> None:
-        """Forgets a getter whose caller went away; a fence keeps its participant."""
-        for key, waiters in list(self._getters.items()):
-            kept = [each for each in waiters if each != waiter]
-            self._waiting -= len(waiters) - len(kept)
-            if kept:
-                self._getters[key] = kept
-            else:
-                del self._getters[key]
+    def withdraw(self, key: str, waiter: Hashable) -> None:
+        """Forgets that a getter waits for a key; a fence keeps its participant."""
+        waiters = self._getters.get(key, {})
+        if waiter in waiters:
+            self._waiting -= 1
+            del waiters[waiter]
+        if not waiters:
+            self._getters.pop(key, None)
 
     def fail(self, reason: str) -> list[Wake]:
         """Ends the exchange: all waits end, and every later call is refused.
@@ -199,14 +206,20 @@ class Rendezvous:
         wakes = [Wake(waiter, items=items) for waiter in fence.waiters.values()]
         wakes += self._write(fence.items)
         # The name stays, so that a straggler gets an error instead of waiting alone.
-        fence.items = {}
+        fence.keys, fence.items = tuple(fence.items), {}
         return wakes
+
+    def _repeat_answer(self, fence: _Fence, waiter: Hashable) -> list[Wake]:
+        """Answers a waiter that has come to a fence before."""
+        if not fence.done:
+            return []
+        return [Wake(waiter, items={key: self._store[key] for key in fence.keys})]
 
     def _write(self, items: Mapping[str, bytes]) -> list[Wake]:
         wakes: list[Wake] = []
         for key, value in items.items():
             self._store[key] = value
-            getters = self._getters.pop(key, [])
+            getters = self._getters.pop(key, {})
             self._waiting -= len(getters)
             wakes += [Wake(waiter, value=value) for waiter in getters]
         return wakes

@@ -8,9 +8,10 @@ read: neither needs a task that is woken for each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -23,9 +24,11 @@ from disco_client.transport.carriers import (
     SILENCE_S,
     Unreached,
     frames_address,
+    permit_request,
     tune,
     unreached,
 )
+from disco_client.transport.channel import ReloadingChannel, target
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.framing import MAX_FRAME_BYTES, FrameCutter, frame
 from disco_server.ipc.event_loop import at_end_of_turn
@@ -41,6 +44,8 @@ __all__ = [
     "ServedCarrier",
     "StreamCarrier",
     "dial_frames",
+    "open_carrier",
+    "open_line",
     "scratch",
 ]
 
@@ -488,3 +493,61 @@ async def dial_frames(
         unreached.add(address, error)
         raise Unreached from error
     return made
+
+
+# The choice ----------------------------------------------------------------------------
+
+_NO_FRAMES = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DEADLINE_EXCEEDED)
+"""How a controller answers that is older than frames, or slower than they are worth."""
+
+
+@contextlib.asynccontextmanager
+async def open_line(
+    address: str, credentials: Credentials, options: list[tuple[str, Any]]
+) -> AsyncGenerator[ReloadingChannel]:
+    """Makes a connection of gRPC to a controller, which ends with the block.
+
+    Args:
+        address: Where the controller takes calls.
+        credentials: How to reach it.
+        options: Of gRPC.
+
+    Raises:
+        ConfigError: A file of the credentials cannot be read.
+    """
+    secrets, where = credentials.secrets(), target(address)
+    if secrets is None:
+        channel = grpc.aio.insecure_channel(where, options=options)
+    else:
+        channel = grpc.aio.secure_channel(where, secrets, options=options)
+    async with channel:
+        # Always the same one: whoever needs other certificates connects anew.
+        yield ReloadingChannel(address, credentials, lambda _address, _credentials: channel)
+
+
+async def open_carrier(line: ReloadingChannel, method: str, first: bytes) -> Carrier:
+    """Opens a stream to a controller, by frames where they reach it.
+
+    Args:
+        line: The connection of gRPC.
+        method: Which stream, such as ``/disco.v1.NodeService/Register``.
+        first: The first message, which is still to be sent.
+
+    Raises:
+        grpc.aio.AioRpcError: The controller does not answer, or refuses it.
+    """
+    if unreached.may_try(line.address):
+        admit = line.unary_unary(
+            f"{method.rpartition('/')[0]}/Admit",
+            request_serializer=controller_pb2.PermitRequest.SerializeToString,
+            response_deserializer=controller_pb2.Permit.FromString,
+        )
+        try:
+            permit = await admit(permit_request(first), timeout=ANSWER_S)
+            return await dial_frames(line.address, permit, line.credentials)
+        except Unreached:
+            pass
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _NO_FRAMES:
+                raise
+    return StreamCarrier(line.stream_stream(method)())

@@ -105,6 +105,7 @@ class RankPort(ArrayPorter):
         self._mapped = MappedMemory()
         self._tickets = 0
         self._key: node_pb2.KeyAnswer | None = None
+        self._questions = 0
         self._session = 0
         self._worker = 0
         self._answered = False
@@ -199,7 +200,7 @@ class RankPort(ArrayPorter):
                 time.sleep(_PAUSE_S)
 
     def send(self, kind: EnvelopeKind, payload: bytes = b"", number: int = 0) -> None:
-        """Sends one envelope to the daemon; replies are numbered."""
+        """Sends one envelope to the daemon; replies and questions are numbered."""
         raw = envelope(kind, payload, session=self._session, worker=self._worker, first_seq=number)
         self._sent += 1
         send_all(self._sock, frame(raw))
@@ -239,7 +240,8 @@ class RankPort(ArrayPorter):
     def _ask(self, kind: EnvelopeKind, request: bytes) -> bytes:
         """Waits for the daemon's answer, which keeps to the limit; what else comes is kept."""
         self._key = None
-        self.send(kind, request)
+        self._questions += 1
+        self.send(kind, request, self._questions)
         while self._key is None:
             self._read()
         if self._key.error:

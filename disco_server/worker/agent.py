@@ -7,39 +7,30 @@ After a reconnection, to the same controller or a new one, the daemon reports wh
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from disco_client.backoff import Backoff
 from disco_client.errors import ConfigError
-from disco_client.pb import controller_pb2, node_pb2
-from disco_client.transport.carriers import ANSWER_S, Unreached, permit_request, unreached
-from disco_client.transport.channel import (
-    CHANNEL_OPTIONS,
-    NODE_STREAM_OPTIONS,
-    ReloadingChannel,
-    target,
-    why_refused,
-)
+from disco_client.pb import node_pb2
+from disco_client.transport.channel import CHANNEL_OPTIONS, NODE_STREAM_OPTIONS, why_refused
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, envelope, envelopes_in
-from disco_server.ipc.carriers import Carrier, StreamCarrier, dial_frames
+from disco_server.ipc.carriers import Carrier, open_carrier, open_line
 from disco_server.ipc.grpc_server import Outbox
 from disco_server.settings import read_cache
 from disco_server.worker.array_streams import ArrayCarrier
 from disco_server.worker.environment import WorkFolders, host_id
-from disco_server.worker.supervisor import SessionKeys, Supervisor
+from disco_server.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from disco_client.transport.credentials import Credentials
+    from disco_client.transport.channel import ReloadingChannel
     from disco_server.config import Account, WorkerConfig
     from disco_server.worker.array_store import ArrayStore
     from disco_server.worker.fork_server import ForkServer
@@ -77,9 +68,7 @@ class Agent:
         self._config = config
         self._credentials = config.credentials
         self._incarnation = secrets.randbits(63)
-        self._node_key = b""
         self._outbox = Outbox()
-        self._rendezvous: Any = None
         self._heard = self._echoed = 0.0
         self.registered = asyncio.Event()
         self._cordoned = False
@@ -92,7 +81,6 @@ class Agent:
             folders=folders or WorkFolders(config.work_dir),
             fork_server=fork_server,
             post=self._post,
-            keys=SessionKeys(self._fence, self._put, self._get),
             carrier=self._carrier,
         )
 
@@ -111,45 +99,6 @@ class Agent:
         return self.registered.is_set() and self._outbox.post(
             raw, session=session, droppable=droppable
         )
-
-    async def _fence(
-        self, session: int, name: str, index: int, count: int, items: Mapping[str, bytes]
-    ) -> Mapping[str, bytes]:
-        """Exchanges keys with the other nodes of a session, over one connection or several."""
-        request = node_pb2.FenceRequest(
-            session=session,
-            name=name,
-            participant=index,
-            participants=count,
-            items=items,
-            timeout_s=0.0,  # as long as the session lives: programs reach the fence at any time
-        )
-        return (await self._ask_rendezvous("Fence", request)).items
-
-    async def _put(self, session: int, items: Mapping[str, bytes]) -> None:
-        """Writes keys for the other nodes of a session."""
-        await self._ask_rendezvous("Put", node_pb2.PutRequest(session=session, items=items))
-
-    async def _get(self, session: int, key: str, seconds: float) -> bytes:
-        """Waits for a key that another node writes, or this one."""
-        request = node_pb2.GetRequest(session=session, key=key, timeout_s=seconds)
-        return (await self._ask_rendezvous("Get", request)).value
-
-    async def _ask_rendezvous(self, method: str, request: Any) -> Any:
-        """Asks over one connection or several.
-
-        Raises:
-            ConnectionError: The controller refuses it.
-        """
-        while True:
-            await self.registered.wait()
-            request.node_key = self._node_key
-            try:
-                return await self._rendezvous(method)(request)
-            except grpc.RpcError as error:
-                if not _is_broken(error) and request.node_key == self._node_key:
-                    raise ConnectionError(_reason(error)) from None
-                await asyncio.sleep(_AGAIN_S)
 
     async def run(self) -> None:
         """Connects again and again, with growing pauses; ends only when cancelled."""
@@ -197,12 +146,10 @@ class Agent:
         where = self._config.controller, self._credentials
         # Arrays have a connection of their own, as no command should wait behind one.
         async with (
-            _open_channel(*where, NODE_STREAM_OPTIONS) as channel,
-            _open_channel(*where, CHANNEL_OPTIONS) as for_arrays,
+            open_line(*where, NODE_STREAM_OPTIONS) as line,
+            open_line(*where, CHANNEL_OPTIONS) as for_arrays,
         ):
-            line = ReloadingChannel(*where, _always(channel))
-            self._rendezvous = functools.partial(_rendezvous_call, line)
-            self._carrier.connect(ReloadingChannel(*where, _always(for_arrays)))
+            self._carrier.connect(for_arrays)
             return await self._talk(line, outbox)
 
     async def _why(self, error: grpc.RpcError) -> str:
@@ -212,23 +159,9 @@ class Agent:
             return await looked or _reason(error)
         return _reason(error)
 
-    async def _open_stream(self, line: ReloadingChannel, first: bytes) -> Carrier:
-        """Opens the node's stream, by frames where they reach the controller."""
-        where = self._config.controller
-        if unreached.may_try(where):
-            try:
-                permit = await _admit_call(line)(permit_request(first), timeout=ANSWER_S)
-                return await dial_frames(where, permit, self._credentials)
-            except Unreached:
-                pass
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _NO_FRAMES:
-                    raise
-        return StreamCarrier(line.stream_stream("/disco.v1.NodeService/Register")())
-
     async def _talk(self, line: ReloadingChannel, outbox: Outbox) -> str:
         first = self._introduction()
-        carrier = await self._open_stream(line, first)
+        carrier = await open_carrier(line, "/disco.v1.NodeService/Register", first)
         try:
             await carrier.send(first)
             return await self._converse(carrier, outbox)
@@ -272,7 +205,6 @@ class Agent:
 
     def _receive(self, raw: bytes, received: EncodedEnvelope, outbox: Outbox) -> None:
         if received.kind == EnvelopeKind.REGISTERED:
-            self._node_key = node_pb2.NodeRegistered.FromString(received.payload).node_key
             self.registered.set()
             self._supervisor.counters.connections += 1
             self._supervisor.connected()
@@ -346,12 +278,8 @@ def _rules_of(config: WorkerConfig, account: Account | None) -> node_pb2.AssignR
     )
 
 
-_NO_FRAMES = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DEADLINE_EXCEEDED)
-"""How a controller answers that is older than frames, or slower than they are worth."""
-
 _HEARTBEAT_S = 2.0
 _LEAVE_S = 0.2
-_AGAIN_S = 0.1
 
 
 def _end_if_cancelled() -> None:
@@ -364,37 +292,6 @@ def _end_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _always(channel: grpc.aio.Channel) -> Callable[[str, Credentials], grpc.aio.Channel]:
-    """Always returns one channel: each connection makes its own anyway."""
-    return lambda _address, _credentials: channel
-
-
-def _open_channel(
-    address: str, credentials: Credentials, options: list[tuple[str, Any]]
-) -> grpc.aio.Channel:
-    secrets = credentials.secrets()
-    if secrets is None:
-        return grpc.aio.insecure_channel(target(address), options=options)
-    return grpc.aio.secure_channel(target(address), secrets, options=options)
-
-
-def _admit_call(line: ReloadingChannel) -> Any:
-    return line.unary_unary(
-        "/disco.v1.NodeService/Admit",
-        request_serializer=controller_pb2.PermitRequest.SerializeToString,
-        response_deserializer=controller_pb2.Permit.FromString,
-    )
-
-
-def _rendezvous_call(line: ReloadingChannel, method: str) -> Any:
-    result: Any = getattr(node_pb2, f"{method}Result")
-    return line.unary_unary(
-        f"/disco.v1.RendezvousService/{method}",
-        request_serializer=getattr(node_pb2, f"{method}Request").SerializeToString,
-        response_deserializer=result.FromString,
-    )
 
 
 def _is_broken(error: grpc.RpcError) -> bool:

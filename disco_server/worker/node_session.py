@@ -13,6 +13,7 @@ from disco_client.telemetry import spans
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.framing import frame
 from disco_server.collectives.startup import CommunicatorStartup
+from disco_server.ipc.shares import decode_share
 from disco_server.observe.logs import BoundLogger, bind
 from disco_server.settings import INIT_TIMEOUT_S
 from disco_server.worker.output import SessionOutput
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     import asyncio
 
     from disco_client.telemetry.base import Span
+    from disco_server.core.nodes import NodeShare
     from disco_server.worker.fork_server import Keeper
     from disco_server.worker.output import SessionOutput
     from disco_server.worker.pmi import PmiNode
 
-__all__ = ["KeptReplies", "NodeSession", "RankSpans"]
+__all__ = ["KeptReplies", "NodeSession", "Question", "RankSpans"]
 
 
 # Replies of ranks that the client may not have yet, because a connection may break.
@@ -104,11 +106,11 @@ class RankSpans:
     Args:
         session: The session's id.
         start: The controller's request to start it.
+        share: The ranks.
     """
 
-    def __init__(self, session: int, start: node_pb2.StartRanks) -> None:
+    def __init__(self, session: int, start: node_pb2.StartRanks, share: NodeShare) -> None:
         self._trace: Mapping[str, str] = spans.carrier_of(start.trace.items())
-        share = start.nodes[start.node_index] if start.nodes else node_pb2.NodeRanks()
         self._facts = {
             "disco.session.id": f"{session:016x}",
             "disco.session.name": start.session_name,
@@ -176,6 +178,21 @@ class RankSpans:
                 span.end()
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked of a session's rendezvous, at its controller.
+
+    Attributes:
+        raw: The envelope that asks, which is sent again after a lost connection.
+        number: Tells a rank's questions apart.
+        answer: The answer: of a key as the envelope that came, of a fence as a message.
+    """
+
+    raw: bytes
+    number: int
+    answer: asyncio.Future[Any]
+
+
 @dataclass(slots=True)
 class NodeSession:
     """One session's part on this node.
@@ -196,13 +213,18 @@ class NodeSession:
         exits: The reports of ranks that ended, encoded.
         orphan: Ends the session when no controller reconnects for it.
         pmi: Serves its ranks' MPI libraries.
-        asking: The ranks that write a key of its rendezvous, or wait for one.
+        asked: What ranks have asked of its rendezvous and have no answer to, by the rank.
+        fences: What this node has, by the fence at which its ranks wait.
         opening: How far its ranks are with opening their communicator.
         output: What its ranks print.
+        share: This node's ranks.
         spans: Of its ranks.
         ending: Whether it is over.
         audited: Its latest entries in the audit log.
         tasks: The tasks that work for it, and end with it.
+
+    Raises:
+        ConnectionError: The request has no ranks for this node.
     """
 
     session: int
@@ -221,9 +243,11 @@ class NodeSession:
     exits: list[bytes] = field(default_factory=list[bytes])
     orphan: asyncio.TimerHandle | None = None
     pmi: PmiNode | None = None
-    asking: set[int] = field(default_factory=set[int])
+    asked: dict[int, Question] = field(default_factory=dict[int, Question])
+    fences: dict[str, Question] = field(default_factory=dict[str, Question])
     opening: CommunicatorStartup = field(init=False)
     output: SessionOutput = field(init=False)
+    share: NodeShare = field(init=False)
     spans: RankSpans = field(init=False)
     arrays: PendingArrays = field(init=False)
     ending: bool = False
@@ -233,7 +257,11 @@ class NodeSession:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])
 
     def __post_init__(self) -> None:
-        self.spans = RankSpans(self.session, self.start)
+        if self.start.node_index >= len(self.start.nodes):
+            msg = f"expected ranks for node {self.start.node_index} of {len(self.start.nodes)}"
+            raise ConnectionError(msg)
+        self.share = decode_share(self.start.nodes[self.start.node_index])
+        self.spans = RankSpans(self.session, self.start, self.share)
         self.log = bind(self.log, **self.spans.ids)
         self.arrays = PendingArrays(
             self.ranks.keys(), self._send_array, self.start.lease_s, self.max_array_bytes
@@ -266,8 +294,3 @@ class NodeSession:
             handle.send(framed(""), fd, framed)
         elif fd is not None:
             os.close(fd)
-
-    @property
-    def share(self) -> node_pb2.NodeRanks:
-        """This node's ranks."""
-        return self.start.nodes[self.start.node_index]

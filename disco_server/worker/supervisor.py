@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
@@ -19,6 +19,7 @@ from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.ipc.arrays import FROM_RANKS
 from disco_server.ipc.framing import FrameReader
+from disco_server.ipc.shares import workers_of
 from disco_server.observe import logs
 from disco_server.observe.logs import bind
 from disco_server.worker.array_store import ArrayStore
@@ -26,7 +27,7 @@ from disco_server.worker.counters import NodeCounters
 from disco_server.worker.environment import WorkFolders
 from disco_server.worker.fork_server import CannotStart, ForkServer
 from disco_server.worker.inspector import NodeInspector
-from disco_server.worker.node_session import NodeSession
+from disco_server.worker.node_session import NodeSession, Question
 from disco_server.worker.output import SessionOutput
 from disco_server.worker.pmi import PmiNode
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from disco_server.worker.environment import WorkFolders
     from disco_server.worker.rank_handle import RankHandle
 
-__all__ = ["SessionKeys", "Supervisor", "audit_rank"]
+__all__ = ["Supervisor", "audit_rank"]
 
 
 # What ranks load and refuse, in the audit log of their daemon.
@@ -89,26 +90,10 @@ _END_S = 10.0
 """How long ranks that were killed may take to end."""
 
 
-Fence = Callable[[int, str, int, int, Mapping[str, bytes]], Awaitable[Mapping[str, bytes]]]
-"""Exchanges keys among a session's nodes: (session, name, index, count, items)."""
-
-
-class SessionKeys(NamedTuple):
-    """The rendezvous of sessions, at their controller.
-
-    Attributes:
-        fence: Exchanges keys among a session's nodes.
-        put: Writes keys of a session.
-        get: Waits for a key of a session, for so many seconds.
-    """
-
-    fence: Fence
-    put: Callable[[int, Mapping[str, bytes]], Awaitable[None]]
-    get: Callable[[int, str, float], Awaitable[bytes]]
-
-
-_OF_RANKS = "rank-"
-"""How the keys begin that ranks write themselves."""
+_KEY_REQUESTS: Mapping[int, type[Any]] = {
+    EnvelopeKind.PUT_KEY: node_pb2.PutRequest,
+    EnvelopeKind.GET_KEY: node_pb2.GetRequest,
+}
 _LONGEST_S = 600.0
 _ANSWER_S = 5.0
 """How much longer than a rank's limit the controller's own word on it is waited for."""
@@ -125,7 +110,6 @@ class Supervisor:
         fork_server: Starts ranks.
         post: Sends an encoded envelope of a ``session`` to the controller; with
             ``droppable`` only if that is not too slow. Returns whether it did.
-        keys: The rendezvous of sessions.
         carrier: Moves host arrays.
 
     Attributes:
@@ -144,7 +128,6 @@ class Supervisor:
         folders: WorkFolders,
         fork_server: ForkServer,
         post: Callable[..., bool],
-        keys: SessionKeys,
         carrier: ArrayCarrier,
     ) -> None:
         self._node = node
@@ -152,7 +135,6 @@ class Supervisor:
         self._folders = folders
         self._fork_server = fork_server
         self._post = post
-        self._keys = keys
         self._sessions: dict[int, NodeSession] = {}
         self.arrays = ArrayStore(self._sessions, carrier, post)
         self._max_array_bytes = max_array_bytes
@@ -204,14 +186,14 @@ class Supervisor:
                 _hand_on(session, raw)
         elif kind == EnvelopeKind.OPEN_CCL:
             self._opening(session, raw, received)
+        elif kind in (EnvelopeKind.KEY, EnvelopeKind.FENCED):
+            self._answered(session, raw, received)
         elif kind in (EnvelopeKind.RESUME, EnvelopeKind.RECEIVED):
             self._received(session, kind, received.payload)
-        elif kind == EnvelopeKind.FETCH:
+        elif kind in (EnvelopeKind.FETCH, EnvelopeKind.PUSH):
+            carry = self.arrays.fetch if kind == EnvelopeKind.FETCH else self.arrays.push
             transfer = controller_pb2.Transfer.FromString(received.payload)
-            self._spawn(self.arrays.fetch(session, transfer), session)
-        elif kind == EnvelopeKind.PUSH:
-            transfer = controller_pb2.Transfer.FromString(received.payload)
-            self._spawn(self.arrays.push(session, transfer), session)
+            self._spawn(carry(session, transfer), session)
         elif kind == EnvelopeKind.END_SESSION and not session.ending:
             self._spawn(self._end(session))
 
@@ -268,6 +250,8 @@ class Supervisor:
                 for exit_ in session.exits:
                     self._tell(session, EnvelopeKind.RANK_EXITED, exit_)
                 self._resend(session)
+            for question in (*session.asked.values(), *session.fences.values()):
+                self._post(question.raw, session=session.session)
 
     def disconnected(self) -> None:
         """No controller drives the ranks for now; each session waits for one for its lease."""
@@ -410,9 +394,7 @@ class Supervisor:
         start = session.start
 
         async def fence(name: str, items: Mapping[str, bytes]) -> Mapping[str, bytes]:
-            return await self._keys.fence(
-                session.session, name, start.node_index, len(start.nodes), items
-            )
+            return await self._fence(session, name, items)
 
         session.pmi = PmiNode(
             ranks={worker: handle.pmi for worker, handle in session.ranks.items()},
@@ -451,49 +433,77 @@ class Supervisor:
             self._post(raw, session=session.session)
             if session.replies.full:
                 session.ranks[worker].stop_reading()
-        elif kind in (EnvelopeKind.PUT_KEY, EnvelopeKind.GET_KEY):
-            puts = kind == EnvelopeKind.PUT_KEY
-            self._serve_key(session, worker, received.payload, puts=puts)
+        elif kind in _KEY_REQUESTS:
+            self._ask_key(session, worker, raw, received)
         elif kind == EnvelopeKind.OPEN_CCL:
             session.spans.opens(worker)
             self._tell_opening(session, worker, session.opening.begins_here(worker))
 
-    def _serve_key(self, session: NodeSession, worker: int, payload: bytes, *, puts: bool) -> None:
-        """Writes a key for a rank, or waits for one; the rank does nothing else meanwhile."""
-        if worker in session.asking:
-            msg = "a rank waits for one key at a time"
-            raise ValueError(msg)
-        if puts:
-            given = node_pb2.PutRequest.FromString(payload)
-            items = {_OF_RANKS + key: value for key, value in given.items.items()}
-            seconds, asked = given.timeout_s, self._put_keys(session, items)
-        else:
-            wanted = node_pb2.GetRequest.FromString(payload)
-            seconds = wanted.timeout_s
-            asked = self._keys.get(session.session, _OF_RANKS + wanted.key, seconds)
-        seconds = min(max(0.0, seconds), _LONGEST_S)
-        session.asking.add(worker)
-        self._spawn(self._answer_key(session, worker, asked, seconds), session)
+    # The rendezvous at the controller ----------------------------------------------------
 
-    async def _put_keys(self, session: NodeSession, items: Mapping[str, bytes]) -> bytes:
-        await self._keys.put(session.session, items)
-        return b""
+    def _ask_key(
+        self, session: NodeSession, worker: int, raw: bytes, received: EncodedEnvelope
+    ) -> None:
+        """Passes a rank's question about a key on; the rank does nothing else meanwhile."""
+        if worker in session.asked or received.worker_plus_one != worker + 1:
+            msg = "a rank asks for one key at a time"
+            raise ValueError(msg)
+        seconds = _KEY_REQUESTS[received.kind].FromString(received.payload).timeout_s
+        seconds = min(max(0.0, seconds), _LONGEST_S)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        session.asked[worker] = Question(raw, received.first_seq, answer)
+        self._post(raw, session=session.session)
+        self._spawn(self._answer_key(session, worker, answer, seconds), session)
 
     async def _answer_key(
-        self, session: NodeSession, worker: int, asked: Awaitable[bytes], seconds: float
+        self, session: NodeSession, worker: int, answer: Awaitable[bytes], seconds: float
     ) -> None:
-        answer = node_pb2.KeyAnswer()
         try:
             async with asyncio.timeout(seconds + _ANSWER_S):
-                answer.value = await asked
+                raw = await answer
         except TimeoutError:
-            answer.error = f"the controller did not answer within {seconds:g} s"
-        except ConnectionError as error:
-            answer.error = str(error)
-        session.asking.discard(worker)
-        self.counters.keys += not answer.error
-        raw = envelope(EnvelopeKind.KEY, answer.SerializeToString(), session=session.session)
+            none = node_pb2.KeyAnswer(error=f"the controller did not answer within {seconds:g} s")
+            raw = envelope(EnvelopeKind.KEY, none.SerializeToString(), session=session.session)
+        del session.asked[worker]
         session.ranks[worker].send(frame(raw))
+
+    def _answered(self, session: NodeSession, raw: bytes, received: EncodedEnvelope) -> None:
+        """Takes the controller's answer; one to a question of before is none."""
+        if received.kind == EnvelopeKind.FENCED:
+            result = node_pb2.FenceResult.FromString(received.payload)
+            question = session.fences.get(result.name)
+            if question is not None and not question.answer.done():
+                question.answer.set_result(result)
+            return
+        question = session.asked.get(received.worker_plus_one - 1)
+        if question is None or question.number != received.first_seq or question.answer.done():
+            return
+        self.counters.keys += not node_pb2.KeyAnswer.FromString(received.payload).error
+        question.answer.set_result(raw)
+
+    async def _fence(
+        self, session: NodeSession, name: str, items: Mapping[str, bytes]
+    ) -> Mapping[str, bytes]:
+        """Exchanges keys with the session's other nodes, over one connection or several.
+
+        Raises:
+            ConnectionError: Nobody will leave the fence.
+        """
+        start = session.start
+        request = node_pb2.FenceRequest(
+            name=name, participant=start.node_index, participants=len(start.nodes), items=items
+        )
+        raw = envelope(EnvelopeKind.FENCE, request.SerializeToString(), session=session.session)
+        answer: asyncio.Future[node_pb2.FenceResult] = asyncio.get_running_loop().create_future()
+        session.fences[name] = Question(raw, 0, answer)
+        self._post(raw, session=session.session)
+        try:
+            result = await answer
+        finally:
+            del session.fences[name]
+        if result.error:
+            raise ConnectionError(result.error)
+        return result.items
 
     def _tell(self, session: NodeSession, kind: EnvelopeKind, payload: bytes = b"") -> None:
         raw = envelope(kind, payload, session=session.session)
@@ -642,5 +652,5 @@ def _by_host(start: node_pb2.StartRanks) -> list[list[int]]:
     """The ranks of each machine: several daemons may share one and its memory."""
     hosts: dict[str, list[int]] = {}
     for node in start.nodes:
-        hosts.setdefault(node.host_id, []).extend(node.workers)
+        hosts.setdefault(node.host_id, []).extend(workers_of(node))
     return list(hosts.values())

@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import scale
 from disco_scale import recording
-from disco_scale.carriers import GrpcPeerStream
 from disco_scale.measure import NODE_QUANTITIES, SESSION_QUANTITIES
 from disco_scale.nodes import PretendedNode, Templates, Traffic
 
@@ -42,14 +41,11 @@ def test_a_pretended_node_answers_the_same_to_the_same():
 
     async def begin(address):
         node = PretendedNode(Templates(recording.read()), "recorded", 2, Traffic())
-        carrier = GrpcPeerStream(address, "NodeService/Register")
-        return asyncio.ensure_future(node.run(carrier)), carrier
+        return asyncio.ensure_future(node.run(address))
 
-    async def end(begun):
-        task, carrier = begun
+    async def end(task):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await carrier.close()
 
     kept = recording.read()
     said = asyncio.run(recording.record(begin, end, with_fence=False))
@@ -83,7 +79,8 @@ def test_costs_grow_by_their_laws(tmp_path):
 def grown_by(monkeypatch, power, key="sync_all_bytes"):
     """Runs the quick form on figures that all grow in proportion, but for one quantity."""
 
-    def measure(nodes, _slots):
+    def measure(nodes, _slots, *, frames):
+        assert frames
         figures = {each.key: nodes**each.law for each in NODE_QUANTITIES}
         return {**figures, key: float(nodes) ** power}
 

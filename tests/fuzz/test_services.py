@@ -27,7 +27,6 @@ STREAMS = ("SessionService/Open", "NodeService/Register")
 ONES = (
     *("SessionService/List", "SessionService/Close", "SessionService/Inspect"),
     "SessionService/Overview",
-    *("RendezvousService/Put", "RendezvousService/Get", "RendezvousService/Fence"),
 )
 TAKEN = ("ArrayService/Upload", "NodeService/Push")
 GIVEN = ("ArrayService/Download", "NodeService/Fetch", "SessionService/Logs")
@@ -87,7 +86,7 @@ def ask_all(address):
     envelopes = [raw for seed in controller_seeds() for raw in split(seed)]
     chunk = controller_pb2.ArrayChunk(transfer=controller_pb2.Transfer(session=1, nbytes=8))
     chunks = [chunk.SerializeToString(), encode_chunk(memoryview(b"12345678"))]
-    requests = [node_pb2.FenceRequest(session=1, name="f").SerializeToString()]
+    requests = [controller_pb2.CloseRequest(session=1, name="f").SerializeToString()]
 
     def ask(channel, method, data):
         path = f"/disco.v1.{method}"
@@ -115,7 +114,7 @@ def ask_all(address):
 def test_the_controller_answers_every_method_with_a_status(cluster_of_two):
     """Whatever the message; none of them is a fault of the controller's own."""
     found = ask_all(cluster_of_two[0].address)
-    assert len(found) == 14
+    assert len(found) == 11
     for method, statuses in found.items():
         assert not statuses & FAULTS, (method, statuses)
     assert "handler failed" not in cluster_of_two[0].stderr
@@ -192,7 +191,7 @@ def test_a_worker_daemon_survives_its_controller(daemons):
 
     def register(_stream, _context):
         yield envelope(
-            EnvelopeKind.REGISTERED, node_pb2.NodeRegistered(node_key=b"k").SerializeToString()
+            EnvelopeKind.REGISTERED, node_pb2.NodeRegistered(version="0").SerializeToString()
         )
         if waiting:
             yield waiting.pop()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import disco_client
 from disco_client import Session
 from fault_tools.certificates import Pki
+
+if TYPE_CHECKING:
+    from conftest import Daemons
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +30,26 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Pki:
     """An authority that nobody trusts, and that signs the same names."""
     return Pki.make(tmp_path_factory.mktemp("evil"))
+
+
+@pytest.fixture(scope="module", params=["frames", "connect-grpc"], autouse=True)
+def carrier(request: pytest.FixtureRequest) -> str:
+    """What carries the streams: each test runs over frames, and where a controller takes none."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def shared_daemons(shared_daemons: Daemons, carrier: str) -> Daemons:
+    """As everywhere, for each carrier anew."""
+    shared_daemons.frames = "on" if carrier == "frames" else "off"
+    return shared_daemons
+
+
+@pytest.fixture
+def daemons(daemons: Daemons, carrier: str) -> Daemons:
+    """As everywhere, with the carrier of the test."""
+    daemons.frames = "on" if carrier == "frames" else "off"
+    return daemons
 
 
 class TokenFile:

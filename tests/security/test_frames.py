@@ -22,6 +22,12 @@ LIMIT_S = 20.0
 
 
 @pytest.fixture(scope="module")
+def carrier():
+    """Frames alone: these tests are about their port."""
+    return "frames"
+
+
+@pytest.fixture(scope="module")
 def controller(shared_daemons, pki):
     """A controller that asks for certificates, with a node of two slots."""
     started = shared_daemons.controller(

@@ -95,12 +95,12 @@ def test_a_role_may_do_what_is_its_own_alone(controller, shown, name, role):
 
 
 def test_a_client_does_not_speak_as_a_worker(dial):
-    """It registers no node and meets in no rendezvous."""
+    """It registers no node, whose stream alone leads to the rendezvous of a session."""
     line = dial("alice")
     register = line.stream_stream("/disco.v1.NodeService/Register")
     assert refused(lambda **how: list(register(iter([b""]), **how))) is _DENIED
-    for method in ("Put", "Get", "Fence"):
-        assert refused(line.unary_unary(f"/disco.v1.RendezvousService/{method}"), b"") is _DENIED
+    admit = line.unary_unary("/disco.v1.NodeService/Admit")
+    assert refused(admit, b"") is _DENIED
 
 
 _DENIED = grpc.StatusCode.PERMISSION_DENIED

@@ -92,9 +92,9 @@ function drawNodes(nodes) {
   const rows = nodes.map((node) => row(
     cell(node.name), cell(node.state), cell(slots(node.used, node.slots)),
     cell([...new Set(node.devices)].join(", ")), cell(time(node.latency_s), "number"),
-    cell(node.version), cell(time(node.age_s), "number"),
+    cell(node.version), cell(node.carrier), cell(time(node.age_s), "number"),
   ));
-  find("nodes").replaceChildren(...(rows.length ? rows : [nothing(7, "no worker daemon is connected; disco-worker --controller HOST:PORT starts one")]));
+  find("nodes").replaceChildren(...(rows.length ? rows : [nothing(8, "no worker daemon is connected; disco-worker --controller HOST:PORT starts one")]));
 }
 
 function drawSessions(sessions) {
@@ -115,12 +115,13 @@ function drawSessions(sessions) {
       cell(session.yours ? spark(remember(`s${session.session}`, session.commands_per_s), (rate) => `${count(rate)} commands/s`) : "–"),
       cell(session.yours ? count(session.queued) : "–", "number"),
       cell(session.yours ? bytes(session.memory_bytes) : "–", "number"),
+      cell(session.carrier || "–"),
       cell(time(session.age_s), "number"),
     );
     if (session.session === chosen) made.className = "chosen";
     return made;
   });
-  find("sessions").replaceChildren(...(rows.length ? rows : [nothing(9, "no session; disco_client.connect(...) opens one")]));
+  find("sessions").replaceChildren(...(rows.length ? rows : [nothing(10, "no session; disco_client.connect(...) opens one")]));
   if (focused) document.querySelector(`button[data-session="${CSS.escape(focused)}"]`)?.focus();
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import socket
+import threading
 from concurrent import futures
 
 import grpc
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from disco_client import connect, errors
+from disco_client.arrays import client as client_module
 from disco_client.arrays.client import ArrayClient, GrpcEndpoint
 from disco_client.arrays.shared_memory import MemoryEndpoint
 from disco_client.transport.base import TransferFailed
@@ -42,9 +44,13 @@ def arrays(session, cluster):
     inner = session._core.transport._arrays
     opened = []
 
-    def make(addresses):
+    def make(addresses, relay=cluster.address, connected=lambda: False):
         made = ArrayClient(
-            lambda: ReloadingChannel(cluster.address), inner._session, inner._key, addresses
+            lambda: ReloadingChannel(relay),
+            inner._session,
+            inner._key,
+            addresses,
+            connected=connected,
         )
         opened.append(made)
         return made
@@ -117,6 +123,39 @@ def test_a_door_that_breaks_later_is_given_up(session, arrays):
     finally:
         swap(session, before)
     assert client._direct[gone] is None
+
+
+def test_a_controller_that_only_frames_reach_is_not_tried_for_ever(session, arrays, monkeypatch):
+    """The upload ends with what to do, and its command with that; the session goes on."""
+    monkeypatch.setattr(client_module, "_UNREACHED_S", 0.5)
+    stream = session._core.transport._stream
+    client = arrays({}, closed_port(), lambda: stream.connected)
+    before = swap(session, client)
+    try:
+        with pytest.raises(errors.SessionError, match="reach the controller's gRPC port"):
+            session.copy_to_worker_0(ARRAY)
+        with pytest.raises(errors.RemoteException, match="reach the controller's gRPC port"):
+            session.sync_worker(0)
+    finally:
+        swap(session, before)
+    np.testing.assert_array_equal(session.copy_to_worker_0(ARRAY).numpy(), ARRAY)
+
+
+def test_a_controller_that_is_away_is_waited_for(arrays, monkeypatch):
+    """While the session's stream is broken too, its lease decides, and nothing else."""
+    monkeypatch.setattr(client_module, "_UNREACHED_S", 0.05)
+    client = arrays({}, closed_port())
+    asked = threading.Event()
+    client._connected = lambda: asked.set() or False
+    with futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.upload, 1, 0, memoryview(bytearray(8)))
+        for _ in range(4):
+            assert asked.wait(20)
+            asked.clear()
+        assert not waiting.done()
+        client.close()
+        with pytest.raises(TransferFailed, match="the session is over"):
+            waiting.result(20)
 
 
 @pytest.mark.parametrize("way", ["direct", "relay"])

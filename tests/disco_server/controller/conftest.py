@@ -16,6 +16,7 @@ from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_
 from disco_server.controller.hub import Hub
 from disco_server.controller.service import Edge
 from disco_server.ipc.grpc_server import stop_server
+from disco_server.ipc.shares import workers_of
 
 LIMIT_S = 20.0
 
@@ -25,14 +26,13 @@ class Peer:
 
     Attributes:
         call: The stream.
-        name, key: Of a node: what it is called, and its registration's secret.
+        name: Of a node: what it is called.
     """
 
     def __init__(self, call: Any) -> None:
         self.call = call
         self._came: deque[bytes] = deque()
         self.name = ""
-        self.key = b""
 
     async def send(self, kind: EnvelopeKind, message: Any = None, **fields: Any) -> None:
         payload = b"" if message is None else message.SerializeToString()
@@ -48,7 +48,9 @@ class Peer:
             )
         return self._came.popleft() if self._came else None
 
-    async def next(self, kind: EnvelopeKind, message: Any = node_pb2.PutResult) -> tuple[int, Any]:
+    async def next(
+        self, kind: EnvelopeKind, message: Any = controller_pb2.Heartbeat
+    ) -> tuple[int, Any]:
         """The session and the content of the next envelope, which must be of this kind."""
         raw = await self.raw()
         assert raw is not None, f"the stream ended instead of {kind!r}"
@@ -73,7 +75,9 @@ class Peer:
         session, start = await self.next(EnvelopeKind.START_RANKS, node_pb2.StartRanks)
         mine = start.nodes[start.node_index]
         assert mine.node == self.name
-        ranks = [controller_pb2.RankInfo(worker=w, pid=100 + w, device="cpu") for w in mine.workers]
+        ranks = [
+            controller_pb2.RankInfo(worker=w, pid=100 + w, device="cpu") for w in workers_of(mine)
+        ]
         await self.send(EnvelopeKind.RANKS_READY, node_pb2.RanksReady(ranks=ranks), session=session)
         return session, start
 
@@ -102,8 +106,8 @@ class Rig:
     async def node(self, name: str, slots: int = 2, **fields: Any) -> Peer:
         """A worker daemon that has registered."""
         peer = await self.newcomer(name=name, devices=["cpu"] * slots, **fields)
-        _, welcome = await peer.next(EnvelopeKind.REGISTERED, node_pb2.NodeRegistered)
-        peer.name, peer.key = name, welcome.node_key
+        await peer.next(EnvelopeKind.REGISTERED, node_pb2.NodeRegistered)
+        peer.name = name
         return peer
 
     async def newcomer(self, **fields: Any) -> Peer:

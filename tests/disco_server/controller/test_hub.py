@@ -23,7 +23,7 @@ def hub():
 
 def joined(hub, name, slots=2):
     """A node whose stream nobody writes yet."""
-    link = NodeLink(name, name.encode() * 4, Outbox())
+    link = NodeLink(name, Outbox())
     hub.connect(link)
     node = Node(name, ("cpu",) * slots, incarnation=1, version="1", host="h", heard=0.0)
     hub.apply(hub.cluster.node_joined(node))
@@ -69,16 +69,18 @@ def test_a_session_s_streams_and_meeting_places_live_as_long_as_it_does(hub):
     number = session.session
     assert hub.routes == {number: {"one": link.outbox}}
     assert posted(link.outbox) == [EnvelopeKind.START_RANKS]
-    hub.exchanges.put(number, {"id": b"x"})
+    put = envelope_pb2.Envelope(kind=EnvelopeKind.PUT_KEY, session=number)
+    hub.exchanges.ask("one", put)
+    assert posted(link.outbox) == [EnvelopeKind.START_RANKS, EnvelopeKind.KEY]
     hub.apply(hub.cluster.ready_on_node(number, "one", [(0, "one", 5, ""), (1, "one", 6, "")]))
     assert posted(outbox) == [EnvelopeKind.READY]
     hub.apply(hub.cluster.node_left("one", "it went"))
     assert posted(outbox) == [EnvelopeKind.READY, EnvelopeKind.ENDED]
     assert not outbox.post(b"more"), "the stream ends with the session"
     assert (hub.routes, hub.clients) == ({}, {})
-    with pytest.raises(ConnectionError, match="the session is over"):
-        hub.exchanges.put(number, {"id": b"x"})
-    assert posted(other.outbox) == []
+    hub.exchanges.ask("two", put)
+    (refused,) = waiting(other.outbox)
+    assert b"the session is over" in refused
 
 
 def test_what_is_for_one_rank_goes_to_its_node_alone(hub):
@@ -116,7 +118,7 @@ def test_ranks_that_open_their_communicator_cost_each_node_two_messages(hub):
 
 
 def test_secrets_open_what_they_belong_to_and_nothing_else(hub):
-    """A session's key names its arrays, a node's key the node."""
+    """A session's key names its arrays."""
     joined(hub, "one", 1)
     joined(hub, "two", 1)
     session, _ = asked(hub)
@@ -125,8 +127,6 @@ def test_secrets_open_what_they_belong_to_and_nothing_else(hub):
     for wrong in ({"transfer_key": b""}, {"transfer_key": b"x" * 16}, {"session": 1}):
         assert hub.session_of(controller_pb2.Transfer(**{**right, **wrong})) is None
     assert [hub.node_of_worker(session, worker) for worker in range(3)] == ["one", "two", None]
-    assert hub.node_of_key(b"two" * 4) == "two"
-    assert hub.node_of_key(b"") is None
     hub.apply(hub.cluster.client_left(session.session, 0.0))
     assert hub.session_of(controller_pb2.Transfer(**right)) is None
 

@@ -52,6 +52,9 @@ def test_what_daemons_do_is_counted(both, eventually):
         session.sync_all()
         during, node = scrape(at_controller), scrape(at_node)
         assert during["disco_sessions", "running"] == 1
+        assert during["disco_streams", "frames", "sessions"] == 1
+        assert during["disco_streams", "frames", "nodes"] == 1
+        assert during["disco_streams", "grpc", "nodes"] == 0
         assert (during["disco_slots", "free"], during["disco_slots", "taken"]) == (0, 2)
         assert during["disco_commands_total",] >= 8
         assert during["disco_relayed_bytes_total", "to_workers"] > 100
@@ -69,6 +72,7 @@ def test_what_daemons_do_is_counted(both, eventually):
     after = scrape(at_controller)
     assert after["disco_sessions_created_total",] == 1
     assert after["disco_sessions", "running"] == 0
+    assert after["disco_streams", "frames", "sessions"] == 0
     eventually(lambda: scrape(at_controller)["disco_node_round_trip_seconds_count",] > 0)
 
 

@@ -13,6 +13,7 @@ from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope
 from disco_client.wire.limits import MAX_WORKERS
 from disco_server.controller.edge import MAX_NAME
+from disco_server.ipc.shares import workers_of
 from disco_server.observe.logs import is_farewell
 
 Code = grpc.StatusCode
@@ -36,7 +37,7 @@ def test_a_session_is_created_waited_for_and_closed(serve):
         two = await rig.node("two")
         number, start = await one.start_ranks()
         assert number == session
-        assert [list(each.workers) for each in start.nodes] == [[0, 1], [2]]
+        assert [list(workers_of(each)) for each in start.nodes] == [[0, 1], [2]]
         assert [each.host_id for each in start.nodes] == ["h1", "two"]
         assert (start.session_name, start.num_workers, start.num_groups) == ("mine", 3, 1)
         assert (await two.start_ranks())[1].node_index == 1

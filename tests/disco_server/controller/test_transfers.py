@@ -330,17 +330,20 @@ def test_the_end_of_a_session_ends_its_arrays_and_its_exchange(serve):
     async def scenario(rig):
         node = await rig.node("one")
         client, session, ready = await rig.session(node)
-        get = node_pb2.GetRequest(session=session, node_key=node.key, key="id", timeout_s=60)
+        get = node_pb2.GetRequest(key="id", timeout_s=60)
+        await node.send(EnvelopeKind.GET_KEY, get, session=session, worker=0)
         waiting = [
             asyncio.ensure_future(rig.bring("ArrayService/Upload", array(head(ready)))),
             asyncio.ensure_future(rig.collect("ArrayService/Download", head(ready)).read()),
-            asyncio.ensure_future(rig.ask("RendezvousService/Get", get, node_pb2.GetResult)),
         ]
         await rig.until(lambda: len(rig.hub.transfers._relays) == 2)
         await rig.until(lambda: rig.hub.exchanges._open[session]._waiting)
         await client.send(EnvelopeKind.CLOSE)
         for call in waiting:
             assert (await rig.status(call))[0] is grpc.StatusCode.ABORTED
+        told = [rig.envelope(await node.raw()) for _ in range(4)]
+        (key,) = (each.payload for each in told if each.kind == EnvelopeKind.KEY)
+        assert node_pb2.KeyAnswer.FromString(key).error == "closed"
 
     serve(scenario)
 

@@ -100,7 +100,7 @@ def test_no_method_is_open_besides_health():
     assert all(method.startswith("/grpc.health.v1.Health/") for method in free)
     for method, roles in METHODS.items():
         service = method.split("/")[1]
-        if service in ("disco.v1.NodeService", "disco.v1.RendezvousService"):
+        if service == "disco.v1.NodeService":
             assert roles == {Role.WORKER}
         elif service.startswith("disco."):
             assert Role.WORKER not in roles

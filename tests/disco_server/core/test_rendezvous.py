@@ -85,11 +85,24 @@ def test_wrong_arrivals_are_refused(participant, participants, items, words):
 
 
 def test_a_straggler_is_told():
-    """A fence that is complete takes nobody in again."""
+    """A fence that is complete takes nobody in any more."""
     rendezvous = Rendezvous()
     rendezvous.fence("f", 0, 1, {}, "a")
     with pytest.raises(RendezvousError, match="came twice"):
-        rendezvous.fence("f", 0, 1, {}, "a")
+        rendezvous.fence("f", 0, 1, {}, "b")
+
+
+def test_the_same_waiter_may_ask_again():
+    """It is counted once; where it was answered, it is answered the same again."""
+    rendezvous = Rendezvous(StoreLimits(waiting=2))
+    for _ in range(3):
+        assert rendezvous.get("key", "a") == []
+        assert rendezvous.fence("f", 0, 2, {"x": b"1"}, "a") == []
+    assert rendezvous.put("key", b"v") == [Wake("a", value=b"v")]
+    rendezvous.fence("f", 1, 2, {"y": b"2"}, "b")
+    assert rendezvous.fence("f", 0, 2, {"x": b"1"}, "a") == [
+        Wake("a", items={"x": b"1", "y": b"2"})
+    ]
 
 
 def test_failure_wakes_everyone():
@@ -118,9 +131,10 @@ def test_who_went_away_is_not_woken():
     rendezvous = Rendezvous(StoreLimits(waiting=2))
     rendezvous.get("key", "a")
     rendezvous.get("key", "b")
-    rendezvous.withdraw("a")
+    rendezvous.withdraw("key", "a")
+    rendezvous.withdraw("key", "a")
     rendezvous.get("other", "c")
-    rendezvous.withdraw("c")
+    rendezvous.withdraw("other", "c")
     assert rendezvous.put("key", b"v") == [Wake("b", value=b"v")]
 
 

@@ -108,10 +108,13 @@ def controller_seeds():
     )
     run = register.sessions.add(session=9)
     run.start.num_workers, run.start.num_groups, run.start.session_name = 1, 1, "old"
-    run.start.nodes.add(node="n", workers=[0], devices=["cpu"], slots=[0])
+    run.start.nodes.add(node="n", num_workers=1, devices=["cpu"], slots=[0])
     run.ranks.add(worker=0, node="n", pid=1, device="cpu")
     ready = node_pb2.RanksReady()
     ready.ranks.add(worker=0, node="n", pid=1, device="cpu")
+    fence = node_pb2.FenceRequest(name="f", participants=1, items={"k": b"v"})
+    put = node_pb2.PutRequest(items={"k": b"v"}, timeout_s=1)
+    get = node_pb2.GetRequest(key="l", timeout_s=0.001)
     firsts = [
         envelope(EnvelopeKind.CREATE, create.SerializeToString()),
         envelope(EnvelopeKind.ATTACH, attach.SerializeToString()),
@@ -127,6 +130,9 @@ def controller_seeds():
         envelope(EnvelopeKind.INSPECTED, node_pb2.NodeInspected(request=1).SerializeToString()),
         envelope(EnvelopeKind.SESSION_GONE, session=9),
         envelope(EnvelopeKind.OPEN_CCL, session=9, worker=0),
+        envelope(EnvelopeKind.FENCE, fence.SerializeToString(), session=9),
+        envelope(EnvelopeKind.PUT_KEY, put.SerializeToString(), session=9, worker=0, first_seq=1),
+        envelope(EnvelopeKind.GET_KEY, get.SerializeToString(), session=9, worker=0, first_seq=2),
         envelope(EnvelopeKind.DRAIN),
         envelope(EnvelopeKind.CORDON),
         envelope(EnvelopeKind.CLOSE),
