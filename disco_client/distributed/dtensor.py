@@ -5,17 +5,17 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, cast, overload
 
 import numpy as np
 
 from disco_client.core import Distributed, DRef
-from disco_client.distributed.redistribute import RedistributionPlan, make_plan
+from disco_client.distributed.mesh import DeviceMesh
+from disco_client.distributed.redistribute import RedistributionPlan
 from disco_client.errors import ConfigError
 from disco_client.notebook import html_of
 
 if TYPE_CHECKING:
-    from disco_client.distributed.mesh import DeviceMesh
     from disco_client.distributed.placement import DTensorStructInfo, Placement, PlacementSpec
     from disco_client.wire.values import Shape
 
@@ -46,8 +46,16 @@ class Computing(ABC):
         """Computes another of numpy's functions."""
 
     @abstractmethod
-    def redistribute(self, tensor: DTensor, placement: Placement | str) -> DTensor:
-        """Brings a tensor to another placement."""
+    def redistribute(
+        self, tensor: DTensor, placement: Placement | str, mesh: DeviceMesh | None = None
+    ) -> DTensor:
+        """Brings a tensor to another placement, of its mesh or another one."""
+
+    @abstractmethod
+    def plan(
+        self, tensor: DTensor, placement: Placement | str, mesh: DeviceMesh | None = None
+    ) -> RedistributionPlan:
+        """What that would take."""
 
     @abstractmethod
     def fetch(self, tensor: DTensor, timeout: float | None = None) -> np.ndarray[Any, Any]:
@@ -399,13 +407,25 @@ class DTensor(Distributed, ArrayLike):
         """Whether an engine, and so its session, computes with it."""
         return self._engine is engine
 
-    def plan(self, placement: Placement | str) -> RedistributionPlan:
+    @overload
+    def plan(self, placement: Placement | str) -> RedistributionPlan: ...
+
+    @overload
+    def plan(self, mesh: DeviceMesh, placement: Placement | str) -> RedistributionPlan: ...
+
+    def plan(self, *where: Any, **named: Any) -> RedistributionPlan:
         """What :meth:`redistribute` would do; printed, it says so with its cost.
 
+        Args:
+            *where: A mesh, if it is to be another one, and a placement.
+            **named: The same by name: ``mesh`` and ``placement``.
+
         Raises:
-            ConfigError: The placement does not fit the tensor or the mesh.
+            ConfigError: The placement does not fit the tensor or the mesh, or the session has
+                not all workers of the mesh.
         """
-        return make_plan(self.info, placement)
+        placement, mesh = _where("plan", where, named)
+        return self._engine.plan(self, placement, mesh)
 
     def explain(self) -> str:
         """Says what the function that made it cost: what moved between workers, and how much.
@@ -436,16 +456,30 @@ class DTensor(Distributed, ArrayLike):
         ]
         return DTensor(self._engine, self.info, self.ref, Origin(name, tuple(moves)))
 
-    def redistribute(self, placement: Placement | str) -> DTensor:
-        """Returns the same tensor with another placement on the same mesh; at once.
+    @overload
+    def redistribute(self, placement: Placement | str) -> DTensor: ...
+
+    @overload
+    def redistribute(self, mesh: DeviceMesh, placement: Placement | str) -> DTensor: ...
+
+    def redistribute(self, *where: Any, **named: Any) -> DTensor:
+        """Returns the same tensor with another placement, on its mesh or another one; at once.
+
+        ``x.redistribute("R, S[0]")`` stays on the mesh, ``x.redistribute(mesh, "S[1]")`` goes to
+        any other one of the session, which may have some of the same workers or none. The
+        workers send one another what they lack; nothing passes the client.
 
         Args:
-            placement: A spec for each axis of the mesh, or the text of it.
+            *where: A mesh, if it is to be another one, and a placement: a spec for each axis
+                of the mesh, or the text of it.
+            **named: The same by name: ``mesh`` and ``placement``.
 
         Raises:
-            ConfigError: The placement does not fit the tensor or the mesh.
+            ConfigError: The placement does not fit the tensor or the mesh, or the session has
+                not all workers of the mesh.
         """
-        return self._engine.redistribute(self, placement)
+        placement, mesh = _where("redistribute", where, named)
+        return self._engine.redistribute(self, placement, mesh)
 
     def shape_on(self, worker: int) -> tuple[int, ...]:
         """The shape of the part of one worker; no round trip.
@@ -634,6 +668,25 @@ class DTensor(Distributed, ArrayLike):
             f" {str(self.placement)!r} on {self.mesh!r}, parts of"
             f" {' or '.join(map(str, each[:2]))})"
         )
+
+
+def _where(
+    method: str, given: Sequence[Any], named: dict[str, Any]
+) -> tuple[Any, DeviceMesh | None]:
+    """The placement and the mesh among the arguments of a method."""
+    known = dict(zip(("placement",) if len(given) < 2 else ("mesh", "placement"), given))  # noqa: PLR2004, B905
+    twice = known.keys() & named.keys()
+    known |= named
+    mesh = known.get("mesh")
+    odd = known.keys() - {"mesh", "placement"} or twice or len(given) > 2  # noqa: PLR2004
+    if odd or "placement" not in known or not (mesh is None or isinstance(mesh, DeviceMesh)):
+        shown = ", ".join([*map(repr, given), *(f"{key}={each!r}" for key, each in named.items())])
+        msg = (
+            f"expected {method}(placement) or {method}(mesh, placement), such as"
+            f" {method}('S[0]'), got {method}({shown})"
+        )
+        raise TypeError(msg)
+    return known["placement"], mesh
 
 
 def _deprecated(old: str, new: str) -> None:

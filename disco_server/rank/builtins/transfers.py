@@ -1,0 +1,251 @@
+"""How a rank takes part in bringing a tensor to other workers; see `distributed.routes`.
+
+What a rank sends to each other one, and receives from each, goes in one exchange of all
+members, which agree before anybody begins; there is no message where there is nothing to send.
+Partial values are combined after a first exchange, and what they make up is sent on in a second
+one. A box that lies in one piece is sent from where it is, and received where it belongs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from disco_client.wire.values import dtype_from_name
+from disco_server.collectives.numeric import combine
+from disco_server.collectives.types import ReduceOp
+from disco_server.collectives.validation import Family, find_kind
+from disco_server.devices.base import address, on_device
+from disco_server.rank.builtins.tensors import neutral
+from disco_server.rank.functions import NamedCall, register_func
+from disco_server.rank.worker import Worker, current_worker
+
+if TYPE_CHECKING:
+    from disco_server.collectives.group import ProcessGroup
+
+__all__ = ["PartTransfer"]
+
+Array = Any
+"""An array of this rank's device; None where it has none."""
+
+Index = tuple[Any, ...]
+
+_UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
+
+
+class PartTransfer(NamedCall):
+    """One rank's part in a route, for any number of tensors that lie alike.
+
+    Called with what this rank has of the tensor, it returns its part as it is placed afterwards;
+    None outside the mesh.
+
+    Args:
+        worker: This rank.
+        team: The members; None where nothing is sent.
+        dtype: The tensor's.
+        ops: How partial values are combined, and whose neutral element a part consists of that
+            gets nothing; empty where there are none.
+        lent: How many elements each member sends to each to be combined, row by row.
+        given: The same of what is sent afterwards.
+        entry: What this rank does: the shape of its part; what it sends to be combined, as
+            [member, box]; what it combines, as [shape, members, own box]; what it sends, as
+            [member, number of what it has combined or -1, box]; what it receives, as [member,
+            box]; and what it keeps, as [number, box, box of its part]. None for a rank that
+            is not a member.
+    """
+
+    __slots__ = (
+        "_combines",
+        "_dtype",
+        "_fill",
+        "_given",
+        "_gives",
+        "_is_member",
+        "_keeps",
+        "_lends",
+        "_lent",
+        "_op",
+        "_shape",
+        "_takes",
+        "_team",
+        "_worker",
+    )
+
+    def __init__(
+        self,
+        worker: Worker,
+        team: ProcessGroup | None,
+        dtype: str,
+        ops: Sequence[str],
+        lent: Sequence[int],
+        given: Sequence[int],
+        entry: Sequence[Any] | None,
+    ) -> None:
+        super().__init__("transfer", self._run)
+        self._worker, self._team = worker, team
+        self._dtype = dtype_from_name(dtype)
+        self._op, self._fill = ops
+        size = 0 if team is None else team.size
+        self._lent, self._given = _rows(lent, size), _rows(given, size)
+        self._is_member = entry is not None
+        shape, lends, combines, gives, takes, keeps = entry or (None, (), (), (), (), ())
+        self._shape = None if shape is None else tuple(shape)
+        self._lends = [(member, -1, _index(box)) for member, box in lends]
+        self._combines = [
+            (tuple(extents), tuple(held), _index(own)) for extents, held, own in combines
+        ]
+        self._gives = [(member, at, _index(box)) for member, at, box in gives]
+        self._takes = [_index(box) for _, box in takes]
+        self._keeps = [(at, _index(box), _index(there)) for at, box, there in keeps]
+
+    def _run(self, local: Array) -> Array:
+        if not self._is_member:
+            return None
+        made = self._combine(local) if self._lent or self._combines else []
+        if self._shape is None:
+            self._exchange_given(local, made, None)
+            return None
+        part: Array = self._worker.arrays.empty(self._shape, self._dtype)
+        self._exchange_given(local, made, part)
+        for at, box, there in self._keeps:
+            part[there] = local[box] if at < 0 else made[at].reshape(part[there].shape)
+        if self._fill and not (self._takes or self._keeps):
+            part[...] = neutral(self._fill, self._dtype)
+        return part
+
+    def _combine(self, local: Array) -> list[Array]:
+        """Exchanges partial values, and combines those that this rank is to combine; flat."""
+        parts = [local[box] for _, _, box in self._lends]
+        came = self._new(_column(self._lent, self._team))
+        if self._lent:
+            self._exchange(_joined(parts, local, self._dtype), came, self._lent)
+        me = -1 if self._team is None else self._team.rank
+        at = _starts(self._lent, self._team)
+        made: list[Array] = []
+        for extents, held, own in self._combines:
+            values: list[Array] = []
+            count = math.prod(extents)
+            for member in held:
+                if member == me or self._team is None:
+                    values.append(self._worker.xp.ascontiguousarray(local[own]).reshape(-1))
+                else:
+                    values.append(came[at[member] : at[member] + count])
+                    at[member] += count
+            made.append(self._combined(values))
+        return made
+
+    def _combined(self, values: list[Array]) -> Array:
+        if len(values) == 1:
+            return values[0]
+        kind = find_kind(self._dtype)
+        family = Family.OPAQUE if kind is None else kind.family
+        if self._worker.arrays.on_host:
+            out = self._new(values[0].size)
+            combine(values, out, ReduceOp.from_name(self._op), family)
+            return out
+        ufunc = getattr(self._worker.xp, _UFUNCS[self._op])
+        half = family is Family.HALF
+        found = values[0].astype(np.float32) if half else values[0]
+        for value in values[1:]:
+            found = ufunc(found, value)
+        return found.astype(self._dtype)
+
+    def _exchange_given(self, local: Array, made: list[Array], out: Array) -> None:
+        if not self._given:
+            return
+        parts = [local[box] if at < 0 else made[at] for _, at, box in self._gives]
+        source = _joined(parts, None if made else local, self._dtype)
+        targets = [out[box] for box in self._takes]
+        room = _in_a_row(targets, out)
+        if room is not None:
+            self._exchange(source, room, self._given)
+            return
+        came = self._new(sum(target.size for target in targets))
+        self._exchange(source, came, self._given)
+        stops = accumulate(target.size for target in targets)
+        for target, stop in zip(targets, stops, strict=True):
+            target[...] = came[stop - target.size : stop].reshape(target.shape)
+
+    def _exchange(self, sent: Array, came: Array, rows: Sequence[Sequence[int]]) -> None:
+        if self._team is not None:
+            self._team.all_to_all(sent, came, rows)
+
+    def _new(self, count: int) -> Array:
+        return self._worker.arrays.empty((count,), self._dtype)
+
+
+def _rows(flat: Sequence[int], size: int) -> list[list[int]]:
+    """A table that was written row by row."""
+    return [list(flat[at : at + size]) for at in range(0, len(flat), size or 1)]
+
+
+def _column(rows: Sequence[Sequence[int]], team: ProcessGroup | None) -> int:
+    return 0 if team is None else sum(row[team.rank] for row in rows)
+
+
+def _starts(rows: Sequence[Sequence[int]], team: ProcessGroup | None) -> list[int]:
+    """Where in what this rank receives that of each member begins."""
+    if team is None:
+        return []
+    return [0, *accumulate(row[team.rank] for row in rows)]
+
+
+def _index(box: Sequence[int]) -> Index:
+    # With the dots what is taken of an array without axes is an array, too.
+    return (*map(slice, box[::2], box[1::2]), ...)
+
+
+def _joined(parts: list[Array], whole: Array, dtype: np.dtype[Any]) -> Array:
+    """Parts one after the other in one flat array; a copy unless they lie so already."""
+    row = _in_a_row(parts, whole)
+    if row is not None:
+        return row
+    flat = current_worker().arrays.empty((sum(part.size for part in parts),), dtype)
+    at = 0
+    for part in parts:
+        flat[at : at + part.size] = part.reshape(-1)
+        at += part.size
+    return flat
+
+
+def _in_a_row(parts: Sequence[Array], whole: Array) -> Array:
+    """The memory of parts of an array as one flat array, if they lie one behind the other."""
+    if whole is None or not whole.flags.c_contiguous or not parts:
+        return None
+    start = at = _place(parts[0])
+    for part in parts:
+        if not part.flags.c_contiguous or _place(part) != at:
+            return None
+        at += part.nbytes
+    first = (start - _place(whole)) // whole.itemsize
+    return whole.reshape(-1)[first : first + (at - start) // whole.itemsize]
+
+
+def _place(array: Array) -> int:
+    return address(array) if on_device(array) else int(array.ctypes.data)
+
+
+@register_func("runtime.disco._dt_bind_transfer")
+def bind_transfer(
+    team: ProcessGroup | None,
+    dtype: str,
+    ops: Sequence[str],
+    counts: Sequence[Sequence[int]],
+    entries: Sequence[Sequence[Any] | None],
+) -> PartTransfer:
+    """Makes a function of a route: it takes what this worker has of a tensor.
+
+    Args:
+        team: The members of the route; None where nothing is sent.
+        dtype: Of the tensor.
+        ops: See `PartTransfer`.
+        counts: How many elements members send one another, to be combined and afterwards.
+        entries: What each worker of the session does.
+    """
+    worker = current_worker()
+    lent, given = counts
+    return PartTransfer(worker, team, dtype, ops, lent, given, entries[worker.worker_id])
