@@ -110,6 +110,7 @@ class Engine(Computing, Renewable):
         self._ways = functools.lru_cache(maxsize=_KEPT)(self._find_way)
         self._spreads = functools.lru_cache(maxsize=_KEPT)(self._find_spread)
         self._takers = functools.lru_cache(maxsize=_KEPT)(self._make_taker)
+        self._transfers = functools.lru_cache(maxsize=_KEPT)(self.executor.bind_transfer)
 
     # In and out -----------------------------------------------------------------------
 
@@ -219,6 +220,10 @@ class Engine(Computing, Renewable):
             check_mesh(mesh, self._core.num_workers)
         plan = make_plan(info, placement, mesh, self.executor.nodes)
         return plan, self.executor.prepare(plan)
+
+    def transfer(self, before: DTensorStructInfo, after: DTensorStructInfo) -> DRef:
+        """The function that brings a tensor from one placement to another in one move."""
+        return self._transfers(before, after)
 
     # Functions ------------------------------------------------------------------------
 

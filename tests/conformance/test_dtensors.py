@@ -97,6 +97,18 @@ def test_dtypes_between_meshes(session):
                 np.testing.assert_array_equal(moved.shard(worker), array)
 
 
+def test_assigning(session):
+    """Values go from mesh to mesh, into tensors that stay; twice, as what is there fits then."""
+    for seed in (1, 2):
+        arrays = {name: numbers(shape, seed=seed) for name, shape in (("w", (5, 7)), ("b", (3,)))}
+        sources = {name: session.distribute(a, GRID, "S[0], P") for name, a in arrays.items()}
+        if seed == 1:
+            targets = {name: session.distribute(0 * a, LINE, "S[0]") for name, a in arrays.items()}
+        session.assign(targets, sources)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(targets[name].numpy(), array)
+
+
 def test_dtypes(session):
     """Those that numpy and cupy share."""
     for dtype in ("float64", "float16", "int32", "int8", "bool", "complex64"):

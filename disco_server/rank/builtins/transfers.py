@@ -9,12 +9,15 @@ one. A box that lies in one piece is sent from where it is, and received where i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from disco_client.errors import RemoteFailure
+from disco_client.wire.codec import FailureKind
 from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.types import ReduceOp
@@ -22,6 +25,7 @@ from disco_server.collectives.validation import Family, find_kind
 from disco_server.devices.base import address, on_device
 from disco_server.rank.builtins.tensors import neutral
 from disco_server.rank.functions import NamedCall, register_func
+from disco_server.rank.registers import Poison
 from disco_server.rank.worker import Worker, current_worker
 
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ Array = Any
 Index = tuple[Any, ...]
 
 _UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
+_ALONE = 2
+"""How often a register's array is referred to if nobody else has it: there, and to ask this."""
 
 
 class PartTransfer(NamedCall):
@@ -102,20 +108,50 @@ class PartTransfer(NamedCall):
         self._takes = [_index(box) for _, box in takes]
         self._keeps = [(at, _index(box), _index(there)) for at, box, there in keeps]
 
-    def _run(self, local: Array) -> Array:
+    def _run(self, local: Array, out: Any = None) -> Array:
+        """Carries it out.
+
+        Args:
+            local: What this rank has of the tensor; None if nothing.
+            out: Takes its part; by default an array that is made for it.
+        """
         if not self._is_member:
             return None
         made = self._combine(local) if self._lent or self._combines else []
         if self._shape is None:
-            self._exchange_given(local, made, None)
+            self._exchange_given(local, made, out)
             return None
-        part: Array = self._worker.arrays.empty(self._shape, self._dtype)
+        part: Array = self._worker.arrays.empty(self._shape, self._dtype) if out is None else out
         self._exchange_given(local, made, part)
         for at, box, there in self._keeps:
             part[there] = local[box] if at < 0 else made[at].reshape(part[there].shape)
         if self._fill and not (self._takes or self._keeps):
             part[...] = neutral(self._fill, self._dtype)
         return part
+
+    def assign(self, register: int, local: Array) -> None:
+        """Writes its part into a register: into the array there if it fits and is not shared."""
+        registers = self._worker.registers
+        if self._shape is None:
+            self._run(local)
+            return
+        registers.reserve(register)
+        out = self._run(local, self._room(registers.slots, register))
+        registers.write(register, out)
+
+    def _room(self, slots: list[Any], register: int) -> Array:
+        """The array of a register if it can take this rank's part unseen by anybody else."""
+        if type(slots[register]) is not self._worker.arrays.kind:
+            return None
+        # Another register, a view or a transfer under way may have the array or its memory.
+        if sys.getrefcount(slots[register]) != _ALONE:
+            return None
+        if slots[register].base is not None and sys.getrefcount(slots[register].base) != _ALONE:
+            return None
+        held = slots[register]
+        fits = held.shape == self._shape and held.dtype == self._dtype
+        writable = on_device(held) or held.flags.writeable
+        return held if fits and writable and held.flags.c_contiguous else None
 
     def _combine(self, local: Array) -> list[Array]:
         """Exchanges partial values, and combines those that this rank is to combine; flat."""
@@ -249,3 +285,30 @@ def bind_transfer(
     worker = current_worker()
     lent, given = counts
     return PartTransfer(worker, team, dtype, ops, lent, given, entries[worker.worker_id])
+
+
+@register_func("runtime.disco._dt_assign")
+def assign(transfers: Sequence[PartTransfer], registers: Sequence[int], *sources: Array) -> None:
+    """Brings tensors into registers, each by its transfer, one after the other.
+
+    Args:
+        transfers: What brings each.
+        registers: The numbers of the registers, each of which is overwritten.
+        *sources: What this worker has of each.
+    """
+    for transfer, register, local in zip(transfers, registers, sources, strict=True):
+        transfer.assign(register, local)
+
+
+@register_func("runtime.disco._dt_spoil")
+def spoil(registers: Iterable[int], why: str) -> None:
+    """Makes commands fail that read registers of which nobody knows what they hold.
+
+    Args:
+        registers: Their numbers.
+        why: What is said then.
+    """
+    worker = current_worker()
+    failure = RemoteFailure(worker.worker_id, max(worker.position, 0), why, node=worker.node)
+    for register in registers:
+        worker.registers.spoil(int(register), Poison(failure, FailureKind.EXCEPTION))
