@@ -35,20 +35,18 @@ def assign(
 ) -> None:
     """Assigns distributed tensors; see ``Session.assign``."""
     _check(engine, targets, sources)
-    # Raises earlier failures before anything is written; and a capture is refused here.
-    core.sync()
-    await_values(core, list(sources.values()))
     names = list(targets)
-    sizes = [max(_part(targets[name].info), _part(sources[name].info)) for name in names]
+    moves = {name: engine.transfer(sources[name].info, targets[name].info) for name in names}
+    # Raises earlier failures before anything is written; and a capture is refused here.
+    await_values(core, list(sources.values()))
     total = sum(targets[name].nbytes for name in names)
     with progress_bar("assign", total, progress) as bar:
-        for some in batches(sizes):
+        for some in batches([_largest_part(targets[name].info) for name in names]):
             bucket = names[some.start : some.stop]
-            moves = [engine.transfer(sources[name].info, targets[name].info) for name in bucket]
-            core.sync()
             registers = [core.check_ref(targets[name].ref) for name in bucket]
             parts = [sources[name].ref for name in bucket]
-            done = core.call_now("runtime.disco._dt_assign", moves, registers, *parts)
+            used = [moves[name] for name in bucket]
+            done = core.call_now("runtime.disco._dt_assign", used, registers, *parts)
             try:
                 core.get_all(done, range(core.num_workers))
             except RemoteError as error:
@@ -65,7 +63,7 @@ def assign(
             bar.update(sum(targets[name].nbytes for name in bucket))
 
 
-def _part(info: DTensorStructInfo) -> int:
+def _largest_part(info: DTensorStructInfo) -> int:
     """The bytes of the largest part of a tensor."""
     shapes = (info.local_shape(place) for place in range(info.device_mesh.size))
     return max(map(math.prod, shapes)) * info.tensor_sinfo.dtype.itemsize

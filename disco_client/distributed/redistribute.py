@@ -506,17 +506,15 @@ class RedistributionExecutor:
         """On which node each worker of the session is."""
         return tuple(rank.node for rank in self._core.welcome.ranks)
 
-    def bind_transfer(
-        self, before: DTensorStructInfo, after: DTensorStructInfo, route: Route | None = None
-    ) -> DRef:
+    def bind_transfer(self, before: DTensorStructInfo, after: DTensorStructInfo) -> DRef:
         """Makes a function of a route on the workers, for the whole session.
 
         Args:
             before: The tensor as it is placed.
             after: The tensor as it is to be placed.
-            route: The route, if it is known already.
         """
-        route = route or find_route(before, after, self.nodes)
+        # Plans that are made only to compare their costs know nothing of nodes.
+        route = find_route(before, after, self.nodes)
         tables = route.tables()
         entries: list[Any] = [None] * self._core.num_workers
         for worker, entry in zip(route.members, tables.entries, strict=True):
@@ -592,7 +590,7 @@ def _reduce_scatter(executor: RedistributionExecutor, step: RedistributionStep) 
 
 
 def _transfer(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
-    return executor.bind_transfer(step.before, step.after, step.route)
+    return executor.bind_transfer(step.before, step.after)
 
 
 def _broadcast(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:

@@ -8,6 +8,7 @@ import pytest
 import disco_server
 from disco_client import (
     AssignFailed,
+    CaptureError,
     ConfigError,
     ForeignReference,
     RemoteError,
@@ -176,6 +177,8 @@ def test_what_cannot_be_assigned_is_refused(workers):
     for wrong in ([x], {"x": np.ones(3)}):
         with pytest.raises(ConfigError, match=r"expected .*tensor"):
             workers.assign(wrong, {"x": ones})
+    with pytest.raises(CaptureError), workers.capture():
+        workers.assign({"x": x}, {"x": ones})
     with ThreadedSession(2) as other:
         foreign = other.distribute(np.ones((2, 2), "float32"))
         with pytest.raises(ForeignReference, match="'x' is a tensor of another session"):
