@@ -408,24 +408,30 @@ class DTensor(Distributed, ArrayLike):
         return self._engine is engine
 
     @overload
-    def plan(self, placement: Placement | str) -> RedistributionPlan: ...
+    def plan(self, placement: Placement | str, /) -> RedistributionPlan: ...
+
+    @overload
+    def plan(self, *, placement: Placement | str) -> RedistributionPlan: ...
 
     @overload
     def plan(self, mesh: DeviceMesh, placement: Placement | str) -> RedistributionPlan: ...
 
-    def plan(self, *where: Any, **named: Any) -> RedistributionPlan:
+    def plan(
+        self,
+        mesh: DeviceMesh | Placement | str | None = None,
+        placement: Placement | str | None = None,
+    ) -> RedistributionPlan:
         """What :meth:`redistribute` would do; printed, it says so with its cost.
 
         Args:
-            *where: A mesh, if it is to be another one, and a placement.
-            **named: The same by name: ``mesh`` and ``placement``.
+            mesh: The mesh; left out for the tensor's own.
+            placement: A spec for each axis of the mesh, or the text of it.
 
         Raises:
             ConfigError: The placement does not fit the tensor or the mesh, or the session has
                 not all workers of the mesh.
         """
-        placement, mesh = _where("plan", where, named)
-        return self._engine.plan(self, placement, mesh)
+        return self._engine.plan(self, *_where("plan", mesh, placement))
 
     def explain(self) -> str:
         """Says what the function that made it cost: what moved between workers, and how much.
@@ -457,12 +463,19 @@ class DTensor(Distributed, ArrayLike):
         return DTensor(self._engine, self.info, self.ref, Origin(name, tuple(moves)))
 
     @overload
-    def redistribute(self, placement: Placement | str) -> DTensor: ...
+    def redistribute(self, placement: Placement | str, /) -> DTensor: ...
+
+    @overload
+    def redistribute(self, *, placement: Placement | str) -> DTensor: ...
 
     @overload
     def redistribute(self, mesh: DeviceMesh, placement: Placement | str) -> DTensor: ...
 
-    def redistribute(self, *where: Any, **named: Any) -> DTensor:
+    def redistribute(
+        self,
+        mesh: DeviceMesh | Placement | str | None = None,
+        placement: Placement | str | None = None,
+    ) -> DTensor:
         """Returns the same tensor with another placement, on its mesh or another one; at once.
 
         ``x.redistribute("R, S[0]")`` stays on the mesh, ``x.redistribute(mesh, "S[1]")`` goes to
@@ -470,16 +483,14 @@ class DTensor(Distributed, ArrayLike):
         workers send one another what they lack; nothing passes the client.
 
         Args:
-            *where: A mesh, if it is to be another one, and a placement: a spec for each axis
-                of the mesh, or the text of it.
-            **named: The same by name: ``mesh`` and ``placement``.
+            mesh: The mesh; left out for the tensor's own.
+            placement: A spec for each axis of the mesh, or the text of it.
 
         Raises:
             ConfigError: The placement does not fit the tensor or the mesh, or the session has
                 not all workers of the mesh.
         """
-        placement, mesh = _where("redistribute", where, named)
-        return self._engine.redistribute(self, placement, mesh)
+        return self._engine.redistribute(self, *_where("redistribute", mesh, placement))
 
     def shape_on(self, worker: int) -> tuple[int, ...]:
         """The shape of the part of one worker; no round trip.
@@ -671,22 +682,22 @@ class DTensor(Distributed, ArrayLike):
 
 
 def _where(
-    method: str, given: Sequence[Any], named: dict[str, Any]
-) -> tuple[Any, DeviceMesh | None]:
-    """The placement and the mesh among the arguments of a method."""
-    known = dict(zip(("placement",) if len(given) < 2 else ("mesh", "placement"), given))  # noqa: PLR2004, B905
-    twice = known.keys() & named.keys()
-    known |= named
-    mesh = known.get("mesh")
-    odd = known.keys() - {"mesh", "placement"} or twice or len(given) > 2  # noqa: PLR2004
-    if odd or "placement" not in known or not (mesh is None or isinstance(mesh, DeviceMesh)):
-        shown = ", ".join([*map(repr, given), *(f"{key}={each!r}" for key, each in named.items())])
+    method: str, mesh: DeviceMesh | Placement | str | None, placement: Placement | str | None
+) -> tuple[Placement | str, DeviceMesh | None]:
+    """The placement and the mesh among a method's arguments, the first of which is optional.
+
+    Raises:
+        TypeError: These are others.
+    """
+    if placement is None and mesh is not None:
+        return cast("Placement | str", mesh), None
+    if placement is None or not (mesh is None or isinstance(mesh, DeviceMesh)):
         msg = (
             f"expected {method}(placement) or {method}(mesh, placement), such as"
-            f" {method}('S[0]'), got {method}({shown})"
+            f" {method}('S[0]'), got {mesh!r} and {placement!r}"
         )
         raise TypeError(msg)
-    return known["placement"], mesh
+    return placement, mesh
 
 
 def _deprecated(old: str, new: str) -> None:

@@ -20,7 +20,7 @@ the pieces of the others do not lie side by side. Where nothing is to be combine
 transfer brings fewer bytes than this way does, it is the plan.
 
 The collectives of a library do what it does best: allgather, allreduce and reduce-scatter of equal
-parts. All other moves, also along one axis, are carried out as transfers are.
+parts. Slices, all-to-alls and moves from given parts are carried out as transfers are.
 """
 
 from __future__ import annotations
@@ -506,26 +506,28 @@ class RedistributionExecutor:
         """On which node each worker of the session is."""
         return tuple(rank.node for rank in self._core.welcome.ranks)
 
-    def bind_transfer(self, before: DTensorStructInfo, after: DTensorStructInfo) -> DRef:
+    def bind_transfer(
+        self, before: DTensorStructInfo, after: DTensorStructInfo, axis: int | None = None
+    ) -> DRef:
         """Makes a function of a route on the workers, for the whole session.
 
         Args:
             before: The tensor as it is placed.
             after: The tensor as it is to be placed.
+            axis: Along which axis of the one mesh; None for any way.
         """
         # Plans that are made only to compare their costs know nothing of nodes.
-        route = find_route(before, after, self.nodes)
+        route = find_route(before, after, self.nodes, axis)
         tables = route.tables()
         entries: list[Any] = [None] * self._core.num_workers
         for worker, entry in zip(route.members, tables.entries, strict=True):
             entries[worker] = entry
-        sends = bool(tables.lent or tables.given)
         return self._core.call_now(
             "runtime.disco._dt_bind_transfer",
-            self._team((route.members,)) if sends else None,
+            self._team(route.lines) if tables.sends else None,
             before.tensor_sinfo.dtype_name,
             [_op_of(before), _op_of(after)],
-            [tables.lent, tables.given],
+            [list(each) for each in tables.counts],
             entries,
         )
 
@@ -572,7 +574,7 @@ def _keep(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
 def _allgather(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
     spec = step.before.placement.dim_specs[step.mesh_axis]
     if spec.parts:  # which need not lie side by side
-        return executor.bind_transfer(step.before, step.after)
+        return _transfer(executor, step)
     extents = executor._extents(step.before, step.mesh_axis, spec.axis)  # noqa: SLF001
     return executor.bind("allgather", _team(executor, step), spec.axis, extents)
 
@@ -590,7 +592,8 @@ def _reduce_scatter(executor: RedistributionExecutor, step: RedistributionStep) 
 
 
 def _transfer(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
-    return executor.bind_transfer(step.before, step.after)
+    axis = step.mesh_axis if step.mesh_axis >= 0 else None
+    return executor.bind_transfer(step.before, step.after, axis)
 
 
 def _broadcast(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:

@@ -18,13 +18,16 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from disco_client.distributed.placement import DTensorStructInfo
 from disco_client.wire.partition import Bounds, Intervals, coordinate_of, cut
 from disco_client.wire.values import Shape
 
 __all__ = ["CellCopy", "CellReduction", "Route", "RouteTables", "find_route"]
+
+
+_Row = TypeVar("_Row", bound=tuple[Any, ...])
 
 
 class CellReduction(NamedTuple):
@@ -59,18 +62,22 @@ class CellCopy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RouteTables:
-    """A route as the workers get it; members are numbered in the order of their team.
+    """A route as the workers get it; in each line workers are numbered in its order.
 
     Attributes:
-        lent: How many elements each member sends to each to be combined, row by row; empty
-            where nothing is.
-        given: The same of what is sent on, or at once.
-        entries: For each member what it does; see ``disco_server.rank.builtins.transfers``.
+        counts: For each line how many elements each worker sends to each to be combined, row by
+            row, and how many it sends on, or at once; empty where there are none.
+        entries: For each member the number of its line and what it does; see
+            ``disco_server.rank.builtins.transfers``.
     """
 
-    lent: Shape
-    given: Shape
+    counts: tuple[tuple[Shape, Shape], ...]
     entries: tuple[list[object], ...]
+
+    @property
+    def sends(self) -> bool:
+        """Whether anything is sent from worker to worker."""
+        return any(map(any, self.counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,7 @@ class Route:
         members: The workers of both meshes, those of the first one first.
         reductions: What is combined; before anything is copied.
         copies: What comes to whom.
+        lines: Groups of members, none of which sends anything to another one.
     """
 
     before: DTensorStructInfo
@@ -90,6 +98,7 @@ class Route:
     members: tuple[int, ...]
     reductions: tuple[CellReduction, ...]
     copies: tuple[CellCopy, ...]
+    lines: tuple[tuple[int, ...], ...]
 
     def traffic(self) -> dict[tuple[int, int], int]:
         """The bytes that each worker sends to each other one, by both."""
@@ -117,49 +126,135 @@ class Route:
 
     def tables(self) -> RouteTables:
         """What the workers need to know of it."""
-        number = {worker: place for place, worker in enumerate(self.members)}
-        had = _Parts(self.before)
-        wanted = _Parts(self.after)
-        lent = _Counts(len(self.members))
-        given = _Counts(len(self.members))
-        lends: list[list[tuple[int, Shape]]] = [[] for _ in number]
-        combines: list[list[list[object]]] = [[] for _ in number]
-        gives: list[list[tuple[int, int, Shape]]] = [[] for _ in number]
-        takes: list[list[tuple[int, Shape]]] = [[] for _ in number]
-        keeps: list[list[object]] = [[] for _ in number]
-        own: dict[int, int] = {}  # by the number of a reduction, that among those of its worker
-        for place, (worker, box, holders) in enumerate(self.reductions):
-            me = number[worker]
-            own[place] = len(combines[me])
-            held = [number[holder] for holder in holders]
+        number = {worker: at for line in self.lines for at, worker in enumerate(line)}
+        line_of = {worker: at for at, line in enumerate(self.lines) for worker in line}
+        had, wanted = _Parts(self.before), _Parts(self.after)
+        lent = [_Counts(len(line)) for line in self.lines]
+        given = [_Counts(len(line)) for line in self.lines]
+        work = {worker: _MemberWork() for worker in self.members}
+        own: list[int] = []  # of each reduction its number among those of its worker
+        for worker, box, holders in self.reductions:
             mine = had.within(worker, box) if worker in holders else Shape(())
-            combines[me].append([Shape(_extents(box)), Shape(held), mine])
-            for holder, other in zip(holders, held, strict=True):
-                if other != me:
-                    lends[other].append((me, had.within(holder, box)))
-                    lent.add(other, me, box)
+            held = Shape(number[holder] for holder in holders)
+            own.append(len(work[worker].combines))
+            work[worker].combines.append([Shape(_extents(box)), held, mine])
+            for holder in holders:
+                if holder != worker:
+                    work[holder].lends.append((number[worker], had.within(holder, box)))
+                    lent[line_of[worker]].add(number[holder], number[worker], box)
         for sender, receiver, box, source in self.copies:
-            to, by = number[receiver], number[sender]
             there = wanted.within(receiver, box)
             here = had.within(sender, box) if source < 0 else Shape(())
-            at = own.get(source, -1)
-            if to == by:
-                keeps[to].append([at, here, there])
+            at = own[source] if source >= 0 else -1
+            if sender == receiver:
+                work[receiver].keeps.append((at, here, there))
             else:
-                gives[by].append((to, at, here))
-                takes[to].append((by, there))
-                given.add(by, to, box)
+                work[sender].gives.append((number[receiver], at, here))
+                work[receiver].takes.append((number[sender], there))
+                given[line_of[receiver]].add(number[sender], number[receiver], box)
         entries: list[list[object]] = []
-        for worker, me in number.items():
-            entry: list[object] = [wanted.shape_of(worker)]
-            entry += [[[to, box] for to, box in sorted(lends[me], key=_first)], combines[me]]
-            entry += [[[to, at, box] for to, at, box in sorted(gives[me], key=_first)]]
-            entry += [[[by, box] for by, box in sorted(takes[me], key=_first)], keeps[me]]
-            entries.append(entry)
-        return RouteTables(lent.flat(), given.flat(), tuple(entries))
+        for worker in self.members:
+            shapes, me = (had.shape_of(worker), wanted.shape_of(worker)), number[worker]
+            given[line_of[worker]].add_elements(me, me, work[worker].send_to_self(me, *shapes))
+            entries.append([line_of[worker], shapes[1], *work[worker].encode(*shapes)])
+        counts = zip(lent, given, strict=True)
+        return RouteTables(
+            tuple((each.flat(), other.flat()) for each, other in counts), tuple(entries)
+        )
 
 
-def _first(row: tuple[int, *tuple[object, ...]]) -> int:
+class _MemberWork:
+    """What one worker does."""
+
+    def __init__(self) -> None:
+        self.lends: list[tuple[int, Shape]] = []
+        self.combines: list[list[object]] = []
+        self.gives: list[tuple[int, int, Shape]] = []
+        self.takes: list[tuple[int, Shape]] = []
+        self.keeps: list[tuple[int, Shape, Shape]] = []
+
+    def send_to_self(self, me: int, had: Shape | None, wanted: Shape | None) -> int:
+        """Lets what stays go with what is sent, where all of it lies in one piece then.
+
+        That saves a copy of all the rest, on the way out or on the way in.
+
+        Args:
+            me: The number of the worker in its line.
+            had: The shape of what it has.
+            wanted: The shape of its part afterwards.
+
+        Returns:
+            How many elements that are.
+        """
+        combined = any(at >= 0 for at, _, _ in self.keeps) or any(
+            at >= 0 for _, at, _ in self.gives
+        )
+        if combined or not (self.gives or self.takes):
+            return 0
+        gives = [*self.gives, *((me, at, here) for at, here, _ in self.keeps)]
+        takes = [*self.takes, *((me, there) for _, _, there in self.keeps)]
+        if not (_run(_sorted(gives), had) or _run(_sorted(takes), wanted)):
+            return 0
+        self.gives, self.takes = gives, takes
+        kept, self.keeps = self.keeps, []
+        return sum(_count(here) for _, here, _ in kept)
+
+    def encode(self, had: Shape | None, wanted: Shape | None) -> Iterator[object]:
+        """As it is sent; what is sent to one worker, or comes from one, keeps its order."""
+        lends, gives, takes = _sorted(self.lends), _sorted(self.gives), _sorted(self.takes)
+        combined = any(at >= 0 for _, at, _ in gives)
+        yield [_run(lends, had), *(list(each) for each in lends)]
+        yield self.combines
+        run = Shape(()) if combined else _run(gives, had)
+        yield [run, *(list(each) for each in gives)]
+        yield [_run(takes, wanted), *(list(each) for each in takes)]
+        yield [list(each) for each in self.keeps]
+
+
+def _sorted(rows: list[_Row]) -> list[_Row]:
+    """By the worker that each is about; those of one keep their order."""
+    return sorted(rows, key=_first)
+
+
+def _run(rows: Sequence[tuple[Any, ...]], shape: Shape | None) -> Shape:
+    """Where boxes lie in an array as one piece, one behind the other; empty where they do not.
+
+    Args:
+        rows: Each ends with a box.
+        shape: Of the array; None where there is none.
+    """
+    boxes: list[Shape] = [row[-1] for row in rows]
+    if shape is None or not boxes:
+        return Shape(())
+    if not shape:
+        return Shape((0, 1) if len(boxes) == 1 else ())
+    axis, first = 0, boxes[0]
+    # Along the axes before this one all boxes have the same one index.
+    while (
+        axis < len(shape) - 1
+        and first[2 * axis + 1] - first[2 * axis] == 1
+        and all(box[2 * axis] == first[2 * axis] for box in boxes)
+        and all(box[2 * axis + 1] == first[2 * axis + 1] for box in boxes)
+    ):
+        axis += 1
+    rest = [bound for extent in shape[axis + 1 :] for bound in (0, extent)]
+    at = first[2 * axis]
+    for box in boxes:
+        if list(box[2 * axis + 2 :]) != rest or box[2 * axis] != at:
+            return Shape(())
+        at = box[2 * axis + 1]
+    start = 0
+    for each in range(axis + 1):
+        start = start * shape[each] + first[2 * each]
+    size = math.prod(shape[axis + 1 :])
+    return Shape((start * size, (start + at - first[2 * axis]) * size))
+
+
+def _count(box: Shape) -> int:
+    return math.prod(last - first for first, last in zip(box[::2], box[1::2], strict=True))
+
+
+def _first(row: tuple[Any, ...]) -> int:
     return row[0]
 
 
@@ -172,7 +267,11 @@ class _Counts:
 
     def add(self, sender: int, receiver: int, box: Bounds) -> None:
         """Counts the elements of a box."""
-        self._counts[sender * self._members + receiver] += _size(box)
+        self.add_elements(sender, receiver, _size(box))
+
+    def add_elements(self, sender: int, receiver: int, count: int) -> None:
+        """Counts so many elements."""
+        self._counts[sender * self._members + receiver] += count
 
     def flat(self) -> Shape:
         """Row by row; empty where there are none."""
@@ -207,7 +306,10 @@ class _Parts:
 
 
 def find_route(
-    before: DTensorStructInfo, after: DTensorStructInfo, nodes: Sequence[str] = ()
+    before: DTensorStructInfo,
+    after: DTensorStructInfo,
+    nodes: Sequence[str] = (),
+    axis: int | None = None,
 ) -> Route:
     """Finds the route of a tensor from one placement to another.
 
@@ -218,15 +320,17 @@ def find_route(
         before: The tensor as it is placed.
         after: The same tensor as it is to be placed, on any mesh.
         nodes: On which node each worker of the session is; empty where it does not matter.
+        axis: Along which axis of the one mesh all moves; None for any way.
     """
     first, second = before.device_mesh, after.device_mesh
     members = tuple(dict.fromkeys((*first.device_ids, *second.device_ids)))
-    found = _RouteSearch(before, after, nodes)
+    lines = (members,) if axis is None else tuple(first.lines(axis))
+    found = _RouteSearch(before, after, nodes, axis)
     if found.combines:
         found.combine_all()
     else:
         found.copy_all()
-    return Route(before, after, members, tuple(found.reductions), tuple(found.copies))
+    return Route(before, after, members, tuple(found.reductions), tuple(found.copies), lines)
 
 
 class _RouteSearch:
@@ -236,7 +340,11 @@ class _RouteSearch:
     """
 
     def __init__(
-        self, before: DTensorStructInfo, after: DTensorStructInfo, nodes: Sequence[str]
+        self,
+        before: DTensorStructInfo,
+        after: DTensorStructInfo,
+        nodes: Sequence[str],
+        axis: int | None,
     ) -> None:
         self.reductions: list[CellReduction] = []
         self.copies: list[CellCopy] = []
@@ -254,20 +362,21 @@ class _RouteSearch:
             for place in range(after.device_mesh.size)
             if stays or not any(_along(after, place, _partial_axes(after)))
         ]
-        self._stays = stays
+        # From whom a worker gets anything: from those that are where it is on these axes.
+        self._shared = partial if stays else []
+        if axis is not None:
+            self._shared = [each for each in range(before.device_mesh.ndim) if each != axis]
+        self._reach = _places_by(before, self._shared)
         self._cells = _Cells(before, [before, after] if self.combines else [before])
 
     def copy_all(self) -> None:
         """Lets each worker get what it needs from the nearest one that has it."""
         workers = self._after.device_mesh.device_ids
-        partial = _partial_axes(self._before)
         for place in self._receivers:
             receiver = workers[place]
-            allowed = -1
-            if self._stays and partial:
-                allowed = self._values[_along(self._after, place, partial)]
+            reach = self._reach[_along(self._after, place, self._shared)]
             for box, holders in self._cells.of(self._after.pieces(place)):
-                sender = self._nearest(receiver, holders & allowed, _size(box))
+                sender = self._nearest(receiver, holders & reach, _size(box))
                 self.copies.append(CellCopy(sender, receiver, box, -1))
 
     def combine_all(self) -> None:

@@ -22,7 +22,7 @@ from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import Family, find_kind
-from disco_server.devices.base import address, on_device
+from disco_server.devices.base import on_device
 from disco_server.rank.builtins.tensors import neutral
 from disco_server.rank.functions import NamedCall, register_func
 from disco_server.rank.registers import Poison
@@ -39,6 +39,9 @@ Array = Any
 Index = tuple[Any, ...]
 
 _UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
+_NOTHING: tuple[Any, ...] = (0, None, [()], (), [()], [()], ())
+"""What a rank does that is not a member."""
+
 _ALONE = 2
 """How often a register's array is referred to if nobody else has it: there, and to ask this."""
 
@@ -51,17 +54,18 @@ class PartTransfer(NamedCall):
 
     Args:
         worker: This rank.
-        team: The members; None where nothing is sent.
+        team: The members of its line; None where nothing is sent.
         dtype: The tensor's.
         ops: How partial values are combined, and whose neutral element a part consists of that
             gets nothing; empty where there are none.
-        lent: How many elements each member sends to each to be combined, row by row.
-        given: The same of what is sent afterwards.
-        entry: What this rank does: the shape of its part; what it sends to be combined, as
-            [member, box]; what it combines, as [shape, members, own box]; what it sends, as
-            [member, number of what it has combined or -1, box]; what it receives, as [member,
-            box]; and what it keeps, as [number, box, box of its part]. None for a rank that
-            is not a member.
+        counts: How many elements each member of a line sends to each to be combined, row by
+            row, and how many it sends afterwards; for each line.
+        entry: The number of this rank's line, and what it does: the shape of its part; what it
+            sends to be combined, as [member, box]; what it combines, as [shape, members, own
+            box]; what it sends, as [member, number of what it has combined or -1, box]; what
+            it receives, as [member, box]; and what it keeps, as [number, box, box of its
+            part]. Before what is sent and received stands where all of that lies in one
+            piece, if it does. None for a rank that is not a member.
     """
 
     __slots__ = (
@@ -75,7 +79,9 @@ class PartTransfer(NamedCall):
         "_lends",
         "_lent",
         "_op",
+        "_runs",
         "_shape",
+        "_slice",
         "_takes",
         "_team",
         "_worker",
@@ -87,26 +93,31 @@ class PartTransfer(NamedCall):
         team: ProcessGroup | None,
         dtype: str,
         ops: Sequence[str],
-        lent: Sequence[int],
-        given: Sequence[int],
+        counts: Sequence[Sequence[Sequence[int]]],
         entry: Sequence[Any] | None,
     ) -> None:
         super().__init__("transfer", self._run)
         self._worker, self._team = worker, team
         self._dtype = dtype_from_name(dtype)
         self._op, self._fill = ops
-        size = 0 if team is None else team.size
-        self._lent, self._given = _rows(lent, size), _rows(given, size)
         self._is_member = entry is not None
-        shape, lends, combines, gives, takes, keeps = entry or (None, (), (), (), (), ())
+        work: Sequence[Any] = entry or _NOTHING
+        line, shape, lends, combines, gives, takes, keeps = work
+        size = 0 if team is None else team.size
+        lent, given = counts[int(line)]
+        self._lent, self._given = _rows(lent, size), _rows(given, size)
         self._shape = None if shape is None else tuple(shape)
-        self._lends = [(member, -1, _index(box)) for member, box in lends]
+        self._lends = [(-1, _index(box)) for _, box in lends[1:]]
         self._combines = [
             (tuple(extents), tuple(held), _index(own)) for extents, held, own in combines
         ]
-        self._gives = [(member, at, _index(box)) for member, at, box in gives]
-        self._takes = [_index(box) for _, box in takes]
+        self._gives = [(at, _index(box)) for _, at, box in gives[1:]]
+        self._takes = [_index(box) for _, box in takes[1:]]
         self._keeps = [(at, _index(box), _index(there)) for at, box, there in keeps]
+        self._runs = tuple(slice(*each[0]) if each[0] else None for each in (lends, gives, takes))
+        # Where nobody of the line sends anything, what one keeps is cut off at once.
+        alone = not (self._lent or self._given or combines) and len(keeps) == 1
+        self._slice = self._keeps[0][1] if alone else None
 
     def _run(self, local: Array, out: Any = None) -> Array:
         """Carries it out.
@@ -117,6 +128,8 @@ class PartTransfer(NamedCall):
         """
         if not self._is_member:
             return None
+        if self._slice is not None and out is None:
+            return local[self._slice].copy()
         made = self._combine(local) if self._lent or self._combines else []
         if self._shape is None:
             self._exchange_given(local, made, out)
@@ -155,10 +168,9 @@ class PartTransfer(NamedCall):
 
     def _combine(self, local: Array) -> list[Array]:
         """Exchanges partial values, and combines those that this rank is to combine; flat."""
-        parts = [local[box] for _, _, box in self._lends]
         came = self._new(_column(self._lent, self._team))
         if self._lent:
-            self._exchange(_joined(parts, local, self._dtype), came, self._lent)
+            self._exchange(self._joined(self._lends, self._runs[0], local, ()), came, self._lent)
         me = -1 if self._team is None else self._team.rank
         at = _starts(self._lent, self._team)
         made: list[Array] = []
@@ -193,18 +205,38 @@ class PartTransfer(NamedCall):
     def _exchange_given(self, local: Array, made: list[Array], out: Array) -> None:
         if not self._given:
             return
-        parts = [local[box] if at < 0 else made[at] for _, at, box in self._gives]
-        source = _joined(parts, None if made else local, self._dtype)
-        targets = [out[box] for box in self._takes]
-        room = _in_a_row(targets, out)
-        if room is not None:
-            self._exchange(source, room, self._given)
+        source = self._joined(self._gives, self._runs[1], local, made)
+        run = self._runs[2]
+        if run is not None and out.flags.c_contiguous:
+            self._exchange(source, out.reshape(-1)[run], self._given)
             return
-        came = self._new(sum(target.size for target in targets))
+        came = self._new(_column(self._given, self._team))
         self._exchange(source, came, self._given)
-        stops = accumulate(target.size for target in targets)
-        for target, stop in zip(targets, stops, strict=True):
-            target[...] = came[stop - target.size : stop].reshape(target.shape)
+        at = 0
+        for box in self._takes:
+            target = out[box]
+            target[...] = came[at : at + target.size].reshape(target.shape)
+            at += target.size
+
+    def _joined(
+        self,
+        boxes: Sequence[tuple[int, Index]],
+        run: slice | None,
+        local: Array,
+        made: Sequence[Array],
+    ) -> Array:
+        """What is sent, one after the other in one flat array; a copy unless it lies so already."""
+        if run is not None and local.flags.c_contiguous:
+            return local.reshape(-1)[run]
+        if len(boxes) == 1 and boxes[0][0] >= 0:
+            return made[boxes[0][0]]
+        parts = [local[box] if at < 0 else made[at] for at, box in boxes]
+        flat = self._new(sum(part.size for part in parts))
+        at = 0
+        for part in parts:
+            flat[at : at + part.size].reshape(part.shape)[...] = part
+            at += part.size
+        return flat
 
     def _exchange(self, sent: Array, came: Array, rows: Sequence[Sequence[int]]) -> None:
         if self._team is not None:
@@ -235,56 +267,25 @@ def _index(box: Sequence[int]) -> Index:
     return (*map(slice, box[::2], box[1::2]), ...)
 
 
-def _joined(parts: list[Array], whole: Array, dtype: np.dtype[Any]) -> Array:
-    """Parts one after the other in one flat array; a copy unless they lie so already."""
-    row = _in_a_row(parts, whole)
-    if row is not None:
-        return row
-    flat = current_worker().arrays.empty((sum(part.size for part in parts),), dtype)
-    at = 0
-    for part in parts:
-        flat[at : at + part.size] = part.reshape(-1)
-        at += part.size
-    return flat
-
-
-def _in_a_row(parts: Sequence[Array], whole: Array) -> Array:
-    """The memory of parts of an array as one flat array, if they lie one behind the other."""
-    if whole is None or not whole.flags.c_contiguous or not parts:
-        return None
-    start = at = _place(parts[0])
-    for part in parts:
-        if not part.flags.c_contiguous or _place(part) != at:
-            return None
-        at += part.nbytes
-    first = (start - _place(whole)) // whole.itemsize
-    return whole.reshape(-1)[first : first + (at - start) // whole.itemsize]
-
-
-def _place(array: Array) -> int:
-    return address(array) if on_device(array) else int(array.ctypes.data)
-
-
 @register_func("runtime.disco._dt_bind_transfer")
 def bind_transfer(
     team: ProcessGroup | None,
     dtype: str,
     ops: Sequence[str],
-    counts: Sequence[Sequence[int]],
+    counts: Sequence[Sequence[Sequence[int]]],
     entries: Sequence[Sequence[Any] | None],
 ) -> PartTransfer:
     """Makes a function of a route: it takes what this worker has of a tensor.
 
     Args:
-        team: The members of the route; None where nothing is sent.
+        team: The members of this worker's line; None where nothing is sent.
         dtype: Of the tensor.
         ops: See `PartTransfer`.
-        counts: How many elements members send one another, to be combined and afterwards.
+        counts: See `PartTransfer`.
         entries: What each worker of the session does.
     """
     worker = current_worker()
-    lent, given = counts
-    return PartTransfer(worker, team, dtype, ops, lent, given, entries[worker.worker_id])
+    return PartTransfer(worker, team, dtype, ops, counts, entries[worker.worker_id])
 
 
 @register_func("runtime.disco._dt_assign")

@@ -298,7 +298,7 @@ def test_a_failed_tensor_fails_where_it_goes(ranks):
         ((DeviceMesh((2,), [0, 1]), "R, R"), ConfigError, "a spec for each of the 1 axes"),
         ((DeviceMesh((2,), [0, 1]),), TypeError, "expected a Placement"),
         ((), TypeError, "expected .*placement.* or .*mesh, placement"),
-        ((DeviceMesh((2,), [0, 1]), "R", "R"), TypeError, "expected"),
+        ((DeviceMesh((2,), [0, 1]), "R", "R"), TypeError, "positional arguments"),
         (("R", "S[0]"), TypeError, "expected"),
     ],
 )
