@@ -23,6 +23,7 @@ from disco_bench.fairness import FAIRNESS, measure_fairness
 from disco_bench.idle import IDLE, measure_idle
 from disco_bench.llm import LLM, measure_llm
 from disco_bench.memory import MEMORY, measure_memory
+from disco_bench.meshes import MESHES, measure_meshes
 from disco_bench.model import MODEL, measure_model
 from disco_bench.peers import PEERS, measure_peers
 from disco_bench.programs import PROGRAMS, measure_programs
@@ -57,6 +58,7 @@ SECTIONS = {
     "arrays": RowGroup(ARRAYS, measure_arrays),
     "collectives": RowGroup(COLLECTIVES, measure_collectives),
     "dtensor": RowGroup(DTENSOR, measure_dtensor),
+    "meshes": RowGroup(MESHES, measure_meshes),
     "model": RowGroup(MODEL, measure_model),
     "llm": RowGroup(LLM, measure_llm),
     "session": RowGroup(SESSIONS, measure_sessions),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from disco_client.diagnosis import Diagnosis
     from disco_client.errors import (
         AccessDenied,
+        AssignFailed,
         BadArgument,
         BadFile,
         CaptureError,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 __all__ = [
     "REDUCE_OPS",
     "AccessDenied",
+    "AssignFailed",
     "BadArgument",
     "BadFile",
     "CaptureError",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "AccessDenied",
+    "AssignFailed",
     "BadArgument",
     "BadFile",
     "CaptureError",
@@ -322,6 +323,33 @@ class RemoteError(DiscoError):
 
 class RemoteException(RemoteError):
     """A function called on a worker raised."""
+
+
+class AssignFailed(RemoteError):
+    """``session.assign`` failed in the middle; the message lists what has become of the tensors.
+
+    Attributes:
+        new: The names of the tensors that have their new values.
+        poisoned: Those of the bucket that was under way: they stand for this failure until they are
+            assigned again.
+        old: Those that are as they were.
+    """
+
+    def __init__(
+        self,
+        failures: Sequence[RemoteFailure],
+        *,
+        new: Sequence[str] = (),
+        poisoned: Sequence[str] = (),
+        old: Sequence[str] = (),
+    ) -> None:
+        super().__init__(failures)
+        self.new: tuple[str, ...] = tuple(new)
+        self.poisoned: tuple[str, ...] = tuple(poisoned)
+        self.old: tuple[str, ...] = tuple(old)
+        lists = {"new": new, "poisoned": poisoned, "old": old}
+        lines = (f"  {what}: {', '.join(names) or 'none'}" for what, names in lists.items())
+        self.args = ("\n".join([f"{self}\nof the tensors that were assigned", *lines]),)
 
 
 class FunctionNotFound(RemoteError, LookupError):

@@ -546,6 +546,41 @@ class Session:
         """
         return self._engine.call(name, *operands, **options)
 
+    def assign(
+        self,
+        targets: Mapping[str, DTensor],
+        sources: Mapping[str, DTensor],
+        *,
+        progress: bool | None = None,
+    ) -> None:
+        """Gives distributed tensors the values of others, which may be on other meshes.
+
+        As for the parameters of a model that is trained on some workers and used on
+        others. Workers send each other what they lack, as :meth:`DTensor.redistribute
+        <disco_client.distributed.DTensor.redistribute>` does, in buckets: one command
+        for some tensors of up to 32 MiB on a worker. Waits until all are assigned. The
+        targets stay the same tensors, also for programs that have captured them, and
+        their memory is written into where nothing else uses it.
+
+        Args:
+            targets: The tensors that get other values, by their names.
+            sources: For each of them one of the same shape and dtype.
+            progress: Whether to show a progress bar on standard error; None shows it
+                on a terminal.
+
+        Raises:
+            ConfigError: Names, shapes or dtypes do not fit; nothing was assigned.
+            ForeignReference: A tensor belongs to another session.
+            AssignFailed: A bucket failed; the error lists which tensors are new, which
+                are old, and which are of that bucket and stand for this failure.
+            RemoteError: Something had failed before; nothing was assigned.
+            SessionError: The session is closed or lost.
+        """
+        self._check_may_wait("assign")
+        from disco_client.distributed import assign
+
+        assign.assign(self._core, self._engine, targets, sources, progress=progress)
+
     def save(
         self,
         path: str | os.PathLike[str],

@@ -110,6 +110,7 @@ class Engine(Computing, Renewable):
         self._ways = functools.lru_cache(maxsize=_KEPT)(self._find_way)
         self._spreads = functools.lru_cache(maxsize=_KEPT)(self._find_spread)
         self._takers = functools.lru_cache(maxsize=_KEPT)(self._make_taker)
+        self._transfers = functools.lru_cache(maxsize=_KEPT)(self.executor.bind_transfer)
 
     # In and out -----------------------------------------------------------------------
 
@@ -194,19 +195,35 @@ class Engine(Computing, Renewable):
         found = self._core.get_all(tensor.ref, (worker,), own=True, timeout=timeout)
         return np.asarray(found[0])
 
-    def redistribute(self, tensor: DTensor, placement: Placement | str) -> DTensor:
+    def plan(
+        self, tensor: DTensor, placement: Placement | str, mesh: DeviceMesh | None = None
+    ) -> RedistributionPlan:
+        """What a redistribution would take; see ``DTensor.plan``."""
+        if mesh is not None:
+            check_mesh(mesh, self._core.num_workers)
+        return make_plan(tensor.info, placement, mesh, self.executor.nodes)
+
+    def redistribute(
+        self, tensor: DTensor, placement: Placement | str, mesh: DeviceMesh | None = None
+    ) -> DTensor:
         """Brings a tensor to another placement; see ``DTensor.redistribute``."""
         if not isinstance(placement, (str, Placement)):
-            make_plan(tensor.info, placement)  # says what was expected
-        plan, moves = self._ways(tensor.info, placement)
+            self.plan(tensor, placement, mesh)  # says what was expected
+        plan, moves = self._ways(tensor.info, placement, mesh)
         ref = self.executor.run(moves, tensor.ref)
         return DTensor(self, plan.after, ref, Origin("redistribute", (("moved", plan),)))
 
     def _find_way(
-        self, info: DTensorStructInfo, placement: Placement | str
+        self, info: DTensorStructInfo, placement: Placement | str, mesh: DeviceMesh | None
     ) -> tuple[RedistributionPlan, tuple[Move, ...]]:
-        plan = make_plan(info, placement)
+        if mesh is not None:
+            check_mesh(mesh, self._core.num_workers)
+        plan = make_plan(info, placement, mesh, self.executor.nodes)
         return plan, self.executor.prepare(plan)
+
+    def transfer(self, before: DTensorStructInfo, after: DTensorStructInfo) -> DRef:
+        """The function that brings a tensor from one placement to another in one move."""
+        return self._transfers(before, after)
 
     # Functions ------------------------------------------------------------------------
 
@@ -269,7 +286,7 @@ class Engine(Computing, Renewable):
     ) -> _Call:
         """Compiles a call, and sends the workers what they will need for it."""
         infos = tuple(each for each in seen if isinstance(each, DTensorStructInfo))
-        mesh = _one_mesh(name, infos)
+        mesh = _one_mesh(name, seen, self.executor.nodes)
         _refuse_overlaps(name, infos)
         operands = [each.value if isinstance(each, _Number) else each.tensor_sinfo for each in seen]
         local = call_checked(name, rule, *operands, **dict(options))
@@ -402,15 +419,44 @@ def _refuse_overlaps(name: str, infos: Sequence[DTensorStructInfo]) -> None:
         )
 
 
-def _one_mesh(name: str, infos: Sequence[DTensorStructInfo]) -> DeviceMesh:
-    meshes = {info.device_mesh for info in infos}
-    if len(meshes) != 1:
-        text = " and ".join(map(repr, meshes)) or "none"
-        raise ConfigError(
-            f"{name} needs distributed tensors on one mesh, got {text};"
-            " fetch and distribute to bring one to another mesh"
+def _one_mesh(
+    name: str, operands: Sequence[DTensorStructInfo | _Number], nodes: tuple[str, ...]
+) -> DeviceMesh:
+    """The mesh of a function's operands.
+
+    Raises:
+        ConfigError: They are on several, or none is on any; it says how to bring them to one.
+    """
+    infos = {at: each for at, each in enumerate(operands) if isinstance(each, DTensorStructInfo)}
+    meshes = list(dict.fromkeys(info.device_mesh for info in infos.values()))
+    if len(meshes) == 1:
+        return meshes[0]
+    if not meshes:
+        raise ConfigError(f"{name} needs distributed tensors on one mesh, got none")
+    ways: list[str] = []
+    for mesh in meshes:
+        plans = {
+            at: make_plan(info, _placement_on(mesh, info), mesh, nodes)
+            for at, info in infos.items()
+            if info.device_mesh != mesh
+        }
+        calls = (
+            f"operand {at}: x.redistribute({mesh!r}, {str(plan.after.placement)!r})"
+            for at, plan in plans.items()
         )
-    return meshes.pop()
+        sent = sum(plan.nbytes for plan in plans.values())
+        ways.append(f"\n  {', '.join(calls)}, which sends {sent:,} bytes")
+    raise ConfigError(
+        f"{name} needs distributed tensors on one mesh, got {' and '.join(map(repr, meshes))};"
+        f" bring them to one of these first:{' or'.join(ways)}"
+    )
+
+
+def _placement_on(mesh: DeviceMesh, info: DTensorStructInfo) -> Placement:
+    """The placement of a tensor as it would be on another mesh; copies where it does not fit."""
+    specs = info.placement.plain().dim_specs
+    alike = len(specs) == mesh.ndim
+    return Placement(specs if alike else [PlacementSpec.replica()] * mesh.ndim)
 
 
 _REDUCES = {

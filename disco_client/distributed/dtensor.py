@@ -5,17 +5,17 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, cast, overload
 
 import numpy as np
 
 from disco_client.core import Distributed, DRef
-from disco_client.distributed.redistribute import RedistributionPlan, make_plan
+from disco_client.distributed.mesh import DeviceMesh
+from disco_client.distributed.redistribute import RedistributionPlan
 from disco_client.errors import ConfigError
 from disco_client.notebook import html_of
 
 if TYPE_CHECKING:
-    from disco_client.distributed.mesh import DeviceMesh
     from disco_client.distributed.placement import DTensorStructInfo, Placement, PlacementSpec
     from disco_client.wire.values import Shape
 
@@ -46,8 +46,16 @@ class Computing(ABC):
         """Computes another of numpy's functions."""
 
     @abstractmethod
-    def redistribute(self, tensor: DTensor, placement: Placement | str) -> DTensor:
-        """Brings a tensor to another placement."""
+    def redistribute(
+        self, tensor: DTensor, placement: Placement | str, mesh: DeviceMesh | None = None
+    ) -> DTensor:
+        """Brings a tensor to another placement, of its mesh or another one."""
+
+    @abstractmethod
+    def plan(
+        self, tensor: DTensor, placement: Placement | str, mesh: DeviceMesh | None = None
+    ) -> RedistributionPlan:
+        """What that would take."""
 
     @abstractmethod
     def fetch(self, tensor: DTensor, timeout: float | None = None) -> np.ndarray[Any, Any]:
@@ -399,13 +407,31 @@ class DTensor(Distributed, ArrayLike):
         """Whether an engine, and so its session, computes with it."""
         return self._engine is engine
 
-    def plan(self, placement: Placement | str) -> RedistributionPlan:
+    @overload
+    def plan(self, placement: Placement | str, /) -> RedistributionPlan: ...
+
+    @overload
+    def plan(self, *, placement: Placement | str) -> RedistributionPlan: ...
+
+    @overload
+    def plan(self, mesh: DeviceMesh, placement: Placement | str) -> RedistributionPlan: ...
+
+    def plan(
+        self,
+        mesh: DeviceMesh | Placement | str | None = None,
+        placement: Placement | str | None = None,
+    ) -> RedistributionPlan:
         """What :meth:`redistribute` would do; printed, it says so with its cost.
 
+        Args:
+            mesh: The mesh; left out for the tensor's own.
+            placement: A spec for each axis of the mesh, or the text of it.
+
         Raises:
-            ConfigError: The placement does not fit the tensor or the mesh.
+            ConfigError: The placement does not fit the tensor or the mesh, or the session has
+                not all workers of the mesh.
         """
-        return make_plan(self.info, placement)
+        return self._engine.plan(self, *_where("plan", mesh, placement))
 
     def explain(self) -> str:
         """Says what the function that made it cost: what moved between workers, and how much.
@@ -436,16 +462,35 @@ class DTensor(Distributed, ArrayLike):
         ]
         return DTensor(self._engine, self.info, self.ref, Origin(name, tuple(moves)))
 
-    def redistribute(self, placement: Placement | str) -> DTensor:
-        """Returns the same tensor with another placement on the same mesh; at once.
+    @overload
+    def redistribute(self, placement: Placement | str, /) -> DTensor: ...
+
+    @overload
+    def redistribute(self, *, placement: Placement | str) -> DTensor: ...
+
+    @overload
+    def redistribute(self, mesh: DeviceMesh, placement: Placement | str) -> DTensor: ...
+
+    def redistribute(
+        self,
+        mesh: DeviceMesh | Placement | str | None = None,
+        placement: Placement | str | None = None,
+    ) -> DTensor:
+        """Returns the same tensor with another placement, on its mesh or another one; at once.
+
+        ``x.redistribute("R, S[0]")`` stays on the mesh, ``x.redistribute(mesh, "S[1]")`` goes to
+        any other one of the session, which may have some of the same workers or none. The
+        workers send one another what they lack; nothing passes the client.
 
         Args:
+            mesh: The mesh; left out for the tensor's own.
             placement: A spec for each axis of the mesh, or the text of it.
 
         Raises:
-            ConfigError: The placement does not fit the tensor or the mesh.
+            ConfigError: The placement does not fit the tensor or the mesh, or the session has
+                not all workers of the mesh.
         """
-        return self._engine.redistribute(self, placement)
+        return self._engine.redistribute(self, *_where("redistribute", mesh, placement))
 
     def shape_on(self, worker: int) -> tuple[int, ...]:
         """The shape of the part of one worker; no round trip.
@@ -634,6 +679,25 @@ class DTensor(Distributed, ArrayLike):
             f" {str(self.placement)!r} on {self.mesh!r}, parts of"
             f" {' or '.join(map(str, each[:2]))})"
         )
+
+
+def _where(
+    method: str, mesh: DeviceMesh | Placement | str | None, placement: Placement | str | None
+) -> tuple[Placement | str, DeviceMesh | None]:
+    """The placement and the mesh among a method's arguments, the first of which is optional.
+
+    Raises:
+        TypeError: These are others.
+    """
+    if placement is None and mesh is not None:
+        return cast("Placement | str", mesh), None
+    if placement is None or not (mesh is None or isinstance(mesh, DeviceMesh)):
+        msg = (
+            f"expected {method}(placement) or {method}(mesh, placement), such as"
+            f" {method}('S[0]'), got {mesh!r} and {placement!r}"
+        )
+        raise TypeError(msg)
+    return placement, mesh
 
 
 def _deprecated(old: str, new: str) -> None:

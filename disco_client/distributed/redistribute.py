@@ -1,6 +1,7 @@
-"""From one placement to another: which moves, along which axes of the mesh, at what cost.
+"""From one placement to another, on the same mesh or another: which moves, at what cost.
 
-Along one axis of the mesh each pair of specs has one way between them::
+Between two meshes there is one move, a transfer, by the route that `routes` finds. On one mesh
+each pair of specs has one way between them along one axis of the mesh::
 
     from      to        move
     R         S[j]      slice            each keeps its part; nothing travels
@@ -15,7 +16,11 @@ Given parts, ``S[j: ...]``, come from a copy for each and become one.
 A plan is a way through the placements that are possible in between, the one on which
 the fewest bytes reach a worker, found as Dijkstra's shortest path. Where several axes
 of the mesh split one axis of the tensor, only the last of them can be changed, since
-the pieces of the others do not lie side by side.
+the pieces of the others do not lie side by side. Where nothing is to be combined and a
+transfer brings fewer bytes than this way does, it is the plan.
+
+The collectives of a library do what it does best: allgather, allreduce and reduce-scatter of equal
+parts. Slices, all-to-alls and moves from given parts are carried out as transfers are.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.placement import (
@@ -36,6 +41,7 @@ from disco_client.distributed.placement import (
     crosses,
     mixes,
 )
+from disco_client.distributed.routes import Route, find_route
 from disco_client.errors import ConfigError
 from disco_client.wire.partition import Intervals, coordinate_of, cut, line_of
 from disco_client.wire.values import Shape
@@ -50,7 +56,6 @@ __all__ = [
     "RedistributionStep",
     "all_bounds",
     "first_places",
-    "flat_bounds",
     "line_extents",
     "local_shapes",
     "make_plan",
@@ -68,11 +73,13 @@ class RedistributionStep:
 
     Attributes:
         move: Its name: "slice", "allgather", "all-to-all", "allreduce",
-            "reduce-scatter" or "keep"; "broadcast" only where a host array comes in.
-        mesh_axis: Along which axis of the mesh.
+            "reduce-scatter", "keep" or "transfer"; "broadcast" only where a host array
+            comes in.
+        mesh_axis: Along which axis of the mesh; of a transfer -1.
         before: The tensor before it.
         after: The tensor after it.
-        nbytes: How many bytes reach each worker, in the order of the mesh's list.
+        nbytes: How many bytes reach each of `workers`.
+        route: Who sends what to whom in a transfer; None for another move.
     """
 
     move: str
@@ -80,6 +87,14 @@ class RedistributionStep:
     before: DTensorStructInfo
     after: DTensorStructInfo
     nbytes: tuple[int, ...]
+    route: Route | None = None
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The workers that `nbytes` speaks of: those of the mesh, in a transfer of both."""
+        if self.route is not None:
+            return self.route.members
+        return tuple(self.before.device_mesh.device_ids)
 
     @property
     def cost(self) -> int:
@@ -87,6 +102,8 @@ class RedistributionStep:
         return max(self.nbytes)
 
     def __str__(self) -> str:
+        if self.route is not None:
+            return f"transfer: {_way(self.before, self.after)}, {self.cost:,} bytes to a worker"
         mesh = self.before.device_mesh
         name = f" ({mesh.names[self.mesh_axis]})" if mesh.names else ""
         source = str(self.before.placement.dim_specs[self.mesh_axis])
@@ -101,7 +118,7 @@ class RedistributionStep:
 
 @dataclass(frozen=True, slots=True)
 class RedistributionPlan:
-    """The moves that bring a tensor from one placement to another.
+    """The moves that bring a tensor from one placement to another, of its mesh or another one.
 
     Attributes:
         before: The tensor as it is placed.
@@ -118,30 +135,118 @@ class RedistributionPlan:
         """The bytes that reach the worker that gets the most, move by move."""
         return sum(step.cost for step in self.steps)
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes all workers together are sent."""
+        return sum(sum(step.nbytes) for step in self.steps)
+
+    @property
+    def bound(self) -> int:
+        """How many bytes have to be sent at least, by all workers together.
+
+        What a worker lacks comes to it once. Partial values of ``k`` workers that ``m`` need take
+        ``k + m - 1`` times their size, once less where one of these has some and needs them.
+        """
+        return sum(_transfer_step(self.before, self.after, ()).nbytes)
+
+    @property
+    def ratio(self) -> float:
+        """How many times the lower bound is sent; 1 where nothing has to be."""
+        return self.nbytes / self.bound if self.bound else 1.0
+
+    @property
+    def traffic(self) -> dict[tuple[int, int], int]:
+        """The bytes that each worker sends to each other one by transfers, by both of them."""
+        found: dict[tuple[int, int], int] = {}
+        for step in self.steps:
+            for pair, nbytes in step.route.traffic().items() if step.route else ():
+                found[pair] = found.get(pair, 0) + nbytes
+        return found
+
     def __str__(self) -> str:
-        title = (
-            f"{self.before.placement} -> {self.after.placement}: {self.cost:,} bytes to a worker"
+        lines = [f"{_way(self.before, self.after)}: {self.cost:,} bytes to a worker"]
+        for number, step in enumerate(self.steps, 1):
+            lines.append(f"  {number}. {step}")
+            sent = list(step.route.traffic().items()) if step.route else []
+            lines += [
+                f"     worker {sender} to worker {receiver}: {nbytes:,} bytes"
+                for (sender, receiver), nbytes in sent[:_MOST_LINES]
+            ]
+            if len(sent) > _MOST_LINES:
+                rest = sum(nbytes for _, nbytes in sent[_MOST_LINES:])
+                lines.append(f"     and {len(sent) - _MOST_LINES} more: {rest:,} bytes")
+        if not self.steps:
+            return f"{lines[0]}\n  nothing to do"
+        lines.append(
+            f"  {self.nbytes:,} bytes in all, {self.ratio:.2f} times the least, {self.bound:,}"
         )
-        lines = [f"  {number}. {step}" for number, step in enumerate(self.steps, 1)]
-        return "\n".join([title, *(lines or ["  nothing to do"])])
+        return "\n".join(lines)
 
 
-def make_plan(info: DTensorStructInfo, placement: Placement | str) -> RedistributionPlan:
-    """Finds the cheapest way from a tensor's placement to another one on its mesh.
+_MOST_LINES = 64
+"""How many pairs of workers a printed plan lists for one transfer."""
+
+
+def _way(before: DTensorStructInfo, after: DTensorStructInfo) -> str:
+    """From where to where; with the meshes if they are two."""
+    if before.device_mesh == after.device_mesh:
+        return f"{before.placement} -> {after.placement}"
+    return (
+        f"{before.placement} on {before.device_mesh!r} ->"
+        f" {after.placement} on {after.device_mesh!r}"
+    )
+
+
+def make_plan(
+    info: DTensorStructInfo,
+    placement: Placement | str,
+    mesh: DeviceMesh | None = None,
+    nodes: tuple[str, ...] = (),
+) -> RedistributionPlan:
+    """Finds the cheapest way from a tensor's placement to another one.
 
     Args:
         info: The tensor as it is placed.
         placement: The wanted placement.
+        mesh: On which mesh; by default on that of the tensor.
+        nodes: On which node each worker of the session is; empty where it does not matter.
 
     Raises:
         ConfigError: The placement does not fit the tensor or the mesh.
     """
-    return _cheapest(info, DTensorStructInfo(info.tensor_sinfo, info.device_mesh, placement))
+    where = info.device_mesh if mesh is None else mesh
+    return _cheapest(info, DTensorStructInfo(info.tensor_sinfo, where, placement), nodes)
 
 
 # Programs repeat the same redistributions, and finding a plan takes longer than running it.
 @functools.lru_cache(maxsize=4096)
-def _cheapest(info: DTensorStructInfo, target: DTensorStructInfo) -> RedistributionPlan:
+def _cheapest(
+    info: DTensorStructInfo, target: DTensorStructInfo, nodes: tuple[str, ...]
+) -> RedistributionPlan:
+    if info.device_mesh != target.device_mesh:
+        return RedistributionPlan(info, target, (_transfer_step(info, target, nodes),))
+    steps = _cheapest_steps(info, target)
+    combines = any(spec.is_partial for spec in info.placement.dim_specs)
+    sent = sum(sum(step.nbytes) for step in steps)
+    # A single move cannot be bettered.
+    if len(steps) > 1 and sent and not combines:
+        once = _transfer_step(info, target, nodes)
+        if sum(once.nbytes) < sent:
+            steps = (once,)
+    return RedistributionPlan(info, target, steps)
+
+
+@functools.lru_cache(maxsize=1024)
+def _transfer_step(
+    before: DTensorStructInfo, after: DTensorStructInfo, nodes: tuple[str, ...]
+) -> RedistributionStep:
+    route = find_route(before, after, nodes)
+    return RedistributionStep("transfer", -1, before, after, route.received(), route)
+
+
+def _cheapest_steps(
+    info: DTensorStructInfo, target: DTensorStructInfo
+) -> tuple[RedistributionStep, ...]:
     first, last = info.placement.dim_specs, target.placement.dim_specs
     choices = sorted(_between(first, last, info.tensor_sinfo.ndim), key=str)
     best: dict[_State, int] = {first: 0}
@@ -173,7 +278,7 @@ def _cheapest(info: DTensorStructInfo, target: DTensorStructInfo) -> Redistribut
             raise ConfigError(f"there is no way from {info.placement} to {target.placement}")
         found.append(came[at])
         at = came[at].before.placement.dim_specs
-    return RedistributionPlan(info, target, tuple(reversed(found)))
+    return tuple(reversed(found))
 
 
 def spread_plan(info: DTensorStructInfo) -> RedistributionPlan:
@@ -216,7 +321,8 @@ def _steps_from(
             move = _move(source, target)
             if move and _is_last_split(state, axis, target):
                 specs = (*state[:axis], target, *state[axis + 1 :])
-                if mixes(specs) or crosses(specs):
+                fits = not target.parts or len(target.parts) == info.device_mesh.shape[axis]
+                if mixes(specs) or crosses(specs) or not fits:
                     continue
                 after = DTensorStructInfo(info.tensor_sinfo, info.device_mesh, Placement(specs))
                 yield RedistributionStep(
@@ -265,7 +371,7 @@ def _bytes_of(
         elif move == "reduce-scatter":
             count = (parts - 1) * math.prod(after.local_shape(place))
         elif move == "allgather":
-            count = sum(held[other] for other in line_of(mesh.shape, place, axis)) - own
+            count = math.prod(after.local_shape(place)) - own
         else:
             pairs = zip(before.pieces(place), after.pieces(place), strict=True)
             count = math.prod(after.local_shape(place)) - math.prod(
@@ -319,15 +425,6 @@ def first_places(info: DTensorStructInfo) -> list[int]:
     ]
 
 
-def flat_bounds(before: DTensorStructInfo, after: DTensorStructInfo) -> list[Shape]:
-    """Where in each part the smaller new part lies: first, last for each axis."""
-    found: list[Shape] = []
-    for place in range(before.device_mesh.size):
-        pairs = zip(before.bounds(place), after.bounds(place), strict=True)
-        found.append(Shape(at - start for (start, _), part in pairs for at in part))
-    return found
-
-
 def line_extents(info: DTensorStructInfo, mesh_axis: int, axis: int) -> list[Shape]:
     """For each place of the mesh the extents of the parts of its line along an axis.
 
@@ -370,7 +467,7 @@ class RedistributionExecutor:
 
     def __init__(self, core: SessionCore) -> None:
         self._core = core
-        self._teams: dict[tuple[DeviceMesh, int], DRef] = {}
+        self._teams: dict[tuple[tuple[int, ...], ...], DRef] = {}
         self.watchers: list[Callable[[RedistributionStep], None]] = []
 
     def bind(self, move: str, *constants: object) -> DRef:
@@ -394,13 +491,45 @@ class RedistributionExecutor:
 
     def team(self, mesh: DeviceMesh, axis: int) -> DRef:
         """The communicators along an axis of a mesh, made once."""
+        return self._team(tuple(mesh.lines(axis)))
+
+    def _team(self, lines: tuple[tuple[int, ...], ...]) -> DRef:
         known = self._teams
-        team = known.get((mesh, axis))
+        team = known.get(lines)
         if team is None:
-            lines = [list(line) for line in mesh.lines(axis)]
-            team = self._core.call_now("runtime.disco._make_teams", lines)
-            known[mesh, axis] = team
+            team = self._core.call_now("runtime.disco._make_teams", list(map(list, lines)))
+            known[lines] = team
         return team
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """On which node each worker of the session is."""
+        return tuple(rank.node for rank in self._core.welcome.ranks)
+
+    def bind_transfer(
+        self, before: DTensorStructInfo, after: DTensorStructInfo, axis: int | None = None
+    ) -> DRef:
+        """Makes a function of a route on the workers, for the whole session.
+
+        Args:
+            before: The tensor as it is placed.
+            after: The tensor as it is to be placed.
+            axis: Along which axis of the one mesh; None for any way.
+        """
+        # Plans that are made only to compare their costs know nothing of nodes.
+        route = find_route(before, after, self.nodes, axis)
+        tables = route.tables()
+        entries: list[Any] = [None] * self._core.num_workers
+        for worker, entry in zip(route.members, tables.entries, strict=True):
+            entries[worker] = entry
+        return self._core.call_now(
+            "runtime.disco._dt_bind_transfer",
+            self._team(route.lines) if tables.sends else None,
+            before.tensor_sinfo.dtype_name,
+            [_op_of(before), _op_of(after)],
+            [list(each) for each in tables.counts],
+            entries,
+        )
 
     def renew(self) -> None:
         """Forgets the communicators, because other workers take the place of theirs."""
@@ -430,14 +559,9 @@ class RedistributionExecutor:
         return self.table(info.device_mesh, line_extents(info, mesh_axis, axis))
 
 
-def _slice(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
-    mesh = step.before.device_mesh
-    spec = step.after.placement.dim_specs[step.mesh_axis]
-    if step.after.is_explicit:
-        # Along the other axes nothing changes, and parts of those need not be one block.
-        pieces = [_within(step, place, spec.axis) for place in range(mesh.size)]
-        return executor.bind("select", spec.axis, executor.table(mesh, pieces))
-    return executor.bind("slice", executor.table(mesh, flat_bounds(step.before, step.after)))
+def _op_of(info: DTensorStructInfo) -> str:
+    """How partial values of a tensor are combined; empty if there are none."""
+    return next((spec.op for spec in info.placement.dim_specs if spec.is_partial), "")
 
 
 def _keep(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
@@ -449,31 +573,10 @@ def _keep(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
 
 def _allgather(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
     spec = step.before.placement.dim_specs[step.mesh_axis]
+    if spec.parts:  # which need not lie side by side
+        return _transfer(executor, step)
     extents = executor._extents(step.before, step.mesh_axis, spec.axis)  # noqa: SLF001
-    order = [_order_of(cast("tuple[Intervals, ...]", spec.parts))] if spec.parts else []
-    return executor.bind("allgather", _team(executor, step), spec.axis, extents, *order)
-
-
-def _within(step: RedistributionStep, place: int, axis: int) -> Shape:
-    """The range that a worker keeps, within its part of an axis."""
-    ((start, _),) = step.before.pieces(place)[axis]
-    return Shape(at - start for piece in step.after.pieces(place)[axis] for at in piece)
-
-
-def _order_of(parts: tuple[Intervals, ...]) -> Shape:
-    """Which pieces of given parts, one behind the other, make up the axis: first, last for each."""
-    starts: list[tuple[int, int, int]] = []
-    at = 0
-    for start, stop in (piece for pieces in parts for piece in pieces):
-        starts.append((start, stop, at))
-        at += stop - start
-    found: list[int] = []
-    done = 0
-    for start, stop, where in sorted(starts):
-        if stop > done:
-            found += (where + done - start, where + stop - start)
-            done = stop
-    return Shape(found)
+    return executor.bind("allgather", _team(executor, step), spec.axis, extents)
 
 
 def _allreduce(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
@@ -488,13 +591,9 @@ def _reduce_scatter(executor: RedistributionExecutor, step: RedistributionStep) 
     return executor.bind("reduce_scatter", _team(executor, step), op, axis, extents)
 
 
-def _all_to_all(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
-    source = step.before.placement.dim_specs[step.mesh_axis]
-    target = step.after.placement.dim_specs[step.mesh_axis]
-    have = executor._extents(step.before, step.mesh_axis, source.axis)  # noqa: SLF001
-    want = executor._extents(step.after, step.mesh_axis, target.axis)  # noqa: SLF001
-    team = _team(executor, step)
-    return executor.bind("all_to_all", team, source.axis, target.axis, have, want)
+def _transfer(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
+    axis = step.mesh_axis if step.mesh_axis >= 0 else None
+    return executor.bind_transfer(step.before, step.after, axis)
 
 
 def _broadcast(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
@@ -507,10 +606,11 @@ def _team(executor: RedistributionExecutor, step: RedistributionStep) -> DRef:
 
 _BINDERS: dict[str, Callable[[RedistributionExecutor, RedistributionStep], DRef]] = {
     "broadcast": _broadcast,
-    "slice": _slice,
+    "slice": _transfer,
     "keep": _keep,
     "allgather": _allgather,
     "allreduce": _allreduce,
     "reduce-scatter": _reduce_scatter,
-    "all-to-all": _all_to_all,
+    "all-to-all": _transfer,
+    "transfer": _transfer,
 }

@@ -27,6 +27,7 @@ __all__ = [
     "FileTensor",
     "LoadChoice",
     "Stored",
+    "await_values",
     "distribute_file",
     "from_npy",
     "from_safetensors",
@@ -189,7 +190,7 @@ def save(
     whole = {
         name: tensor.redistribute(tensor.placement.plain()) for name, tensor in tensors.items()
     }
-    _await_values(core, list(whole.values()))
+    await_values(core, list(whole.values()))
     generation = f"generation-{secrets.token_hex(8)}"
     begun = _save(core, "begin", where, generation)
     try:
@@ -204,7 +205,7 @@ def save(
         raise
 
 
-def _await_values(core: SessionCore, tensors: Sequence[DTensor]) -> None:
+def await_values(core: SessionCore, tensors: Sequence[DTensor]) -> None:
     """Waits until tensors are computed; raises why one could not be, also if a call has before."""
     for first in range(0, len(tensors), _PAGE_TENSORS):
         refs = [tensor.ref for tensor in tensors[first : first + _PAGE_TENSORS]]

@@ -52,6 +52,63 @@ def check_move(session, name, array):
             np.testing.assert_array_equal(moved.shard(worker), array[part])
 
 
+JOURNEYS = {
+    "parts": ("S[0], S[1]", "S[1]"),
+    "copies": ("R, R", "S[0]"),
+    "to copies": ("S[1], R", "R"),
+    "sums": ("P, S[0]", "R"),
+    "sums and copies": ("R, P", "S[1]"),
+    "largest": ("P[max], P[max]", "R"),
+    "to sums": ("S[0], R", "P"),
+    "given parts": ("S[0: 0-1, 1-5], R", "S[0: 2-5, -, 0-3]"),
+}
+
+
+@pytest.mark.parametrize("name", JOURNEYS)
+def test_to_another_mesh_and_back(session, name):
+    """With other workers and another shape; every part where it belongs, nothing sent twice."""
+    before, after = JOURNEYS[name]
+    for shape in ((5, 7), (5, 1)):
+        array = numbers(shape)
+        x = session.distribute(array, GRID, before)
+        plan, at_first = x.plan(LINE, after), received(session)
+        moved = x.redistribute(LINE, after)
+        assert received(session) - at_first == plan.nbytes == plan.bound
+        np.testing.assert_array_equal(moved.numpy(), array)
+        for place, worker in enumerate(LINE.device_ids if "P" not in after else ()):
+            axes = [[i for a, b in each for i in range(a, b)] for each in moved.info.pieces(place)]
+            np.testing.assert_array_equal(moved.shard(worker), array[np.ix_(*axes)])
+        np.testing.assert_array_equal(moved.redistribute(GRID, before).numpy(), array)
+
+
+def received(session):
+    """How many bytes all workers together have brought to each other."""
+    return sum(session.get_global_func("runtime.disco._received_bytes")().get_all())
+
+
+def test_dtypes_between_meshes(session):
+    """Combined or only moved, bit for bit."""
+    for dtype in ("float64", "float16", "int32", "int8", "bool", "complex64"):
+        array = numbers((4, 6)) > 0 if dtype == "bool" else numbers((4, 6), dtype)
+        for before in ("S[0], P", "R, S[1]"):
+            moved = session.distribute(array, GRID, before).redistribute(LINE, "R")
+            for worker in LINE.device_ids:
+                assert moved.shard(worker).dtype == array.dtype
+                np.testing.assert_array_equal(moved.shard(worker), array)
+
+
+def test_assigning(session):
+    """Values go from mesh to mesh, into tensors that stay; twice, as what is there fits then."""
+    for seed in (1, 2):
+        arrays = {name: numbers(shape, seed=seed) for name, shape in (("w", (5, 7)), ("b", (3,)))}
+        sources = {name: session.distribute(a, GRID, "S[0], P") for name, a in arrays.items()}
+        if seed == 1:
+            targets = {name: session.distribute(0 * a, LINE, "S[0]") for name, a in arrays.items()}
+        session.assign(targets, sources)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(targets[name].numpy(), array)
+
+
 def test_dtypes(session):
     """Those that numpy and cupy share."""
     for dtype in ("float64", "float16", "int32", "int8", "bool", "complex64"):

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": 1,
     "docs/asyncio.md": 4,
+    "docs/dtensor.md": 2,
     "docs/functions.md": 4,
     "docs/reliability.md": 1,
     "docs/worker-functions.md": 1,

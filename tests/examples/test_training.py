@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -22,3 +24,19 @@ def test_a_cluster_that_is_not_there_is_one_line_and_a_hint():
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "disco local --nodes 2 --slots 2 -- python examples/train_numpy.py" in line
+
+
+@pytest.mark.timeout(180)
+def test_what_two_workers_have_learned_two_others_write():
+    """Weights arrive as they left, and nothing is sent twice; and they learn."""
+    done = train("train_and_generate", "--steps", "120", "--every", "60", "--hidden", "128")
+    assert done.returncode == 0, done.stderr
+    *rows, direct, by_client = done.stdout.splitlines()
+    first, second = (float(row.rpartition(" ")[2]) for row in rows[::2])
+    assert second < first
+    assert "Twinkle, twinkle, little star" in rows[-1]
+    sent, passed = (
+        int(re.search(r"([\d,]+) bytes", line)[1].replace(",", "")) for line in (direct, by_client)
+    )
+    assert passed == 2 * sent
+    assert direct.endswith("1.00 times the least")

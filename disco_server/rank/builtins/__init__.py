@@ -6,8 +6,18 @@ from disco_server.rank.builtins import (
     files,
     objects,
     tensors,
+    transfers,
     tvm_names,
     weights,
 )
 
-__all__ = ["checkpoints", "core", "files", "objects", "tensors", "tvm_names", "weights"]
+__all__ = [
+    "checkpoints",
+    "core",
+    "files",
+    "objects",
+    "tensors",
+    "transfers",
+    "tvm_names",
+    "weights",
+]

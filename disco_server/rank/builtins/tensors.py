@@ -1,5 +1,7 @@
 """The local halves of a distributed tensor's moves; see ``disco_client.distributed.redistribute``.
 
+What is only sent from worker to worker, or stays, is brought by `transfers`.
+
 A command is the same for every worker, so arguments that differ from worker to worker are
 tables with an entry for each: None for a worker outside the mesh, which holds nothing.
 
@@ -55,42 +57,18 @@ def _empty(shapes: Table, dtype: Any) -> HostArray | None:
 
 
 def _from_host(whole: HostArray, bounds: Table) -> HostArray | None:
-    """Takes this worker's part of an array that was sent with the command."""
-    return None if _mine(bounds) is None else _slice(whole, bounds)
-
-
-def _slice(local: HostArray | None, bounds: Table) -> HostArray | None:
-    """Takes a part of what this worker has; a copy, so that the rest can go.
+    """Takes this worker's part of an array that was sent with the command; a copy.
 
     Args:
-        local: What it has.
+        whole: The array.
         bounds: For each worker first and last of each axis, one after the other.
     """
-    if local is None:
-        return None
     mine = _mine(bounds)
+    if mine is None:
+        return None
     part = tuple(slice(first, last) for first, last in zip(mine[::2], mine[1::2], strict=True))
-    # Not local[part] alone, which of an array without axes is no array.
-    return local[(*part, ...)].copy()
-
-
-def _select(local: HostArray | None, axis: int, pieces: Table) -> HostArray | None:
-    """Takes pieces of one axis of what this worker has; a copy.
-
-    Args:
-        local: What it has.
-        axis: Of the tensor.
-        pieces: For each worker first and last of each piece, one after the other.
-    """
-    return None if local is None else _pick(local, axis, _mine(pieces))
-
-
-def _pick(array: HostArray, axis: int, flat: Sequence[int]) -> HostArray:
-    xp: Any = current_worker().xp
-    pieces = zip(flat[::2], flat[1::2], strict=True)
-    before = (slice(None),) * axis
-    parts = [array[(*before, slice(first, last))] for first, last in pieces]
-    return xp.concatenate(parts or [array[(*before, slice(0, 0))]], axis=axis)
+    # Not whole[part] alone, which of an array without axes is no array.
+    return whole[(*part, ...)].copy()
 
 
 def _keep(local: HostArray | None, op: str, keeps: Table) -> HostArray | None:
@@ -117,9 +95,7 @@ def _allreduce(local: HostArray | None, team: Any, op: str) -> HostArray | None:
     return out
 
 
-def _allgather(
-    local: HostArray | None, team: Any, axis: int, extents: Table, order: Sequence[int] = ()
-) -> HostArray | None:
+def _allgather(local: HostArray | None, team: Any, axis: int, extents: Table) -> HostArray | None:
     """Puts the parts of a line together along an axis.
 
     Args:
@@ -127,8 +103,6 @@ def _allgather(
         team: The line.
         axis: Of the tensor.
         extents: For each worker the extents of the parts of its line.
-        order: Which pieces of these make up the axis, first and last of each one after
-            the other; empty where the parts do as they are.
     """
     if local is None:
         return None
@@ -137,8 +111,7 @@ def _allgather(
     rest = math.prod(_with(local.shape, axis, 1))
     flat = _new(local, (sum(parts) * rest,))
     team.allgather(_flat(local), flat, [extent * rest for extent in parts])
-    joined = _join(flat, [_with(local.shape, axis, extent) for extent in parts], axis, whole)
-    return _pick(joined, axis, order) if order else joined
+    return _join(flat, [_with(local.shape, axis, extent) for extent in parts], axis, whole)
 
 
 def _reduce_scatter(
@@ -153,31 +126,6 @@ def _reduce_scatter(
     source = _split(local, parts, axis)
     team.reduce_scatter(source, out, ReduceOp.from_name(op), [part * rest for part in parts])
     return out
-
-
-def _all_to_all(
-    local: HostArray | None, team: Any, source_axis: int, target_axis: int, have: Table, want: Table
-) -> HostArray | None:
-    """Splits along another axis: each gets its part of the parts of the others.
-
-    Args:
-        local: This worker's part.
-        team: The line.
-        source_axis: Along which the tensor is split.
-        target_axis: Along which it is to be.
-        have: For each worker the extents along the first axis in its line.
-        want: The same along the second one.
-    """
-    if local is None:
-        return None
-    had, wanted = list(_mine(have)), list(_mine(want))
-    rest = math.prod(_with(_with(local.shape, source_axis, 1), target_axis, 1))
-    counts = [[mine * its * rest for its in wanted] for mine in had]
-    across = _with(local.shape, target_axis, wanted[team.rank])
-    shapes = [_with(across, source_axis, extent) for extent in had]
-    flat = _new(local, (sum(math.prod(shape) for shape in shapes),))
-    team.all_to_all(_split(local, wanted, target_axis), flat, counts)
-    return _join(flat, shapes, source_axis, _with(across, source_axis, sum(had)))
 
 
 def _split(array: HostArray, extents: Sequence[int], axis: int) -> HostArray:
@@ -213,14 +161,11 @@ def _join(
 _MOVES: Mapping[str, Callable[..., HostArray | None]] = {
     "empty": _empty,
     "from_host": _from_host,
-    "slice": _slice,
-    "select": _select,
     "keep": _keep,
     "broadcast": _broadcast,
     "allreduce": _allreduce,
     "allgather": _allgather,
     "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
 }
 
 
@@ -371,7 +316,7 @@ def _reduction(name: str) -> Local:
         if name in ("max", "min") and not all(x.shape[a] for a in axes):
             # A worker without elements has what changes nothing.
             shape = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
-            out = xp.full(shape, _neutral(name, kind), kind)
+            out = xp.full(shape, neutral(name, kind), kind)
             return (
                 out if keepdims else out.reshape([n for a, n in enumerate(shape) if a not in axes])
             )
@@ -381,7 +326,15 @@ def _reduction(name: str) -> Local:
     return reduce
 
 
-def _neutral(name: str, dtype: np.dtype[Any]) -> Any:
+def neutral(name: str, dtype: np.dtype[Any]) -> Any:
+    """What changes nothing when it is combined with anything else.
+
+    Args:
+        name: How it is combined: "sum", "prod", "min" or "max".
+        dtype: Of the elements.
+    """
+    if name in ("sum", "prod"):
+        return name == "prod"
     if dtype.kind == "b":
         return name == "min"
     if dtype.kind in "iu":

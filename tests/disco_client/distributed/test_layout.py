@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from disco_client.distributed import DeviceMesh, DTensorStructInfo, TensorStructInfo
 from disco_client.distributed.redistribute import (
-    flat_bounds,
     line_extents,
     local_shapes,
     per_worker,
@@ -28,14 +27,6 @@ def test_the_shapes_of_parts():
     assert shapes == [(3, 4), (3, 3), (2, 4), (2, 3)]
     assert [tuple(shape) for shape in local_shapes(info("S[0], S[0]", (3,)))] == [
         *((1,), (1,), (1,), (0,)),
-    ]
-
-
-def test_where_the_smaller_part_lies_in_the_larger():
-    """First and last of each axis, counted from where the larger one begins."""
-    bounds = flat_bounds(info("S[0], R"), info("S[0], S[0]"))
-    assert [tuple(each) for each in bounds] == [
-        *((0, 2, 0, 7), (2, 3, 0, 7), (0, 1, 0, 7), (1, 2, 0, 7)),
     ]
 
 

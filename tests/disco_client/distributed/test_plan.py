@@ -56,6 +56,8 @@ def split_values(parts, mesh, axis, op, rng):
 
 def carry_out(step, parts):
     """One step, by what its name says, with the bytes that reach each worker."""
+    if step.move == "transfer":
+        return carry_out_route(step.route, parts)
     mesh = step.before.device_mesh.shape
     source = step.before.placement.dim_specs[step.mesh_axis]
     target = step.after.placement.dim_specs[step.mesh_axis]
@@ -88,6 +90,55 @@ def carry_out(step, parts):
         else:
             reached.append(0)
     return after, tuple(reached)
+
+
+def carry_out_route(route, parts):
+    """Each copy and each combination by itself, on the whole tensor's indices."""
+    before, after = route.before, route.after
+    workers = before.device_mesh.device_ids
+    shape = tuple(before.tensor_sinfo.shape)
+    held = {}
+    for place, worker in enumerate(workers):
+        held[worker] = np.zeros(shape, np.int64)
+        held[worker][np.ix_(*indices(before.pieces(place)))] = parts[place]
+    op = next((spec.op for spec in before.placement.dim_specs if spec.is_partial), "sum")
+    reached = dict.fromkeys(route.members, 0)
+    combined = []
+    for worker, box, holders in route.reductions:
+        at = tuple(slice(*each) for each in box)
+        combined.append(functools.reduce(COMBINE[op], [held[each][at] for each in holders]))
+        assert len(set(holders)) == len(holders)
+        reached[worker] += sum(held[each][at].nbytes for each in holders if each != worker)
+    out = [
+        np.full(after.local_shape(place), neutral_of(after, place))
+        for place in range(after.device_mesh.size)
+    ]
+    for sender, receiver, box, source in route.copies:
+        place = after.device_mesh.device_ids.index(receiver)
+        values = held[sender][tuple(slice(*each) for each in box)] if source < 0 else None
+        if source >= 0:
+            reduction = route.reductions[source]
+            assert (reduction.worker, reduction.box) == (sender, box)
+            values = combined[source]
+        picked = [
+            [at for at, index in enumerate(own) if start <= index < stop]
+            for own, (start, stop) in zip(indices(after.pieces(place)), box, strict=True)
+        ]
+        out[place][np.ix_(*picked)] = values
+        reached[receiver] += values.nbytes * (sender != receiver)
+    return out, tuple(reached.values())
+
+
+def indices(pieces):
+    return [[index for piece in each for index in range(*piece)] for each in pieces]
+
+
+def neutral_of(info, place):
+    """What a part has before anything comes; what must come is found missing by it."""
+    at = coordinate_of(info.device_mesh.shape, place)
+    specs = zip(info.placement.dim_specs, at, strict=True)
+    op = next((spec.op for spec, index in specs if spec.is_partial and index), None)
+    return {None: -99, "sum": 0, "prod": 1, "min": 99, "max": -99}[op]
 
 
 kinds = st.sampled_from(["R", "S[0]", "S[1]", "S[2]", "P", "P[prod]", "P[min]", "P[max]"])
@@ -145,8 +196,8 @@ def combined(parts, info):
         ("P, R", "R, R", ["allreduce"], 192),
         # First what is combined is split, so that less is combined and gathered.
         ("P, P", "R, R", ["reduce-scatter", "allreduce", "allgather"], 288),
-        # Of two cuts of one axis only the later one can be undone.
-        ("S[0], S[0]", "R, S[0]", ["allgather", "allgather", "slice"], 144),
+        # Of two cuts of one axis only the later one can be undone by itself.
+        ("S[0], S[0]", "R, S[0]", ["transfer"], 96),
     ],
 )
 def test_the_cheapest_moves_are_taken(before, after, moves, cost):
@@ -165,6 +216,7 @@ def test_a_plan_says_what_it_does():
         "P[sum], S[1] -> S[0], R: 12,288 bytes to a worker",
         "  1. reduce-scatter along mesh axis 0 (dp): P[sum] -> S[0], 6,144 bytes to a worker",
         "  2. allgather along mesh axis 1 (tp): S[1] -> R, 6,144 bytes to a worker",
+        "  49,152 bytes in all, 1.00 times the least, 49,152",
     ]
     assert "nothing to do" in str(make_plan(plan.before, "P, S[1]"))
 

@@ -13,6 +13,7 @@ import pytest
 
 from disco_client import connect, errors
 from disco_client.arrays.transfer import Uploads
+from disco_client.distributed import DeviceMesh
 from disco_client.transport.base import Interrupted
 
 LARGE = 100_000
@@ -188,6 +189,21 @@ def test_distributed_tensors_and_programs_go_on(session, lose):
     whole = np.arange(16.0).reshape(4, 4)
     np.testing.assert_array_equal((program(y) @ x).numpy(), 4 * whole @ whole)
     np.testing.assert_array_equal(session.published("y").numpy(), 2 * whole)
+
+
+def test_tensors_that_went_to_another_mesh_are_there_again(session, lose):
+    """Sent again by the workers that took the place, and assigned again."""
+    here, there = DeviceMesh((1,), [0]), DeviceMesh((1,), [1])
+    whole = np.arange(16.0).reshape(4, 4)
+    moved = session.distribute(whole, here, "R").redistribute(there, "S[0]")
+    assigned = session.distribute(np.zeros((4, 4)), there, "S[1]")
+    session.assign({"x": assigned}, {"x": session.distribute(whole, session.mesh(), "S[0]")})
+    lose(session)
+    for tensor in (moved, assigned, assigned.redistribute(here, "R")):
+        np.testing.assert_array_equal(tensor.numpy(), whole)
+    session.assign({"x": assigned}, {"x": moved + 1})
+    np.testing.assert_array_equal(assigned.numpy(), whole + 1)
+    assert len(session.recoveries) == 1
 
 
 def test_files_that_the_program_brought_are_brought_again(session, lose, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import disco_client
+from disco_client.distributed import DeviceMesh
 from disco_server.core.session_state import EndReason
 
 
@@ -36,6 +37,26 @@ def both(daemons):
     controller = daemons.controller("--http", "127.0.0.1:0")
     worker = daemons.worker(controller.address, "--slots", 2, "--http", "127.0.0.1:0")
     return controller, url_of(controller), url_of(worker)
+
+
+def test_tensors_that_go_to_another_mesh_pass_no_daemon(both):
+    """Neither the controller's streams nor its arrays."""
+    controller, at_controller, _ = both
+    here, there = DeviceMesh((1,), [0]), DeviceMesh((1,), [1])
+    with disco_client.connect(controller.address, num_workers=2) as session:
+        x = session.distribute(np.ones((1 << 20,), "float32"), here, "R")
+        y = x.redistribute(there, "R")
+        session.assign({"x": y}, {"x": x})
+        before = scrape(at_controller)
+        x.redistribute(there, "S[0]")
+        session.assign({"x": y}, {"x": x})
+        grown = {
+            key: value - before[key]
+            for key, value in scrape(at_controller).items()
+            if "bytes_total" in key[0]
+        }
+        assert {"to_workers", "to_clients"} <= {direction for _, direction in grown}
+        assert max(grown.values()) < 1 << 16
 
 
 def test_what_daemons_do_is_counted(both, eventually):

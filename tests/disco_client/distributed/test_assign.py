@@ -1,0 +1,187 @@
+"""The values of some tensors become those of others: all of a model's, from mesh to mesh."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import disco_server
+from disco_client import (
+    AssignFailed,
+    CaptureError,
+    ConfigError,
+    ForeignReference,
+    RemoteError,
+    ThreadedSession,
+)
+from disco_client.distributed import DeviceMesh
+
+TRAIN = DeviceMesh((2,), [0, 1])
+USE = DeviceMesh((2,), [3, 2])
+SHAPES = {"embed": (64, 8), "up": (8, 33), "down": (33, 8), "norm": (8,), "scale": ()}
+PLACEMENTS = {"embed": "S[0]", "up": "S[1]", "down": "S[0]", "norm": "R", "scale": "R"}
+
+
+def model(seed):
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.standard_normal(shape).astype("float16" if name == "norm" else "float32")
+        for name, shape in SHAPES.items()
+    }
+
+
+def placed(session, arrays, mesh, placements):
+    return {name: session.distribute(a, mesh, placements[name]) for name, a in arrays.items()}
+
+
+def copies(arrays):
+    return dict.fromkeys(arrays, "R")
+
+
+def same(tensors, arrays):
+    for name, tensor in tensors.items():
+        array = arrays[name]
+        assert tensor.numpy().tobytes() == array.tobytes(), name
+        for place, worker in enumerate(tensor.mesh.device_ids):
+            part = tuple(slice(*bounds) for bounds in tensor.info.bounds(place))
+            assert tensor.shard(worker).tobytes() == np.ascontiguousarray(array[part]).tobytes()
+
+
+def test_a_model_gets_the_values_of_another_one(workers):
+    """Again and again, from copies to parts; the tensors stay the same."""
+    used = placed(workers, model(0), USE, PLACEMENTS)
+    refs = {name: tensor.ref for name, tensor in used.items()}
+    for seed in (1, 2):
+        trained = model(seed)
+        workers.assign(used, placed(workers, trained, TRAIN, copies(trained)), progress=False)
+        same(used, trained)
+    assert all(used[name].ref is ref for name, ref in refs.items())
+    same(used, model(2))
+
+
+def test_a_captured_program_computes_with_the_new_values(workers):
+    """It has captured the tensors, not their values."""
+    weight = workers.distribute(np.ones((4, 4), "float32"), USE, "S[1]")
+    x = workers.distribute(np.eye(4, dtype="float32"), USE, "R")
+    with workers.capture("forward") as program:
+        program.output(program.input("x", like=x) @ weight)
+    other = workers.distribute(np.full((4, 4), 3, "float32"), TRAIN, "S[0]")
+    np.testing.assert_array_equal(program(x).numpy(), np.ones((4, 4)))
+    workers.assign({"w": weight}, {"w": other})
+    np.testing.assert_array_equal(program(x).numpy(), np.full((4, 4), 3))
+
+
+def test_partial_values_are_combined_on_the_way(workers):
+    """And what is to be partial is."""
+    array = np.arange(24, dtype="float32").reshape(4, 6)
+    source = workers.distribute(array, TRAIN, "P")
+    for placement in ("S[1]", "R", "P"):
+        target = workers.distribute(np.zeros((4, 6), "float32"), USE, placement)
+        workers.assign({"x": target}, {"x": source})
+        np.testing.assert_array_equal(target.numpy(), array)
+
+
+def test_nothing_is_sent_twice(workers):
+    """All of a model together: what the workers receive is the bound of each tensor's plan."""
+    used = placed(workers, model(0), USE, PLACEMENTS)
+    trained = placed(workers, model(1), TRAIN, copies(SHAPES))
+    plans = [x.plan(used[name].mesh, used[name].placement) for name, x in trained.items()]
+    count = workers.get_global_func("runtime.disco._received_bytes")
+    before = sum(count().get_all())
+    workers.assign(used, trained)
+    assert sum(count().get_all()) - before == sum(plan.bound for plan in plans)
+
+
+@disco_server.register_func("tests.where_it_lies")
+def where_it_lies(array):
+    """The address of an array."""
+    return 0 if array is None else array.ctypes.data
+
+
+def test_values_go_into_the_memory_of_the_target():
+    """Unless something else has it: another tensor keeps its values."""
+    with ThreadedSession(4) as session:
+        place = session.get_global_func("tests.where_it_lies")
+        target = session.distribute(np.zeros((64, 1024), "float32"), USE, "S[0]")
+        source = session.distribute(np.ones((64, 1024), "float32"), TRAIN, "S[1]")
+        at_first = place(target.ref).get_all()
+        session.assign({"x": target}, {"x": source})
+        assert place(target.ref).get_all() == at_first
+        view = target.reshape(64, 32, 32)
+        assert place(view.ref).get_all() == at_first
+        session.assign({"x": target}, {"x": source + 1})
+        assert place(target.ref).get_all()[2:] != at_first[2:]
+        np.testing.assert_array_equal(view.numpy(), np.ones((64, 32, 32)))
+        np.testing.assert_array_equal(target.numpy(), np.full((64, 1024), 2))
+        del view
+        session.assign({"x": target}, {"x": target})
+        np.testing.assert_array_equal(target.numpy(), np.full((64, 1024), 2))
+
+
+def many(session, value, mesh, placement):
+    array = np.full(4, value, "float32")
+    return {f"w{number}": session.distribute(array, mesh, placement) for number in range(600)}
+
+
+def test_a_failure_in_the_middle(workers):
+    """What is finished is new, what comes later is old, and what was under way is neither."""
+    used, trained = many(workers, 0, USE, "S[0]"), many(workers, 1, TRAIN, "R")
+    odd = trained["w300"]
+    trained["w300"] = odd.held_by(workers.get_global_func("numpy.zeros")(3))
+    with pytest.raises(AssignFailed, match="of the tensors that were assigned") as raised:
+        workers.assign(used, trained)
+    error = raised.value
+    assert [*error.new, *error.poisoned, *error.old] == list(used)
+    assert (len(error.new), len(error.poisoned), len(error.old)) == (256, 256, 88)
+    assert f"\n  old: {', '.join(error.old)}" in str(error)
+    for name in ("w0", "w255"):
+        np.testing.assert_array_equal(used[name].numpy(), np.ones(4))
+    for name in ("w512", "w599"):
+        np.testing.assert_array_equal(used[name].numpy(), np.zeros(4))
+    for name in ("w256", "w300", "w511"):
+        for worker in USE.device_ids:
+            with pytest.raises(RemoteError, match=r"session\.assign failed while it wrote"):
+                used[name].shard(worker)
+    # The next try makes all of them good.
+    trained["w300"] = odd
+    workers.assign(used, trained)
+    for name in ("w0", "w256", "w300", "w511", "w599"):
+        np.testing.assert_array_equal(used[name].numpy(), np.ones(4))
+
+
+def test_a_source_that_could_not_be_computed_stops_all(workers):
+    """Before anything is written, also if its failure was raised before."""
+    used, trained = many(workers, 0, USE, "S[0]"), many(workers, 1, TRAIN, "R")
+    broken = workers.get_global_func("runtime.disco._dt_bind_move")("no such move")
+    with pytest.raises(RemoteError):
+        workers.sync_all()
+    trained["w300"] = trained["w300"].held_by(broken)
+    with pytest.raises(RemoteError, match="no such move") as raised:
+        workers.assign(used, trained)
+    assert not isinstance(raised.value, AssignFailed)
+    np.testing.assert_array_equal(used["w0"].numpy(), np.zeros(4))
+
+
+def test_what_cannot_be_assigned_is_refused(workers):
+    """With all that does not fit, before anything is written."""
+    x = workers.distribute(np.zeros((2, 2), "float32"), USE, "S[0]")
+    y = workers.distribute(np.zeros(4, "float64"), USE, "S[0]")
+    ones = workers.distribute(np.ones((2, 2), "float32"), TRAIN, "R")
+    with pytest.raises(ConfigError) as raised:
+        workers.assign({"x": x, "y": y, "z": x}, {"x": ones, "y": ones, "w": y})
+    assert str(raised.value) == (
+        "nothing was assigned: 'w' has no target; 'y' is (4,) float64, and its source (2, 2)"
+        " float32; 'z' and 'x' are one tensor; 'z' has no source; the source of 'w' is the target"
+        " 'y'"
+    )
+    for wrong in ([x], {"x": np.ones(3)}):
+        with pytest.raises(ConfigError, match=r"expected .*tensor"):
+            workers.assign(wrong, {"x": ones})
+    with pytest.raises(CaptureError), workers.capture():
+        workers.assign({"x": x}, {"x": ones})
+    with ThreadedSession(2) as other:
+        foreign = other.distribute(np.ones((2, 2), "float32"))
+        with pytest.raises(ForeignReference, match="'x' is a tensor of another session"):
+            workers.assign({"x": x}, {"x": foreign})
+    np.testing.assert_array_equal(x.numpy(), np.zeros((2, 2)))
+    workers.assign({}, {})
