@@ -22,7 +22,7 @@ from disco_client.errors import (
     NoSuchSession,
 )
 from disco_client.text import for_terminal
-from disco_client.transport.address import DEFAULT_ADDRESS
+from disco_client.transport.address import DEFAULT_ADDRESS, Address
 from disco_server.config import Settings
 from disco_server.settings import OneOf, Setting, read_path, read_switch
 
@@ -143,6 +143,8 @@ def dial_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
         from disco_client.transport.contexts import find_controller
 
         given = {name: options.pop(name) for name in _CREDENTIALS}
+        if address is not None:
+            Address.parse(address)  # also an empty one, which elsewhere is none
         found = find_controller(address, context=context, **given)
         return command(*args, controller=Controller(*found), **options)  # type: ignore[arg-type]
 

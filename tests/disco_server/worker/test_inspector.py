@@ -71,6 +71,13 @@ def test_a_session_whose_rank_was_killed_can_be_asked_itself(cluster, eventually
             session.diagnose()
 
 
+def ended_session(number):
+    """A session of which no rank is left."""
+    ranks = node_pb2.NodeRanks(node="a", num_workers=2, devices=["cpu"], slots=[0])
+    start = node_pb2.StartRanks(session_name=f"s{number}", num_workers=2, nodes=[ranks])
+    return NodeSession(number, start, bind(logging.getLogger("test")), 0)
+
+
 def remembered(ended, monkeypatch, **limits):
     """Lets sessions end that had no ranks here; the names that a node still knows."""
     for name, value in limits.items():
@@ -80,8 +87,7 @@ def remembered(ended, monkeypatch, **limits):
 
     async def run():
         for number in range(1, ended + 1):
-            start = node_pb2.StartRanks(session_name=f"s{number}", num_workers=2)
-            await node.keep(NodeSession(number, start, bind(logging.getLogger("test")), 0))
+            await node.keep(ended_session(number))
         for number in range(1, ended + 1):
             asked = node_pb2.InspectNode(request=number, name=f"s{number}")
             await node.answer(asked.SerializeToString())
@@ -108,7 +114,7 @@ def test_no_copy_of_what_ranks_recorded_outlives_the_report():
     async def run(others):
         node = inspector.NodeInspector("a", {}, lambda _raw: None)
         node._looked_at += [2, *others]
-        session = NodeSession(1, node_pb2.StartRanks(), bind(logging.getLogger("test")), 0)
+        session = ended_session(1)
         memory = RankMemory()
         exited = asyncio.get_running_loop().create_future()
         exited.set_result(0)

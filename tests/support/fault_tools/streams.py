@@ -51,7 +51,7 @@ from disco_client.wire.codec import EnvelopeKind, envelopes_in
 from disco_server.controller.node_streams import NodeStreams
 from disco_server.controller.session_streams import ClientStreams
 from disco_server.ipc.grpc_server import Outbox
-from disco_server.worker.agent import Agent
+from disco_server.worker import agent
 
 POINTS = (
     "client.send",
@@ -266,7 +266,8 @@ def injected(text: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         opened = _opening(grpc_transport.open_stream, faults)
         patch.setattr("disco_client.transport.grpc.open_stream", opened)
-        patch.setattr(Agent, "_open_stream", _dialling(Agent._open_stream, faults))
+        dialled = _dialling(agent.open_carrier, faults)
+        patch.setattr("disco_server.worker.agent.open_carrier", dialled)
         for streams, method, peer in (
             (ClientStreams, "open", "client"),
             (NodeStreams, "register", "node"),
@@ -291,8 +292,8 @@ def _dialling(real: Any, faults: Faults) -> Any:
     """Opens the streams of nodes."""
 
     @wraps(real)
-    async def dial(self: Any, *arguments: Any) -> Any:
-        made = await real(self, *arguments)
+    async def dial(*arguments: Any) -> Any:
+        made = await real(*arguments)
         return _FaultyCarrier(made, faults, "node.receive", "node.send")
 
     return dial
