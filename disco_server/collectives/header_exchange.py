@@ -142,7 +142,7 @@ class HeaderExchange(ABC):
             op: The operation.
             family: How elements of this dtype are combined.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # of the others nobody asks for it: see `reduces`
 
     @abstractmethod
     def parts(self, slot: Any) -> list[Array]:

@@ -57,7 +57,7 @@ def test_the_last_thread_reduces_for_all():
             else:
                 exchange.start(header + slot.payload)
                 while not exchange.test():
-                    time.sleep(0)
+                    time.sleep(0)  # the interpreter is the others' meanwhile
             assert exchange.headers() == header * 3
             seen.append(target.tolist())
         return seen
