@@ -369,6 +369,7 @@ class CommandLog:
         self._awake = False
         self._kills_due = False
         self._passed_on = -math.inf
+        self._batching: set[Scope] = set()
         self._closed: SessionError | None = None
         self._for_room: list[Callable[[], None]] = []
         self.asynchronous = False
@@ -440,7 +441,7 @@ class CommandLog:
             if beside is not None and (nbytes := beside()):
                 self._note_beside(batch, site, nbytes)
         if not (answers and self.pump is not None):
-            self._pass_on()
+            self._pass_on(answered=answers > 0)
         return seq, reg
 
     def issue_call(self, func: int, args: list[int]) -> int:
@@ -503,13 +504,20 @@ class CommandLog:
                 self._append_mark(call_site())
         self._wake_sender()
 
-    def _pass_on(self) -> None:
-        """Gets a command on its way: a lone one in this thread, several in the sender's."""
-        if self._awake:
+    def _pass_on(self, *, answered: bool = False) -> None:
+        """Gets a command on its way: a lone one in this thread, several in the sender's.
+
+        Args:
+            answered: Whether a caller will wait for its answer.
+        """
+        if self._awake or (self._batching and not answered and current_owner() in self._batching):
             return
-        if self.pump is not None and (now := time.monotonic()) - self._passed_on > _LINGER_S:
+        pump = self.pump
+        if pump is None or not pump.sends_lone:
+            self._wake_sender()
+        elif (now := time.monotonic()) - self._passed_on > _LINGER_S:
             self._passed_on = now
-            self.pump.flush()
+            pump.flush()
         else:
             self._wake_sender()
 
@@ -528,6 +536,24 @@ class CommandLog:
         elif not (self._awake or self._kills_due):
             self._kills_due = True
             self._wake.put(False)
+
+    @contextlib.contextmanager
+    def batch(self) -> Generator[None]:
+        """Lets what this task or thread issues in a block leave together.
+
+        It leaves when the block ends, or before with a command that is answered.
+        """
+        owner = current_owner()
+        if owner in self._batching:  # a block within a block
+            yield
+            return
+        self._batching.add(owner)
+        try:
+            yield
+        finally:
+            self._batching.discard(owner)
+            if self._has_commands():
+                self._pass_on()
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None]:
@@ -674,6 +700,8 @@ class CommandLog:
 
     def _await_more_room(self, deadline: Deadline | None) -> None:
         since = None
+        if self._batching:  # what the caller waits for may not have left
+            self._wake_sender()
         while self.is_full():
             # The transport calls close() when the session is lost, so this ends.
             if not self._room.wait(_LOOK_ROOM_S if deadline is None else deadline.left()):
@@ -738,12 +766,17 @@ class CommandLog:
             self._wake.get()
             return
         while True:
-            self._kills_due = False  # before the look, as a register may be freed meanwhile
-            if self._dead or self._wake.get():
-                return
-            # Mostly the next command takes it along; no further one wakes this thread till then.
+            # Mostly the next command takes them along. While commands come, this thread looks
+            # now and then by itself, and no freed register wakes it.
+            self._kills_due, newest = True, self._seq
             with contextlib.suppress(Empty):
                 if self._wake.get(timeout=_KILLS_S):
+                    return
+            if self._dead:
+                return
+            if self._seq == newest:
+                self._kills_due = False  # before the look, as a register may be freed meanwhile
+                if self._dead or self._wake.get():
                     return
 
     def _has_commands(self) -> bool:

@@ -936,7 +936,7 @@ class SessionCore:
         if self.recorders and (here := self.here()) is not self:
             here.sync(worker)
         self.check_may_wait("await session.synced()")
-        pump, deadline = self.inbox.pump, Deadline.of(timeout)
+        pump, deadline = self.transport.progress, Deadline.of(timeout)
         if pump is None:
             self.await_mark(self.mark(worker, deadline), deadline)
             return

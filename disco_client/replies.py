@@ -24,7 +24,7 @@ from disco_client.errors import (
 )
 from disco_client.scopes import NO_SCOPE, Scope
 from disco_client.text import for_terminal
-from disco_client.transport.base import Live, Pump
+from disco_client.transport.base import Live, ProgressPump, Pump
 from disco_client.wire.codec import (
     EncodedReply,
     EncodedValue,
@@ -660,7 +660,7 @@ class Inbox:
     def reach(
         self,
         workers: Sequence[int],
-        pump: Pump,
+        pump: ProgressPump,
         alive: Callable[[], None],
         deadline: Deadline | None = None,
     ) -> None:

@@ -953,6 +953,24 @@ class Session:
         """
         return Block(self._core.log)
 
+    def batch(self) -> AbstractContextManager[None]:
+        """Lets what is issued in a ``with`` block leave together, as one message.
+
+        ::
+
+            with session.batch():
+                y = step(x)
+                value = y.future()
+
+        Without it, commands that are issued right after one another mostly leave together,
+        but the first may have left alone. It concerns this thread or asyncio task. A call that
+        waits or asks for a value sends at once what was issued before it.
+
+        Returns:
+            The block.
+        """
+        return self._core.log.batch()
+
     def failures(self) -> Failures:
         """Errors that no call has raised, of threads, tasks and blocks that ended.
 

@@ -133,8 +133,9 @@ class _Example:
         # for a token stands behind its own step.
         ahead: Any = None
         for position in range(count, count + tokens):
-            step = model.step([piece(0, position, [-1], blocks[: position // block + 1])])
-            token = step.future()
+            with model.session.batch():
+                step = model.step([piece(0, position, [-1], blocks[: position // block + 1])])
+                token = step.future()
             if ahead is not None:
                 ahead.result()
             ahead = token

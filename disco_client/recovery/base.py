@@ -256,6 +256,7 @@ class Recovering(ABC):
     """
 
     pump = None
+    progress = None
 
     def __init__(self, first: Transport, successor: Successor, span: Span = NO_SPAN) -> None:
         self._span = span

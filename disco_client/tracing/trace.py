@@ -352,7 +352,7 @@ def _settle(core: SessionCore) -> None:
     Raises:
         SessionError: The session was lost meanwhile.
     """
-    pump, alive = core.inbox.pump, core.transport.check_alive
+    pump, alive = core.transport.progress, core.transport.check_alive
     if pump is None:
         core.inbox.wait(core.mark(), alive)
     else:

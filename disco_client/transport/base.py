@@ -211,7 +211,12 @@ class Pump(Protocol):
     """The part of a transport that lets a waiting thread do the I/O.
 
     A command that is awaited then costs no hand-over between threads.
+
+    Attributes:
+        sends_lone: Whether a lone command leaves in the thread that issues it.
     """
+
+    sends_lone: bool
 
     def flush(self) -> None:
         """Sends what was issued."""
@@ -220,6 +225,18 @@ class Pump(Protocol):
     def send(self) -> None:
         """Sends what was issued; its answer will be received though no thread waits."""
         ...
+
+    def wait(self, waiter: threading.Lock, seconds: float) -> bool:
+        """Sends what was issued, and waits up to ``seconds`` for a lock to be free.
+
+        Returns:
+            Whether this thread holds the lock now.
+        """
+        ...
+
+
+class ProgressPump(Pump, Protocol):
+    """A pump that learns how far a worker is without a command for it."""
 
     def ask(self, worker: int, waiter: threading.Lock) -> None:
         """Sends what was issued; the worker frees a lock when it has executed all of it.
@@ -278,6 +295,11 @@ class Transport(Protocol):
     @property
     def pump(self) -> Pump | None:
         """Lets waiting threads send and receive; None where others do that."""
+        ...
+
+    @property
+    def progress(self) -> ProgressPump | None:
+        """The pump, where it can ask workers how far they are."""
         ...
 
     @property

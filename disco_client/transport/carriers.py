@@ -14,7 +14,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
@@ -38,7 +39,9 @@ __all__ = [
     "SILENCE_S",
     "FramedStream",
     "GrpcStream",
+    "Messages",
     "OpenStream",
+    "PolledStream",
     "StreamBroken",
     "Unreached",
     "frames_address",
@@ -63,6 +66,7 @@ SILENCE_S = 20.0
 _AGAIN_S = 60.0
 """For how long a port that did not answer is not tried again."""
 
+_SILENT = f"it said nothing for {SILENCE_S:g} s"
 _READ_BYTES = 256 << 10
 _MANY_ADDRESSES = 256
 
@@ -81,6 +85,47 @@ class StreamBroken(ConnectionError):
         self.refused = refused
 
 
+class Messages(Protocol):
+    """What a stream sends."""
+
+    def wait(self) -> bool:
+        """Waits until there may be something to take; False once nothing will follow."""
+        ...
+
+    def take(self) -> bytes | None:
+        """Returns the next message; None where there is none now."""
+        ...
+
+    def nudge(self) -> None:
+        """Wakes the thread that waits."""
+        ...
+
+    def __iter__(self) -> Iterator[bytes]:
+        """All of them, as they come."""
+        ...
+
+
+class PolledStream(Protocol):
+    """A stream that can be read without waiting, by one thread at a time."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has come for too long, not even a sign of life."""
+        ...
+
+    def fileno(self) -> int:
+        """What to poll."""
+        ...
+
+    def receive(self) -> list[bytes] | None:
+        """Messages that are there; None at the end of the stream.
+
+        Raises:
+            StreamBroken: It ended otherwise.
+        """
+        ...
+
+
 class OpenStream(Protocol):
     """One stream to a controller; it is iterated for what comes.
 
@@ -89,6 +134,15 @@ class OpenStream(Protocol):
     """
 
     carrier: str
+
+    @property
+    def polled(self) -> PolledStream | None:
+        """Itself, where it can also be read without waiting."""
+        ...
+
+    def flush(self) -> None:
+        """Sends what there is, in this thread if it can without waiting."""
+        ...
 
     def __iter__(self) -> Iterator[bytes]:
         """Messages, until the controller ends the stream.
@@ -119,7 +173,7 @@ def open_stream(
     line: ReloadingChannel,
     service: str,
     first: bytes,
-    outgoing: Iterable[bytes],
+    outgoing: Messages,
     metadata: Sequence[tuple[str, str]] = (),
 ) -> OpenStream:
     """Opens the stream of a session, by frames where they reach the controller.
@@ -165,10 +219,10 @@ class GrpcStream:
     """
 
     carrier = "grpc"
+    polled = None
 
-    def __init__(
-        self, call: Any, outgoing: Iterable[bytes], metadata: Sequence[tuple[str, str]]
-    ) -> None:
+    def __init__(self, call: Any, outgoing: Messages, metadata: Sequence[tuple[str, str]]) -> None:
+        self.flush: Callable[[], None] = outgoing.nudge
         self._over = threading.Event()
         self._threads: set[threading.Thread] = set()
         self._call = call(self._noted(outgoing), metadata=metadata)
@@ -215,7 +269,7 @@ class GrpcStream:
 
 
 class FramedStream:
-    """A stream of frames: one thread sends, and whoever iterates it receives.
+    """A stream of frames: a thread sends what no other does, and whoever reads it receives.
 
     Args:
         link: The connection, which the controller has admitted.
@@ -227,42 +281,96 @@ class FramedStream:
 
     carrier = "frames"
 
-    def __init__(self, link: _Link, outgoing: Iterable[bytes]) -> None:
+    def __init__(self, link: _Link, outgoing: Messages) -> None:
         self._link = link
-        self._sender = threading.Thread(
-            target=self._send, args=(outgoing,), name="disco-commands", daemon=True
-        )
+        self._outgoing = outgoing
+        self._cutter = FrameCutter()
+        self._arrived: deque[bytes] = deque()
+        self._heard = time.monotonic()
+        self._sender = threading.Thread(target=self._send, name="disco-commands", daemon=True)
         try:
             self._sender.start()
         except RuntimeError:
             link.sock.close()
             raise
 
-    def _send(self, outgoing: Iterable[bytes]) -> None:
-        link = self._link
+    # Sending ------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        link, outgoing = self._link, self._outgoing
         try:
-            for raw in outgoing:
-                link.send(frame(raw))
+            while outgoing.wait():
+                with link.sending:
+                    while (raw := outgoing.take()) is not None:
+                        link.write(frame(raw))
+                    link.write_rest()
         except OSError:  # whoever reads sees why
             self.close()
 
-    def __iter__(self) -> Iterator[bytes]:
-        link, cutter = self._link, FrameCutter()
-        while True:
+    def flush(self) -> None:
+        """As of an open stream."""
+        link, outgoing = self._link, self._outgoing
+        if link.sending.acquire(blocking=False):
             try:
-                frames = cutter.feed(data := link.receive())
-            except BlockingIOError:
-                msg = f"it said nothing for {SILENCE_S:g} s"
-                raise StreamBroken(msg) from None
-            except (OSError, ValueError) as error:
-                raise StreamBroken(str(error)) from None
-            if not data:
+                while link.is_clear and (raw := outgoing.take()) is not None:
+                    link.write_some(frame(raw))
+            except OSError:
+                self.close()
+            finally:
+                link.sending.release()
+            if link.is_clear:
                 return
-            for raw in frames:
-                if raw:
-                    yield raw
-                else:
-                    link.answer()
+        outgoing.nudge()  # the thread that sends does the rest
+
+    # Receiving ----------------------------------------------------------------------------
+
+    @property
+    def polled(self) -> FramedStream:
+        """Itself."""
+        return self
+
+    def fileno(self) -> int:
+        """Of the socket."""
+        return self._link.sock.fileno()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has come for too long."""
+        return time.monotonic() - self._heard > SILENCE_S
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self._arrived or self._read(0):
+            if self._arrived:
+                yield self._arrived.popleft()
+
+    def receive(self) -> list[bytes] | None:
+        """As of a polled stream."""
+        goes_on = self._read(socket.MSG_DONTWAIT)
+        while goes_on and self._link.has_more:
+            goes_on = self._read(socket.MSG_DONTWAIT)
+        if self.is_silent:
+            raise StreamBroken(_SILENT)
+        came = list(self._arrived)
+        self._arrived.clear()
+        return came if goes_on or came else None
+
+    def _read(self, flags: int) -> bool:
+        """Reads once; False at the end of the stream."""
+        try:
+            frames = self._cutter.feed(data := self._link.receive(flags))
+        except BlockingIOError:
+            if flags:
+                return True
+            raise StreamBroken(_SILENT) from None
+        except (OSError, ValueError) as error:
+            raise StreamBroken(str(error)) from None
+        if not data:
+            return False
+        self._heard = time.monotonic()
+        self._arrived.extend(filter(None, frames))
+        if not all(frames):
+            self._link.answer()
+        return True
 
     def close(self) -> None:
         """Ends the connection both ways."""
@@ -283,41 +391,79 @@ class FramedStream:
 
 
 class _Link:
-    """A connection without encryption; one thread sends, another one receives.
+    """A connection without encryption; one thread at a time sends, and one receives.
 
     Args:
         sock: The connected socket.
+
+    Attributes:
+        sending: Whoever writes holds it.
+        has_more: Whether some of what has come may be left to receive, which no poll tells.
     """
+
+    has_more = False
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._sending = threading.Lock()
+        self.sending = threading.Lock()
+        self._rest = memoryview(b"")
         # Read into again and again: fresh memory costs many times what reading does.
         self._scratch = memoryview(bytearray(_READ_BYTES))
 
     def send(self, data: bytes) -> None:
         """Sends all of it."""
-        with self._sending:
-            self._write(data)
+        with self.sending:
+            self.write(data)
 
     def answer(self) -> None:
         """Gives a sign of life, unless something is being sent at this moment anyway."""
-        if self._sending.acquire(blocking=False):
+        if self.sending.acquire(blocking=False):
             try:
-                self._write(frame(b""))
+                self.write_some(frame(b""))
             finally:
-                self._sending.release()
+                self.sending.release()
 
-    def _write(self, data: bytes) -> None:
-        self.sock.sendall(data)
+    @property
+    def is_clear(self) -> bool:
+        """Whether all that was written has left."""
+        return not self._rest
 
-    def receive(self) -> memoryview:
+    def write(self, data: bytes) -> None:
+        """Sends all of it, behind what :meth:`write_some` has left."""
+        self.write_rest()
+        self.sock.sendall(self._coded(data))
+
+    def write_some(self, data: bytes) -> None:
+        """Sends what the socket takes at once, if nothing is left from before."""
+        if self._rest:
+            return
+        coded = self._coded(data)
+        try:
+            sent = self.sock.send(coded, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(coded):
+            self._rest = memoryview(coded)[sent:]
+
+    def write_rest(self) -> None:
+        """Sends what :meth:`write_some` has left."""
+        if self._rest:
+            self.sock.sendall(self._rest)
+            self._rest = memoryview(b"")
+
+    def _coded(self, data: bytes) -> bytes:
+        return data
+
+    def receive(self, flags: int = 0) -> memoryview:
         """Returns what has come, until the next call; empty at the end.
 
+        Args:
+            flags: Of ``recv``.
+
         Raises:
-            BlockingIOError: Nothing came for too long.
+            BlockingIOError: Nothing came for too long, or nothing is there.
         """
-        return self._scratch[: self.sock.recv_into(self._scratch)]
+        return self._scratch[: self.sock.recv_into(self._scratch, 0, flags)]
 
 
 class _TlsLink(_Link):
@@ -350,12 +496,17 @@ class _TlsLink(_Link):
                 break
             except ssl.SSLWantReadError:
                 sock.sendall(self._encrypted.read())
-                self._fill()
+                self._fill(0)
         sock.sendall(self._encrypted.read())
         self._plain = memoryview(bytearray(_READ_BYTES))
 
-    def _fill(self) -> bool:
-        count = self.sock.recv_into(self._scratch)
+    @property
+    def has_more(self) -> bool:  # type: ignore[override]  (a property of this kind)
+        """Whether what was read from the socket has not been decrypted yet."""
+        return self._received.pending > 0 or self._state.pending() > 0
+
+    def _fill(self, flags: int) -> bool:
+        count = self.sock.recv_into(self._scratch, 0, flags)
         with self._using:
             if count:
                 self._received.write(self._scratch[:count])
@@ -363,13 +514,12 @@ class _TlsLink(_Link):
                 self._received.write_eof()
         return count > 0
 
-    def _write(self, data: bytes) -> None:
+    def _coded(self, data: bytes) -> bytes:
         with self._using:
             self._state.write(data)
-            encrypted = self._encrypted.read()
-        self.sock.sendall(encrypted)
+            return self._encrypted.read()
 
-    def receive(self) -> memoryview:
+    def receive(self, flags: int = 0) -> memoryview:
         """As of a connection without encryption."""
         while True:
             with self._using:
@@ -381,7 +531,7 @@ class _TlsLink(_Link):
                     pass
                 except self._ends:
                     return self._plain[:0]
-            if not self._fill():
+            if not self._fill(flags):
                 return self._plain[:0]
 
 

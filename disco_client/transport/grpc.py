@@ -7,16 +7,20 @@ they are.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import select
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from disco_client import errors
 from disco_client.arrays.client import ArrayClient
 from disco_client.backoff import Backoff
+from disco_client.interrupts import HeldInterrupts
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.transport.admin import ask_for_inspection
@@ -29,10 +33,17 @@ from disco_client.transport.base import (
     Welcome,
     Wish,
 )
-from disco_client.transport.carriers import OpenStream, StreamBroken, open_stream
+from disco_client.transport.carriers import (
+    SILENCE_S,
+    OpenStream,
+    PolledStream,
+    StreamBroken,
+    open_stream,
+)
 from disco_client.transport.channel import ReloadingChannel, await_controller, why_refused
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.transport.run_clock import RunClock
+from disco_client.transport.shared_reader import READABLE, SharedReader
 from disco_client.version import __version__
 from disco_client.wire.codec import (
     PROTOCOL,
@@ -53,9 +64,10 @@ __all__ = ["GrpcTransport", "Outgoing", "SessionStream", "error_before", "error_
 
 # What a session sends, over one stream after another.
 #
-# A thread of the carrier pulls envelopes to send from an iterator. When its stream breaks, that
-# thread may be waiting for commands, and another one pulls for the next stream; so each
-# iterator belongs to one stream, and an outdated one takes nothing more.
+# A thread of the carrier takes what there is to send, or a thread of the program that waits for
+# an answer. When a stream breaks, its thread may be waiting for commands, and another one takes
+# for the next stream; so what is taken is taken for one stream, and an outdated one gets nothing
+# more.
 #
 # The session's log keeps what was sent (:mod:`~disco_client.transport.sent_log`). What a
 # worker daemon has not received is sent again.
@@ -71,8 +83,9 @@ class Outgoing:
         self._turn = 0
         self._said: deque[bytes] = deque()
         self._farewell = b""
+        self._parted = False
 
-    def stream(self, first: bytes) -> Iterator[bytes]:
+    def stream(self, first: bytes) -> OutgoingTurn:
         """Returns the envelopes for a new stream; the former one gets nothing more.
 
         Commands are held back until :meth:`release`.
@@ -80,12 +93,13 @@ class Outgoing:
         Args:
             first: The envelope that begins the stream.
         """
-        return self._run(self._begin(), first)
+        return OutgoingTurn(self, self._begin(), first)
 
     def _begin(self) -> int:
         with self._changed:
             self._turn += 1
             self._held = True
+            self._parted = False
             self._said.clear()
             self._changed.notify_all()
         if self._events is not None:
@@ -137,30 +151,72 @@ class Outgoing:
         """Lets the iterator of the present stream end; idempotent."""
         self._begin()
 
-    def _run(self, turn: int, first: bytes) -> Iterator[bytes]:
-        yield first
-        while True:
-            raw = self._await_next(turn)
-            if raw is not None:
-                yield raw
-            elif turn != self._turn:
-                break
-            elif self._events is not None and not self._events.await_commands():
-                yield self._farewell
-                return
+    def nudge(self) -> None:
+        """Wakes the thread that waits for commands."""
         if self._events is not None:
-            self._events.nudge()  # what woke this iterator may have been meant for the next
+            self._events.nudge()
 
-    def _await_next(self, turn: int) -> bytes | None:
-        """Returns the next envelope; None to wait for commands, or when outdated."""
+    def await_some(self, turn: int) -> bool:
+        """Waits until there may be something to take; False once a stream gets nothing more."""
         with self._changed:
-            while turn == self._turn:
-                if self._said:
-                    return self._said.popleft()
-                if not self._held and self._events is not None:
-                    return self._events.send()
+            while turn == self._turn and not self._said and self._held:
                 self._changed.wait()
-        return None
+            if turn != self._turn:
+                return False
+            if self._said or self._events is None:
+                return True
+        if self._events.await_commands():
+            return True
+        with self._changed:
+            if turn != self._turn or self._parted:
+                return False
+            self._parted = True
+            self._said.append(self._farewell)
+            return True
+
+    def take(self, turn: int) -> bytes | None:
+        """Returns the next envelope of a stream; None where there is none now."""
+        with self._changed:
+            if turn != self._turn:
+                return None
+            if self._said:
+                return self._said.popleft()
+            return None if self._held or self._events is None else self._events.send()
+
+
+class OutgoingTurn:
+    """What is sent over one stream; see :class:`~disco_client.transport.carriers.Messages`.
+
+    Args:
+        outgoing: What the session sends.
+        turn: The number of this stream.
+        first: The envelope that begins it.
+    """
+
+    def __init__(self, outgoing: Outgoing, turn: int, first: bytes) -> None:
+        self._outgoing = outgoing
+        self._turn = turn
+        self._first: bytes | None = first
+        self.nudge: Callable[[], None] = outgoing.nudge
+
+    def wait(self) -> bool:
+        """Waits until there may be something to take; False once nothing will follow."""
+        if self._first is not None or self._outgoing.await_some(self._turn):
+            return True
+        self.nudge()  # what woke this thread may have been meant for the next stream's
+        return False
+
+    def take(self) -> bytes | None:
+        """Returns the next envelope; None where there is none now."""
+        if self._first is None:
+            return self._outgoing.take(self._turn)
+        first, self._first = self._first, None
+        return first
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self.wait():
+            while (raw := self.take()) is not None:
+                yield raw
 
 
 # The errors of sessions that ended, from the controller's messages.
@@ -229,6 +285,19 @@ _MAX_WHY = 500
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How reading a stream has ended: with the session's end, an error, or neither.
+
+    Attributes:
+        ended: The session's end.
+        error: What reading raised.
+    """
+
+    ended: errors.SessionError | None = None
+    error: Exception | None = None
+
+
 class SessionStream:
     """Opened once, by :meth:`create` or :meth:`attach`, and then read by :meth:`run`.
 
@@ -248,6 +317,12 @@ class SessionStream:
         self._streams: list[OpenStream] = []
         self._over = False
         self._incoming: Iterator[EncodedEnvelope] = iter(())
+        self._arrived: deque[EncodedEnvelope] = deque()
+        self._reader: SharedReader | None = None
+        self._source: PolledStream | None = None
+        self._events: Events | None = None
+        self._outcome: _Outcome | None = None
+        self._torn: errors.SessionLost | None = None
         # Counts only time with checks: what arrived while no thread ran is not read yet.
         self._clock = RunClock(_LOOK_S)
         self._heard = self._asked = self._clock()
@@ -332,7 +407,14 @@ class SessionStream:
         self._streams = [*left, stream]
         if self._over:  # since it began to be opened
             stream.close()
-        self._incoming = (each for raw in stream for _, each in envelopes_in(raw))
+        self._arrived.clear()
+        self._incoming = self._each(stream)
+
+    def _each(self, stream: OpenStream) -> Iterator[EncodedEnvelope]:
+        for raw in stream:
+            self._arrived.extend(each for _, each in envelopes_in(raw))
+            while self._arrived:
+                yield self._arrived.popleft()
 
     @property
     def carrier(self) -> str:
@@ -390,40 +472,87 @@ class SessionStream:
         """Sends and delivers until the session is over; says how it ended."""
         session = self._ready.session
         self._issued, self._acked = events.issued, events.acked
+        if hasattr(select, "epoll"):
+            self._reader = SharedReader(self._take_in)
+            self._reader.unattended = events.unattended
         self._out.start(events, envelope(EnvelopeKind.CLOSE, session=session))
         while True:
             self._heard = self._clock()
             self.connected = True
             try:
-                ended = self._read(events)
+                ended = self._read_to_end(events)
                 why = f"the controller at {self._address} ended the stream"
             except StreamBroken as broke:
                 ended, why = None, self._broken(broke)
             self.connected = False
+            ended = ended or self._torn
             if ended is None and not self._leaving.is_set():
                 ended = self._come_back(why)
             if ended is not None or self._leaving.is_set():
                 return ended or errors.SessionClosed(f"session {self._ready.name!r} was shut down")
 
-    def _read(self, events: Events) -> errors.SessionError | None:
+    def _read_to_end(self, events: Events) -> errors.SessionError | None:
         """Reads one stream to its end; returns the session's end if it came."""
-        for received in self._incoming:
-            self._heard = self._clock()
-            kind = received.kind
-            if kind == EnvelopeKind.REPLY:
-                if self._is_next(received):
-                    reply = EncodedReply.FromString(received.payload)
-                    events.reply(received.worker_plus_one - 1, reply)
-                    self._confirm(received.worker_plus_one - 1, len(received.payload))
-            elif kind == EnvelopeKind.LOG:
-                self._printed(controller_pb2.LogLines.FromString(received.payload), events)
-            elif kind == EnvelopeKind.CORDON:
-                self._note_draining(received.worker_plus_one - 1)
-            elif kind == EnvelopeKind.HAVE:
-                self._have(controller_pb2.Have.FromString(received.payload))
-            elif kind == EnvelopeKind.ENDED:
-                ended = controller_pb2.SessionEnded.FromString(received.payload)
-                return error_of_end(ended, self._ready.name)
+        source = self._streams[-1].polled
+        if self._reader is None or source is None:
+            return next(
+                filter(None, (self._receive(each, events) for each in self._incoming)), None
+            )
+        while self._arrived:
+            if (ended := self._receive(self._arrived.popleft(), events)) is not None:
+                return ended
+        self._outcome, self._events, self._source = None, events, source
+        self._reader.replies.register(source.fileno(), READABLE)
+        self._reader.read()  # what came before it was registered
+        while (outcome := self._outcome) is None:
+            self._reader.keep(SILENCE_S / 4)
+            if source.is_silent:
+                self._reader.read()
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.ended
+
+    def _take_in(self, _ready: list[tuple[int, int]]) -> None:
+        """Handles what has come; one thread at a time calls it, maybe one of the program."""
+        source, events = self._source, self._events
+        if source is None or events is None:
+            return
+        outcome = None
+        try:
+            frames = source.receive()
+            for raw in frames or ():
+                for _, each in envelopes_in(raw):
+                    if (ended := self._receive(each, events)) is not None:
+                        outcome = _Outcome(ended)
+            if frames is None:
+                outcome = _Outcome()
+        except Exception as error:  # noqa: BLE001  (raised by the reader's thread)
+            outcome = _Outcome(error=error)
+        if outcome is not None and self._reader is not None:
+            self._source = None
+            with contextlib.suppress(OSError, ValueError):
+                self._reader.replies.unregister(source.fileno())
+            self._outcome = outcome
+            self._reader.wake()
+
+    def _receive(self, received: EncodedEnvelope, events: Events) -> errors.SessionError | None:
+        """Handles a message; returns the session's end if this is it."""
+        self._heard = self._clock()
+        kind = received.kind
+        if kind == EnvelopeKind.REPLY:
+            if self._is_next(received):
+                reply = EncodedReply.FromString(received.payload)
+                events.reply(received.worker_plus_one - 1, reply)
+                self._confirm(received.worker_plus_one - 1, len(received.payload))
+        elif kind == EnvelopeKind.LOG:
+            self._printed(controller_pb2.LogLines.FromString(received.payload), events)
+        elif kind == EnvelopeKind.CORDON:
+            self._note_draining(received.worker_plus_one - 1)
+        elif kind == EnvelopeKind.HAVE:
+            self._have(controller_pb2.Have.FromString(received.payload))
+        elif kind == EnvelopeKind.ENDED:
+            ended = controller_pb2.SessionEnded.FromString(received.payload)
+            return error_of_end(ended, self._ready.name)
         return None
 
     def _note_draining(self, worker: int) -> None:
@@ -526,6 +655,32 @@ class SessionStream:
             self._out.rewind(self._low)
             self._out.release()
 
+    # In threads of the program ---------------------------------------------------------------
+
+    def flush(self) -> Callable[[], bool] | None:
+        """Sends what was issued, as far as that need not wait."""
+        self._streams[-1].flush()
+        return None
+
+    def attend(self) -> None:
+        """Lets what comes be read though no thread waits for it."""
+        if self._reader is not None:
+            self._reader.attend()
+
+    def wait(self, waiter: threading.Lock, seconds: float) -> bool:
+        """Sends what was issued, and waits for a lock that a reply will free; whether it has it."""
+        if self._reader is None or self._source is None:
+            with HeldInterrupts():
+                self.flush()
+            return waiter.acquire(timeout=seconds)
+        return self._reader.wait(waiter, seconds, self.flush, self._tear)
+
+    def _tear(self, error: BaseException) -> None:
+        """Ends the session: an exception was raised in the middle of a message."""
+        msg = f"session {self._ready.name!r} was interrupted in the middle of its work: {error!r}"
+        self._torn = errors.SessionLost(msg)
+        self._streams[-1].close()
+
     # Reconnecting --------------------------------------------------------------------------
 
     def _come_back(self, why: str) -> errors.SessionError | None:
@@ -602,6 +757,11 @@ class SessionStream:
 
     # The end ---------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """Ends waits of threads that read; no thread calls :meth:`run` any more."""
+        if self._reader is not None:
+            self._reader.close()
+
     def leave(self) -> None:
         """Lets :meth:`run` end when the controller ends the stream, or it breaks."""
         self._leaving.set()
@@ -628,6 +788,8 @@ class SessionStream:
         """Closes a forked child's copies of descriptors."""
         for stream in self._streams:
             stream.disown()
+        if self._reader is not None:
+            self._reader.disown()
 
 
 def _refusal(refused: node_pb2.Refused) -> errors.DiscoError:
@@ -775,9 +937,9 @@ class GrpcTransport:
         return self._welcome
 
     @property
-    def pump(self) -> None:
-        """None: threads of their own send and receive."""
-        return None
+    def pump(self) -> Self:
+        """Lets waiting threads send and, where frames carry the stream, receive by themselves."""
+        return self
 
     @property
     def carrier(self) -> str:
@@ -790,6 +952,26 @@ class GrpcTransport:
         return self._stream.draining
 
     # The stream --------------------------------------------------------------
+
+    progress = None
+    """No worker of another machine can be asked without a command."""
+
+    sends_lone = False
+    """The sender's thread takes a lone command, and with it what is issued right after it."""
+
+    def flush(self) -> None:
+        """Sends what was issued."""
+        with HeldInterrupts():
+            self._stream.flush()
+
+    def send(self) -> None:
+        """Sends what was issued; the reader's thread reads the answer if no other does."""
+        self.flush()
+        self._stream.attend()
+
+    def wait(self, waiter: threading.Lock, seconds: float) -> bool:
+        """Sends what was issued, and waits up to ``seconds`` for a lock to be free."""
+        return self._stream.wait(waiter, seconds)
 
     def start(self, events: Events) -> None:
         """Starts sending what ``events`` yields and delivering what arrives."""
@@ -809,6 +991,7 @@ class GrpcTransport:
         self._ended.set()
         events.lost(error)
         self._stream.cancel()
+        self._stream.close()
         # Wakes threads that wait for a daemon; they would not learn of the end otherwise.
         self._arrays.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import itertools
 import logging
@@ -11,13 +10,12 @@ import math
 import os
 import secrets
 import select
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -32,11 +30,13 @@ from disco_client.errors import (
     describe_worker_end,
     worker_lost,
 )
+from disco_client.interrupts import HeldInterrupts
 from disco_client.output import print_logs
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
+from disco_client.transport.shared_reader import READABLE, SharedReader
 from disco_client.wire.arrays import in_pieces
 from disco_client.wire.codec import EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
 from disco_client.wire.framing import frame
@@ -53,14 +53,11 @@ from disco_server.observe.processes import RankMemory, Subject, cut_ranks, inspe
 from disco_server.settings import INIT_TIMEOUT_S, cpu_cores
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from disco_client.tracing.ring import Since
 
 __all__ = [
     "ENTRYPOINT",
     "Children",
-    "HeldInterrupts",
     "ProcessSession",
     "ProcessTransport",
     "Sender",
@@ -69,90 +66,19 @@ __all__ = [
 ]
 
 
-# Ctrl-C while a thread does work of its session's transport.
-#
-# Python runs signal handlers in the main thread between any two bytecodes, and
-# Ctrl-C's raises there. In the middle of sending or of reading replies that would
-# corrupt the session's stream. So while the main thread does such work, Ctrl-C
-# is only noted, and its handler runs when the work is done, or at once while the
-# thread only waits.
-
-
-# signal.signal turns numbers into enums and back, which costs more than a reply
-# takes to arrive; the function of `_signal` that it calls does the same without that.
-_signal: Any = importlib.import_module("_signal")
-_SIGINT = int(signal.SIGINT)
-
-
-class HeldInterrupts:
-    """A context that defers Ctrl-C; does nothing outside the main thread.
-
-    Attributes:
-        open: Set while Ctrl-C may be delivered at once, because no transfer is under way.
-        delivered: Whether one was.
-    """
-
-    # Defaults of the class, because an instance is made for each wait.
-    open = False
-    delivered = False
-    _noted = False
-    _frame: FrameType | None = None
-    _previous: Any = None
-
-    def __enter__(self) -> Self:
-        if threading.get_ident() == threading.main_thread().ident:
-            previous = _signal.getsignal(_SIGINT)
-            # A handler that is no Python function could not be restored.
-            if callable(previous):
-                self._previous = previous
-                _signal.signal(_SIGINT, self._note)
-        return self
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.open:
-            self.open = False  # the next one is deferred while this one is handled
-            self.delivered = True
-            self._previous(number, frame)
-        else:
-            self._noted, self._frame = True, frame
-
-    def __exit__(self, *_: object) -> None:
-        if self._previous is None:
-            return
-        _signal.signal(_SIGINT, self._previous)
-        if self._noted:
-            self._previous(_SIGINT, self._frame)
-
-
 # The child processes of one session: started, watched and ended by one thread.
 #
 # The kernel ends a rank when the *thread* that started it ends, so the thread that
 # starts the ranks is the one that lives as long as the session: the keeper. It
 # forwards what they print, answers their MPI library, notices their end, and reads
 # their replies while no thread of the program waits for one.
-#
-# A thread that waits reads the replies itself, which saves two switches between
-# threads. There are two epoll objects for that: `replies` with the ranks' sockets,
-# and `house` with everything else and, while no thread waits, `replies` itself. A
-# thread that waits removes `replies` from `house`, so the keeper does not wake for
-# what it need not handle. A program that waits once waits again soon, so the keeper
-# gets it back only when no thread has waited for a moment, or at once where a socket
-# was full and the rest has to be sent.
 
 
 _logger = logging.getLogger("disco.embedded")
-_READ = select.EPOLLIN
 _END_GRACE_S = 0.5
-_IDLE_S = 0.05
-"""How often the keeper checks whether a thread has waited since the last time; a failure
-that no thread waits for is detected up to twice as much later."""
-
 _LOOKS = 50
 """How often a thread polls for replies before it sleeps: about 0.2 ms. A wake-up takes
 several times as long as a rank that is ready to answer."""
-
-_QUICK_S = 0.001
-"""After a wait that took longer, the next one does not poll: the processor is the ranks'."""
 
 
 class Watcher(Protocol):
@@ -185,7 +111,7 @@ class Children:
         begin: Makes the first frame for a rank, given its number.
 
     Attributes:
-        unattended: Whether a reply is awaited for which no thread waits.
+        reader: Lets threads that wait read replies.
     """
 
     def __init__(
@@ -211,20 +137,10 @@ class Children:
         self.ranks: list[RankChild] = []
         self._started = threading.Event()
         self._start_error: OSError | None = None
-        self._reading = threading.Lock()
-        self.unattended: Callable[[], bool] = lambda: False
-        self._pending = False
-        self._led = False
-        self._timed = False
-        self._quick = True
+        self.reader = SharedReader(self._handle, looks=_LOOKS)
+        self.reader.unattended = lambda: bool(self._full)
         self._full: set[int] = set()
-        self._replies = select.epoll()
-        self._house = select.epoll()
-        self._replies_fd = self._replies.fileno()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._over = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._replies.register(self._over, _READ)
-        self._actions: dict[int, Callable[[], None]] = {self._wake: self._woken}
+        self._actions: dict[int, Callable[[], None]] = {self.reader.wake_fd: self._woken}
         self._by_socket: dict[int, RankChild] = {}
         self._goodbye: bytes | None = None
         self._deadline: float | None = None
@@ -265,8 +181,6 @@ class Children:
     def _keep(self) -> None:
         """Runs the keeper's thread."""
         try:
-            self._house.register(self._wake, _READ)
-            self._house.register(self._replies_fd, _READ)
             for worker in range(self._count):
                 self._add(RankChild(worker, self._command(worker), self._environ))
         except OSError as error:
@@ -291,7 +205,7 @@ class Children:
         self._alive.add(child.worker)
         self._by_socket[child.sock.fileno()] = child
         fd = child.sock.fileno()
-        self._replies.register(fd, _READ)
+        self.reader.replies.register(fd, READABLE)
         child.arm = lambda armed: self._arm(fd, armed)
         self._watch(child.pidfd, lambda: self._ended(child))
         self._watch(child.pmi.fileno(), lambda: self._asked(child))
@@ -301,20 +215,20 @@ class Children:
 
     def _arm(self, fd: int, armed: bool) -> None:
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            self._replies.modify(fd, _READ | (select.EPOLLOUT if armed else 0))
+            self.reader.replies.modify(fd, READABLE | (select.EPOLLOUT if armed else 0))
         if not armed:
             self._full.discard(fd)
             return
         self._full.add(fd)
-        self.attend()  # where a thread leads, it hands back when it stops
+        self.reader.attend()  # where a thread leads, it hands back when it stops
 
     def _watch(self, fd: int, action: Callable[[], None]) -> None:
         self._actions[fd] = action
-        self._house.register(fd, _READ)
+        self.reader.house.register(fd, READABLE)
 
     def _unwatch(self, fd: int) -> None:
         if self._actions.pop(fd, None) is not None:
-            self._house.unregister(fd)
+            self.reader.house.unregister(fd)
 
     # The keeper's loop ----------------------------------------------------------------------
 
@@ -323,7 +237,7 @@ class Children:
         attempt = self.opening.begins(worker)
         if attempt is not None:
             self._openings[attempt] = time.monotonic() + self.opening.limit_s
-            os.eventfd_write(self._wake, 1)  # the keeper watches the time
+            self.reader.wake()  # the keeper watches the time
 
     def _check_openings(self) -> float:
         """Ends ranks that hang in opening their communicator; when to check again, in seconds."""
@@ -336,58 +250,27 @@ class Children:
         return min(self._openings.values(), default=math.inf) - now
 
     def _turn(self) -> None:
-        left = _IDLE_S if self._timed else math.inf
+        left = math.inf
         if self._openings:
             left = min(left, self._check_openings())
         if self._late:
             left = min(left, self._check_late())
-        timeout = -1.0 if left == math.inf else max(left, 0.0)
         if self._deadline is not None:
-            timeout = self._deadline - time.monotonic()
-            if timeout <= 0:
-                self._deadline, timeout = None, -1.0
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                self._deadline, left = None, math.inf
                 self._end_now()
-        events = self._house.poll(timeout)
-        if self._timed:
-            self._take_back()
-        for fd, _ in events:
-            if fd == self._replies_fd:
-                self._read_for_nobody()
-            elif fd in self._actions:
+        for fd in self.reader.keep(left):
+            if fd in self._actions:
                 self._actions[fd]()
 
     def _woken(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
         if self._failed:
             self._end_now()
         elif self._goodbye is not None and self._deadline is None:
             self._deadline = time.monotonic() + _END_GRACE_S
             for child in self.ranks:
                 child.send(self._goodbye)
-
-    def _read_for_nobody(self) -> None:
-        # The thread that holds the lock reads now, and has removed the sockets from `house`.
-        if self._reading.acquire(blocking=False):
-            try:
-                self._handle(self._replies.poll(0))
-            finally:
-                self._reading.release()
-
-    def _take_back(self) -> None:
-        """Reads the replies from now on, if no thread has led since the last time."""
-        if self._led:
-            self._led = False
-        elif self._reading.acquire(blocking=False):
-            self._hand_back()
-            self._timed = False
-            self._reading.release()
-
-    def _hand_back(self) -> None:
-        """Lets the keeper read; the caller holds the lock."""
-        if self._pending and not self._closed:
-            self._pending = False
-            self._house.modify(self._replies_fd, _READ)
 
     def _printed(self, child: RankChild, is_error: bool) -> None:
         lines, more = child.read_output(is_error)
@@ -465,13 +348,12 @@ class Children:
     def fail(self, error: SessionError) -> None:
         """Ends the session from another thread; the ranks are killed."""
         self._end_with(error)
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake, 1)
+        self.reader.wake()
 
     def _end_with(self, error: SessionError) -> None:
         self._failed = True
         self._watcher.ended(error)
-        os.eventfd_write(self._over, 1)
+        self.reader.end()
 
     def _say_last_words(self, child: RankChild) -> None:
         """Reads what the rank wrote before its end; its own children may write for longer."""
@@ -489,6 +371,10 @@ class Children:
 
     # Replies ----------------------------------------------------------------------------------
 
+    def attend_to(self, unattended: Callable[[], bool]) -> None:
+        """Lets the keeper read while something is awaited that no thread waits for."""
+        self.reader.unattended = lambda: bool(self._full) or unattended()
+
     def _handle(self, events: list[tuple[int, int]]) -> None:
         for fd, mask in events:
             child = self._by_socket.get(fd)
@@ -499,90 +385,10 @@ class Children:
             if mask & ~select.EPOLLOUT:
                 frames = child.receive()
                 if frames is None:
-                    self._replies.unregister(fd)
+                    self.reader.replies.unregister(fd)
                     child.kill()  # where it has not ended yet, it has closed its socket
                 elif frames:
                     self._watcher.frames(child, frames)
-
-    def lead(self) -> bool:
-        """Makes the calling thread the one that reads replies; whether it is.
-
-        It must :meth:`stop_leading`.
-        """
-        if not self._reading.acquire(blocking=False):
-            return False  # another thread reads for all
-        if self._closed:
-            self._reading.release()
-            return False
-        self._led = True
-        if not self._pending:
-            self._pending = True
-            self._house.modify(self._replies_fd, 0)
-        if not self._timed:
-            self._timed = True
-            os.eventfd_write(self._wake, 1)  # from now on the keeper watches the time
-        return True
-
-    def stop_leading(self) -> None:
-        """Lets another thread lead; after a while the keeper reads again."""
-        if self._full:
-            self._hand_back()
-        self._reading.release()
-        if self.unattended():
-            self.attend()
-
-    def attend(self) -> None:
-        """Lets the keeper read replies from now on, unless a thread of the program does."""
-        if self._pending and self._reading.acquire(blocking=False):
-            self._hand_back()
-            self._reading.release()
-
-    def read_until(
-        self,
-        waiter: threading.Lock,
-        seconds: float,
-        held: HeldInterrupts,
-        seen: Callable[[], bool] | None = None,
-    ) -> bool:
-        """Reads replies until a lock is free.
-
-        Args:
-            waiter: The lock; some reply will free it.
-            seconds: How long to wait at most.
-            held: Opened while this thread only waits.
-            seen: Whether the reply need not be waited for, because its content is
-                known.
-
-        Returns:
-            Whether this thread holds the lock now, or need not hold it.
-        """
-        began = time.monotonic()
-        for _ in range(_LOOKS if self._quick else 1):
-            if waiter.acquire(blocking=False) or (seen is not None and seen()):
-                return True
-            events = self._replies.poll(0)
-            if events:
-                self._handle(events)
-            elif self._quick:
-                os.sched_yield()
-        while not waiter.acquire(blocking=False):
-            left = began + seconds - time.monotonic()
-            if left <= 0:
-                self._quick = False
-                return False
-            held.open = True
-            events = self._replies.poll(left)
-            held.open = False
-            self._handle(events)
-        self._quick = time.monotonic() - began < _QUICK_S
-        return True
-
-    def follow(self, waiter: threading.Lock, seconds: float, held: HeldInterrupts) -> bool:
-        """Waits for a lock that the leading thread will free."""
-        held.open = True
-        got = waiter.acquire(timeout=seconds)
-        held.open = False
-        return got
 
     # The end ------------------------------------------------------------------------------------
 
@@ -594,36 +400,27 @@ class Children:
             timeout: Seconds to wait at most.
         """
         self._goodbye = goodbye
-        if not self._closed:
-            with contextlib.suppress(OSError):
-                os.eventfd_write(self._wake, 1)
+        self.reader.wake()
         if self._keeper.ident is not None and self._keeper is not threading.current_thread():
             self._keeper.join(timeout)
 
     def _clean_up(self) -> None:
-        # The leading thread finds its lock free by now, and stops.
-        os.eventfd_write(self._over, 1)
-        with self._reading:
-            self._closed = True
-            self._close_descriptors()
+        self.reader.close(self._close_children)
         sweep_shared_memory(self._kvsname)
 
-    def _close_descriptors(self) -> None:
+    def _close_children(self) -> None:
+        self._closed = True
         for child in self.ranks:
             child.close()
             child.memory.close(keep=self._failed)
-        self._replies.close()
-        self._house.close()
-        os.close(self._wake)
-        os.close(self._over)
 
     def disown(self) -> None:
         """Releases everything in a forked child, where the keeper does not run."""
         if not self._closed:
-            self._closed = True
             for child in self.ranks:
                 child.renew_lock()
-            self._close_descriptors()
+            self._close_children()
+            self.reader.disown()
 
 
 # Host arrays between the client and its child processes, through shared memory.
@@ -1050,9 +847,17 @@ class ProcessTransport(Bound):
         """Which session this is, and where its workers run."""
         return self._welcome
 
+    sends_lone = True
+    """No sender's thread is woken for a command that comes alone."""
+
     @property
     def pump(self) -> ProcessTransport:
         """Lets waiting threads send and receive by themselves."""
+        return self
+
+    @property
+    def progress(self) -> ProcessTransport:
+        """The pump, which can ask workers how far they are."""
         return self
 
     @property
@@ -1062,7 +867,7 @@ class ProcessTransport(Bound):
 
     def start(self, events: Events) -> None:
         """Begins to send what is issued and to deliver what is received."""
-        self._children.unattended = events.unattended
+        self._children.attend_to(events.unattended)
         with self._state_lock:
             self._events = events
             early, self._early = self._early, []
@@ -1115,25 +920,13 @@ class ProcessTransport(Bound):
     def send(self) -> None:
         """Sends what was issued; the keeper reads the answer if no thread does."""
         self.flush()
-        self._children.attend()
+        self._children.reader.attend()
 
     def wait(self, waiter: threading.Lock, seconds: float, ask: int | None = None) -> bool:
         """Sends what was issued, and reads replies until a lock is free."""
-        with HeldInterrupts() as held:
-            try:
-                # The keeper would wake for the reply if this thread began to lead later.
-                if not self._children.lead():
-                    self._flush(ask, waiter)
-                    return self._children.follow(waiter, seconds, held)
-                try:
-                    seen = self._flush(ask, waiter)
-                    return self._children.read_until(waiter, seconds, held, seen)
-                finally:
-                    self._children.stop_leading()
-            except BaseException as error:
-                if not (held.open or held.delivered):
-                    self._tear(error)
-                raise
+        return self._children.reader.wait(
+            waiter, seconds, lambda: self._flush(ask, waiter), self._tear
+        )
 
     def _wait_for(self, waiter: threading.Lock, seconds: float) -> bool:
         return self.wait(waiter, seconds)

@@ -28,6 +28,7 @@ from disco_client.errors import (
     worker_lost,
 )
 from disco_client.forks import ForkLock
+from disco_client.interrupts import HeldInterrupts
 from disco_client.output import print_logs
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
@@ -37,7 +38,7 @@ from disco_client.wire.reports import Inspection, RankReport, RankState, decode_
 from disco_client.wire.values import ArrayPorter, Device
 from disco_server.collectives.local import LocalWorld
 from disco_server.collectives.select import default_library, open_communicator
-from disco_server.embedded.processes import HeldInterrupts, Sender
+from disco_server.embedded.processes import Sender
 from disco_server.modules.base import LoadRules
 from disco_server.observe.processes import (
     LastLines,
@@ -602,9 +603,17 @@ class ThreadTransport(Bound):
         """Which session this is, and where its workers run."""
         return self._welcome
 
+    sends_lone = True
+    """No sender's thread is woken for a command that comes alone."""
+
     @property
     def pump(self) -> ThreadTransport:
         """Lets waiting threads send by themselves."""
+        return self
+
+    @property
+    def progress(self) -> ThreadTransport:
+        """The pump, which can ask workers how far they are."""
         return self
 
     @property

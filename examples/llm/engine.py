@@ -400,7 +400,8 @@ class Engine:
         model = self.model
         await self.session.ready()
         try:
-            return model.step(pieces).future()
+            with self.session.batch():  # a step and its question are one message
+                return model.step(pieces).future()
         except disco_client.WouldBlock:  # others are taking the place of workers just now
             return await asyncio.to_thread(lambda: model.step(pieces).future())
 

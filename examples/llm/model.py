@@ -85,7 +85,7 @@ class Model:
     ) -> None:
         import disco_client
 
-        self._session = session
+        self.session = session
         self._config = checkpoint.config
         self.shares: Shares = divide(checkpoint.config, session.num_workers)
         self.slots, self.blocks = slots, blocks
@@ -113,11 +113,11 @@ class Model:
         self.step([Piece(0, 0, [0], [0])]).numpy()
 
     def _function(self, name: str) -> Any:
-        return self._session.get_global_func(f"llm.{name}")
+        return self.session.get_global_func(f"llm.{name}")
 
     def _capture(self, name: str, *, all_logits: bool) -> disco_client.Program:
         """Writes down a step: 2 allreduces a layer, and one for the embedding."""
-        session, share = self._session, self._share
+        session, share = self.session, self._share
         with session.capture(f"llm.{name}") as program:
             given = [program.input(each) for each in ("ids", "spans", "tables", "sampling")]
             batch = self._function("begin")(share, self._newest, *given)

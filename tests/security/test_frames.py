@@ -53,6 +53,17 @@ def admitted(controller, pki, first, who="client", service="SessionService"):
     return controller_pb2.Permit.FromString(raw).secret
 
 
+def test_all_that_comes_at_once_is_read(controller, pki):
+    """More than a record of TLS holds, which no poll of the socket tells of."""
+    with disco_client.connect(controller.address, num_workers=2, **pki.files("client")) as session:
+        assert session._core.transport.carrier == "frames"
+        full = session.get_global_func("numpy.full")
+        full((1,), 0).numpy()  # from now on this thread reads
+        asked = [full((1500,), float(number)).future() for number in range(100)]
+        for number, answer in enumerate(asked):
+            assert answer.result()[-1] == number
+
+
 def encrypted(controller, pki, who="client"):
     """A connection to the port for frames."""
     context = Credentials.read(**pki.files(who)).context()

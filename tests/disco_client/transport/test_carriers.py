@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import queue
+import select
 import socket
 import struct
 import threading
@@ -24,13 +26,34 @@ from disco_client.wire.framing import frame
 LIMIT_S = 20.0
 
 
+class _Queued:
+    """Messages from a queue, until None."""
+
+    def __init__(self):
+        self._come = queue.SimpleQueue()
+        self._next = collections.deque()
+        self.put = self._come.put
+
+    def wait(self):
+        found = self._come.get()
+        if found:
+            self._next.append(found)
+        return found is not None
+
+    def nudge(self):
+        self.put(b"")
+
+    def take(self):
+        return self._next.popleft() if self._next else None
+
+
 @pytest.fixture
 def pair():
     """A stream whose messages come from a queue until None, and the socket at its other end."""
     ours, peer = socket.socketpair()
     peer.settimeout(LIMIT_S)
-    outgoing = queue.SimpleQueue()
-    stream = FramedStream(carriers._Link(ours), iter(outgoing.get, None))
+    outgoing = _Queued()
+    stream = FramedStream(carriers._Link(ours), outgoing)
     yield stream, outgoing.put, peer
     stream.close()
     outgoing.put(None)
@@ -110,3 +133,43 @@ def test_an_admission_is_asked_for_one_first_message():
     asked = permit_request(b"secret of a session").SerializeToString()
     assert b"secret" not in asked
     assert asked != permit_request(b"secret of another").SerializeToString()
+
+
+def test_what_a_socket_does_not_take_at_once_leaves_in_order(pair):
+    """The thread that flushes does not wait for it, and no sign of life comes in between."""
+    stream, _, peer = pair
+    messages = [bytes([number]) * 3_000_000 for number in range(3)]
+    stream._outgoing._next.extend(messages)  # of which the thread that sends does not know
+    stream.flush()
+    stream._link.answer()
+    expected = b"".join(map(frame, messages))
+    assert read(peer, len(expected)) == expected
+
+
+def test_what_has_come_is_received_without_waiting(pair):
+    """By pieces of frames too; and the end of the stream is told once nothing is left."""
+    stream, _, peer = pair
+    assert stream.receive() == []
+    peer.sendall(frame(b"one") + frame(b"") + frame(b"two")[:-1])
+    select.select([stream], [], [], LIMIT_S)
+    assert stream.receive() == [b"one"]
+    assert read(peer, 4) == frame(b"")
+    peer.sendall(b"o" + frame(b"three"))
+    peer.shutdown(socket.SHUT_WR)
+    came = []
+    while (received := stream.receive()) is not None:
+        came += received
+    assert came == [b"two", b"three"]
+
+
+def test_silence_ends_a_stream_that_is_polled(pair, monkeypatch):
+    """With the reason, but not while something is there to be read."""
+    stream, _, peer = pair
+    peer.sendall(frame(b"late"))
+    monkeypatch.setattr(stream, "_heard", stream._heard - 21)
+    assert stream.is_silent
+    assert stream.receive() == [b"late"]
+    assert not stream.is_silent
+    monkeypatch.setattr(stream, "_heard", stream._heard - 21)
+    with pytest.raises(StreamBroken, match="said nothing for 20 s"):
+        stream.receive()

@@ -59,7 +59,7 @@ def take(stream, count):
 def test_commands_wait_until_they_are_released(out, log):
     """What the transport says goes ahead of them, and a farewell comes last."""
     call(log)
-    stream = out.stream(b"first")
+    stream = iter(out.stream(b"first"))
     assert next(stream) == b"first"
     out.say(b"said")
     assert next(stream) == b"said"
@@ -73,7 +73,7 @@ def test_commands_wait_until_they_are_released(out, log):
 
 def test_the_next_stream_sends_again_what_is_missing(out, log):
     """From the command on that the peers have; what all have executed is not kept."""
-    first = out.stream(b"first")
+    first = iter(out.stream(b"first"))
     out.start(out.events, b"")
     next(first)
     for _ in range(4):
@@ -81,7 +81,7 @@ def test_the_next_stream_sends_again_what_is_missing(out, log):
         next(first)
     log.acknowledge(0, 2)
     call(log)
-    second = out.stream(b"second")
+    second = iter(out.stream(b"second"))
     assert next(second) == b"second"
     out.rewind(0)
     out.release()
@@ -95,7 +95,7 @@ def test_the_next_stream_sends_again_what_is_missing(out, log):
 
 def test_what_one_node_lacks_goes_to_that_node_alone(out, log):
     """Once, however often it says so, and before what is new; the others get nothing again."""
-    stream = out.stream(b"first")
+    stream = iter(out.stream(b"first"))
     out.start(out.events, b"")
     next(stream)
     for _ in range(3):
@@ -114,13 +114,13 @@ def test_what_one_node_lacks_goes_to_that_node_alone(out, log):
 
 def test_a_stream_that_is_out_of_date_takes_nothing(out, log):
     """Not even where its thread waits for commands when the next one begins."""
-    first = out.stream(b"first")
+    first = iter(out.stream(b"first"))
     out.start(out.events, b"")
     next(first)
     left = []
     waiting = threading.Thread(target=lambda: left.extend(first))
     waiting.start()
-    second = out.stream(b"second")
+    second = iter(out.stream(b"second"))
     next(second)
     out.release()
     call(log)
@@ -133,7 +133,7 @@ def test_a_stream_that_is_out_of_date_takes_nothing(out, log):
 def test_ending_wakes_who_waits(out, log):
     """Held back, or waiting for commands."""
     for start in (False, True):
-        stream = out.stream(b"first")
+        stream = iter(out.stream(b"first"))
         if start:
             out.start(out.events, b"farewell")
         next(stream)
@@ -146,7 +146,7 @@ def test_ending_wakes_who_waits(out, log):
 
 def test_the_farewell_can_be_another(out, log):
     """As for a program that leaves its session to others."""
-    stream = out.stream(b"first")
+    stream = iter(out.stream(b"first"))
     out.start(out.events, b"close")
     out.part_with(b"detach")
     log.close(SessionClosed("left"), drop=False)

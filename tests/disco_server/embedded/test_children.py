@@ -13,8 +13,8 @@ import pytest
 
 import disco_client
 from disco_client import errors
+from disco_client.transport import shared_reader
 from disco_server.collectives.mpich_memory import _find_files
-from disco_server.embedded import processes as children
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_what_a_socket_did_not_take_leaves_though_nobody_waits(
     processes, monkeypatch, tmp_path, eventually
 ):
     """Also right after a wait, whose thread read the sockets itself until then."""
-    monkeypatch.setattr(children, "_IDLE_S", 600.0)
+    monkeypatch.setattr(shared_reader, "_IDLE_S", 600.0)
     session = processes(2)
     copy, mkdir = map(session.get_global_func, ("numpy.copy", "os.makedirs"))
     for turn in ("first", "second"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from disco_client import SessionClosed
-from disco_client.command_log import CommandLog
+from disco_client.command_log import WINDOW_COMMANDS, CommandLog
 from disco_client.transport.base import Events
 from disco_client.wire.codec import Action
 from disco_server.embedded.processes import Sender
@@ -57,6 +57,7 @@ def test_what_nobody_waits_for_leaves_by_itself(eventually):
     log = CommandLog(1, 1)
     left = []
     sender = Sender(events_of(log), lambda batch, first: left.append((batch.last_seq, first)))
+    sender.sends_lone = True
     log.pump = sender  # as far as issuing is concerned
     for turn in range(3):
         _, register = log.issue(Action.CALL_PACKED, func=1)
@@ -66,3 +67,59 @@ def test_what_nobody_waits_for_leaves_by_itself(eventually):
     log.close(SessionClosed("over"), drop=False)
     sender.join(10)
     assert len(left) == 6
+
+
+def started():
+    """A log whose lone commands leave in the thread that issues them, and what has left."""
+    log, left = CommandLog(1, 1), []
+    sender = Sender(
+        events_of(log), lambda batch, _first: left.append((batch.first_seq, batch.last_seq))
+    )
+    sender.sends_lone = True
+    log.pump = sender
+    return log, sender, left
+
+
+def test_a_batch_leaves_together_at_its_end():
+    """Nothing of it before; a block within it changes nothing, and other threads wait for none."""
+    log, sender, left = started()
+    with log.batch():
+        log.issue(Action.CALL_PACKED, func=1)
+        with log.batch():
+            log.issue(Action.CALL_PACKED, func=1)
+        log.issue(Action.CALL_PACKED, func=1)
+        assert left == []
+    log.close(SessionClosed("over"), drop=False)
+    sender.join(10)
+    assert left == [(1, 3)]
+
+
+def test_a_thread_beside_a_batch_sends_what_it_issues():
+    """With all that was issued before."""
+    log, sender, left = started()
+    with log.batch():
+        log.issue(Action.CALL_PACKED, func=1)
+        other = threading.Thread(target=lambda: log.issue(Action.CALL_PACKED, func=1))
+        other.start()
+        other.join()
+        assert left == [(1, 2)]
+    log.close(SessionClosed("over"), drop=False)
+    sender.join(10)
+    assert left == [(1, 2)]
+
+
+def test_a_batch_of_more_than_may_be_under_way_goes_on():
+    """What the caller waits for has left."""
+    log, done = CommandLog(1, 1), []
+
+    def execute(batch, _first):
+        done.append(batch.last_seq)
+        log.acknowledge(0, batch.last_seq)
+
+    sender = Sender(events_of(log), execute)
+    with log.batch():
+        for _ in range(WINDOW_COMMANDS + 10):
+            log.issue(Action.CALL_PACKED, func=1)
+    log.close(SessionClosed("over"), drop=False)
+    sender.join(10)
+    assert done[-1] == WINDOW_COMMANDS + 10

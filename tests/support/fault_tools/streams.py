@@ -37,6 +37,7 @@ import runpy
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import wraps
@@ -193,11 +194,55 @@ class _Stand:
         return getattr(self._real, name)
 
 
-class _FaultyStream(_Stand):
-    """A client's stream, read by iteration."""
+class _FaultyMessages(_Stand):
+    """What a client's stream sends."""
+
+    def __init__(self, real: Any, passage: Passage) -> None:
+        super().__init__(real)
+        self._passage = passage
+        self._passed: deque[bytes] = deque()
+
+    def wait(self) -> bool:
+        return bool(self._passed) or self._real.wait()
+
+    def take(self) -> bytes | None:
+        while not self._passed:
+            if (message := self._real.take()) is None:
+                return None
+            self._passed.extend(self._passage.blocking([message]))
+        return self._passed.popleft()
 
     def __iter__(self) -> Iterator[bytes]:
-        return self.messages
+        while self.wait():
+            while (raw := self.take()) is not None:
+                yield raw
+
+
+class _FaultyStream(_Stand):
+    """A client's stream, read by iteration or where it is ready."""
+
+    def __init__(self, real: Any, passage: Passage) -> None:
+        super().__init__(real)
+        self._passage = passage
+        self._passed: deque[bytes] = deque()
+
+    @property
+    def polled(self) -> Any:
+        return self if self._real.polled is not None else None
+
+    def __iter__(self) -> Iterator[bytes]:
+        for message in self._real:
+            self._passed.extend(self._passage.blocking([message]))
+            while self._passed:
+                yield self._passed.popleft()
+
+    def receive(self) -> list[bytes] | None:
+        came = self._real.receive()
+        if came is not None:
+            self._passed.extend(self._passage.blocking(came))
+        passed = list(self._passed)
+        self._passed.clear()
+        return None if came is None and not passed else passed
 
 
 class _FaultyCarrier(_Stand):
@@ -281,9 +326,9 @@ def _opening(real: Any, faults: Faults) -> Any:
 
     @wraps(real)
     def open_one(line: Any, service: Any, first: Any, outgoing: Any, *more: Any) -> Any:
-        outgoing = Passage(faults, "client.send").blocking(outgoing)
+        outgoing = _FaultyMessages(outgoing, Passage(faults, "client.send"))
         made = real(line, service, first, outgoing, *more)
-        return _FaultyStream(made, messages=Passage(faults, "client.receive").blocking(made))
+        return _FaultyStream(made, Passage(faults, "client.receive"))
 
     return open_one
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from disco_server.embedded.processes import HeldInterrupts
+from disco_client.interrupts import HeldInterrupts
 
 
 def interrupt():
