@@ -188,7 +188,8 @@ MADE = {
 """Making shared memory, and getting it from the other process."""
 
 SAID = {
-    "disco_client/transport/carriers.py _write: socket.sendall",
+    "disco_client/transport/carriers.py write: socket.sendall",
+    "disco_client/transport/carriers.py write_some: socket.send",
     "disco_client/transport/carriers.py receive: socket.recv_into",
 }
 """What goes over the session's stream beside arrays."""

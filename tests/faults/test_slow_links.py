@@ -41,6 +41,7 @@ def pki(tmp_path):
     return Pki.make(tmp_path / "pki")
 
 
+@pytest.mark.timeout(180)  # the slowest takes 50 s of its own, whatever the machine
 @pytest.mark.parametrize(
     ("delay", "encrypted"),
     [(0.02, False), (0.12, False), (0.4, True)],
