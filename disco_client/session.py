@@ -49,6 +49,13 @@ class Session:
     Made by :func:`disco_client.connect`. A context manager; its methods may be
     called from several threads and asyncio tasks, which are scopes of their own, as
     are blocks of :meth:`scope`.
+
+    Examples:
+        >>> array = session.broadcast(np.arange(3.0))  # on every worker
+        >>> double = session.get_global_func("numpy.multiply")(array, 2)
+        >>> total = session.allreduce(double)
+        >>> total.numpy()
+        array([ 0.,  8., 16.])
     """
 
     def __init__(
