@@ -98,7 +98,8 @@ NAMES_OF = {
     "disco_server": disco_server.__all__,
 }
 PUBLIC = [f"{package}.{n}" for package, names in NAMES_OF.items() for n in names if n[0] != "_"]
-"""Every name that people import."""
+PUBLIC += [f"disco_client.Session.{n}" for n in dir(disco_client.Session) if n[0] != "_"]
+"""Every name that people import, and all that they call of a session."""
 
 CHECKER = doctest.OutputChecker()
 
@@ -284,7 +285,10 @@ def test_a_page_has_the_steps_that_it_names(page):
 def documented():
     """The docstring of every public name, as the site shows it."""
     hooks = runpy.run_path(str(ROOT / "docs" / "site" / "hooks.py"))
-    return {name: thing.docstring for name, thing in hooks["public_names"]()}
+    found = dict(hooks["public_names"]())
+    members = found["disco_client.Session"].members.items()
+    found |= {f"disco_client.Session.{n}": each for n, each in members if n[0] != "_"}
+    return {name: thing.docstring for name, thing in found.items()}
 
 
 @pytest.fixture

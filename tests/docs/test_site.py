@@ -26,8 +26,8 @@ FETCHED = {
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Builds a site as `make docs` does."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    """Builds a site as `make docs` does; `--quiet` would have warnings counted as none."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     return subprocess.run(
         [*command, "--config-file", config, "--site-dir", site],
         cwd=config.parent,
