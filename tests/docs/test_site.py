@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, browsing
 
 ROOT = Path(__file__).parents[2]
 FETCHED = {
@@ -132,3 +136,44 @@ def test_what_is_broken_fails(checkout):
     assert done.returncode != 0
     for said in (*links, "disco_client.rocm is public and wants a docstring"):
         assert said in done.stdout + done.stderr
+
+
+@pytest.fixture
+def served(site):
+    """The site at an address of this machine."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: `apt-get install chromium` on Debian")
+def test_a_browser_shows_the_site_at_any_width_and_finds_words(served, tmp_path, eventually):
+    """Nothing is wider than a telephone, nothing is asked of others, and the search answers."""
+    with browsing(tmp_path) as window:
+        for width in (390, 1400):
+            window.call(
+                "Emulation.setDeviceMetricsOverride",
+                width=width,
+                height=900,
+                deviceScaleFactor=1,
+                mobile=False,
+            )
+            for page in (
+                "index",
+                "tasks/waiting",
+                "coming-from-ray",
+                "settings",
+                "reference/errors",
+            ):
+                window.open(f"{served}{page}.html")
+                there = f"document.readyState + location.href === 'complete{served}{page}.html'"
+                eventually(functools.partial(window.run, there))
+                wide = window.run("document.documentElement.scrollWidth")
+                assert wide <= width, page
+        window.run("document.querySelector('[data-md-component=search-query]').focus()")
+        window.call("Input.insertText", text="allreduce")
+        eventually(lambda: window.run("document.querySelector('.md-search-result__link')?.href"))
+        assert window.problems == []
+        assert not [url for url in window.asked if not url.startswith((served, "about:", "data:"))]
