@@ -1222,6 +1222,14 @@ class Session:
 
         Returns:
             The block.
+
+        Examples:
+            >>> add = session.get_global_func("numpy.add")
+            >>> with session.batch():  # both calls leave as one message
+            ...     three = add(1, 2)
+            ...     four = add(three, 1)
+            >>> print(four.get())
+            4
         """
         return self._core.log.batch()
 
