@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["REDUCE_OPS", "broadcast", "init_ccl", "move", "reduce", "scatter"]
 
 REDUCE_OPS: tuple[ReduceName, ...] = get_args(ReduceName)
-"""Reductions in the order of their codes."""
+"""Reductions in the order of their codes.
+
+Examples:
+    >>> disco_client.REDUCE_OPS
+    ('sum', 'prod', 'min', 'max', 'avg')
+"""
 
 
 def init_ccl(core: SessionCore, ccl: str, *device_ids: int) -> None:

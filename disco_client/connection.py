@@ -121,6 +121,12 @@ def connect(  # noqa: PLR0913  (each of them by name)
         ConnectionFailed: No controller answers there, or it speaks another protocol.
         NoSlots: The cluster had no room in time; the message names the owners of the slots.
         WorkerLost: A worker process could not be started.
+
+    Examples:
+        >>> with disco_client.connect(num_workers=4) as cluster:
+        ...     total = cluster.allreduce(cluster.broadcast(np.ones(2)))
+        ...     print(total.numpy(), cluster.num_workers)
+        [4. 4.] 4
     """
     check_session(num_workers, num_groups, ccl, timeout, MOST_WORKERS)
     check_name(name or "")
@@ -223,6 +229,13 @@ def attach(  # noqa: PLR0913  (the same)
             :func:`connect`.
         ConnectionFailed: No controller answers there, or it speaks another protocol.
         SessionLost: It has ended, or cannot be continued.
+
+    Examples:
+        >>> before = disco_client.connect(num_workers=2)
+        >>> before.publish("weights", before.broadcast(np.ones(2)))
+        >>> with disco_client.attach(before.detach()) as after:
+        ...     print(after.published("weights").numpy(worker_id=1))
+        [1. 1.]
     """
     if not isinstance(name, str) or not name:
         msg = f"expected a session's name or id, got {name!r}"
@@ -324,11 +337,6 @@ def _in_background(open_session: Callable[_Options, Session]) -> Callable[_Optio
     def aconnect(*args: _Options.args, **options: _Options.kwargs) -> PendingSession:
         """Opens a session on a cluster without stopping the event loop meanwhile.
 
-        ::
-
-            async with disco_client.aconnect(num_workers=4) as session:
-                print(await session.empty((2, 3), "float32"))
-
         In such a session a call that would wait raises :class:`~disco_client.WouldBlock` in an
         event loop, and issues nothing. Where the await is cancelled, a session that opens
         nevertheless is ended.
@@ -347,6 +355,19 @@ def _in_background(open_session: Callable[_Options, Session]) -> Callable[_Optio
 
 
 aconnect = _in_background(connect)
+"""Opens a session as :func:`connect` does, with the same arguments, and stops no event loop.
+
+``async with`` enters what it returns, and ``await`` makes a session of it. In such a session a
+call that would wait in an event loop raises :class:`~disco_client.WouldBlock`, and issues nothing.
+
+Examples:
+    >>> import asyncio
+    >>> async def main():
+    ...     async with disco_client.aconnect(num_workers=2) as cluster:
+    ...         return await cluster.allreduce(cluster.broadcast(np.ones(2)))
+    >>> asyncio.run(main())
+    array([2., 2.])
+"""
 
 
 @contextlib.contextmanager

@@ -87,6 +87,13 @@ class DRef:
     Attributes:
         reg_id: The register.
         session: The session it belongs to; inside a capture, what records for it.
+
+    Examples:
+        >>> ref = session.get_global_func("numpy.arange")(3)
+        >>> ref.numpy(worker_id=2)
+        array([0, 1, 2])
+        >>> len(ref.get_all())
+        4
     """
 
     __slots__ = ("__weakref__", "_core", "_owner", "reg_id", "session")
@@ -313,7 +320,15 @@ class Distributed(ABC):
 
 
 class DPackedFunc(DRef):
-    """A reference to a function; calling it calls the function on every worker."""
+    """A reference to a function; calling it calls the function on every worker.
+
+    Examples:
+        >>> add = session.get_global_func("numpy.add")
+        >>> print(add(1, 2).get())
+        3
+        >>> print(add.on(worker=1)(1, 2).get(), add.on(worker=1)(1, 2).get(worker=1))
+        None 3
+    """
 
     __slots__ = ()
 
@@ -393,7 +408,17 @@ class ChosenFunction:
 
 
 class DModule(DRef):
-    """A reference to a module; ``module["name"]`` is one of its functions."""
+    """A reference to a module; ``module["name"]`` is one of its functions.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> _ = Path("scaling.py").write_text("def double(x): return x * 2")
+        >>> module = session.load_vm_module("scaling.py")
+        >>> module.names()
+        ['double']
+        >>> module["double"](21).get()
+        42
+    """
 
     __slots__ = ()
 

@@ -477,6 +477,14 @@ class Diagnosis:
         issued: The newest command that the client has issued; None where the client
             was not asked.
         goes_on: Whether all busy ranks made progress during the inspection.
+
+    Examples:
+        >>> session.sync_all()
+        >>> diagnosis = session.diagnose()
+        >>> diagnosis.num_workers
+        4
+        >>> print(diagnosis.verdict)
+        all ranks are idle: nothing is under way
     """
 
     session: str

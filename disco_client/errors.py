@@ -54,7 +54,15 @@ __all__ = [
 
 
 class DiscoError(Exception):
-    """The base of every error of this library."""
+    """The base of every error of this library.
+
+    Examples:
+        >>> try:
+        ...     session.get_global_func("numpy.no_such")(1).get()
+        ... except disco_client.DiscoError as error:
+        ...     print(type(error).__name__)
+        FunctionNotFound
+    """
 
     def __reduce__(self) -> tuple[Callable[..., Exception], tuple[object, ...]]:
         # Programs pass errors to other processes of theirs; fields must be kept.
@@ -71,7 +79,14 @@ def _rebuild(
 
 
 class ConfigError(DiscoError, ValueError):
-    """A setting or argument is wrong; the message names what was expected."""
+    """A setting or argument is wrong; the message names what was expected.
+
+    Examples:
+        >>> disco_client.ThreadedSession(0)
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.ConfigError: ...
+    """
 
 
 class WeightsMismatch(ConfigError):
@@ -79,6 +94,14 @@ class WeightsMismatch(ConfigError):
 
     Attributes:
         problems: One sentence for each thing that is wrong, all of them.
+
+    Examples:
+        >>> from safetensors.numpy import save_file
+        >>> save_file({"up": np.ones((4, 2), "float32")}, "model.safetensors")
+        >>> session.load_weights("model.safetensors", {"down": "R"})
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.WeightsMismatch: ...
     """
 
     def __init__(self, message: str, *, problems: Sequence[str] = ()) -> None:
@@ -87,39 +110,114 @@ class WeightsMismatch(ConfigError):
 
 
 class ConnectionFailed(DiscoError, ConnectionError):
-    """The controller cannot be reached or does not speak this protocol."""
+    """The controller cannot be reached or does not speak this protocol.
+
+    Examples:
+        >>> disco_client.connect("127.0.0.1:1", num_workers=1, timeout=0.5)
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.ConnectionFailed: ...
+    """
 
 
 class AccessDenied(ConnectionFailed, PermissionError):
-    """One side refuses the other: its certificate, its token, or its permission for a request."""
+    """One side refuses the other: its certificate, its token, or its permission for a request.
+
+    Examples:
+        >>> try:
+        ...     with disco_client.connect(num_workers=1) as cluster:
+        ...         print(cluster.num_workers)
+        ... except disco_client.AccessDenied as error:
+        ...     print("show a token or a certificate:", error)
+        1
+    """
 
 
 class ExtraMissing(DiscoError, ImportError):
-    """A part of Disco that is not installed; the message says how to install it."""
+    """A part of Disco that is not installed; the message says how to install it.
+
+    Examples:
+        >>> try:
+        ...     kind = disco_client.ProcessSession
+        ... except disco_client.ExtraMissing as error:
+        ...     print(error)  # pip install 'disco-runtime[server]'
+    """
 
 
 class EncodingError(DiscoError, TypeError):
-    """A value is not of a kind that may travel; nothing was sent."""
+    """A value is not of a kind that may travel; nothing was sent.
+
+    Examples:
+        >>> session.get_global_func("numpy.add")(object(), 1)
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.EncodingError: ...
+    """
 
 
 class DiscoTimeout(DiscoError, TimeoutError):
-    """A wait took longer than its ``timeout``; nothing is lost, and it may be repeated."""
+    """A wait took longer than its ``timeout``; nothing is lost, and it may be repeated.
+
+    Examples:
+        >>> ref = session.get_global_func("time.sleep")(0.5)
+        >>> ref.get(timeout=0.01)
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.DiscoTimeout: no answer within timeout=0.01 s...
+        >>> ref.get()  # nothing is lost
+    """
 
 
 class SessionError(DiscoError):
-    """A session cannot do what was requested."""
+    """A session cannot do what was requested.
+
+    Examples:
+        >>> try:
+        ...     session.init_ccl("no such library")
+        ... except (disco_client.SessionError, disco_client.ConfigError) as error:
+        ...     print(type(error).__name__)
+        ConfigError
+    """
 
 
 class SessionClosed(SessionError):
-    """The session was shut down before this call, or is that of a process that forked this one."""
+    """The session was shut down before this call, or is that of a process that forked this one.
+
+    Examples:
+        >>> closed = disco_client.ThreadedSession(1)
+        >>> closed.shutdown()
+        >>> closed.sync_all()
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.SessionClosed: ...
+    """
 
 
 class CaptureError(SessionError):
-    """A call that cannot be captured in a program, or a reference used outside of its own."""
+    """A call that cannot be captured in a program, or a reference used outside of its own.
+
+    Examples:
+        >>> with session.capture() as program:
+        ...     session.sync_all()
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.CaptureError: ...
+    """
 
 
 class WouldBlock(SessionError):
-    """A call that would stop an event loop until workers answer; nothing was issued."""
+    """A call that would stop an event loop until workers answer; nothing was issued.
+
+    Examples:
+        >>> import asyncio
+        >>> async def main():
+        ...     async with disco_client.aconnect(num_workers=1) as cluster:
+        ...         cluster.get_global_func("numpy.arange")(3).numpy()
+        >>> asyncio.run(main())
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.WouldBlock: ...
+    """
 
 
 class NoSlots(SessionError, TimeoutError):
@@ -128,6 +226,12 @@ class NoSlots(SessionError, TimeoutError):
     Attributes:
         total_slots: Slots of all registered nodes.
         free_slots: Those of them that no session holds.
+
+    Examples:
+        >>> disco_client.connect(num_workers=100, timeout=1)
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.NoSlots: ...
     """
 
     def __init__(self, message: str, *, total_slots: int = 0, free_slots: int = 0) -> None:
@@ -137,11 +241,24 @@ class NoSlots(SessionError, TimeoutError):
 
 
 class NoSuchSession(SessionError, LookupError):
-    """The controller knows no session of that name or id, or none that is this caller's."""
+    """The controller knows no session of that name or id, or none that is this caller's.
+
+    Examples:
+        >>> issubclass(disco_client.NoSuchSession, disco_client.SessionError)
+        True
+    """
 
 
 class ForeignReference(SessionError, ValueError):
-    """A reference belongs to another session, or its register was freed."""
+    """A reference belongs to another session, or its register was freed.
+
+    Examples:
+        >>> with disco_client.ThreadedSession(1) as other:
+        ...     session.allreduce(other.broadcast(np.ones(2)))
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.ForeignReference: ...
+    """
 
 
 class WorkersReplaced(SessionError):
@@ -154,6 +271,19 @@ class WorkersReplaced(SessionError):
         recovery: What happened; None where only a reference tells of it.
         commands_lost: Whether commands of the thread, task or block that gets it are lost,
             which were not known to be executed; otherwise only its references.
+
+    Examples:
+        >>> import os, signal
+        >>> def rebuild(cluster):
+        ...     cluster.publish("weights", cluster.broadcast(np.ones(2)))
+        >>> with disco_client.connect(num_workers=2, recover=rebuild) as cluster:
+        ...     os.kill(cluster.workers[1].pid, signal.SIGKILL)
+        ...     try:
+        ...         while True:
+        ...             cluster.broadcast(np.ones(2)).numpy(worker_id=1)
+        ...     except disco_client.WorkersReplaced:
+        ...         print(cluster.allreduce(cluster.published("weights")).numpy())
+        [2. 2.]
     """
 
     def __init__(
@@ -165,7 +295,18 @@ class WorkersReplaced(SessionError):
 
 
 class SessionLost(SessionError):
-    """The session ended by itself; no command will be executed any more."""
+    """The session ended by itself; no command will be executed any more.
+
+    Examples:
+        >>> import os, signal
+        >>> processes = disco_client.ProcessSession(2)
+        >>> os.kill(processes.workers[1].pid, signal.SIGKILL)
+        >>> try:
+        ...     processes.sync_all()
+        ... except disco_client.SessionLost as error:
+        ...     print(type(error).__name__)
+        WorkerLost
+    """
 
 
 class WorkerLost(SessionLost):
@@ -176,6 +317,16 @@ class WorkerLost(SessionLost):
         node: The name of the node it ran on.
         exit_status: Its exit code, or the negative of a signal's number.
         output: Its last lines of output.
+
+    Examples:
+        >>> import os, signal
+        >>> processes = disco_client.ProcessSession(2)
+        >>> os.kill(processes.workers[1].pid, signal.SIGKILL)
+        >>> try:
+        ...     processes.sync_all()
+        ... except disco_client.WorkerLost as error:
+        ...     print(error.worker, error.exit_status)
+        1 -9
     """
 
     def __init__(
@@ -203,6 +354,14 @@ class NodeLost(SessionLost):
 
     Attributes:
         node: The name of the node.
+
+    Examples:
+        >>> try:
+        ...     with disco_client.connect(num_workers=4) as cluster:
+        ...         print(cluster.num_workers)
+        ... except disco_client.NodeLost as error:
+        ...     print("look at", error.node)
+        4
     """
 
     def __init__(self, message: str, *, node: str) -> None:
@@ -211,7 +370,16 @@ class NodeLost(SessionLost):
 
 
 class ControllerLost(SessionLost, ConnectionError):
-    """The controller went away or is leaving."""
+    """The controller went away or is leaving.
+
+    Examples:
+        >>> try:
+        ...     with disco_client.connect(num_workers=4) as cluster:
+        ...         print(cluster.num_workers)
+        ... except disco_client.ControllerLost as error:
+        ...     print("start again when there is a controller:", error)
+        4
+    """
 
 
 class PoisonCommand(SessionLost):
@@ -221,6 +389,21 @@ class PoisonCommand(SessionLost):
         seq: The number of the command.
         function: The name of the function that it called, or what it did; may be empty.
         deaths: The errors of the losses, in order.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> source = '''
+        ... import os
+        ... import disco_server
+        ... disco_server.register_func("docs.end")(os.abort)
+        ... '''
+        >>> _ = Path("ending.py").write_text(source)
+        >>> with disco_client.connect(num_workers=1, recover="replay") as cluster:
+        ...     cluster.load_source("ending.py")
+        ...     cluster.get_global_func("docs.end")().get()
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.PoisonCommand: ...
     """
 
     def __init__(
@@ -243,6 +426,15 @@ class Recovery:
         seconds: From when the loss was noticed until the new workers had executed these
             commands, or that state was made; while they execute them, or where they were
             lost too, until those had been sent.
+
+    Examples:
+        >>> import os, signal
+        >>> with disco_client.connect(num_workers=2, recover="replay") as recovering:
+        ...     ones = recovering.broadcast(np.ones(2))
+        ...     recovering.sync_all()
+        ...     os.kill(recovering.workers[1].pid, signal.SIGKILL)
+        ...     print(ones.numpy(worker_id=1), len(recovering.recoveries))
+        [1. 1.] 1
     """
 
     lost: SessionLost
@@ -280,6 +472,15 @@ class RemoteFailure:
         step: The number of the step of that program, from 1.
         program_name: The name of the program, where known.
         captured_at: The client's line that captured the step, where known.
+
+    Examples:
+        >>> ref = session.get_global_func("numpy.reshape")(np.ones(2), (3,))
+        >>> try:
+        ...     ref.numpy()
+        ... except disco_client.RemoteError as error:
+        ...     failure = error.failures[0]
+        ...     print(failure.worker, failure.message)
+        0 cannot reshape array of size 2 into shape (3,)
     """
 
     worker: int
@@ -302,8 +503,23 @@ class RemoteError(DiscoError):
     Attributes:
         failures: One entry for each worker that failed in the same command,
             in the order of their ranks.
-        worker, node, seq, function, exception, remote_traceback, issued_at, step,
-            captured_at: Those of the first entry.
+        worker: The worker of the first entry; the next ones are of that entry, too.
+        node: Its node.
+        seq: The number of the command.
+        function: What the command called.
+        exception: The name of the exception's type.
+        remote_traceback: The traceback on that worker.
+        issued_at: The line that issued the command, where known.
+        step: The step of a captured program, or 0.
+        captured_at: The line that captured that step.
+
+    Examples:
+        >>> ref = session.get_global_func("numpy.reshape")(np.ones(2), (3,))
+        >>> try:
+        ...     ref.numpy()
+        ... except disco_client.RemoteError as error:
+        ...     print(error.exception, "on", len(error.failures), "workers, in", error.function)
+        ValueError on ... workers, in numpy.reshape
     """
 
     def __init__(self, failures: Sequence[RemoteFailure]) -> None:
@@ -322,7 +538,14 @@ class RemoteError(DiscoError):
 
 
 class RemoteException(RemoteError):
-    """A function called on a worker raised."""
+    """A function called on a worker raised.
+
+    Examples:
+        >>> session.get_global_func("numpy.reshape")(np.ones(2), (3,)).numpy()
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.RemoteException: ValueError: cannot reshape array of size 2...
+    """
 
 
 class AssignFailed(RemoteError):
@@ -333,6 +556,17 @@ class AssignFailed(RemoteError):
         poisoned: Those of the bucket that was under way: they stand for this failure until they are
             assigned again.
         old: Those that are as they were.
+
+    Examples:
+        >>> source = session.distribute(np.ones(4), placement="S[0]")
+        >>> target = session.distribute(np.zeros(4), placement="R")
+        >>> try:
+        ...     session.assign({"weight": target}, {"weight": source})
+        ...     session.sync_all()
+        ... except disco_client.AssignFailed as error:
+        ...     print("not known any more:", error.poisoned)
+        >>> target.numpy()
+        array([1., 1., 1., 1.])
     """
 
     def __init__(
@@ -353,35 +587,101 @@ class AssignFailed(RemoteError):
 
 
 class FunctionNotFound(RemoteError, LookupError):
-    """A worker knows no function or module of that name."""
+    """A worker knows no function or module of that name.
+
+    Examples:
+        >>> session.get_global_func("no.such.function")(1).get()
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.FunctionNotFound: ...
+    """
 
 
 class NotAllowed(RemoteError, PermissionError):
-    """A worker's allow-list does not contain what was requested."""
+    """A worker's allow-list does not contain what was requested.
+
+    Examples:
+        >>> try:
+        ...     session.import_python_module("json")
+        ...     session.sync_all()
+        ... except disco_client.NotAllowed as error:
+        ...     print("allow it with --allow-module:", error)
+    """
 
 
 class BadArgument(RemoteError, ValueError):
-    """A worker was given an argument that the called function refuses."""
+    """A worker was given an argument that the called function refuses.
+
+    Examples:
+        >>> no_module = disco_client.DModule(session.broadcast(np.ones(2)), session)
+        >>> no_module["function"].get()
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.BadArgument: ...
+    """
 
 
 class CollectiveMismatch(RemoteError, ValueError):
-    """Ranks entered one collective with different operations, shapes or dtypes."""
+    """Ranks entered one collective with different operations, shapes or dtypes.
+
+    Examples:
+        >>> import disco_server
+        >>> @disco_server.register_func("docs.unlike")
+        ... def unlike():
+        ...     worker = disco_server.current_worker()
+        ...     return worker.allreduce(np.ones(worker.worker_id + 1))
+        >>> session.get_global_func("docs.unlike")().get()
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.CollectiveMismatch: ...
+    """
 
 
 class CollectiveAborted(RemoteError):
-    """A collective ended because another rank could not enter it."""
+    """A collective ended because another rank could not enter it.
+
+    Examples:
+        >>> import disco_server
+        >>> @disco_server.register_func("docs.reduce")
+        ... def reduce():
+        ...     return disco_server.current_worker().allreduce(np.ones(2))
+        >>> session.get_global_func("docs.reduce").on(worker=1)().get(worker=1)
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.CollectiveAborted: ...
+    """
 
 
 class CclError(RemoteError):
-    """The collective library is missing on a worker, did not start, or failed at work."""
+    """The collective library is missing on a worker, did not start, or failed at work.
+
+    Examples:
+        >>> try:
+        ...     session.init_ccl("local")
+        ...     session.sync_all()
+        ... except disco_client.CclError as error:
+        ...     print("disco doctor says what is missing:", error)
+    """
 
 
 class BadFile(RemoteError, OSError):
-    """A file on a worker is missing, cannot be read, or is not what it should be."""
+    """A file on a worker is missing, cannot be read, or is not what it should be.
+
+    Examples:
+        >>> session.load_weights("no-such-file.safetensors", {"*": "R"})
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.BadFile: ...
+    """
 
 
 class StaleReference(RemoteError, WorkersReplaced):
-    """A command reads a reference of before the session's workers were replaced."""
+    """A command reads a reference of before the session's workers were replaced.
+
+    Examples:
+        >>> issubclass(disco_client.StaleReference, disco_client.WorkersReplaced)
+        True
+    """
 
 
 def describe_exit(status: int) -> str:

@@ -122,6 +122,11 @@ class RefFuture(concurrent.futures.Future[Any]):
     Attributes:
         ref: The reference that was asked for, if it was one.
         check_may_wait: Raises an error in an event loop that must not be stopped.
+
+    Examples:
+        >>> future = session.get_global_func("numpy.arange")(3).future()
+        >>> future.result(timeout=60)
+        array([0, 1, 2])
     """
 
     def __init__(
@@ -490,6 +495,12 @@ def as_completed(
         An iterable of futures that are done: ``result()`` returns the value of each, or raises
         what went wrong with it, and ``ref`` is its reference. It raises
         :class:`~disco_client.DiscoTimeout` where one has not come in time.
+
+    Examples:
+        >>> arange = session.get_global_func("numpy.arange")
+        >>> refs = [arange(2), arange(3)]
+        >>> sorted(len(future.result()) for future in disco_client.as_completed(refs))
+        [2, 3]
     """
     Deadline.of(timeout)  # says now what is wrong with it
     return AsCompleted(

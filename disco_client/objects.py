@@ -33,6 +33,19 @@ class DObject(DRef):
     ``model["numpy"]`` is the object's. A missing name is an error of the next sync
     (:class:`~disco_client.FunctionNotFound`), and so is one that leads to what another
     module defines (:class:`~disco_client.NotAllowed`). Attributes are read, never set.
+
+    Examples:
+        >>> import disco_server
+        >>> @disco_server.register_class("docs.Counter")
+        ... class Counter:
+        ...     def __init__(self):
+        ...         self.total = 0
+        ...     def add(self, number):
+        ...         self.total += number
+        >>> counter = session.create("docs.Counter")
+        >>> _ = counter.add(5)
+        >>> counter.total.get(worker=3)
+        5
     """
 
     __slots__ = ()

@@ -281,6 +281,14 @@ class Program:
         inputs: The names of its inputs, in order.
         num_steps: How many commands it has.
         num_outputs: How many references a run returns.
+
+    Examples:
+        >>> add = session.get_global_func("numpy.add")
+        >>> with session.capture("twice") as program:
+        ...     x = program.input("x")
+        ...     program.output(add(add(x, 1), 1))
+        >>> print(program(40).get())
+        42
     """
 
     def __init__(self, name: str, recorder: Recorder) -> None:

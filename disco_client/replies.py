@@ -230,6 +230,12 @@ class Failures:
     Attributes:
         total: How many commands failed so.
         last: The errors of the last 1,000 of them, the oldest first.
+
+    Examples:
+        >>> with session.scope():
+        ...     _ = session.get_global_func("numpy.reshape")(np.ones(2), (3,))
+        >>> session.failures().total
+        0
     """
 
     total: int = 0

@@ -49,6 +49,13 @@ class Session:
     Made by :func:`disco_client.connect`. A context manager; its methods may be
     called from several threads and asyncio tasks, which are scopes of their own, as
     are blocks of :meth:`scope`.
+
+    Examples:
+        >>> array = session.broadcast(np.arange(3.0))  # on every worker
+        >>> double = session.get_global_func("numpy.multiply")(array, 2)
+        >>> total = session.allreduce(double)
+        >>> total.numpy()
+        array([ 0.,  8., 16.])
     """
 
     def __init__(
@@ -81,27 +88,54 @@ class Session:
 
     @property
     def num_workers(self) -> int:
-        """How many workers the session has."""
+        """How many workers the session has.
+
+        Examples:
+            >>> session.num_workers
+            4
+        """
         return self._core.num_workers
 
     @property
     def num_groups(self) -> int:
-        """Into how many equal groups the workers are divided."""
+        """Into how many equal groups the workers are divided.
+
+        Examples:
+            >>> session.num_groups
+            1
+        """
         return self._core.num_groups
 
     @property
     def name(self) -> str:
-        """The session's name at the controller."""
+        """The session's name at the controller.
+
+        Examples:
+            >>> with disco_client.connect(num_workers=1, name="training") as cluster:
+            ...     print(cluster.name)
+            training
+        """
         return self._core.name
 
     @property
     def session_id(self) -> str:
-        """The session's id at the controller, in hexadecimal."""
+        """The session's id at the controller, in hexadecimal.
+
+        Examples:
+            >>> with disco_client.connect(num_workers=1) as cluster:
+            ...     print(len(cluster.session_id))
+            16
+        """
         return self._core.session_id
 
     @property
     def workers(self) -> tuple[RankPlace, ...]:
-        """Where each worker runs: node, process id, device."""
+        """Where each worker runs: node, process id, device.
+
+        Examples:
+            >>> [(each.worker, str(each.device)) for each in session.workers[:2]]
+            [(0, 'cpu'), (1, 'cpu')]
+        """
         return self._core.welcome.ranks
 
     @property
@@ -110,6 +144,10 @@ class Session:
 
         What ``runtime.disco.compiled_ccl`` returns on worker 0: ``"mpi"``, ``"nccl"``,
         ``"rccl"`` or ``"local"``. Waits for it.
+
+        Examples:
+            >>> session.ccl
+            'local'
         """
         name: str = self._core.get(self._core.call_builtin("runtime.disco.compiled_ccl"), 0)
         return name
@@ -120,16 +158,31 @@ class Session:
 
         They take no new sessions, and end when those that they have are over. A program
         may move by then: save what it needs and open another session.
+
+        Examples:
+            >>> session.draining
+            ()
         """
         return self._core.transport.draining
 
     def statistics(self) -> dict[str, Any]:
-        """Counts of this moment: commands issued and executed, registers in use."""
+        """Counts of this moment: commands issued and executed, registers in use.
+
+        Examples:
+            >>> session.sync_all()
+            >>> session.statistics()["registers"]  # that this program refers to
+            0
+        """
         return self._core.log.statistics()
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
-        """The recoveries of the session with other workers, in order."""
+        """The recoveries of the session with other workers, in order.
+
+        Examples:
+            >>> session.recoveries  # none was lost
+            ()
+        """
         return checkpointing.recoveries(self._core)
 
     def __reduce__(self) -> NoReturn:
@@ -167,6 +220,11 @@ class Session:
         Returns:
             The function, at once; a missing one is an error of the next sync
             (:class:`~disco_client.FunctionNotFound`).
+
+        Examples:
+            >>> norm = session.get_global_func("numpy.linalg.norm")
+            >>> print(norm(session.broadcast(np.array([3.0, 4.0]))).get())
+            5.0
         """
         if not isinstance(name, str):
             msg = f"expected a function's name, got {name!r} of type {type(name).__name__}"
@@ -194,6 +252,11 @@ class Session:
             EncodingError: An argument is of a kind that cannot travel.
             ForeignReference: A reference belongs to another session.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> add = session.get_global_func("numpy.add")
+            >>> print(session.call_packed(add, 40, 2).get())
+            42
         """
         if keywords:
             return self._core.call_with(func, args, keywords)
@@ -220,6 +283,16 @@ class Session:
             TypeError: That is no name.
             EncodingError: An argument is of a kind that cannot travel.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> import disco_server
+            >>> @disco_server.register_class("docs.Store")
+            ... class Store:
+            ...     def __init__(self, value):
+            ...         self.value = value
+            >>> store = session.create("docs.Store", 42)
+            >>> store.value.get(worker=3)
+            42
         """
         return objects.create(self._core, class_name, args, keywords)
 
@@ -229,6 +302,10 @@ class Session:
         Errors come at the next sync: :class:`~disco_client.NotAllowed` where a
         worker's allow-list does not cover it, :class:`~disco_client.FunctionNotFound`
         where there is no such module.
+
+        Examples:
+            >>> session.import_python_module("json")
+            >>> session.sync_all()
         """
         self._core.call_builtin("runtime.disco._import_python_module", module_name)
 
@@ -261,6 +338,12 @@ class Session:
             OSError: The file at the client cannot be read.
             RemoteError: See above.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> from pathlib import Path
+            >>> _ = Path("halving.py").write_text("def halve(x): return x / 2")
+            >>> session.load_vm_module("halving.py")["halve"](84).get()
+            42.0
         """
         self._check_may_wait("load_vm_module")
         return modules.load_vm_module(self._core, path, device)
@@ -293,6 +376,19 @@ class Session:
                 file raises, a syntax error among it, :class:`~disco_client.BadFile` where
                 something that it imports is not on the worker.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> from pathlib import Path
+            >>> source = '''
+            ... import disco_server
+            ... @disco_server.register_func("docs.sourced")
+            ... def sourced():
+            ...     return "from a file"
+            ... '''
+            >>> _ = Path("sourced.py").write_text(source)
+            >>> session.load_source("sourced.py")
+            >>> session.get_global_func("docs.sourced")().get()
+            'from a file'
         """
         modules.load_source(self._core, source)
 
@@ -324,6 +420,13 @@ class Session:
             CaptureError: On entering: this task or thread captures already. Inside the block:
                 a call that would have to wait, such as a sync.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> add = session.get_global_func("numpy.add")
+            >>> with session.capture("sum") as program:
+            ...     program.output(session.allreduce(add(program.input("x"), 1)))
+            >>> program(session.broadcast(np.ones(2))).numpy()
+            array([8., 8.])
         """
         from disco_client.program import Capture
 
@@ -353,6 +456,10 @@ class Session:
         Raises:
             ConfigError: A wrong dtype or device.
             TypeError, ValueError: A wrong shape.
+
+        Examples:
+            >>> session.empty((2, 3), "float32").numpy().shape
+            (2, 3)
         """
         return self._core.empty(shape, dtype, device, worker0_only, in_group)
 
@@ -374,6 +481,11 @@ class Session:
             EncodingError: The host array holds Python objects, lies on a GPU, or
                 records gradients.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> ref = session.copy_to_worker_0(np.ones(2))
+            >>> ref.numpy()
+            array([1., 1.])
         """
         return self._core.copy_to_worker_0(host_array, remote_array)
 
@@ -395,6 +507,12 @@ class Session:
             DiscoTimeout: There is no answer yet; the call may be repeated.
             EncodingError: The host array cannot be written.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> here = np.empty(2)
+            >>> session.copy_from_worker_0(here, session.broadcast(np.ones(2)))
+            >>> here
+            array([1., 1.])
         """
         self._core.copy_from_worker_0(host_array, remote_array, timeout)
 
@@ -413,6 +531,15 @@ class Session:
         Raises:
             EncodingError: The host array holds Python objects.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> import asyncio
+            >>> async def main():
+            ...     async with disco_client.aconnect(num_workers=2) as cluster:
+            ...         ref = await cluster.put(np.ones(100_000))
+            ...         return (await ref).shape
+            >>> asyncio.run(main())
+            (100000,)
         """
         return await self._core.put(host_array)
 
@@ -468,6 +595,13 @@ class Session:
                 worker 0's.
             NotAllowed: A worker's ``--allow-read`` does not cover a file.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> from safetensors.numpy import save_file
+            >>> save_file({"up": np.ones((8, 2), "float32")}, "model.safetensors")
+            >>> weights = session.load_weights("model.safetensors", {"*": "S[0]"})
+            >>> weights["up"].shape_on(3)
+            (2, 2)
         """
         self._check_may_wait("load_weights")
         from disco_client import weights
@@ -498,6 +632,10 @@ class Session:
 
         Raises:
             ConfigError: The session has fewer workers, or the names do not fit.
+
+        Examples:
+            >>> session.mesh((2, 2), ("dp", "tp")).shape
+            Shape([2, 2])
         """
         from disco_client.distributed.dispatch import make_mesh
 
@@ -527,6 +665,11 @@ class Session:
             EncodingError: The array holds Python objects.
             BadFile: A worker's file is missing, malformed, or not what another has.
             NotAllowed: A worker's ``--allow-read`` does not cover the file.
+
+        Examples:
+            >>> x = session.distribute(np.arange(8.0).reshape(4, 2), placement="S[0]")
+            >>> x.shard(3)
+            array([[6., 7.]])
         """
         return self._engine.distribute(array, self.mesh() if mesh is None else mesh, placement)
 
@@ -543,6 +686,11 @@ class Session:
 
         Raises:
             ConfigError: There is no rule of that name, or the operands do not fit it.
+
+        Examples:
+            >>> x = session.distribute(np.zeros((4, 2)), placement="S[0]")
+            >>> session.apply("softmax", x, axis=1).numpy()[0]
+            array([0.5, 0.5])
         """
         return self._engine.call(name, *operands, **options)
 
@@ -575,6 +723,13 @@ class Session:
                 are old, and which are of that bucket and stand for this failure.
             RemoteError: Something had failed before; nothing was assigned.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> source = session.distribute(np.ones(4), placement="S[0]")
+            >>> target = session.distribute(np.zeros(4), placement="R")
+            >>> session.assign({"weight": target}, {"weight": source})
+            >>> target.numpy()
+            array([1., 1., 1., 1.])
         """
         self._check_may_wait("assign")
         from disco_client.distributed import assign
@@ -611,6 +766,12 @@ class Session:
             NotAllowed: A worker's ``--allow-save`` does not cover the folder.
             RemoteError: A tensor could not be computed.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> x = session.distribute(np.ones((4, 2)), placement="S[0]")
+            >>> session.save("step-1", {"x": x})
+            >>> sorted(session.load("step-1"))
+            ['x']
         """
         self._check_may_wait("save")
         from disco_client.distributed import storage
@@ -651,6 +812,12 @@ class Session:
                 another checkpoint.
             NotAllowed: A worker's ``--allow-read`` does not cover the folder.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> x = session.distribute(np.ones((4, 2)), placement="S[0]")
+            >>> session.save("step-1", {"x": x})
+            >>> session.load("step-1", placements="R")["x"].shape_on(0)
+            (4, 2)
         """
         self._check_may_wait("load")
         from disco_client.distributed import storage
@@ -682,6 +849,11 @@ class Session:
         Raises:
             ConfigError: There is no library of that name, or a GPU has no number.
             CclError: It is missing on a worker, or could not start.
+
+        Examples:
+            >>> session.init_ccl("local")
+            >>> session.ccl
+            'local'
         """
         self._check_may_wait("init_ccl")
         collectives.init_ccl(self._core, ccl, *device_ids)
@@ -702,6 +874,10 @@ class Session:
 
         Returns:
             The reference of the copies.
+
+        Examples:
+            >>> session.broadcast(np.ones(2)).numpy(worker_id=3)
+            array([1., 1.])
         """
         del in_group  # only worker 0 has the data, so it alone can be the source
         self._core.check_may_send(src, "broadcast")
@@ -720,6 +896,13 @@ class Session:
 
         Returns:
             The reference of the copies: ``dst`` where it is given.
+
+        Examples:
+            >>> source = session.copy_to_worker_0(np.ones(2))
+            >>> target = session.empty((2,), "float64")
+            >>> _ = session.broadcast_from_worker0(source, target)
+            >>> target.numpy(worker_id=3)
+            array([1., 1.])
         """
         return collectives.move(self._core, "broadcast_from_worker0", src, dst, in_group)
 
@@ -743,6 +926,10 @@ class Session:
 
         Raises:
             ConfigError: The first axis does not fit.
+
+        Examples:
+            >>> session.scatter(np.arange(8.0).reshape(4, 2)).numpy(worker_id=3)
+            array([6., 7.])
         """
         del in_group  # only worker 0 has the data, so it alone can be the source
         self._core.check_may_send(src, "scatter")
@@ -761,6 +948,13 @@ class Session:
 
         Returns:
             The reference of the chunks: ``to_array`` where it is given.
+
+        Examples:
+            >>> source = session.copy_to_worker_0(np.arange(8.0).reshape(4, 2))
+            >>> target = session.empty((2,), "float64")
+            >>> _ = session.scatter_from_worker0(source, target)
+            >>> target.numpy(worker_id=1)
+            array([2., 3.])
         """
         return collectives.move(self._core, "scatter_from_worker0", from_array, to_array, in_group)
 
@@ -778,6 +972,13 @@ class Session:
 
         Returns:
             The reference of what was collected: ``to_array`` where it is given.
+
+        Examples:
+            >>> source = session.scatter(np.arange(8.0).reshape(4, 2))
+            >>> target = session.empty((4, 2), "float64", worker0_only=True)
+            >>> _ = session.gather_to_worker0(source, target)
+            >>> target.numpy()[3]
+            array([6., 7.])
         """
         return collectives.move(self._core, "gather_to_worker0", from_array, to_array, in_group)
 
@@ -799,6 +1000,10 @@ class Session:
 
         Raises:
             ConfigError: No such reduction.
+
+        Examples:
+            >>> session.allreduce(session.broadcast(np.ones(2)), op="sum").numpy()
+            array([4., 4.])
         """
         return collectives.reduce(self._core, "allreduce", src, dst, op, in_group)
 
@@ -813,6 +1018,11 @@ class Session:
 
         Returns:
             The reference of what was collected: ``dst`` where it is given.
+
+        Examples:
+            >>> part = session.scatter(np.arange(4.0).reshape(4, 1))
+            >>> session.allgather(part).numpy(worker_id=2).ravel()
+            array([0., 1., 2., 3.])
         """
         return collectives.move(self._core, "allgather", src, dst, in_group)
 
@@ -833,6 +1043,11 @@ class Session:
 
         Raises:
             ConfigError: No such reduction.
+
+        Examples:
+            >>> whole = session.broadcast(np.arange(4.0))
+            >>> session.reduce_scatter(whole).numpy(worker_id=3)
+            array([12.])
         """
         return collectives.reduce(self._core, "reduce_scatter", src, dst, op, in_group)
 
@@ -847,6 +1062,10 @@ class Session:
 
         Returns:
             The reference of what came: ``dst`` where it is given.
+
+        Examples:
+            >>> session.all_to_all(session.broadcast(np.arange(4.0))).numpy(worker_id=3)
+            array([3., 3., 3., 3.])
         """
         return collectives.move(self._core, "all_to_all", src, dst, in_group)
 
@@ -860,6 +1079,10 @@ class Session:
 
         Args:
             enabled: Whether shapes are compared from here on.
+
+        Examples:
+            >>> session.compare_shapes(False)
+            >>> session.compare_shapes(True)
         """
         self._core.call_builtin("runtime.disco._compare_shapes", bool(enabled))
 
@@ -877,6 +1100,9 @@ class Session:
             RemoteError: A command of this scope failed on some worker and no call has
                 raised it.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> session.sync_worker(1)
         """
         self._core.sync(self._core.check_worker(worker_id), timeout)
 
@@ -891,6 +1117,9 @@ class Session:
             RemoteError: A command of this scope failed on some worker and no call has
                 raised it.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> session.sync_worker_0()
         """
         self._core.sync(0, timeout)
 
@@ -905,6 +1134,9 @@ class Session:
             RemoteError: A command of this scope failed on some worker and no call has
                 raised it.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> session.sync_all(timeout=60)
         """
         self._core.sync(timeout=timeout)
 
@@ -916,6 +1148,14 @@ class Session:
 
         Raises:
             DiscoTimeout, RemoteError, SessionError: As for :meth:`sync_all`.
+
+        Examples:
+            >>> import asyncio
+            >>> async def main():
+            ...     async with disco_client.aconnect(num_workers=1) as cluster:
+            ...         cluster.broadcast(np.ones(2))
+            ...         await cluster.synced()
+            >>> asyncio.run(main())
         """
         await self._core.synced(Deadline.of(timeout))
 
@@ -927,6 +1167,15 @@ class Session:
 
         Raises:
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> import asyncio
+            >>> async def main():
+            ...     async with disco_client.aconnect(num_workers=1) as cluster:
+            ...         await cluster.ready()
+            ...         return await cluster.broadcast(np.ones(2))
+            >>> asyncio.run(main())
+            array([1., 1.])
         """
         await await_room(self._core.log)
 
@@ -950,6 +1199,11 @@ class Session:
 
         Returns:
             The block, to be entered once with ``with``.
+
+        Examples:
+            >>> with session.scope():
+            ...     total = session.allreduce(session.broadcast(np.ones(2)))
+            ...     session.sync_all()  # raises what went wrong in this block
         """
         return Block(self._core.log)
 
@@ -968,6 +1222,14 @@ class Session:
 
         Returns:
             The block.
+
+        Examples:
+            >>> add = session.get_global_func("numpy.add")
+            >>> with session.batch():  # both calls leave as one message
+            ...     three = add(1, 2)
+            ...     four = add(three, 1)
+            >>> print(four.get())
+            4
         """
         return self._core.log.batch()
 
@@ -978,6 +1240,10 @@ class Session:
 
         Returns:
             Their number since the session began, and the errors of the last 1,000.
+
+        Examples:
+            >>> session.failures().last
+            ()
         """
         return self._core.inbox.failures()
 
@@ -997,6 +1263,10 @@ class Session:
 
         Raises:
             SessionError: The controller does not answer.
+
+        Examples:
+            >>> print(session.diagnose().verdict)
+            all ranks are idle...
         """
         self._check_may_wait("diagnose")
         return look_at(self._core.transport, self._core.log)
@@ -1010,6 +1280,11 @@ class Session:
         Raises:
             SessionError: The controller does not answer, or has nothing any more.
             ValueError: A rank's records are damaged.
+
+        Examples:
+            >>> session.sync_all()
+            >>> [rank.worker for rank in session.flight().ranks]
+            [0, 1, 2, 3]
         """
         self._check_may_wait("flight")
         from disco_client.tracing.trace import Flight
@@ -1044,6 +1319,10 @@ class Session:
             ConfigError: On entering: the session is traced already.
             OSError: On entering, the file cannot be written.
             SessionError: On entering: the session is closed or lost.
+
+        Examples:
+            >>> with session.trace("step.json"):
+            ...     _ = session.allreduce(session.broadcast(np.ones(2)))
         """
         if self._core.must_not_wait:
             self._core.check_may_wait("a trace, which waits at its end, in another thread")
@@ -1077,6 +1356,13 @@ class Session:
             NotAllowed: A worker's ``--allow-save`` or ``--allow-read`` does not cover it.
             RemoteError: A command failed on some worker and no call has raised it.
             SessionError: The session is closed or lost.
+
+        Examples:
+            >>> with disco_client.connect(num_workers=2, recover="replay") as cluster:
+            ...     x = cluster.distribute(np.ones(4), placement="S[0]")
+            ...     cluster.checkpoint("steps")
+            ...     print((x + 1).numpy())
+            [2. 2. 2. 2.]
         """
         self._check_may_wait("checkpoint")
         checkpointing.checkpoint(self._core, path)
@@ -1094,6 +1380,12 @@ class Session:
         Raises:
             ConfigError: The name is empty or too long.
             ForeignReference: The value belongs to another session.
+
+        Examples:
+            >>> with disco_client.connect(num_workers=2) as cluster:
+            ...     cluster.publish("weights", cluster.broadcast(np.ones(2)))
+            ...     print(cluster.list_published())
+            ['weights']
         """
         publishing.publish(self._core, name, value)
 
@@ -1105,21 +1397,47 @@ class Session:
 
         Raises:
             BadArgument: Nothing is published under this name; the error says what is.
+
+        Examples:
+            >>> with disco_client.connect(num_workers=2) as cluster:
+            ...     cluster.publish("weights", cluster.broadcast(np.ones(2)))
+            ...     print(cluster.published("weights").numpy())
+            [1. 1.]
         """
         self._check_may_wait("published")
         return publishing.published(self._core, name)
 
     def list_published(self) -> list[str]:
-        """The names under which values are published, in order; waits for worker 0."""
+        """The names under which values are published, in order; waits for worker 0.
+
+        Examples:
+            >>> session.list_published()
+            []
+        """
         self._check_may_wait("list_published")
         return publishing.list_published(self._core)
 
     def unpublish(self, name: str) -> None:
-        """Forgets a name; what it stood for lives on as long as its references do."""
+        """Forgets a name; what it stood for lives on as long as its references do.
+
+        Examples:
+            >>> session.publish("weights", session.broadcast(np.ones(2)))
+            >>> session.unpublish("weights")
+            >>> session.list_published()
+            []
+        """
         self._core.call_builtin("runtime.disco._unpublish", name)
 
     def release_all(self) -> None:
-        """Empties every register of the workers, those of references that live included."""
+        """Empties every register of the workers, those of references that live included.
+
+        Examples:
+            >>> with disco_client.connect(num_workers=2) as cluster:
+            ...     cluster.publish("weights", cluster.broadcast(np.ones(2)))
+            ...     cluster.release_all()
+            ...     print(cluster.list_published())
+            ['weights']
+        """
         self._core.release_all()
 
     def detach(self, lease: float = 3600.0) -> str:
@@ -1139,6 +1457,13 @@ class Session:
             ConfigError: The session is no session of a controller daemon, which would
                 keep it, or the lease is no number of seconds.
             RemoteError: A command failed on some worker and no call has raised it.
+
+        Examples:
+            >>> cluster = disco_client.connect(num_workers=2)
+            >>> cluster.publish("weights", cluster.broadcast(np.ones(2)))
+            >>> with disco_client.attach(cluster.detach(lease=60)) as again:
+            ...     print(again.published("weights").numpy())
+            [1. 1.]
         """
         return self._core.leave(lease)
 
@@ -1153,6 +1478,10 @@ class Session:
         Errors that no call has raised are not raised here; leaving the ``with``
         block, or :meth:`sync_all` before, raises them. In a process that was forked
         from the session's own it does nothing, as does leaving the block there.
+
+        Examples:
+            >>> threads = disco_client.ThreadedSession(2)
+            >>> threads.shutdown()
         """
         self._core.shutdown()
 

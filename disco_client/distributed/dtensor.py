@@ -324,6 +324,14 @@ class DTensor(Distributed, ArrayLike):
         ref: The reference of the parts.
         origin: What made it, and what was moved for that.
         name: Its name in the files that it was loaded from; otherwise empty.
+
+    Examples:
+        >>> x = session.distribute(np.arange(8.0).reshape(4, 2), placement="S[0]")
+        >>> y = (x * 2).sum(axis=0)
+        >>> y.numpy()
+        array([24., 32.])
+        >>> x.shape_on(3)
+        (1, 2)
     """
 
     __slots__ = ("_engine", "info", "name", "origin", "ref")

@@ -50,6 +50,11 @@ class DeviceMesh:
         TypeError: The shape or the ids are of another type.
         ConfigError: There are more or fewer ids than the shape has places, an extent
             is below 1, a worker is negative or named twice, or the names do not fit.
+
+    Examples:
+        >>> mesh = distributed.DeviceMesh((2, 2), range(4), ("dp", "tp"))
+        >>> mesh["tp"].device_ids, mesh.at(dp=1).device_ids
+        ([0, 1], [2, 3])
     """
 
     __slots__ = ("_grid", "_key", "device_ids", "device_range", "names", "shape")
@@ -167,7 +172,12 @@ def device_mesh(
     device_ids: Sequence[int] | range | RangeLike,
     names: Sequence[str] = (),
 ) -> DeviceMesh:
-    """Makes a :class:`DeviceMesh`."""
+    """Makes a :class:`DeviceMesh`.
+
+    Examples:
+        >>> distributed.device_mesh((2,), [0, 1]).shape
+        Shape([2])
+    """
     return DeviceMesh(shape, device_ids, names)
 
 

@@ -66,7 +66,13 @@ __all__ = [
 
 
 LOCAL_AXIS = ""
-"""The letter of an axis that must be whole wherever the function is computed."""
+"""The letter of an axis that must be whole wherever the function is computed.
+
+Examples:
+    >>> rows = distributed.Pattern((("rows", distributed.LOCAL_AXIS),), ("rows",))
+    >>> rows.output
+    ('rows',)
+"""
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,13 @@ class Pattern:
         linear: Sets of operands in which it is linear together, by their numbers.
         even: (letter, extent) for axes that can be split only where the mesh divides
             this extent.
+
+    Examples:
+        >>> product = distributed.Pattern(
+        ...     inputs=(("i", "j"), ("j", "k")), output=("i", "k"), combines=(("j", "sum"),)
+        ... )
+        >>> product.output
+        ('i', 'k')
     """
 
     inputs: tuple[tuple[str, ...], ...]
@@ -230,6 +243,13 @@ class Local:
         result: The whole result.
         options: What the local function takes besides, by name.
         tables: The same where it differs from worker to worker.
+
+    Examples:
+        >>> whole = distributed.TensorStructInfo((4, 2), "float64")
+        >>> pattern = distributed.Pattern((("a", "b"),), ("a", "b"))
+        >>> local = distributed.Local("numpy.tanh", pattern, whole)
+        >>> local.name
+        'numpy.tanh'
     """
 
     name: str
@@ -257,6 +277,19 @@ def register_rule(name: str) -> Callable[[Rule], Rule]:
 
     Args:
         name: The function's name.
+
+    Examples:
+        >>> import disco_server
+        >>> @disco_server.register_func("docs.cube")
+        ... def cube(part):
+        ...     return part**3
+        >>> @distributed.register_rule("docs.cube")
+        ... def _cube(tensor):
+        ...     pattern = distributed.Pattern((("a", "b"),), ("a", "b"))
+        ...     return distributed.Local("docs.cube", pattern, tensor)
+        >>> x = session.distribute(np.full((4, 2), 2.0), placement="S[0]")
+        >>> session.apply("docs.cube", x).sum().item()
+        64.0
     """
 
     def register(rule: Rule) -> Rule:

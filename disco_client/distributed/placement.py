@@ -75,6 +75,12 @@ class PlacementSpec:
         op: How partial values become the whole; empty where they are not partial.
         parts: What each along the mesh axis holds of the tensor's axis, where that is not
             as equal as can be; those of a :meth:`fused` axis are known with a tensor.
+
+    Examples:
+        >>> spec = distributed.PlacementSpec.sharding(1)
+        >>> x = session.distribute(np.ones((2, 8)), placement=distributed.Placement([spec]))
+        >>> x.shape_on(0)
+        (2, 2)
     """
 
     kind: PlacementSpecKind
@@ -234,6 +240,12 @@ class Placement:
         TypeError: An element is no spec.
         ConfigError: Values are to be combined in several ways: the result would
             depend on their order.
+
+    Examples:
+        >>> mesh = session.mesh((2, 2))
+        >>> placement = distributed.Placement.from_text("S[0], R")
+        >>> session.distribute(np.ones((4, 2)), mesh, placement).shape_on(3)
+        (2, 2)
     """
 
     dim_specs: tuple[PlacementSpec, ...]
@@ -378,6 +390,10 @@ class TensorStructInfo:
 
     Raises:
         ConfigError: There is no such dtype.
+
+    Examples:
+        >>> distributed.TensorStructInfo((2, 3), "float32").dtype
+        dtype('float32')
     """
 
     shape: Shape
@@ -426,6 +442,12 @@ class DTensorStructInfo:
         ConfigError: The placement has not one spec for each axis of the mesh, or an
             axis that the tensor has not, or partial values of a kind that its
             dtype does not have.
+
+    Examples:
+        >>> mesh = distributed.DeviceMesh((4,), range(4))
+        >>> whole = distributed.TensorStructInfo((8, 2), "float32")
+        >>> distributed.DTensorStructInfo(whole, mesh, "S[0]").placement
+        Placement.from_text('S[0]')
     """
 
     tensor_sinfo: TensorStructInfo
@@ -545,7 +567,12 @@ def _checked(name: str, value: object, kind: type[_Kind]) -> _Kind:
 
 
 DTensorType = DTensorStructInfo
-"""The name that newer versions of the original give it."""
+"""The name that newer versions of the original give it.
+
+Examples:
+    >>> distributed.DTensorType is distributed.DTensorStructInfo
+    True
+"""
 
 
 def _resolved(tensor: TensorStructInfo, mesh: DeviceMesh, placement: Placement) -> Placement:

@@ -124,6 +124,13 @@ class RedistributionPlan:
         before: The tensor as it is placed.
         after: The tensor as it is to be placed.
         steps: The moves, in order; none if it is placed so already.
+
+    Examples:
+        >>> x = session.distribute(np.ones((4, 4)), placement="S[0]")
+        >>> print(x.plan("R"))
+        S[0] -> R: 96 bytes to a worker
+          1. allgather along mesh axis 0: S[0] -> R, 96 bytes to a worker
+          384 bytes in all, 1.00 times the least, 384
     """
 
     before: DTensorStructInfo

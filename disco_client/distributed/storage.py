@@ -389,6 +389,12 @@ class FileTensor:
         kind: ``"safetensors"`` or ``"npy"``.
         path: The file on the workers.
         name: The tensor's name, where files have several.
+
+    Examples:
+        >>> np.save("rows.npy", np.arange(8.0).reshape(4, 2))
+        >>> rows = session.distribute(distributed.from_npy("rows.npy"), placement="S[0]")
+        >>> rows.shard(3)  # of the file, worker 3 read its own row
+        array([[6., 7.]])
     """
 
     kind: str
@@ -407,6 +413,13 @@ def from_safetensors(path: str | os.PathLike[str], name: str) -> FileTensor:
 
     Raises:
         ConfigError: These are no path or no name.
+
+    Examples:
+        >>> from safetensors.numpy import save_file
+        >>> save_file({"up": np.ones((4, 2), "float32")}, "model.safetensors")
+        >>> up = distributed.from_safetensors("model.safetensors", "up")
+        >>> session.distribute(up, placement="S[0]").shape_on(1)
+        (1, 2)
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(f"expected the name of a tensor, got {name!r}")
@@ -421,6 +434,11 @@ def from_npy(path: str | os.PathLike[str]) -> FileTensor:
 
     Raises:
         ConfigError: It is no path.
+
+    Examples:
+        >>> np.save("rows.npy", np.arange(8.0).reshape(4, 2))
+        >>> session.distribute(distributed.from_npy("rows.npy"), placement="S[0]").sum().item()
+        28.0
     """
     return FileTensor("npy", whole_path(path))
 

@@ -192,7 +192,8 @@ class CollectiveRecord(NamedTuple):
         nbytes: Of this rank's array.
         members: The group: the workers that take part, in order.
         entered_ns: When this rank entered.
-        met_ns: When all had entered and agreed; 0 while it waits for them.
+        met_ns: When all had entered and agreed; 0 while it waits for them, and where that was
+            not taken: small collectives go without it.
         left_ns: When it left; 0 where that was not taken.
     """
 

@@ -274,6 +274,12 @@ class RankFlight:
         clock_offset_ns: What was added to the times of the rank for that.
         clock_error_ns: By how much that may be wrong.
         missing: What was requested and is missing, in words.
+
+    Examples:
+        >>> _ = session.allreduce(session.broadcast(np.ones(2))).numpy()
+        >>> rank = session.flight().ranks[2]
+        >>> [each.name for each in rank.collectives if "allreduce" in each.name]
+        ['allreduce(sum)']
     """
 
     worker: int

@@ -55,6 +55,14 @@ class Flight:
         session: The session's name.
         ranks: Those that are known of, in order.
         client: What the program did meanwhile, where it was traced.
+
+    Examples:
+        >>> session.get_global_func("numpy.arange")(3).numpy()
+        array([0, 1, 2])
+        >>> flight = session.flight()
+        >>> [rank.worker for rank in flight.ranks]
+        [0, 1, 2, 3]
+        >>> flight.save("flight.json")  # for https://ui.perfetto.dev
     """
 
     session: str

@@ -89,7 +89,13 @@ _EXTENSION_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device of a worker: its kind ("cpu", "cuda" or "rocm") and its index."""
+    """A device of a worker: its kind ("cpu", "cuda" or "rocm") and its index.
+
+    Examples:
+        >>> device = disco_client.Device("cpu", 0)
+        >>> session.empty((2,), "float32", device=device).numpy().shape
+        (2,)
+    """
 
     kind: str
     index: int = 0
@@ -112,17 +118,32 @@ class Device:
 
 
 def cpu(index: int = 0) -> Device:
-    """The CPU."""
+    """The CPU.
+
+    Examples:
+        >>> disco_client.cpu(0)
+        Device(kind='cpu', index=0)
+    """
     return Device("cpu", index)
 
 
 def cuda(index: int = 0) -> Device:
-    """The NVIDIA GPU of that index."""
+    """The NVIDIA GPU of that index.
+
+    Examples:
+        >>> disco_client.cuda(1).kind
+        'cuda'
+    """
     return Device("cuda", index)
 
 
 def rocm(index: int = 0) -> Device:
-    """The AMD GPU of that index."""
+    """The AMD GPU of that index.
+
+    Examples:
+        >>> disco_client.rocm(0) == disco_client.Device("rocm", 0)
+        True
+    """
     return Device("rocm", index)
 
 
@@ -170,7 +191,12 @@ def device_of(value: object) -> Device | None:
 
 
 class Shape(tuple[int, ...]):
-    """The extents of an array; a tuple that keeps its meaning on the wire."""
+    """The extents of an array; a tuple that keeps its meaning on the wire.
+
+    Examples:
+        >>> session.get_global_func("builtins.tuple")(disco_client.Shape((2, 3))).get()
+        (2, 3)
+    """
 
     __slots__ = ()
 
@@ -206,7 +232,14 @@ def _dimension(dim: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """Stands at the client for a worker's object that cannot travel."""
+    """Stands at the client for a worker's object that cannot travel.
+
+    Examples:
+        >>> with disco_client.ProcessSession(1) as processes:
+        ...     function = processes.get_global_func("numpy.add")
+        ...     print(type(function.get()).__name__)
+        Opaque
+    """
 
     type: str
     text: str

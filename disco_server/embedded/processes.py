@@ -706,6 +706,11 @@ class ProcessSession(Session):
         ConfigError: An argument is wrong, or this system cannot watch processes.
         WorkerLost: A worker process could not be started.
         SessionLost: The workers were not ready in time.
+
+    Examples:
+        >>> with disco_client.ProcessSession(2) as processes:
+        ...     print(processes.allreduce(processes.broadcast(np.ones(2))).numpy())
+        [2. 2.]
     """
 
     def __init__(

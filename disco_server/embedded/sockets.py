@@ -270,6 +270,13 @@ class SocketSession(Session):
             other machines, or this process was forked from one that has used gRPC.
         NoSlots: Not enough nodes joined in time; the message says what to run there.
         WorkerLost: A worker process could not be started.
+
+    Examples:
+        >>> with disco_client.SocketSession(
+        ...     num_nodes=1, num_workers_per_node=2, num_groups=1, host="127.0.0.1", port=0
+        ... ) as sockets:
+        ...     print(sockets.allreduce(sockets.broadcast(np.ones(2))).numpy())
+        [2. 2.]
     """
 
     def __init__(  # noqa: PLR0913  (the original's five, and what connect() has)

@@ -552,6 +552,11 @@ class ThreadedSession(Session):
 
     Raises:
         ConfigError: An argument is wrong.
+
+    Examples:
+        >>> with disco_client.ThreadedSession(2) as threads:
+        ...     print(threads.allreduce(threads.broadcast(np.ones(2))).numpy())
+        [2. 2.]
     """
 
     def __init__(

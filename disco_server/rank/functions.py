@@ -363,6 +363,14 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
 
     Raises:
         ValueError: Another function has that name, or it is no name.
+
+    Examples:
+        >>> import disco_server
+        >>> @disco_server.register_func("docs.scale")
+        ... def scale(array, factor=2.0):
+        ...     return array * factor
+        >>> session.get_global_func("docs.scale")(session.broadcast(np.ones(2)), factor=3.0).numpy()
+        array([3., 3.])
     """
     check_entry_name(name, "@register_func('my.scale')")
 

@@ -78,6 +78,19 @@ def register_class(name: str, *, override: bool = False) -> Callable[[_Class], _
 
     Raises:
         ValueError: Another class has that name, or it is no name.
+
+    Examples:
+        >>> import disco_server
+        >>> @disco_server.register_class("docs.Model")
+        ... class Model:
+        ...     def __init__(self, size):
+        ...         self.weight = np.zeros(size)
+        ...     def step(self, gradient):
+        ...         self.weight -= disco_server.current_worker().allreduce(gradient, op="avg")
+        >>> model = session.create("docs.Model", 2)
+        >>> _ = model.step(session.broadcast(np.ones(2)))
+        >>> model.weight.numpy()
+        array([-1., -1.])
     """
     check_entry_name(name, "@register_class('my.Model')")
 

@@ -201,6 +201,16 @@ class Worker:
         registers: What its references name; the executor sets it.
         failed_imports: The last few modules that it could not import, each with a sentence
             that says why.
+
+    Examples:
+        >>> import disco_server
+        >>> @disco_server.register_func("docs.mean")
+        ... def mean(part):
+        ...     worker = disco_server.current_worker()
+        ...     return worker.allreduce(part, op="avg")
+        >>> parts = session.scatter(np.arange(8.0).reshape(4, 2))
+        >>> session.get_global_func("docs.mean")(parts).numpy(worker_id=3)
+        array([3., 4.])
     """
 
     def __init__(  # noqa: PLR0913  (what an assignment contains)
@@ -564,6 +574,14 @@ def current_worker() -> Worker:
 
     Raises:
         ValueError: This thread is no worker's.
+
+    Examples:
+        >>> import disco_server
+        >>> @disco_server.register_func("docs.whoami")
+        ... def whoami():
+        ...     return disco_server.current_worker().worker_id
+        >>> session.get_global_func("docs.whoami")().get_all()
+        [0, 1, 2, 3]
     """
     worker: Worker | None = getattr(_local, "worker", None)
     if worker is None:

@@ -42,6 +42,11 @@ class ShardingPicture:
 
     Raises:
         TypeError: It is neither.
+
+    Examples:
+        >>> x = session.distribute(np.ones((4, 4)), placement="S[1]")
+        >>> print(distributed.ShardingPicture(x))
+        (4, 4) float64: S[1] along mesh axis 0 (4)...
     """
 
     def __init__(self, tensor: DTensor | DTensorStructInfo) -> None:
@@ -109,6 +114,11 @@ def visualize_sharding(
 
     Raises:
         TypeError: It is no such tensor.
+
+    Examples:
+        >>> x = session.distribute(np.ones((4, 4)), placement="S[0]")
+        >>> distributed.visualize_sharding(x, max_width=40)
+        (4, 4) float64: S[0] along mesh axis 0...
     """
     picture = ShardingPicture(tensor)
     if file is None and (display := _notebook_display()) is not None:
