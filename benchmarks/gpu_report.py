@@ -35,6 +35,7 @@ _REPORTS: Final = _ROOT / "docs" / "gpu-reports"
 _SECONDS: Final = 540.0
 _GRACE_S: Final = 12.0
 """How long a part that was interrupted has to write what it had, and to end what it started."""
+_LOOK_S: Final = 60.0
 _LAST_LINES: Final = 15
 _NONE: Final = 2
 
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             limit = left * part.share / sum(each.share for each in chosen[number:])
             print(f"gpu: {part.name}, {limit:.0f} s at most ...", file=sys.stderr, flush=True)
             outcomes.append(_run(part, limit, Path(folder), quick=options.quick))
-            print(f"gpu: {part.name} {outcomes[-1].verdict}", file=sys.stderr, flush=True)
+            print(f"gpu: {part.name} {outcomes[-1].ending}", file=sys.stderr, flush=True)
     target = options.output or _REPORTS
     target.mkdir(parents=True, exist_ok=True)
     file = target / found.file_name
@@ -134,9 +135,14 @@ def _look() -> GpuMachine:
     Raises:
         LookupError: There is none that cupy can use; the message says why.
     """
-    asked = subprocess.run(
-        [sys.executable, "-c", _LOOK], capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [sys.executable, "-c", _LOOK]
+    try:
+        asked = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_LOOK_S
+        )
+    except subprocess.TimeoutExpired:
+        msg = f"no GPU that cupy can use: it did not answer within {_LOOK_S:.0f} s"
+        raise LookupError(msg) from None
     if asked.returncode:
         said = asked.stderr.strip().splitlines() or ["cupy says nothing"]
         msg = f"no GPU that cupy can use: {said[-1]}"

@@ -91,7 +91,7 @@ class PartOutcome:
         return self.code == 0 and not self.interrupted
 
     @property
-    def verdict(self) -> str:
+    def ending(self) -> str:
         """How it ended, in words."""
         if self.interrupted:
             return f"interrupted after {self.seconds:.0f} of {self.limit:.0f} s, with what it had"
@@ -125,7 +125,7 @@ def render(machine: GpuMachine, outcomes: Sequence[PartOutcome], root: Path) -> 
 
 def _part_row(outcome: PartOutcome) -> tuple[str, ...]:
     command = f"`python {outcome.command}`"
-    return outcome.name, command, outcome.verdict, f"{outcome.seconds:.0f}"
+    return outcome.name, command, outcome.ending, f"{outcome.seconds:.0f}"
 
 
 def _table(head: Sequence[str], rows: Iterator[Sequence[object]]) -> list[str]:

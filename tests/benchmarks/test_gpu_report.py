@@ -82,7 +82,6 @@ def test_without_a_gpu_of_the_standin_there_is_no_report(tmp_path):
 
 
 TESTS = """
-import time
 import pytest
 
 def test_one(): pass
@@ -94,31 +93,47 @@ def test_three():
     assert 1 == 2, "three"
 
 def test_four():
-    print("waiting", flush=True)
-    time.sleep(600)
+    raise KeyboardInterrupt
 
 def test_five(): pass
 """
 
 
-@pytest.mark.slow
+def page_of(outcome):
+    machine = GpuMachine(["NVIDIA H100"], False, datetime(2026, 11, 24, tzinfo=UTC), "", "", "")
+    return render(machine, [outcome], ROOT)
+
+
 @pytest.mark.timeout(120)
-def test_a_part_whose_time_is_over_shows_what_it_had(tmp_path):
-    """The tests that ended before are in the report, and the others are counted."""
-    (tmp_path / "test_slow.py").write_text(TESTS)
+def test_tests_that_are_interrupted_show_what_they_had(tmp_path):
+    """Those that ended before are in the report, and the one under way does not count as passed."""
+    (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    files = [str(tmp_path / name) for name in ("pytest.ini", "test_slow.py")]
+    files = [str(tmp_path / name) for name in ("pytest.ini", "test_some.py")]
     arguments = ("-m", "pytest", "-c", *files, "--junitxml=FILE")
-    part = gpu_report._ReportPart("slow", 1, arguments, "xml")
-    outcome = gpu_report._run(part, gpu_report._GRACE_S + 20, tmp_path, quick=False)
+    outcome = gpu_report._run(
+        gpu_report._ReportPart("some", 1, arguments, "xml"), 100, tmp_path, quick=False
+    )
+    assert not outcome.passed
+    page = page_of(outcome)
+    assert "1 passed, 1 failed, 1 skipped, 2 not run to their end." in page
+    assert "test_some.py::test_three`: AssertionError: three" in page
+    assert "- skipped, no room: `" in page
+    assert "| FAILED, exit code 2 |" in page
+    assert "KeyboardInterrupt" in page
+
+
+def test_a_part_whose_time_is_over_is_interrupted(tmp_path, monkeypatch):
+    """And ended where it does not stop then; the report says so."""
+    monkeypatch.setattr(gpu_report, "_GRACE_S", 0.5)
+    program = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
+    part = gpu_report._ReportPart("endless", 1, ("-c", program), "xml")
+    outcome = gpu_report._run(part, 2, tmp_path, quick=False)
     assert outcome.interrupted
     assert not outcome.passed
-    machine = GpuMachine(["NVIDIA H100"], False, datetime(2026, 11, 24, tzinfo=UTC), "", "", "")
-    page = render(machine, [outcome], ROOT)
-    assert "1 passed, 1 failed, 1 skipped, 2 not run to their end." in page
-    assert "test_slow.py::test_three`: AssertionError: three" in page
-    assert "test_slow.py::test_two`" in page
-    assert re.search(r"interrupted after \d+ of 32 s, with what it had", page)
+    page = page_of(outcome)
+    assert re.search(r"interrupted after \d+ of 2 s, with what it had", page)
+    assert "No test has left a result." in page
 
 
 def test_a_page_of_gpus_names_them_and_not_the_machine():
