@@ -116,11 +116,21 @@ def render(machine: GpuMachine, outcomes: Sequence[PartOutcome], root: Path) -> 
     lines += _block(machine.topology) if machine.topology else []
     for outcome in outcomes:
         note = ", ON THE STAND-IN" if machine.standin else ""
-        lines += [f"## {outcome.name.capitalize()}{note}", "", *_PAGES[outcome.kind](outcome)]
+        lines += [f"## {outcome.name.capitalize()}{note}", "", *_found(outcome)]
         if not outcome.passed and outcome.kind:
             lines += ["Its last words:", "", *_block(outcome.last)]
     text = "\n".join(lines).rstrip() + "\n"
     return text.replace(f"{root}/", "").replace(sys.executable, "python")
+
+
+def _found(outcome: PartOutcome) -> list[str]:
+    """What a part found."""
+    if not outcome.data:
+        return ["It left nothing.", ""]
+    try:
+        return _PAGES[outcome.kind](outcome)
+    except (ET.ParseError, ValueError):  # ended while it wrote that
+        return ["What it left cannot be read.", ""]
 
 
 def _part_row(outcome: PartOutcome) -> tuple[str, ...]:
@@ -140,8 +150,6 @@ def _block(text: str) -> list[str]:
 
 def _doctor(outcome: PartOutcome) -> list[str]:
     """Versions and the state of what is needed; the machine's names and addresses stay there."""
-    if not outcome.data.startswith("{"):
-        return ["It said nothing.", ""]
     checks = json.loads(outcome.data)["checks"]
     rows = (
         (check["section"], check["name"], check["state"], check["detail"])
@@ -152,8 +160,6 @@ def _doctor(outcome: PartOutcome) -> list[str]:
 
 
 def _figures(outcome: PartOutcome) -> list[str]:
-    if not outcome.data:
-        return ["No section was measured to its end.", ""]
     content = json.loads(outcome.data)
     lines = [f"cupy {content['gpus']['cupy']}, load before {content['load_before']:.1f}."]
     if content["quick"]:
@@ -171,15 +177,22 @@ def _figure_row(row: dict[str, Any], *, judged: bool) -> tuple[str, ...]:
         must = bound.describe(bound.must, unit)
     if row["status"] != "measured":
         return what, "-", beside, "", must, row["status"], row["note"]
-    beside = f"{beside}: {describe_figure(row['yardstick']['figure'], unit)}"
-    figure, ratio = describe_figure(row["disco"], unit), f"{row['ratio']:.3g}"
-    return what, figure, beside, ratio, must, row["verdict"] if judged else "", row["note"]
+    if row["yardstick"]["figure"] is not None:
+        beside = f"{beside}: {describe_figure(row['yardstick']['figure'], unit)}"
+    ratio = "" if row["ratio"] is None else f"{row['ratio']:.3g}"
+    return (
+        what,
+        describe_figure(row["disco"], unit),
+        beside,
+        ratio,
+        must,
+        row["verdict"] if judged else "",
+        row["note"],
+    )
 
 
 def _tests(outcome: PartOutcome) -> list[str]:
     """How many tests ended how; those that did not pass by their names."""
-    if not outcome.data:
-        return ["No test has left a result.", ""]
     (suite,) = ET.fromstring(outcome.data).iter("testsuite")  # noqa: S314  (pytest's)
     failed = [case for case in suite if _said(case, "failure") or _said(case, "error")]
     skipped = [case for case in suite if _said(case, "skipped")]

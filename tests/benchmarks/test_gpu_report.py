@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def test_a_part_whose_time_is_over_is_interrupted(tmp_path, monkeypatch):
     assert not outcome.passed
     page = page_of(outcome)
     assert re.search(r"interrupted after \d+ of 2 s, with what it had", page)
-    assert "No test has left a result." in page
+    assert "It left nothing." in page
 
 
 def test_a_page_of_gpus_names_them_and_not_the_machine():
@@ -154,12 +155,14 @@ def test_a_page_of_gpus_names_them_and_not_the_machine():
         "doctor", "doctor", "", 2.0, 10.0, 0, False, f'{{"checks": {checks}}}', 0, ""
     )
     lost = PartOutcome("figures", "gpu.py", "json", 9.0, 10.0, -9, True, "", 0, "Killed")
-    page = render(machine, [doctor, lost], ROOT)
+    cut = replace(lost, data='{"rows": [')
+    page = render(machine, [doctor, lost, cut], ROOT)
     assert machine.file_name == "2026-11-24-2-x-nvidia-h100.md"
     assert page.startswith("# Disco on 2 x NVIDIA H100\n\nMade by `make gpu` of commit abc123, ")
     assert "| machine | python | ok | a\\|b |" in page
     assert "10.0.0.1" not in page
     assert "GPU0 NV18" in page
-    assert "No section was measured to its end." in page
+    assert "It left nothing." in page
+    assert "What it left cannot be read." in page
     assert "Killed" in page
     assert "STAND-IN" not in page
