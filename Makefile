@@ -28,7 +28,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 # Test processes; each may start daemons and ranks of its own.
 JOBS ?= 3
 # Which tests `make test` runs: main, faults, carriers, interop, deploy, browser, benchmarks,
-# docs, compat, llm, oneccl, or all. Without it, and without paths in ARGS, main.
+# docs, compat, llm, oneccl, gpu, or all. Without it, and without paths in ARGS, main.
 SUITE ?=
 # A folder of tests for `make test-quick`.
 FOLDER ?= tests/disco_client
@@ -80,6 +80,12 @@ $(VENV)/.stamp-oneccl: $(VENV)/.stamp
 	$(BIN)/python -m pip install --quiet --only-binary :all: --no-deps $(ONECCL)
 	$(BIN)/python -m pip install --quiet --only-binary :all: --no-deps --force-reinstall $(ONECCL_CPU)
 	touch $@
+
+# Within 9 minutes; what PYTHON lacks goes into an environment on top of it.
+.PHONY: gpu
+gpu: ## test and measure on this machine's GPUs with PYTHON=..., into a report in docs/gpu-reports
+	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
+	.ci/gpu "$(PYTHON)" $(ARGS)
 
 .PHONY: test-quick
 test-quick: $(VENV)/.stamp ## run what needs no daemons of FOLDER=tests/..., for 30 s at most
@@ -202,5 +208,5 @@ $(INTEROP_VENV)/.stamp: pyproject.toml
 
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(PROTOS_VENV) $(INTEROP_VENV) .venv-torch $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) $(PROTOS_VENV) $(INTEROP_VENV) .venv-gpu-* .venv-torch $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -26,12 +26,19 @@ from disco_bench.gpu import (
     measure_model,
 )
 from disco_bench.gpu_collectives import ALONE, TOGETHER, measure_alone, measure_together
-from disco_bench.running import RowGroup, describe_machine, exit_code, measure_section, publish
+from disco_bench.running import (
+    RowGroup,
+    describe_machine,
+    exit_code,
+    measure_section,
+    publish,
+    save,
+)
 from disco_bench.table import Report, Unavailable
 
 __all__ = ["main"]
 
-_NAMES = ("launch", "copy", "alone", "model", "together")
+_NAMES = ("launch", "copy", "alone", "together", "model")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Bench(report, quick=options.quick) as bench:
         for name in dict.fromkeys(options.only or _NAMES):
             measure_section(name, sections[name], bench, report)
+            # Whoever ends this program has the sections that were measured.
+            save(report, machine, quick=options.quick, file=options.json)
     where = f"{gpus.number} of {gpus.name}, cupy {gpus.cupy}, {machine['cores']} cores"
     publish(report, machine, quick=options.quick, file=options.json, where=where)
     return exit_code(report, check=options.check)
@@ -58,8 +67,8 @@ def _sections(gpus: Gpus) -> dict[str, RowGroup]:
         (LAUNCHES, measure_launches),
         (COPIES, measure_copies),
         (ALONE, measure_alone),
-        (MODEL, measure_model),
         (TOGETHER, measure_together),
+        (MODEL, measure_model),
     )
     return {
         name: RowGroup(specs, partial(measure, gpus))

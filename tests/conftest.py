@@ -449,6 +449,9 @@ SUITES = {
 _ONECCL = "oneccl"
 """Names, in its parameters, a test of the suite of this name, wherever it stands."""
 
+_GPU = "gpu"
+"""Marks a test of the suite of this name, which needs a GPU, wherever it stands."""
+
 _CARRIED = ("standin-gpus", "connect-grpc")
 """Name, in the parameters of a test, sessions whose arrays another library carries, or whose
 streams another carrier."""
@@ -464,7 +467,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("disco")
     group.addoption(
         "--suite",
-        choices=("main", *SUITES, _ONECCL, "all"),
+        choices=("main", *SUITES, _ONECCL, _GPU, "all"),
         help="run one suite; without it and without paths, main",
     )
     group.addoption("--quick", action="store_true", help="leave out tests that start daemons")
@@ -476,8 +479,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.suite = config.option.suite or ("all" if everything else "main")
 
 
-def suite_of(nodeid: str) -> str:
+def suite_of(item: pytest.Item) -> str:
     """The suite of a test."""
+    nodeid = item.nodeid
+    if item.get_closest_marker(_GPU) is not None:
+        return _GPU
     if _ONECCL in nodeid:
         return _ONECCL
     found = (name for name, places in SUITES.items() if nodeid.startswith(places))
@@ -503,7 +509,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     and each process would start the daemons of a file's fixtures again.
     """
     wanted = config.option.suite
-    kept = [item for item in items if wanted in ("all", suite_of(item.nodeid))]
+    kept = [item for item in items if wanted in ("all", suite_of(item))]
     if config.option.quick:
         kept = [item for item in kept if not _is_slow(item)]
     config.hook.pytest_deselected(items=list(set(items) - set(kept)))

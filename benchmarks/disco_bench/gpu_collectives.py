@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from disco_bench.collectives import slowest
 from disco_bench.gpu import Gpus, gpu_session
-from disco_bench.table import Limit, Spec, Unavailable
+from disco_bench.table import Limit, Measured, Spec, Unavailable, describe_figure
 
 if TYPE_CHECKING:
     from disco_bench.bench import Bench
@@ -66,8 +67,26 @@ def _measure(gpus: Gpus, bench: Bench, workers: int, plan: list[tuple[str, int, 
         for operation, full, spec in plan:
             # Many at a time, as a model has them: one alone would show the wait for the GPU.
             rounds, calls = bench.pick((20, 50 if full < 16 * _MIB else 10), (2, 2))
-            nbytes = bench.pick(full, 4 * _KIB)
-            result = timer(operation, nbytes // workers * workers, rounds, calls)
+            nbytes = bench.pick(full, 4 * _KIB) // workers * workers
+            result = timer(operation, nbytes, rounds, calls)
             ranks = [result.debug_get_from_remote(worker) for worker in range(workers)]
-            note = f"{workers} ranks; {calls} calls enqueued and then awaited"
-            bench.record(spec.key, slowest(ranks).measured(note))
+            found = slowest(ranks).measured()
+            bandwidths = _bandwidths(operation, nbytes, workers, found)
+            note = f"{workers} ranks; {calls} calls enqueued and then awaited; {bandwidths}"
+            bench.record(spec.key, replace(found, note=note))
+
+
+def _bandwidths(operation: str, nbytes: int, ranks: int, found: Measured) -> str:
+    """Disco's bandwidth and the yardstick's, as nccl-tests computes and calls them.
+
+    That of the bus is what each GPU sends and receives in any case, so that it does not depend
+    on how many there are; of one GPU nothing goes over a bus.
+    """
+    kind = "bus" if ranks > 1 else "algorithm"
+    passes = 2 if operation == "allreduce" else 1
+    share = passes * (ranks - 1) / ranks if ranks > 1 else 1.0
+    ours, raw = (
+        describe_figure(nbytes * share / seconds, "B/s") if seconds else "none"
+        for seconds in (found.figure, found.yardstick)
+    )
+    return f"{kind} bandwidth {ours}, by the library's own call {raw}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from disco_bench.bench import Bench
 
-__all__ = ["RowGroup", "describe_machine", "exit_code", "measure_section", "publish"]
+__all__ = ["RowGroup", "describe_machine", "exit_code", "measure_section", "publish", "save"]
 
 
 class RowGroup(NamedTuple):
@@ -74,6 +74,11 @@ def publish(
     print(where)
     if quick:
         print("measured with --quick: the figures only show that everything works")
+    save(report, machine, quick=quick, file=file)
+
+
+def save(report: Report, machine: Mapping[str, Any], *, quick: bool, file: Path | None) -> None:
+    """Writes the rows as data; see `publish`."""
     if file is not None:
         content = {**machine, "quick": quick, "rows": report.to_json()}
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

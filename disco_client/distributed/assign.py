@@ -53,7 +53,7 @@ def assign(
                 why = (
                     f"session.assign failed while it wrote this tensor: {error.failures[0].message}"
                 )
-                core.call_now("runtime.disco._dt_spoil", registers, why)
+                core.call_now("runtime.disco._poison_registers", registers, why, False)
                 raise AssignFailed(
                     error.failures,
                     new=names[: some.start],

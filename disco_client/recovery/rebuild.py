@@ -276,7 +276,7 @@ class Rebuilding(Recovering):
                 f" {why_ended(first)}; make it again (load, distribute, look up, capture)"
             )
             registers = np.asarray(sorted(abandoned.live), np.uint32)
-            core.call_builtin("runtime.disco._lose_registers", registers, why)
+            core.call_builtin("runtime.disco._poison_registers", registers, why, True)
 
     def _retry(
         self,

@@ -134,7 +134,7 @@ class RegisterFile:
         held = self.slots[register] if register < len(self.slots) else None
         if type(held) is not Poison:
             array = held if is_any_array(held) else None
-            self.write(register, Poison(cause.failure, cause.kind, array))
+            self.write(register, Poison(cause.failure, cause.kind, array, cause.lost))
 
     def to_overwrite(self, register: int) -> Any:
         """Returns the content for a caller that overwrites all of it.

@@ -35,11 +35,15 @@ STANDIN = _HERE.parent / "standin"
 _LEASE_S = "2"
 FUNCTIONS = "disco_conformance_functions"
 DEFAULT_LAYOUTS = ((2, 1),)
+_OWN_WORKERS = 4
+"""How many workers the sessions of one test have at most, beside the shared one."""
+
 _CLUSTERS = {
     "address": "conformance_cluster",
     "grpc": "grpc_cluster",
     "gpus": "standin_gpu_cluster",
     "oneccl": "oneccl_gpu_cluster",
+    "real": "real_gpu_cluster",
 }
 """The fixtures that start what a program's expression names."""
 
@@ -59,7 +63,8 @@ class Kind:
             what cannot travel stays with them; otherwise they are threads of this
             process, and a fetched object is the very object.
         ccl: The collective library that it has.
-        gpus: Workers compute on GPUs, of a stand-in.
+        gpus: Workers compute on GPUs, of a stand-in unless they are real.
+        real: The GPUs are those of this machine; what needs more of them is skipped.
         nodes: How many nodes a shared session of several workers spreads over.
     """
 
@@ -68,6 +73,7 @@ class Kind:
     processes: bool = True
     ccl: str = "mpi"
     gpus: bool = False
+    real: bool = False
     nodes: int = 1
 
 
@@ -87,6 +93,13 @@ KINDS = (
         "di.connect({oneccl!r}, num_workers={workers}, num_groups={groups})",
         ccl="nccl",
         gpus=True,
+    ),
+    Kind(
+        "connect-gpus",
+        "di.connect({real!r}, num_workers={workers}, num_groups={groups})",
+        ccl="nccl",
+        gpus=True,
+        real=True,
     ),
     Kind("socket", "di.SocketSession(1, {workers}, {groups}, 'localhost', 0)", nodes=2),
 )
@@ -119,7 +132,10 @@ def pytest_generate_tests(metafunc):
         pytest.param(
             case_of(kind, workers, groups),
             id=f"{kind.name}-{workers}w{groups}g",
-            marks=pytest.mark.xdist_group(f"conformance-{kind.name}"),
+            marks=[
+                pytest.mark.xdist_group(f"conformance-{kind.name}"),
+                *([pytest.mark.gpu] if kind.real else []),
+            ],
         )
         for kind in KINDS
         if kind.processes or "workers_of_their_own" not in metafunc.fixturenames
@@ -222,6 +238,27 @@ def gpu_cluster(environ: dict[str, str]) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="session")
+def real_gpu_cluster(real_gpus) -> Iterator[LocalCluster]:
+    """The same with the GPUs of this machine, divided between two nodes where that is possible."""
+    nodes = 2 if real_gpus % 2 == 0 else 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DISCO_WARM", "0")
+        patch.setenv("DISCO_SESSION_LEASE_S", _LEASE_S)
+        devices = [f"cuda:{number}" for number in range(real_gpus)]
+        cluster = LocalCluster(nodes, devices=devices, import_path=[str(WORKER_MODULES)])
+    with cluster:
+        yield cluster
+
+
+def need_gpus(request, kind: Kind, count: object) -> None:
+    """Skips what needs more GPUs than this machine has; what is no number is for the session."""
+    if not kind.real or not isinstance(count, int):
+        return
+    if (here := request.getfixturevalue("real_gpus")) < count:
+        pytest.skip(f"needs {count} GPUs, of which {here} are here")
+
+
+@pytest.fixture(scope="session")
 def case(request) -> Case:
     """The kind and the layout."""
     return request.param
@@ -238,6 +275,7 @@ def program(request, import_path, kind) -> Callable[..., str]:
     """Makes the expression that opens a session of the kind."""
 
     def expression(workers: int = 2, groups: int = 1) -> str:
+        need_gpus(request, kind, workers)
         addresses = {
             name: request.getfixturevalue(cluster).address
             for name, cluster in _CLUSTERS.items()
@@ -330,12 +368,25 @@ def session(shared) -> Iterator[di.Session]:
     shared.check()
 
 
+@pytest.fixture(autouse=True)
+def room(request) -> None:
+    """Ends the shared session for a test that opens others, where GPUs are few."""
+    case = _case(request.node)
+    if case is None or not case.kind.real or "shared" in request.fixturenames:
+        return
+    if request.getfixturevalue("real_gpus") < case.workers + _OWN_WORKERS:
+        for holder in _holders:
+            holder.close()
+
+
 @pytest.fixture
-def open_session(case, program) -> Iterator[Callable[..., di.Session]]:
+def open_session(request, case, program) -> Iterator[Callable[..., di.Session]]:
     """Opens sessions of the test's own."""
     sessions: list[di.Session] = []
+    shared = case.workers if "shared" in request.fixturenames else 0
 
     def open_one(workers: int = 2, groups: int = 1) -> di.Session:
+        need_gpus(request, case.kind, shared + workers)
         sessions.append(opened(program(workers, groups)))
         return sessions[-1]
 

@@ -6,15 +6,8 @@ collectives also where oneCCL carries what the stand-in sends.
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-import disco_client as di
-
-WORKER_MODULES = Path(__file__).parents[1] / "worker_modules"
 
 # What rounding makes of numbers about 1, after sums of some hundred of them.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2}
@@ -26,22 +19,6 @@ with_oneccl = pytest.mark.parametrize(
 )
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES)
 workers = pytest.mark.parametrize("count", [1, 2, 4])
-
-
-@pytest.fixture
-def open_session(need_gpus, monkeypatch):
-    """Opens a session of so many workers, each on a GPU of its own."""
-    monkeypatch.syspath_prepend(str(WORKER_MODULES))
-    with contextlib.ExitStack() as stack:
-
-        def open_one(count):
-            need_gpus(count)
-            session = stack.enter_context(di.ProcessSession(count))
-            session.init_ccl("nccl", *range(count))
-            session.import_python_module("disco_gpu_functions")
-            return session
-
-        yield open_one
 
 
 def numbers(dtype, *shape, seed=3):

@@ -35,3 +35,16 @@ def mlp(x, up, down):
     xp = worker.xp
     total = worker.allreduce(xp.matmul(xp.maximum(xp.matmul(x, up), 0), down))
     return total - total.mean(axis=1, keepdims=True)
+
+
+@disco_server.register_func("tests.gpu.occupy")
+def occupy(worker):
+    """Gives the GPU of one worker seconds of work, and does not wait for it."""
+    here = disco_server.current_worker()
+    if here.worker_id != worker:
+        return
+    # The stand-in computes on the host, later.
+    extent, count = (64, 2) if hasattr(here.xp, "STANDIN") else (8192, 400)
+    matrix = here.xp.ones((extent, extent), "float32")
+    for _ in range(count):
+        matrix = here.xp.matmul(matrix, matrix)

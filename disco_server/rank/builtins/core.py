@@ -187,18 +187,22 @@ def noting_failure(worker: Worker, how: str, name: str) -> Generator[None]:
         raise
 
 
-@register_func("runtime.disco._lose_registers")
-def lose_registers(registers: Sequence[int], why: str) -> None:
-    """Makes commands fail that read registers whose content was on workers before these.
+@register_func("runtime.disco._poison_registers")
+def poison_registers(registers: Sequence[int], why: str, stale: bool) -> None:
+    """Makes commands fail that read registers of which nobody knows what they hold.
 
     Args:
         registers: Their numbers.
         why: What these commands say.
+        stale: Whether what they held was on workers before these: each command that reads
+            one then fails by itself. Otherwise one that was being overwritten keeps its array,
+            for the next command that overwrites all of it.
     """
     worker = current_worker()
-    failure = RemoteFailure(worker.worker_id, 0, why, node=worker.node)
+    failure = RemoteFailure(worker.worker_id, max(worker.position, 0), why, node=worker.node)
+    kind = FailureKind.STALE if stale else FailureKind.EXCEPTION
     for register in registers:
-        worker.registers.write(int(register), Poison(failure, FailureKind.STALE, lost=True))
+        worker.registers.spoil(int(register), Poison(failure, kind, lost=stale))
 
 
 # Collectives --------------------------------------------------------------------------

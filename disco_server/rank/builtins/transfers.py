@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from disco_client.errors import RemoteFailure
-from disco_client.wire.codec import FailureKind
 from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.types import ReduceOp
@@ -25,7 +23,6 @@ from disco_server.collectives.validation import Family, find_kind
 from disco_server.devices.base import on_device
 from disco_server.rank.builtins.tensors import neutral
 from disco_server.rank.functions import NamedCall, register_func
-from disco_server.rank.registers import Poison
 from disco_server.rank.worker import Worker, current_worker
 
 if TYPE_CHECKING:
@@ -299,17 +296,3 @@ def assign(transfers: Sequence[PartTransfer], registers: Sequence[int], *sources
     """
     for transfer, register, local in zip(transfers, registers, sources, strict=True):
         transfer.assign(register, local)
-
-
-@register_func("runtime.disco._dt_spoil")
-def spoil(registers: Iterable[int], why: str) -> None:
-    """Makes commands fail that read registers of which nobody knows what they hold.
-
-    Args:
-        registers: Their numbers.
-        why: What is said then.
-    """
-    worker = current_worker()
-    failure = RemoteFailure(worker.worker_id, max(worker.position, 0), why, node=worker.node)
-    for register in registers:
-        worker.registers.spoil(int(register), Poison(failure, FailureKind.EXCEPTION))

@@ -40,7 +40,7 @@ def test_what_other_workers_held_fails_each_command_that_reads_it():
     executor = Executor(worker, out)
     set_current_worker(worker)
     try:
-        resolve("runtime.disco._lose_registers", ())([5, 6], "worker 7 died")
+        resolve("runtime.disco._poison_registers", ())([5, 6], "worker 7 died", True)
     finally:
         set_current_worker(None)
     find = EncodedCommand(action=Action.GET_GLOBAL_FUNC, reg=3)
