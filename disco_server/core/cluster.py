@@ -481,6 +481,8 @@ class Cluster:
         while not self.draining and (session := self.queue.next()) is not None:
             shares = self._find_place(session)
             if shares is None:
+                if self.members.free_slots:
+                    self.queue.keep_turn(session)
                 break
             self.queue.remove(session.session)
             self.queue.hold(session)

@@ -5,11 +5,11 @@ next is the first session of the owner whose sessions hold the fewest slots, in 
 together; of several owners with as few, the one whose session came first. An owner's sessions
 of one class go in the order in which they came.
 
-Two rules keep that from starving anybody within a class. A session whose turn has come keeps
-it until it is placed or gives up, though it does not fit yet: small sessions do not overtake a
-large one for ever. And a session that its owner's quota holds back has no turn, so that nobody
-waits behind it. A lower class does wait for as long as a higher one has sessions whose turn may
-come; see docs/quotas.md.
+Two rules keep that from starving anybody within a class. A session whose turn comes while
+slots are free, but too few for it, keeps its turn until it is placed or gives up: small sessions
+do not overtake a large one for ever. And a session that its owner's quota holds back has no
+turn, so that nobody waits behind it. A lower class does wait for as long as a higher one has
+sessions whose turn may come; see docs/quotas.md.
 
 Finding the next session costs the logarithm of how many wait, and so does each change; the
 order of all is computed once for all that ask, and only after a change.
@@ -100,7 +100,6 @@ class _Line:
             if waiting and self.heap[0] == _entry(owner, waiting, held):
                 session = _first(waiting)
                 if may(session):
-                    self.turn = session
                     return session
             heapq.heappop(self.heap)
         return None
@@ -109,19 +108,19 @@ class _Line:
         self, held: Mapping[str, int], may: Callable[[SessionTable], bool]
     ) -> tuple[list[SessionTable], list[SessionTable]]:
         """Those that may begin, in the order of their turns, and those that are held back."""
-        first = self.next(held, may)
         owners = {owner: list(w.values()) for owner, w in self.owners.items()}
         blocked = {owner for owner, w in owners.items() if not may(w[0][1])}
         late = sorted((e for owner in blocked for e in owners[owner]), key=itemgetter(0))
         holds = {owner: held.get(owner, 0) for owner in owners.keys() - blocked}
         at = dict.fromkeys(holds, 0)
-        order: list[SessionTable] = []
-        if first is not None:
-            order.append(first)
-            at[first.owner_key] = 1
-            holds[first.owner_key] += first.num_workers
-        heap = [(holds[o], owners[o][at[o]][0], o) for o in holds if at[o] < len(owners[o])]
+        heap = [(holds[owner], owners[owner][0][0], owner) for owner in holds]
+        if self.turn is not None and self.turn.owner_key in holds:
+            # Before all others, whatever its owner holds.
+            owner = self.turn.owner_key
+            heap.append((-1, 0, owner))
+            heap.remove((holds[owner], owners[owner][0][0], owner))
         heapq.heapify(heap)
+        order: list[SessionTable] = []
         while heap:
             owner = heap[0][2]
             session = owners[owner][at[owner]][1]
@@ -222,11 +221,19 @@ class FairQueue:
                 line.enter(owner, self._held)
 
     def next(self) -> SessionTable | None:
-        """The session whose turn it is; None if no session may begin, however many slots."""
+        """The session whose turn it is; None if no session may begin, however many are free."""
         for line in self._lines.values():
             if (session := line.next(self._held, self._may)) is not None:
                 return session
         return None
+
+    def keep_turn(self, session: SessionTable) -> None:
+        """Lets a session that is the next one be the next of its class until it is removed.
+
+        Only a quota takes that from it, and only a higher class goes before it.
+        """
+        self._order = None
+        self._lines[session.priority].turn = session
 
     def places(self) -> Mapping[int, QueuePlace]:
         """The place of each waiting session by its id, the next one first."""
