@@ -485,11 +485,12 @@ class Hub:
         session, reason = told.session, told.reason
         message = ""
         if reason is not None:
-            what = "has held its slots" if reason is EndReason.EXPIRED else "client does nothing"
-            message = (
-                f"session {session.name!r} ends in {told.seconds:.0f} s, because its {what} "
-                f"for as long as it may, {told.limit_s:g} s"
+            why = (
+                f"a session may hold its slots for {told.limit_s:g} s"
+                if reason is EndReason.EXPIRED
+                else f"a client may do nothing for {told.limit_s:g} s; any command prevents it"
             )
+            message = f"session {session.name!r} ends in {told.seconds:.0f} s: {why}"
         expiring = controller_pb2.SessionExpiring(
             reason=int(reason or 0),  # type: ignore[arg-type]  (the numbers are the same)
             seconds=told.seconds,

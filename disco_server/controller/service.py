@@ -298,9 +298,9 @@ class Edge:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
             raise AssertionError from None  # abort() raises; this tells the type checker
         if not request.follow:
-            _audit_other(
-                "session inspected", self._hub.cluster.sessions.get(found.session), context
-            )
+            cluster, number = self._hub.cluster, found.session
+            known = cluster.sessions.get(number) or cluster.over.get(number)
+            _audit_other("session inspected", known, context)
         return found
 
     @guarded

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from disco_client.errors import describe_exit, describe_worker_end
 from disco_client.text import many, some
 from disco_server.core.access import EVERYBODY, Identity
-from disco_server.core.fair_queue import FairQueue, QueuePlace, WaitReason
+from disco_server.core.fair_queue import FairQueue, QueuePlace
 from disco_server.core.lifetime import LimitStep, limit_of, next_step, note_quiet
 from disco_server.core.nodes import (
     FreeSlots,
@@ -698,8 +698,7 @@ class Cluster:
         return effects
 
     def _no_room(self, session: SessionTable, now: float, never: bool) -> End:
-        place = self.queue.places()[session.session]
-        if place.why is WaitReason.OWNER_SLOTS and not never:
+        if self.queue.is_held_back(session) and not never:
             return self.limits.slots_refusal(session, self.own(session), never=False)
         everybody = self.sessions.values()
         message = no_room(session, self.members, everybody, now, never=never)

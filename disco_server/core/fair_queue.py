@@ -227,6 +227,11 @@ class FairQueue:
                 return session
         return None
 
+    def is_held_back(self, session: SessionTable) -> bool:
+        """Whether a waiting session, or that of its owner before it, waits for a quota."""
+        waiting = self._lines[session.priority].owners[session.owner_key]
+        return not self._may(_first(waiting))
+
     def keep_turn(self, session: SessionTable) -> None:
         """Lets a session that is the next one be the next of its class until it is removed.
 

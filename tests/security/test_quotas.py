@@ -31,7 +31,7 @@ def background():
         yield pool
 
 
-class Guarded:
+class QuotaCluster:
     """A cluster that knows its callers, by tokens or by certificates."""
 
     def __init__(self, daemons, how, pki, tokens, eventually):
@@ -102,13 +102,13 @@ class Guarded:
 @pytest.fixture(params=["tokens", "certificates"])
 def guarded(daemons, pki, tokens, eventually, request):
     """A cluster, once for each way to know its callers; to be started by the test."""
-    return Guarded(daemons, request.param, pki, tokens, eventually)
+    return QuotaCluster(daemons, request.param, pki, tokens, eventually)
 
 
 @pytest.fixture
 def tokened(daemons, pki, tokens, eventually):
     """One that asks for tokens."""
-    return Guarded(daemons, "tokens", pki, tokens, eventually)
+    return QuotaCluster(daemons, "tokens", pki, tokens, eventually)
 
 
 def test_two_owners_take_turns(guarded, connect, background, eventually):

@@ -185,6 +185,9 @@ class FairQueueMachine(RuleBasedStateMachine):
         limit = self.quotas[asked.owner_name]
         return not limit or self.held[asked.owner_name] + asked.num_workers <= limit
 
+    def named(self, number):
+        return next(each for each in self.here if each.session == number)
+
     def firsts(self, priority):
         """The first session of each owner in a class, of those that may begin."""
         found = {}
@@ -265,6 +268,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         assert turn is None or next(iter(places)) == turn.session
         back = [each.why is WaitReason.OWNER_SLOTS for each in places.values()]
         assert back == sorted(back)
+        assert back == [self.queue.is_held_back(self.named(number)) for number in places]
         for owner in OWNERS:
             for priority in Priority:
                 own = [e for e in self.here if (e.owner_name, e.priority) == (owner, priority)]
