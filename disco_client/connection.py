@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, ParamSpec, Self
+from typing import TYPE_CHECKING, Literal, ParamSpec, Self, TypeAlias
 
 from disco_client.arguments import RECOVER_LIMIT_BYTES, check_name, check_recover, check_session
 from disco_client.errors import (
@@ -29,7 +29,6 @@ from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
-from disco_client.text import many
 from disco_client.transport.base import QueuePosition, Transport, Wish
 from disco_client.wire.limits import MOST_WORKERS
 
@@ -42,6 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PendingSession", "aconnect", "attach", "connect", "opening", "owner"]
 
+
+Priority: TypeAlias = Literal["low", "normal", "high"]
+"""The classes of sessions in the queue for slots."""
 
 _REACH_S = 30.0
 """How long to wait for a controller that does not answer; slots may take longer."""
@@ -61,6 +63,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
     ccl: str | None = None,
     name: str | None = None,
     timeout: float = 90.0,
+    priority: Priority | None = None,
     logs: bool = True,
     hang_report: float | None = AUTO,
     recover: Literal["replay"] | Rebuild | None = None,
@@ -84,6 +87,9 @@ def connect(  # noqa: PLR0913  (each of them by name)
         timeout: Seconds to wait for slots, and before that, up to half a minute, for the
             controller. A program that was killed holds its slots for its session's
             lease, by default a minute.
+        priority: The class in the queue for slots, if the cluster lets this program ask for it:
+            a session of a higher class is served first, and none that runs is ended for it. None
+            is ``"normal"``, or less where the program's quota says so.
         logs: Whether workers' output is written to this process's standard error.
         hang_report: After how many seconds a call that waits prints what the ranks do
             to standard error, once; 0 or None for never. The default is what
@@ -120,6 +126,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
             gRPC.
         ConnectionFailed: No controller answers there, or it speaks another protocol.
         NoSlots: The cluster had no room in time; the message names the owners of the slots.
+        QuotaExceeded: The program's quota does not allow the session, at once or in time.
         WorkerLost: A worker process could not be started.
 
     Examples:
@@ -145,7 +152,9 @@ def connect(  # noqa: PLR0913  (each of them by name)
         token=token,
         token_file=token_file,
     )
-    wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout)
+    if priority not in (None, "low", "normal", "high"):
+        raise ConfigError(f"expected priority 'low', 'normal' or 'high', got {priority!r}")
+    wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout, priority or "")
     known = {"disco.num_workers": num_workers, "disco.session.name": name or ""}
     span = spans.begin("disco.session", known)
     with (
@@ -478,8 +487,8 @@ class _Progress:
             f"waiting for {self._num_workers} slots: {queued.free_slots} of "
             f"{queued.total_slots} are free"
         )
-        if queued.ahead:
-            text += f", {many(queued.ahead, 'session')} ahead"
+        if queued.reason:
+            text += f", {queued.reason}"
         if text == self._said or time.monotonic() - self._since < _QUIET_S:
             return
         self._said = text

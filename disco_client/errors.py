@@ -33,12 +33,14 @@ __all__ = [
     "NodeLost",
     "NotAllowed",
     "PoisonCommand",
+    "QuotaExceeded",
     "Recovery",
     "RemoteError",
     "RemoteException",
     "RemoteFailure",
     "SessionClosed",
     "SessionError",
+    "SessionExpired",
     "SessionLost",
     "StaleReference",
     "WeightsMismatch",
@@ -240,6 +242,36 @@ class NoSlots(SessionError, TimeoutError):
         self.free_slots = free_slots
 
 
+class QuotaExceeded(NoSlots):
+    """The owner of the session may not have it, though the cluster might have room.
+
+    A session that merely waits for its turn gets it only when it has waited for its ``timeout``.
+
+    Attributes:
+        quota: ``"sessions"``, ``"slots"`` or ``"priority"``.
+        limit: How many the owner may have; 0 for the priority.
+        used: How many the owner has.
+        sessions: The names of the owner's sessions that use them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        quota: str,
+        limit: int = 0,
+        used: int = 0,
+        sessions: Sequence[str] = (),
+        total_slots: int = 0,
+        free_slots: int = 0,
+    ) -> None:
+        super().__init__(message, total_slots=total_slots, free_slots=free_slots)
+        self.quota = quota
+        self.limit = limit
+        self.used = used
+        self.sessions: tuple[str, ...] = tuple(sessions)
+
+
 class NoSuchSession(SessionError, LookupError):
     """The controller knows no session of that name or id, or none that is this caller's.
 
@@ -367,6 +399,20 @@ class NodeLost(SessionLost):
     def __init__(self, message: str, *, node: str) -> None:
         super().__init__(message)
         self.node = node
+
+
+class SessionExpired(SessionLost):
+    """The controller ended the session, because of its length or because the client did nothing.
+
+    Attributes:
+        limit: ``"length"`` or ``"idle"``.
+        limit_s: The limit, in seconds.
+    """
+
+    def __init__(self, message: str, *, limit: str, limit_s: float) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.limit_s = limit_s
 
 
 class ControllerLost(SessionLost, ConnectionError):

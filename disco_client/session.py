@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from disco_client.replies import Failures
     from disco_client.telemetry.base import Span
     from disco_client.tracing.trace import Flight, Trace
-    from disco_client.transport.base import RankPlace, Transport
+    from disco_client.transport.base import Expiry, RankPlace, Transport
     from disco_client.wire.values import ReduceName
 
 __all__ = ["Session"]
@@ -164,6 +164,16 @@ class Session:
             ()
         """
         return self._core.transport.draining
+
+    @property
+    def expiry(self) -> Expiry | None:
+        """When a quota of the cluster will end this session; None if none will soon.
+
+        The session is warned a minute or so before, in the log of ``disco_client`` too. Until
+        ``expiry.seconds_left`` are over, a program may save what it needs and open another one;
+        where ``expiry.limit`` is ``"idle"``, any command prevents the end.
+        """
+        return self._core.transport.expiry
 
     def statistics(self) -> dict[str, Any]:
         """Counts of this moment: commands issued and executed, registers in use.

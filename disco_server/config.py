@@ -42,6 +42,7 @@ from disco_server.settings import (
     read_dial,
     read_folders,
     read_http,
+    read_limit,
     read_listen,
     read_loads,
     read_node_name,
@@ -64,6 +65,7 @@ __all__ = [
     "MAX_CONNECTIONS",
     "MAX_REGISTERS",
     "ON_OFF",
+    "PRIORITIES",
     "UPLOADS",
     "Account",
     "Address",
@@ -323,6 +325,7 @@ def _read_table(file: Path, table: str, known: Iterable[str]) -> Mapping[str, ob
 
 
 ON_OFF: Final = ("on", "off")
+PRIORITIES: Final = ("low", "normal", "high")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 
@@ -503,6 +506,45 @@ class ControllerConfig(DaemonConfig):
         "How many workers a session may have; each costs 0.6 KiB, and 5 us of a wait for all.",
         metavar="COUNT",
     )
+    max_client_slots: int = setting(
+        0,
+        whole(0, _MOST),
+        "How many slots the sessions of one client may hold at a time; 0 for any number.",
+        metavar="COUNT",
+    )
+    session_limit_s: float = setting(
+        0.0,
+        read_limit,
+        "After how long a session ends that holds slots; 0 for never.",
+        metavar="SECONDS",
+        option="--session-limit",
+    )
+    idle_limit_s: float = setting(
+        0.0,
+        read_limit,
+        "After how long a session ends whose connected client does nothing; 0 for never.",
+        metavar="SECONDS",
+        option="--idle-limit",
+    )
+    limit_warning_s: float = setting(
+        60.0,
+        read_seconds,
+        "How long before that its client is warned; at most half of the limit.",
+        metavar="SECONDS",
+        option="--limit-warning",
+    )
+    client_priority: str = setting(
+        "normal",
+        OneOf(PRIORITIES),
+        "The highest priority that clients may ask for: low, normal or high.",
+        metavar="CLASS",
+    )
+    quota_file: Path | None = setting(
+        None,
+        read_path,
+        "What single owners may have instead, a table [owner.NAME] each.",
+        metavar="FILE",
+    )
     expect_nodes: int = setting(
         0,
         whole(0, _MOST),
@@ -517,6 +559,11 @@ class ControllerConfig(DaemonConfig):
             raise ConfigError(
                 f"node_lease_s: expected at least two heartbeats "
                 f"({2 * self.heartbeat_s:g} s), got {self.node_lease_s:g}"
+            )
+        if self.quota_file and not (self.auth_token_file or self.require_client_cert):
+            raise ConfigError(
+                "quota_file: expected --auth-token-file or --require-client-cert with it; without"
+                " them the controller does not know whose a session is"
             )
         self.guard.check_listen(self.listen_address, "listen")
         if self.http_address is not None:

@@ -49,6 +49,7 @@ __all__ = [
     "read_dial",
     "read_folders",
     "read_http",
+    "read_limit",
     "read_listen",
     "read_loads",
     "read_node_name",
@@ -304,6 +305,19 @@ def read_seconds(value: object, where: str) -> float:
             number = math.nan
     if not 0 < number < math.inf:
         raise refuse(where, "a number of seconds above 0", value)
+    return number
+
+
+def read_limit(value: object, where: str) -> float:
+    """Reads a limit of time: seconds, or 0 for none."""
+    number = math.nan
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+    if not 0 <= number < math.inf:
+        raise refuse(where, "a number of seconds, or 0 for no limit", value)
     return number
 
 

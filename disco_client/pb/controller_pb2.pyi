@@ -19,6 +19,36 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _WaitReason:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _WaitReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_WaitReason.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    WAIT_REASON_UNSPECIFIED: _WaitReason.ValueType  # 0
+    WAIT_REASON_NO_SLOTS: _WaitReason.ValueType  # 1
+    """It is the next one, and too few slots are free."""
+    WAIT_REASON_TURN: _WaitReason.ValueType  # 2
+    """Others of its class go first."""
+    WAIT_REASON_HIGHER_CLASS: _WaitReason.ValueType  # 3
+    """Sessions of a higher class go first."""
+    WAIT_REASON_OWNER_SLOTS: _WaitReason.ValueType  # 4
+    """Its owner's sessions hold as many slots as they may."""
+
+class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
+    """What a session in the queue waits for."""
+
+WAIT_REASON_UNSPECIFIED: WaitReason.ValueType  # 0
+WAIT_REASON_NO_SLOTS: WaitReason.ValueType  # 1
+"""It is the next one, and too few slots are free."""
+WAIT_REASON_TURN: WaitReason.ValueType  # 2
+"""Others of its class go first."""
+WAIT_REASON_HIGHER_CLASS: WaitReason.ValueType  # 3
+"""Sessions of a higher class go first."""
+WAIT_REASON_OWNER_SLOTS: WaitReason.ValueType  # 4
+"""Its owner's sessions hold as many slots as they may."""
+global___WaitReason = WaitReason
+
 class _EndReason:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -42,6 +72,12 @@ class _EndReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """A rank process could not be started."""
     END_REASON_STOPPED: _EndReason.ValueType  # 8
     """Somebody else closed it."""
+    END_REASON_QUOTA: _EndReason.ValueType  # 9
+    """A quota of its owner does not allow it."""
+    END_REASON_EXPIRED: _EndReason.ValueType  # 10
+    """It has lasted as long as a session may."""
+    END_REASON_IDLE: _EndReason.ValueType  # 11
+    """Its client has done nothing for as long as it may."""
 
 class EndReason(_EndReason, metaclass=_EndReasonEnumTypeWrapper):
     """The families of ends a client tells apart."""
@@ -63,6 +99,12 @@ END_REASON_START_FAILED: EndReason.ValueType  # 7
 """A rank process could not be started."""
 END_REASON_STOPPED: EndReason.ValueType  # 8
 """Somebody else closed it."""
+END_REASON_QUOTA: EndReason.ValueType  # 9
+"""A quota of its owner does not allow it."""
+END_REASON_EXPIRED: EndReason.ValueType  # 10
+"""It has lasted as long as a session may."""
+END_REASON_IDLE: EndReason.ValueType  # 11
+"""Its client has done nothing for as long as it may."""
 global___EndReason = EndReason
 
 @typing.final
@@ -126,6 +168,7 @@ class CreateSession(google.protobuf.message.Message):
     TIMEOUT_S_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -137,6 +180,8 @@ class CreateSession(google.protobuf.message.Message):
     owner: builtins.str
     """user@host:pid of the client, for people who ask who holds the slots."""
     version: builtins.str
+    priority: builtins.str
+    """The class in the queue: low, normal or high; empty for the usual one of its owner."""
     def __init__(
         self,
         *,
@@ -148,8 +193,9 @@ class CreateSession(google.protobuf.message.Message):
         timeout_s: builtins.float = ...,
         owner: builtins.str = ...,
         version: builtins.str = ...,
+        priority: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "name", b"name", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "protocol", b"protocol", "timeout_s", b"timeout_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "name", b"name", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "priority", b"priority", "protocol", b"protocol", "timeout_s", b"timeout_s", "version", b"version"]) -> None: ...
 
 global___CreateSession = CreateSession
 
@@ -275,25 +321,41 @@ global___Have = Have
 
 @typing.final
 class Queued(google.protobuf.message.Message):
-    """The session waits for slots; sent again whenever something changes."""
+    """The session waits for slots; sent soon after the request, and again with each heartbeat."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     AHEAD_FIELD_NUMBER: builtins.int
     TOTAL_SLOTS_FIELD_NUMBER: builtins.int
     FREE_SLOTS_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    OWNER_SLOTS_FIELD_NUMBER: builtins.int
+    OWNER_LIMIT_FIELD_NUMBER: builtins.int
     ahead: builtins.int
-    """Sessions ahead of this one."""
+    """Sessions ahead of this one, as things are now."""
     total_slots: builtins.int
     free_slots: builtins.int
+    why: global___WaitReason.ValueType
+    priority: builtins.str
+    """Its class."""
+    owner_slots: builtins.int
+    """OWNER_SLOTS, for those who may use the session: how many slots its owner's sessions
+    hold, and how many they may.
+    """
+    owner_limit: builtins.int
     def __init__(
         self,
         *,
         ahead: builtins.int = ...,
         total_slots: builtins.int = ...,
         free_slots: builtins.int = ...,
+        why: global___WaitReason.ValueType = ...,
+        priority: builtins.str = ...,
+        owner_slots: builtins.int = ...,
+        owner_limit: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "free_slots", b"free_slots", "total_slots", b"total_slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "free_slots", b"free_slots", "owner_limit", b"owner_limit", "owner_slots", b"owner_slots", "priority", b"priority", "total_slots", b"total_slots", "why", b"why"]) -> None: ...
 
 global___Queued = Queued
 
@@ -375,6 +437,66 @@ class RankInfo(google.protobuf.message.Message):
 global___RankInfo = RankInfo
 
 @typing.final
+class QuotaUse(google.protobuf.message.Message):
+    """A quota that a request goes beyond."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    USED_FIELD_NUMBER: builtins.int
+    SESSIONS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """sessions, slots or priority."""
+    limit: builtins.int
+    """How many there may be, and how many there are."""
+    used: builtins.int
+    @property
+    def sessions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The names of the owner's sessions that use it."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        limit: builtins.int = ...,
+        used: builtins.int = ...,
+        sessions: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit", b"limit", "name", b"name", "sessions", b"sessions", "used", b"used"]) -> None: ...
+
+global___QuotaUse = QuotaUse
+
+@typing.final
+class SessionExpiring(google.protobuf.message.Message):
+    """A limit will end the session soon; empty where it no longer will."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    LIMIT_S_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    reason: global___EndReason.ValueType
+    """EXPIRED or IDLE."""
+    seconds: builtins.float
+    limit_s: builtins.float
+    """The limit, in seconds."""
+    message: builtins.str
+    """A text for people to read."""
+    def __init__(
+        self,
+        *,
+        reason: global___EndReason.ValueType = ...,
+        seconds: builtins.float = ...,
+        limit_s: builtins.float = ...,
+        message: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit_s", b"limit_s", "message", b"message", "reason", b"reason", "seconds", b"seconds"]) -> None: ...
+
+global___SessionExpiring = SessionExpiring
+
+@typing.final
 class SessionEnded(google.protobuf.message.Message):
     """The session is over, or never came to be."""
 
@@ -387,6 +509,8 @@ class SessionEnded(google.protobuf.message.Message):
     EXIT_STATUS_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
+    QUOTA_FIELD_NUMBER: builtins.int
+    LIMIT_S_FIELD_NUMBER: builtins.int
     reason: global___EndReason.ValueType
     message: builtins.str
     worker: builtins.int
@@ -395,13 +519,19 @@ class SessionEnded(google.protobuf.message.Message):
     """
     node: builtins.str
     exit_status: builtins.int
+    limit_s: builtins.float
+    """EXPIRED and IDLE: the limit, in seconds."""
     @property
     def output(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Its last lines of output."""
 
     @property
     def slots(self) -> global___Queued:
-        """NO_SLOTS: the state of the cluster."""
+        """NO_SLOTS and QUOTA: the state of the cluster."""
+
+    @property
+    def quota(self) -> global___QuotaUse:
+        """QUOTA: which."""
 
     def __init__(
         self,
@@ -413,9 +543,11 @@ class SessionEnded(google.protobuf.message.Message):
         exit_status: builtins.int = ...,
         output: collections.abc.Iterable[builtins.str] | None = ...,
         slots: global___Queued | None = ...,
+        quota: global___QuotaUse | None = ...,
+        limit_s: builtins.float = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["slots", b"slots"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["exit_status", b"exit_status", "message", b"message", "node", b"node", "output", b"output", "reason", b"reason", "slots", b"slots", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["quota", b"quota", "slots", b"slots"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["exit_status", b"exit_status", "limit_s", b"limit_s", "message", b"message", "node", b"node", "output", b"output", "quota", b"quota", "reason", b"reason", "slots", b"slots", "worker", b"worker"]) -> None: ...
 
 global___SessionEnded = SessionEnded
 
@@ -616,6 +748,9 @@ class SessionInfo(google.protobuf.message.Message):
     END_REASON_FIELD_NUMBER: builtins.int
     END_MESSAGE_FIELD_NUMBER: builtins.int
     CARRIER_FIELD_NUMBER: builtins.int
+    QUEUED_FIELD_NUMBER: builtins.int
+    ENDS_IN_S_FIELD_NUMBER: builtins.int
+    ENDS_BY_FIELD_NUMBER: builtins.int
     session: builtins.int
     name: builtins.str
     owner: builtins.str
@@ -635,8 +770,15 @@ class SessionInfo(google.protobuf.message.Message):
     end_message: builtins.str
     carrier: builtins.str
     """What carries the stream of its client: frames or grpc; empty where none is connected."""
+    ends_in_s: builtins.float
+    """Where a limit will end it soon: in how many seconds, and EXPIRED or IDLE."""
+    ends_by: global___EndReason.ValueType
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankInfo]: ...
+    @property
+    def queued(self) -> global___Queued:
+        """Where it waits for slots: its place, and why."""
+
     def __init__(
         self,
         *,
@@ -653,11 +795,16 @@ class SessionInfo(google.protobuf.message.Message):
         end_reason: builtins.str = ...,
         end_message: builtins.str = ...,
         carrier: builtins.str = ...,
+        queued: global___Queued | None = ...,
+        ends_in_s: builtins.float | None = ...,
+        ends_by: global___EndReason.ValueType = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "_lease_left_s", b"_lease_left_s", "ended_s", b"ended_s", "lease_left_s", b"lease_left_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "_lease_left_s", b"_lease_left_s", "age_s", b"age_s", "attached", b"attached", "carrier", b"carrier", "end_message", b"end_message", "end_reason", b"end_reason", "ended_s", b"ended_s", "lease_left_s", b"lease_left_s", "name", b"name", "num_workers", b"num_workers", "owner", b"owner", "ranks", b"ranks", "session", b"session", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "_ends_in_s", b"_ends_in_s", "_lease_left_s", b"_lease_left_s", "ended_s", b"ended_s", "ends_in_s", b"ends_in_s", "lease_left_s", b"lease_left_s", "queued", b"queued"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "_ends_in_s", b"_ends_in_s", "_lease_left_s", b"_lease_left_s", "age_s", b"age_s", "attached", b"attached", "carrier", b"carrier", "end_message", b"end_message", "end_reason", b"end_reason", "ended_s", b"ended_s", "ends_by", b"ends_by", "ends_in_s", b"ends_in_s", "lease_left_s", b"lease_left_s", "name", b"name", "num_workers", b"num_workers", "owner", b"owner", "queued", b"queued", "ranks", b"ranks", "session", b"session", "state", b"state"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ended_s", b"_ended_s"]) -> typing.Literal["ended_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ends_in_s", b"_ends_in_s"]) -> typing.Literal["ends_in_s"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_lease_left_s", b"_lease_left_s"]) -> typing.Literal["lease_left_s"] | None: ...
 

@@ -86,6 +86,8 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """Have; relayed to the client, which sends again what came after"""
     KIND_CORDON: _Kind.ValueType  # 32
     """empty; the node, or the node of that rank, takes no new sessions"""
+    KIND_EXPIRING: _Kind.ValueType  # 33
+    """SessionExpiring, to the client"""
     KIND_ASSIGN: _Kind.ValueType  # 40
     """Worker daemon and rank process.
     AssignRank
@@ -210,6 +212,8 @@ KIND_HAVE: Kind.ValueType  # 31
 """Have; relayed to the client, which sends again what came after"""
 KIND_CORDON: Kind.ValueType  # 32
 """empty; the node, or the node of that rank, takes no new sessions"""
+KIND_EXPIRING: Kind.ValueType  # 33
+"""SessionExpiring, to the client"""
 KIND_ASSIGN: Kind.ValueType  # 40
 """Worker daemon and rank process.
 AssignRank

@@ -79,7 +79,10 @@ class RunningSession(google.protobuf.message.Message):
     SESSION_FIELD_NUMBER: builtins.int
     START_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
+    AGE_S_FIELD_NUMBER: builtins.int
     session: builtins.int
+    age_s: builtins.float
+    """For how long it has run here, in seconds."""
     @property
     def start(self) -> global___StartRanks: ...
     @property
@@ -90,9 +93,10 @@ class RunningSession(google.protobuf.message.Message):
         session: builtins.int = ...,
         start: global___StartRanks | None = ...,
         ranks: collections.abc.Iterable[disco_client.pb.controller_pb2.RankInfo] | None = ...,
+        age_s: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["start", b"start"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ranks", b"ranks", "session", b"session", "start", b"start"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "ranks", b"ranks", "session", b"session", "start", b"start"]) -> None: ...
 
 global___RunningSession = RunningSession
 

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from disco_client import errors
 from disco_client.errors import Recovery, SessionClosed, SessionError, SessionLost, why_ended
 from disco_client.telemetry.base import NO_SPAN, Span
-from disco_client.transport.base import Events, Interrupted, OutgoingBatch, Transport, Welcome
+from disco_client.transport.base import (
+    Events,
+    Expiry,
+    Interrupted,
+    OutgoingBatch,
+    Transport,
+    Welcome,
+)
 from disco_client.transport.progress import Progress
 from disco_client.transport.sent_log import SentBatch, SentLog
 from disco_client.wire.codec import EncodedReply, EncodedValue
@@ -279,6 +286,11 @@ class Recovering(ABC):
     def draining(self) -> tuple[str, ...]:
         """The nodes of its present workers that take no new sessions."""
         return self._transport.draining
+
+    @property
+    def expiry(self) -> Expiry | None:
+        """When a limit of the controller's will end the present session."""
+        return self._transport.expiry
 
     def start(self, events: Events) -> None:
         """Starts sending what ``events`` yields and delivering what arrives."""

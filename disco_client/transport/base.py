@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -27,6 +28,7 @@ __all__ = [
     "Bound",
     "EndpointLost",
     "Events",
+    "Expiry",
     "ForeignTransport",
     "Interrupted",
     "Live",
@@ -52,6 +54,7 @@ class Wish:
         name: What lists call it; empty for a made-up one.
         owner: ``user@host:pid``, to be shown as the owner of the slots.
         timeout: Seconds to wait for slots.
+        priority: The class in the queue: ``low``, ``normal`` or ``high``; empty for the usual one.
     """
 
     num_workers: int
@@ -60,6 +63,7 @@ class Wish:
     name: str
     owner: str
     timeout: float
+    priority: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +74,33 @@ class QueuePosition:
         ahead: Sessions that are served first.
         total_slots: Slots of the cluster.
         free_slots: Those of them that no session holds.
+        reason: What it waits for, in words; empty where only slots are missing.
     """
 
     ahead: int
     total_slots: int
     free_slots: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """When the controller will end a session.
+
+    Attributes:
+        limit: ``"length"``, or ``"idle"`` where the next command prevents it.
+        limit_s: That limit, in seconds.
+        at: When, by ``time.monotonic()``.
+    """
+
+    limit: str
+    limit_s: float
+    at: float
+
+    @property
+    def seconds_left(self) -> float:
+        """In how many seconds."""
+        return max(self.at - time.monotonic(), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +289,11 @@ class ProgressPump(Pump, Protocol):
 class Bound:
     """The part of a transport whose workers end with this process."""
 
+    @property
+    def expiry(self) -> None:
+        """None: no controller limits it."""
+        return None
+
     def check_detachable(self) -> None:
         """Refuses to leave the session.
 
@@ -305,6 +336,11 @@ class Transport(Protocol):
     @property
     def draining(self) -> tuple[str, ...]:
         """The session's nodes that take no new sessions, because they are about to go."""
+        ...
+
+    @property
+    def expiry(self) -> Expiry | None:
+        """When a limit of the controller's will end the session; None if none will soon."""
         ...
 
     def start(self, events: Events) -> None:

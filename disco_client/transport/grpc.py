@@ -26,6 +26,7 @@ from disco_client.telemetry import spans
 from disco_client.transport.admin import ask_for_inspection
 from disco_client.transport.base import (
     Events,
+    Expiry,
     QueuePosition,
     RankPlace,
     TransferFailed,
@@ -54,6 +55,7 @@ from disco_client.wire.codec import (
     envelopes_in,
 )
 from disco_client.wire.printed import LineCounter
+from disco_client.wire.reports import describe_wait, limit_name
 
 if TYPE_CHECKING:
     from disco_client.tracing.ring import Since
@@ -224,6 +226,16 @@ class OutgoingTurn:
 
 def error_before(ended: controller_pb2.SessionEnded, name: str) -> errors.DiscoError:
     """The error of a session that never began."""
+    if ended.reason == controller_pb2.END_REASON_QUOTA:
+        return errors.QuotaExceeded(
+            ended.message,
+            quota=ended.quota.name,
+            limit=ended.quota.limit,
+            used=ended.quota.used,
+            sessions=ended.quota.sessions,
+            total_slots=ended.slots.total_slots,
+            free_slots=ended.slots.free_slots,
+        )
     if ended.reason == controller_pb2.END_REASON_NO_SLOTS:
         return errors.NoSlots(
             ended.message,
@@ -250,6 +262,10 @@ def error_of_end(ended: controller_pb2.SessionEnded, name: str) -> errors.Sessio
         )
     if ended.reason == controller_pb2.END_REASON_NODE_LOST:
         return errors.NodeLost(ended.message, node=ended.node)
+    if ended.reason in (controller_pb2.END_REASON_EXPIRED, controller_pb2.END_REASON_IDLE):
+        return errors.SessionExpired(
+            ended.message, limit=limit_name(ended.reason), limit_s=ended.limit_s
+        )
     if ended.reason == controller_pb2.END_REASON_DRAINED:
         return errors.ControllerLost(ended.message)
     if ended.reason == controller_pb2.END_REASON_CLOSED:
@@ -307,6 +323,7 @@ class SessionStream:
 
     Attributes:
         draining: The session's nodes that take no new sessions.
+        expiry: When a limit of the controller's will end the session, as far as it was told.
         connected: Whether a stream is there that is read, as far as is known.
     """
 
@@ -341,6 +358,7 @@ class SessionStream:
         self._given_up_lock = threading.Lock()
         self._given_up: list[tuple[int, controller_pb2.Transfer]] = []
         self.draining: tuple[str, ...] = ()
+        self.expiry: Expiry | None = None
         self.connected = False
 
     # Opening ------------------------------------------------------------------------
@@ -353,6 +371,7 @@ class SessionStream:
         Raises:
             ConnectionFailed: The connection broke, or the controller speaks another protocol.
             NoSlots: The cluster had no room in time.
+            QuotaExceeded: Its owner may not have it.
             ConfigError: The controller refused the request as wrong.
             SessionLost: A worker process could not be started.
         """
@@ -427,7 +446,7 @@ class SessionStream:
             for received in self._incoming:
                 if received.kind == EnvelopeKind.QUEUED:
                     queued = controller_pb2.Queued.FromString(received.payload)
-                    on_queued(QueuePosition(queued.ahead, queued.total_slots, queued.free_slots))
+                    on_queued(_position(queued))
                 elif received.kind == EnvelopeKind.READY:
                     self._ready = controller_pb2.SessionReady.FromString(received.payload)
                     return
@@ -550,10 +569,21 @@ class SessionStream:
             self._note_draining(received.worker_plus_one - 1)
         elif kind == EnvelopeKind.HAVE:
             self._have(controller_pb2.Have.FromString(received.payload))
+        elif kind == EnvelopeKind.EXPIRING:
+            self._note_expiring(controller_pb2.SessionExpiring.FromString(received.payload))
         elif kind == EnvelopeKind.ENDED:
             ended = controller_pb2.SessionEnded.FromString(received.payload)
             return error_of_end(ended, self._ready.name)
         return None
+
+    def _note_expiring(self, told: controller_pb2.SessionExpiring) -> None:
+        """Notes when a limit ends the session, or that none will soon."""
+        if not told.reason:
+            self.expiry = None
+            return
+        at = time.monotonic() + told.seconds
+        self.expiry = Expiry(limit_name(told.reason), told.limit_s, at)
+        _logger.warning("%s", told.message)
 
     def _note_draining(self, worker: int) -> None:
         """Notes that the node of a worker takes no new sessions."""
@@ -797,6 +827,11 @@ def _refusal(refused: node_pb2.Refused) -> errors.DiscoError:
     return kind(refused.message)
 
 
+def _position(queued: controller_pb2.Queued) -> QueuePosition:
+    reason = describe_wait(queued)
+    return QueuePosition(queued.ahead, queued.total_slots, queued.free_slots, reason)
+
+
 def _encode_wish(wish: Wish) -> bytes:
     return controller_pb2.CreateSession(
         protocol=PROTOCOL,
@@ -807,6 +842,7 @@ def _encode_wish(wish: Wish) -> bytes:
         timeout_s=wish.timeout,
         owner=wish.owner,
         version=__version__,
+        priority=wish.priority,
     ).SerializeToString()
 
 
@@ -950,6 +986,11 @@ class GrpcTransport:
     def draining(self) -> tuple[str, ...]:
         """The session's nodes that take no new sessions, as the controller has said."""
         return self._stream.draining
+
+    @property
+    def expiry(self) -> Expiry | None:
+        """When a limit of the controller's will end the session."""
+        return self._stream.expiry
 
     # The stream --------------------------------------------------------------
 

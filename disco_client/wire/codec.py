@@ -112,6 +112,7 @@ class EnvelopeKind(enum.IntEnum):
     PUSH = 30
     HAVE = 31
     CORDON = 32
+    EXPIRING = 33
     ASSIGN = 40
     ASSIGNED = 41
     ARRAY_IN = 42

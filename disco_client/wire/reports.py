@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from disco_client.pb import controller_pb2
-from disco_client.text import natural
+from disco_client.text import many, natural
 from disco_client.tracing.ring import (
     NO_DIFFERENCE,
     ClockSample,
@@ -36,6 +36,8 @@ __all__ = [
     "decode_inspection",
     "decode_overview",
     "decode_report",
+    "describe_wait",
+    "limit_name",
     "report_of",
     "what_is_done",
 ]
@@ -471,6 +473,9 @@ class SessionView:
         end_message: The reason in words, likewise.
         carrier: What carries the stream of its client, ``frames`` or ``grpc``; empty where none
             is connected.
+        waits: Where it waits for slots, what for, in words; else empty.
+        ends_in_s: Where a limit will end it soon, in how many seconds; else None.
+        ends_by: Which limit: ``length`` or ``idle``; else empty.
     """
 
     session: int
@@ -489,6 +494,9 @@ class SessionView:
     end_reason: str = ""
     end_message: str = ""
     carrier: str = ""
+    waits: str = ""
+    ends_in_s: float | None = None
+    ends_by: str = ""
 
     @property
     def queued(self) -> int:
@@ -604,7 +612,29 @@ def _decode_session(raw: controller_pb2.SessionOverview) -> SessionView:
         info.end_reason,
         info.end_message,
         info.carrier,
+        describe_wait(info.queued) if info.HasField("queued") else "",
+        info.ends_in_s if info.HasField("ends_in_s") else None,
+        limit_name(info.ends_by) if info.HasField("ends_in_s") else "",
     )
+
+
+def limit_name(reason: int) -> str:
+    """What a limit is called that ends a session: ``length`` or ``idle``."""
+    return "idle" if reason == controller_pb2.END_REASON_IDLE else "length"
+
+
+def describe_wait(queued: controller_pb2.Queued) -> str:
+    """What a session in the queue waits for, in words; empty where only slots are missing."""
+    reason = controller_pb2.WaitReason
+    ahead = f"{many(queued.ahead, 'session')} ahead" if queued.ahead else ""
+    if queued.why == reason.WAIT_REASON_OWNER_SLOTS:
+        if not queued.owner_limit:
+            return "its owner holds as many slots as it may"
+        held = f"its owner holds {queued.owner_slots} of the {queued.owner_limit} slots"
+        return f"{held} that it may"
+    if queued.why == reason.WAIT_REASON_HIGHER_CLASS:
+        return f"{ahead}, of a higher priority than {queued.priority!r} too"
+    return ahead
 
 
 def _decode_rank(

@@ -155,10 +155,15 @@ def _list_ended(found: Sequence[SessionView]) -> FittedTable:
 
 def _details(session: SessionView) -> RenderableType:
     head = Table.grid(padding=(0, 2))
+    state = f"{session.state}, for {duration(session.age_s)}"
+    if session.state == "queued":
+        state += f": {session.waits or _FEW}"
+    if session.ends_in_s is not None:
+        state += f"; ends in {duration(session.ends_in_s)} ({session.ends_by})"
     facts = {
         "session": f"{session.name} ({session.session:016x})",
         "owner": session.owner,
-        "state": f"{session.state}, for {duration(session.age_s)}",
+        "state": state,
         "client": _client(session) + f", over {session.carrier}" * bool(session.carrier),
         "workers": f"{session.num_workers} on {', '.join(session.nodes) or 'no node yet'}",
     }
@@ -291,6 +296,10 @@ _SESSIONS = (
     Column("stream", 1),
     Column("age", 6),
 )
+_NOTE = Column("why", 7, least=16, folded=True)
+"""Shown where there is something to say."""
+
+_FEW = "too few slots are free"
 
 
 def _draw(found: controller_pb2.ListResult, address: str) -> Group:
@@ -306,11 +315,22 @@ def _draw(found: controller_pb2.ListResult, address: str) -> Group:
         left = f", {duration(s.lease_left_s)} left" * s.HasField("lease_left_s")
         life = (s.owner, s.carrier, duration(s.age_s))
         known = (s.state + left, str(s.num_workers), where, *life)
-        sessions.append((f"{s.session:016x}", s.name, *known))
+        sessions.append((f"{s.session:016x}", s.name, *known, _note(s)))
+    noted = any(row[-1] for row in sessions)
+    shown = sessions if noted else [row[:-1] for row in sessions]
     return Group(
         FittedTable(f"nodes at {address}", _NODES, nodes),
-        FittedTable("sessions", _SESSIONS, sessions),
+        FittedTable("sessions", (*_SESSIONS, _NOTE) if noted else _SESSIONS, shown),
     )
+
+
+def _note(session: controller_pb2.SessionInfo) -> str:
+    """What a session waits for, or which limit ends it soon."""
+    from disco_client.wire.reports import describe_wait, limit_name
+
+    if session.HasField("ends_in_s"):
+        return f"ends in {duration(session.ends_in_s)}: {limit_name(session.ends_by)}"
+    return (describe_wait(session.queued) or _FEW) if session.HasField("queued") else ""
 
 
 # ``disco stop``: ends sessions.

@@ -22,8 +22,8 @@ from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
 from disco_server.controller.auth import AuthInterceptor
 from disco_server.controller.frames import FrameListener
 from disco_server.controller.hub import Hub
+from disco_server.controller.quotas import QuotaBook, limits_of
 from disco_server.controller.service import SERVICE_NAMES, Edge
-from disco_server.core.cluster import SessionLimits
 from disco_server.ipc.event_loop import RunLoop
 from disco_server.ipc.grpc_server import (
     CannotListen,
@@ -64,12 +64,16 @@ def run(config: ControllerConfig) -> int:
 
 
 async def _run(config: ControllerConfig) -> int:
+    limits, book = limits_of(config), None
+    if config.quota_file is not None:
+        book = QuotaBook(config.quota_file, limits)
+        limits = book.limits
     hub = Hub(
         config.session_lease_s,
         config.node_lease_s,
         config.heartbeat_s,
         node_return=config.node_return_s,
-        limits=SessionLimits(config.max_sessions, config.max_client_sessions, config.max_workers),
+        limits=limits,
         expect_nodes=config.expect_nodes,
         clock=asyncio.get_running_loop().time,
     )
@@ -88,7 +92,7 @@ async def _run(config: ControllerConfig) -> int:
     _on_signals(stop, stop_now)
     print(f"disco-controller ready at {door.address}", flush=True)  # noqa: T201  (the one line that is promised)
     async with asyncio.TaskGroup() as tasks:
-        beating = tasks.create_task(beat(hub))
+        beating = tasks.create_task(beat(hub, book))
         await stop.wait()
         await door.announce_end()
         _logger.info("draining: %s", many(len(hub.cluster.sessions), "session"))
@@ -211,13 +215,20 @@ def _on_signals(stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         loop.add_signal_handler(number, asked)
 
 
-async def beat(hub: Hub) -> None:
-    """Runs a hub's timers; waits and leases are checked more often than heartbeats are sent."""
+async def beat(hub: Hub, book: QuotaBook | None = None) -> None:
+    """Runs a hub's timers; waits and leases are checked more often than heartbeats are sent.
+
+    Args:
+        hub: The hub.
+        book: The quotas of single owners, which are read again when their file has changed.
+    """
     loop = asyncio.get_running_loop()
     next_beat = loop.time()
     while True:
         hub.tick()
         if loop.time() >= next_beat:
+            if book is not None and (limits := book.changed()) is not None:
+                hub.apply(hub.cluster.limit(limits))
             hub.beat()
             next_beat = loop.time() + hub.heartbeat
         await asyncio.sleep(min(_TICK_S, hub.heartbeat))

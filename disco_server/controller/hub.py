@@ -23,28 +23,35 @@ from disco_client.text import natural, some
 from disco_client.transport.progress import Progress
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_server.controller.inspect import Inspections, Overviews, add_rank_info
+from disco_server.controller.inspect import Inspections, Overviews, add_rank_info, fill_queued
 from disco_server.controller.logs import Logs
 from disco_server.controller.relay import Exchanges, Transfers
 from disco_server.controller.slices import in_slices
 from disco_server.core.access import EVERYBODY, Identity, Role
 from disco_server.core.cluster import (
-    DEFAULT_LIMITS,
+    AskIfQuiet,
     Cluster,
     DropNode,
     Effect,
     EndOnNode,
     Rejoined,
     SessionGone,
-    SessionLimits,
     StartSession,
     TellDraining,
     TellEnded,
+    TellExpiring,
     TellQueued,
     TellReady,
 )
 from disco_server.core.nodes import Placer, place
-from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
+from disco_server.core.quotas import DEFAULT_LIMITS, SessionLimits
+from disco_server.core.session_state import (
+    End,
+    EndReason,
+    Priority,
+    SessionState,
+    SessionTable,
+)
 from disco_server.ipc.shares import encode_share
 from disco_server.observe import logs
 from disco_server.observe.http import Buckets
@@ -130,8 +137,8 @@ class SessionSpans:
     def see(self, effect: Effect) -> None:
         """Begins and ends what an effect begins and ends; to be called before it is carried out."""
         match effect:
-            case TellQueued(session, ahead):
-                self._of(session).place.note({"disco.queue.ahead": ahead})
+            case TellQueued(session, place):
+                self._of(session).place.note({"disco.queue.ahead": place.ahead})
             case StartSession(session):
                 self._placed(session)
             case TellReady(session):
@@ -263,6 +270,7 @@ class Hub:
         self.clients: dict[int, Outbox] = {}
         self.routes: dict[int, dict[str, Outbox]] = {}
         self._openings: dict[int, Progress] = {}
+        self._asking: set[asyncio.Task[None]] = set()
         self._beats = 0
         self._beat_at = 0.0
         self._empty = asyncio.Event()
@@ -272,6 +280,7 @@ class Hub:
 
     def apply(self, effects: list[Effect]) -> None:
         """Carries out effects in order."""
+        slots: tuple[int, int] | None = None
         for effect in effects:
             self._spans.see(effect)
             match effect:
@@ -283,30 +292,50 @@ class Hub:
                         envelope(EnvelopeKind.END_SESSION, session=session_id),
                         session=session_id,
                     )
-                case TellQueued(session, ahead):
-                    self._tell(session.session, EnvelopeKind.QUEUED, self.queued(ahead))
-                case TellReady(session):
-                    self.tell_ready(session)
-                    self._log_ready(session)
-                case TellDraining(session):
-                    self._tell_draining(session)
+                case TellQueued(session, place):
+                    # Counted once for all that wait.
+                    slots = slots or self._count_slots()
+                    message = controller_pb2.Queued(total_slots=slots[0], free_slots=slots[1])
+                    fill_queued(message, session, place)
+                    self._tell(session.session, EnvelopeKind.QUEUED, message)
                 case TellEnded(session, end):
                     self._tell_ended(session, end)
                 case DropNode(node, message):
                     self._drop(node, message)
-                case Rejoined(session, node):
-                    self._find_route(session.session, node)
-                    self.exchanges.open(session.session)
-                    self._repeat_opening(session.session, node)
                 case SessionGone(session_id):
                     self.routes.pop(session_id, None)
                     self._openings.pop(session_id, None)
                     self.logs.end(session_id)
+                case _:
+                    self._apply_to_running(effect)
         if not self.cluster.sessions:
             self._empty.set()
         else:
             self._empty.clear()
         self._changed.set()
+
+    def _apply_to_running(self, effect: Effect) -> None:
+        """Carries out an effect on a session that goes on."""
+        match effect:
+            case TellReady(session):
+                self.tell_ready(session)
+                self._log_ready(session)
+            case TellDraining(session):
+                self._tell_draining(session)
+            case AskIfQuiet(session):
+                self._ask_if_quiet(session)
+            case TellExpiring():
+                self._tell_expiring(effect)
+            case Rejoined(session, node):
+                self._find_route(session.session, node)
+                self.exchanges.open(session.session)
+                self._repeat_opening(session.session, node)
+            case _:
+                pass
+
+    def _count_slots(self) -> tuple[int, int]:
+        members = self.cluster.members
+        return members.total_slots, members.free_slots
 
     async def wait_for_nodes(self, count: int) -> None:
         """Waits until this many nodes have registered."""
@@ -324,7 +353,12 @@ class Hub:
         if link is not None:
             link.outbox.post(raw, session=session)
 
-    def _tell(self, session: int, kind: EnvelopeKind, message: controller_pb2.Queued) -> None:
+    def _tell(
+        self,
+        session: int,
+        kind: EnvelopeKind,
+        message: controller_pb2.Queued | controller_pb2.SessionExpiring,
+    ) -> None:
         outbox = self.clients.get(session)
         if outbox is not None:
             outbox.post(envelope(kind, message.SerializeToString(), session=session))
@@ -433,15 +467,55 @@ class Hub:
             "session ends (%s): %s", end.reason.name.lower(), end.message
         )
         reason = end.reason.name.lower()
-        logs.record("session ended", session=session.name, owner=session.owner, what=reason)
+        refused = {"outcome": end.message} if end.quota is not None else {}
+        logs.record(
+            "session ended", session=session.name, owner=session.owner, what=reason, **refused
+        )
         outbox = self.clients.pop(session_id, None)
         if outbox is None:
             return
         ended = ended_message(end)
-        if end.reason is EndReason.NO_SLOTS:
-            ended.slots.CopyFrom(self.queued(0))
+        if end.reason in (EndReason.NO_SLOTS, EndReason.QUOTA):
+            ended.slots.total_slots, ended.slots.free_slots = self._count_slots()
         outbox.post(envelope(EnvelopeKind.ENDED, ended.SerializeToString(), session=session_id))
         outbox.close()
+
+    def _tell_expiring(self, told: TellExpiring) -> None:
+        """Warns a client, or takes the warning back; both are in the audit log."""
+        session, reason = told.session, told.reason
+        message = ""
+        if reason is not None:
+            why = (
+                f"a session may hold its slots for {told.limit_s:g} s"
+                if reason is EndReason.EXPIRED
+                else f"a client may do nothing for {told.limit_s:g} s; any command prevents it"
+            )
+            message = f"session {session.name!r} ends in {told.seconds:.0f} s: {why}"
+        expiring = controller_pb2.SessionExpiring(
+            reason=int(reason or 0),  # type: ignore[arg-type]  (the numbers are the same)
+            seconds=told.seconds,
+            limit_s=told.limit_s,
+            message=message,
+        )
+        self._tell(session.session, EnvelopeKind.EXPIRING, expiring)
+        logs.record(
+            "session warned" if reason else "warning withdrawn",
+            session=session.name,
+            owner=session.owner,
+            what=reason.name.lower() if reason else "",
+        )
+
+    def _ask_if_quiet(self, session: SessionTable) -> None:
+        async def ask() -> None:
+            seconds: float | None = None
+            try:
+                seconds = await self.inspections.quiet_for(session)
+            finally:
+                self.cluster.nodes_said(session.session, self.clock(), seconds)
+
+        asking = asyncio.ensure_future(ask())
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
 
     def _drop(self, node: str, message: str) -> None:
         link = self.links.get(node)
@@ -453,13 +527,6 @@ class Hub:
 
     # What the edge asks -------------------------------------------------------------
 
-    def queued(self, ahead: int) -> controller_pb2.Queued:
-        """A place in the queue, and the state of the slots."""
-        members = self.cluster.members
-        return controller_pb2.Queued(
-            ahead=ahead, total_slots=members.total_slots, free_slots=members.free_slots
-        )
-
     def new_session(
         self, create: controller_pb2.CreateSession, who: Identity = EVERYBODY
     ) -> SessionTable:
@@ -467,6 +534,9 @@ class Hub:
         session_id = 0
         while not session_id or session_id in self.cluster.sessions:
             session_id = secrets.randbits(63)
+        priority = self.cluster.limits.usual_priority(who.principal)
+        if create.priority:
+            priority = Priority[create.priority.upper()]
         return SessionTable(
             session=session_id,
             name=create.name or f"session-{session_id & 0xFFFFFF:06x}",
@@ -478,6 +548,7 @@ class Hub:
             transfer_key=secrets.token_bytes(16),
             created=time.monotonic(),
             deadline=self.clock() + create.timeout_s,
+            priority=priority,
         )
 
     def session_of(
@@ -556,7 +627,11 @@ class Hub:
         self.apply(self.cluster.tick(self.clock()))
 
     def beat(self) -> None:
-        """Sends every peer a heartbeat, and every waiting session its place in the queue."""
+        """Sends every peer a heartbeat, and every waiting session its place in the queue.
+
+        A change in the queue is told with the next of them, so that what is told is linear in
+        how many wait, however many changes there are.
+        """
         self.apply(self.cluster.tell_queue())
         self._say_dropped()
         self._beats += 1
@@ -628,6 +703,7 @@ def _dismiss(link: NodeLink, message: str) -> None:
 
 def ended_message(end: End) -> controller_pb2.SessionEnded:
     """The message to a client about the end of its session."""
+    quota = end.quota
     return controller_pb2.SessionEnded(
         reason=int(end.reason),  # type: ignore[arg-type]  (the numbers are the same)
         message=end.message,
@@ -635,6 +711,11 @@ def ended_message(end: End) -> controller_pb2.SessionEnded:
         node=end.node,
         exit_status=end.exit_status,
         output=end.output,
+        limit_s=end.limit_s,
+        quota=quota
+        and controller_pb2.QuotaUse(
+            name=quota.name, limit=quota.limit, used=quota.used, sessions=quota.sessions
+        ),
     )
 
 

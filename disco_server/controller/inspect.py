@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +18,22 @@ from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.controller.edge import NotYours, not_yours, unknown_session
 from disco_server.core.access import EVERYBODY, Identity
+from disco_server.core.fair_queue import QueuePlace, WaitReason
 from disco_server.core.session_state import SessionState, SessionTable
 
 if TYPE_CHECKING:
     from disco_server.core.cluster import Cluster
     from disco_server.core.nodes import Node
 
-__all__ = ["INTERVAL_S", "Inspections", "Overviews", "add_rank_info", "node_info", "session_info"]
+__all__ = [
+    "INTERVAL_S",
+    "Inspections",
+    "Overviews",
+    "add_rank_info",
+    "fill_queued",
+    "node_info",
+    "session_info",
+]
 
 
 _LONGEST_S = 60.0
@@ -107,6 +117,27 @@ class Inspections:
             result.silent.extend(self._silences(session, missing))
         result.received_ns, result.sent_ns = received_ns, time.monotonic_ns()
         return result
+
+    async def quiet_for(self, session: SessionTable) -> float | None:
+        """For how many seconds no rank of a session has run a command.
+
+        Returns:
+            0 where one runs; infinity where none has run yet; None where a node did not answer
+            in time, or does not know the session.
+        """
+        request = controller_pb2.InspectRequest(name=f"{session.session:016x}")
+        nodes = [share.node for share in session.shares]
+        asked = await asyncio.gather(*(self._ask_node(node, request, _NODES_S) for node in nodes))
+        quiet = math.inf
+        for found in asked:
+            if found is None or not found.known:
+                return None
+            for rank in found.ranks:
+                if rank.HasField("current"):
+                    return 0.0
+                if rank.HasField("finished"):
+                    quiet = min(quiet, rank.finished.seconds)
+        return quiet
 
     async def glance(
         self, node: str, seconds: float
@@ -253,21 +284,36 @@ def node_info(node: Node, free_slots: int) -> controller_pb2.NodeInfo:
 
 
 def session_info(
-    session: SessionTable, now: float, places: bool = True
+    session: SessionTable,
+    now: float,
+    places: bool = True,
+    queued: QueuePlace | None = None,
+    yours: bool = True,
 ) -> controller_pb2.SessionInfo:
-    """What lists say about a session at a time by the cluster's clock.
+    """What lists say about a session.
 
-    `places` adds where its ranks run.
+    Args:
+        session: The session.
+        now: The time by the cluster's clock.
+        places: Whether to add where its ranks run.
+        queued: Its place in the queue, if it is there.
+        yours: Whether the viewer may use it.
     """
     info = controller_pb2.SessionInfo()
-    fill_session_info(info, session, now)
+    fill_session_info(info, session, now, queued, yours)
     if places:
         for place in sorted(session.ranks.values()):
             add_rank_info(info.ranks, place)
     return info
 
 
-def fill_session_info(info: controller_pb2.SessionInfo, session: SessionTable, now: float) -> None:
+def fill_session_info(
+    info: controller_pb2.SessionInfo,
+    session: SessionTable,
+    now: float,
+    queued: QueuePlace | None,
+    yours: bool,
+) -> None:
     """Writes what lists say about a session, but for where its ranks run."""
     info.session = session.session
     info.name, info.owner = session.name, session.owner
@@ -278,6 +324,26 @@ def fill_session_info(info: controller_pb2.SessionInfo, session: SessionTable, n
     if (left := session.lease_left(now)) is not None:
         info.lease_left_s = left
     info.carrier = session.carrier if session.attached else ""
+    if queued is not None:
+        fill_queued(info.queued, session, queued, yours)
+    known = session.activity
+    if known.ends_by is not None and session.alive:
+        info.ends_in_s = max(known.ends_at - now, 0.0)
+        info.ends_by = int(known.ends_by)  # type: ignore[assignment]  (the numbers are the same)
+
+
+def fill_queued(
+    queued: controller_pb2.Queued, session: SessionTable, place: QueuePlace, yours: bool = True
+) -> None:
+    """Writes what is told of a session's place in the queue, but for the state of the slots.
+
+    How many slots an owner has, and may have, is for those who may use its sessions.
+    """
+    queued.ahead = place.ahead
+    queued.why = int(place.why)  # type: ignore[assignment]  (the numbers are the same)
+    queued.priority = session.priority.word
+    if yours and place.why is WaitReason.OWNER_SLOTS:
+        queued.owner_slots, queued.owner_limit = place.owner_slots, place.owner_limit
 
 
 def add_rank_info(infos: Any, place: tuple[int, str, int, str]) -> controller_pb2.RankInfo:
@@ -428,7 +494,8 @@ class Overviews:
         """Writes what a viewer may see of a session, its ranks in slices."""
         yours, end = who.owns(session.principal), session.end
         info = out.info
-        fill_session_info(info, session, self._clock())
+        place = self._cluster.queue.places().get(session.session)
+        fill_session_info(info, session, self._clock(), place, yours)
         if session.state is SessionState.GONE:
             info.ended_s = now - session.ended
             if end is not None:

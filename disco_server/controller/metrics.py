@@ -13,7 +13,8 @@ from prometheus_client.core import (
     Metric,
 )
 
-from disco_server.core.session_state import EndReason, SessionState
+from disco_server.core.fair_queue import WaitReason
+from disco_server.core.session_state import EndReason, Priority, SessionState
 
 if TYPE_CHECKING:
     from disco_server.controller.hub import Hub
@@ -41,12 +42,7 @@ def _cluster(hub: Hub) -> Iterator[Metric]:
     slots.add_metric(["free"], members.free_slots)
     slots.add_metric(["taken"], sum(len(node.taken) for node in members.nodes.values()))
     yield slots
-    queued = [s for s in cluster.sessions.values() if s.state is SessionState.QUEUED]
-    yield GaugeMetricFamily(
-        "disco_queued_workers",
-        "Workers that waiting sessions ask for.",
-        sum(session.num_workers for session in queued),
-    )
+    yield from _queue(hub)
     waiting = GaugeMetricFamily(
         "disco_outbox_bytes", "Bytes that wait to be written to peers.", labels=["peer"]
     )
@@ -54,6 +50,28 @@ def _cluster(hub: Hub) -> Iterator[Metric]:
     waiting.add_metric(["nodes"], sum(link.outbox.nbytes for link in hub.links.values()))
     yield waiting
     yield _streams(hub)
+
+
+def _queue(hub: Hub) -> Iterator[Metric]:
+    """How many sessions wait and why, and how many workers more slots would give them."""
+    cluster = hub.cluster
+    places = cluster.queue.places()
+    counts = Counter((s.priority, places[s.session].why) for s in cluster.queue)
+    queued = GaugeMetricFamily(
+        "disco_queued_sessions",
+        "Sessions that wait for slots, by their class and why.",
+        labels=["priority", "why"],
+    )
+    for priority in Priority:
+        for why in WaitReason:
+            queued.add_metric([priority.word, why.name.lower()], counts[priority, why])
+    yield queued
+    helped = (s for s in cluster.queue if places[s.session].why is not WaitReason.OWNER_SLOTS)
+    yield GaugeMetricFamily(
+        "disco_queued_workers",
+        "Workers that waiting sessions ask for, but for those that a quota holds back.",
+        sum(session.num_workers for session in helped),
+    )
 
 
 def _streams(hub: Hub) -> Metric:

@@ -25,7 +25,7 @@ from disco_server.controller.edge import (
 )
 from disco_server.controller.hub import Hub, NodeLink
 from disco_server.core.nodes import Node, NodeRefused
-from disco_server.core.session_state import SessionState, SessionTable
+from disco_server.core.session_state import Activity, SessionState, SessionTable
 from disco_server.ipc.carriers import ServedCarrier
 from disco_server.ipc.grpc_server import Outbox
 from disco_server.ipc.shares import decode_shares
@@ -278,4 +278,5 @@ def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
         trace=carrier_of(start.trace.items()),
         shares=shares,
         ranks=ranks,
+        activity=Activity(before_s=max(0.0, run.age_s)),
     )

@@ -72,6 +72,7 @@ class Watching:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"expected a rank from 0 to {session.num_workers - 1}, got {worker}",
             )
+        _audit_other("logs read", session, context)
         log = self._hub.logs.of(session.session, over=session.state is SessionState.GONE)
         parts = log.read(
             worker=worker if worker >= 0 else None,
@@ -105,6 +106,22 @@ async def named(
     except LookupError as error:
         await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
     raise AssertionError  # abort() raises; this tells the type checker
+
+
+def _audit(event: str, session: SessionTable, context: Context) -> None:
+    logs.record(
+        event,
+        who=str(caller()),
+        peer=peer_of(context),
+        session=session.name,
+        owner=session.owner,
+    )
+
+
+def _audit_other(event: str, session: SessionTable | None, context: Context) -> None:
+    """Writes down what an administrator looks at, where it is another owner's."""
+    if session is not None and caller().principal not in ("", session.principal):
+        _audit(event, session, context)
 
 
 SERVICE_NAMES = (
@@ -241,10 +258,11 @@ class Edge:
             node_info(node, len(node.free.slots))
             for node in sorted(cluster.members.nodes.values(), key=lambda node: natural(node.name))
         ]
-        sessions = [
-            session_info(session, now, who.sees_places or who.owns(session.principal))
-            for session in cluster.sessions.values()
-        ]
+        queued = cluster.queue.places()
+        sessions: list[controller_pb2.SessionInfo] = []
+        for session in cluster.sessions.values():
+            yours, place = who.owns(session.principal), queued.get(session.session)
+            sessions.append(session_info(session, now, who.sees_places or yours, place, yours))
         return controller_pb2.ListResult(nodes=nodes, sessions=sessions, version=__version__)
 
     @guarded
@@ -263,9 +281,7 @@ class Edge:
             session = await self._authorised(transfer, context)
         end = End(EndReason.STOPPED, f"session {session.name!r} was closed on request{by}")
         self._hub.apply(self._hub.cluster.end(session.session, end))
-        logs.record(
-            "session closed", who=str(caller()), peer=peer_of(context), session=session.name
-        )
+        _audit("session closed", session, context)
         return controller_pb2.CloseResult(session=session.session, name=session.name)
 
     @guarded
@@ -274,13 +290,18 @@ class Edge:
     ) -> controller_pb2.InspectResult:
         """Returns what the ranks of a session do."""
         try:
-            return await self._hub.inspections.inspect(request, caller())
+            found = await self._hub.inspections.inspect(request, caller())
         except NotYours as error:
             await refuse_call(context, "inspection refused", request.name, str(error))
             raise AssertionError from None
         except LookupError as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
             raise AssertionError from None  # abort() raises; this tells the type checker
+        if not request.follow:
+            cluster, number = self._hub.cluster, found.session
+            known = cluster.sessions.get(number) or cluster.over.get(number)
+            _audit_other("session inspected", known, context)
+        return found
 
     @guarded
     async def fetch(self, head: controller_pb2.Transfer, context: Context) -> None:

@@ -21,7 +21,13 @@ from disco_server.controller.edge import (
     refuse_call,
 )
 from disco_server.controller.hub import Hub, ended_message, signed
-from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
+from disco_server.core.session_state import (
+    End,
+    EndReason,
+    Priority,
+    SessionState,
+    SessionTable,
+)
 from disco_server.ipc.carriers import ServedCarrier
 from disco_server.ipc.grpc_server import Outbox
 from disco_server.observe import logs
@@ -32,6 +38,7 @@ __all__ = ["ClientStreams"]
 MAX_DETACHED_S = 7 * 86_400.0
 """The longest that a session waits for a client to attach."""
 
+_PRIORITIES = ("", *(each.word for each in Priority))
 _RELAYED = (EnvelopeKind.BATCH, EnvelopeKind.RESUME, EnvelopeKind.RECEIVED)
 
 
@@ -164,6 +171,7 @@ class ClientStreams:
             if received.session != session.session:
                 msg = "expected commands of this stream's session"
                 raise ConnectionError(msg)
+            session.activity.acted = True
             asked = received.worker_plus_one
             hub.relay(session, raw, asked - 1 if asked else None)
             if kind == EnvelopeKind.BATCH:
@@ -241,6 +249,15 @@ def _check_create(kind: int, create: controller_pb2.CreateSession, most: int) ->
             f"expected num_groups to divide {create.num_workers} workers evenly, "
             f"got {create.num_groups}"
         )
+    if (problem := _check_words(create)) is not None:
+        return problem
+    if not 0 < create.timeout_s < 1e6:  # noqa: PLR2004  (eleven days; not a limit to tune)
+        return f"expected a timeout from 0 to 1000000 seconds, got {create.timeout_s}"
+    return None
+
+
+def _check_words(create: controller_pb2.CreateSession) -> str | None:
+    """Says what is wrong with the names and words of a request."""
     if len(create.name) > MAX_NAME:
         return f"expected a session name of at most {MAX_NAME} characters, got {len(create.name)}"
     for text, what in (
@@ -252,8 +269,8 @@ def _check_create(kind: int, create: controller_pb2.CreateSession, most: int) ->
             return problem
     if len(create.ccl) > MAX_NAME:
         return f"expected the name of a collective library, got {len(create.ccl)} characters"
-    if not 0 < create.timeout_s < 1e6:  # noqa: PLR2004  (eleven days; not a limit to tune)
-        return f"expected a timeout from 0 to 1000000 seconds, got {create.timeout_s}"
+    if create.priority not in _PRIORITIES:
+        return f"expected a priority of low, normal or high, got {create.priority[:MAX_NAME]!r}"
     return None
 
 

@@ -10,14 +10,15 @@ did too, so that no lease or silence is counted while it read nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from disco_client.errors import describe_exit, describe_worker_end
 from disco_client.text import many, some
-from disco_client.wire.limits import MAX_WORKERS
 from disco_server.core.access import EVERYBODY, Identity
+from disco_server.core.fair_queue import FairQueue, QueuePlace
+from disco_server.core.lifetime import LimitStep, limit_of, next_step, note_quiet
 from disco_server.core.nodes import (
     FreeSlots,
     Membership,
@@ -28,6 +29,7 @@ from disco_server.core.nodes import (
     kind_of,
     place,
 )
+from disco_server.core.quotas import DEFAULT_LIMITS, SessionLimits
 from disco_server.core.session_state import (
     End,
     EndReason,
@@ -37,18 +39,18 @@ from disco_server.core.session_state import (
 )
 
 __all__ = [
-    "DEFAULT_LIMITS",
     "LATELY_S",
+    "AskIfQuiet",
     "Cluster",
     "DropNode",
     "Effect",
     "EndOnNode",
     "Rejoined",
     "SessionGone",
-    "SessionLimits",
     "StartSession",
     "TellDraining",
     "TellEnded",
+    "TellExpiring",
     "TellQueued",
     "TellReady",
     "no_room",
@@ -78,7 +80,7 @@ class TellQueued:
     """Tell the client what it waits for."""
 
     session: SessionTable
-    ahead: int
+    place: QueuePlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,23 @@ class TellDraining:
     """Tell the client which of the session's nodes take no new sessions."""
 
     session: SessionTable
+
+
+@dataclass(frozen=True, slots=True)
+class AskIfQuiet:
+    """Ask the session's nodes since when no rank has run a command."""
+
+    session: SessionTable
+
+
+@dataclass(frozen=True, slots=True)
+class TellExpiring:
+    """Tell the client when a limit ends the session; with no reason, that none will soon."""
+
+    session: SessionTable
+    reason: EndReason | None
+    seconds: float
+    limit_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +151,8 @@ Effect: TypeAlias = (
     | TellQueued
     | TellReady
     | TellDraining
+    | AskIfQuiet
+    | TellExpiring
     | TellEnded
     | DropNode
     | Rejoined
@@ -202,57 +223,15 @@ def _away(session: SessionTable, now: float) -> str:
     return f", which is away; free in {max(0.0, session.deadline - now):.0f} s unless it comes back"
 
 
-# How many sessions a controller takes, of all and of one client, and how large they may be.
-
-
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """How many sessions there may be, those that wait for slots included, and how large.
-
-    Attributes:
-        total: Of all clients.
-        per_client: Of one client: one token or certificate, or, without authentication, one
-            process by the name that it states.
-        workers: Of one session.
-    """
-
-    total: int = 1024
-    per_client: int = 256
-    workers: int = MAX_WORKERS
-
-    def refusal(self, asked: SessionTable, sessions: Collection[SessionTable]) -> str:
-        """Why a session is one too many; empty where it is not.
-
-        Args:
-            asked: The session.
-            sessions: Those that are not gone, `asked` among them.
-        """
-        if len(sessions) > self.total:
-            return (
-                f"the controller has {self.total} sessions, as many as it takes; end one, "
-                "or start it with a greater --max-sessions"
-            )
-        if sum(_client(session) == _client(asked) for session in sessions) > self.per_client:
-            return (
-                f"{asked.owner} has {self.per_client} sessions, as many as one client may have;"
-                " end one, or start the controller with a greater --max-client-sessions"
-            )
-        return ""
-
-
-DEFAULT_LIMITS: Final = SessionLimits()
-
-
-def _client(session: SessionTable) -> str:
-    return session.principal or session.owner
-
-
 LATELY_S = 600.0
 """For how many seconds lists still have a session that has ended."""
 
 _RETURN_TRIPS = 9
 """How often a message crosses a link and back until a node is back: to notice; for TCP, TLS
 and HTTP/2; for a connection of frames to be admitted, made, encrypted and begun; to register."""
+
+_TOLD_AT_ONCE = 64
+"""In a longer queue those that come are told their places together, with the next tick."""
 
 _REMEMBERED = 1024
 """How many sessions that are gone are remembered."""
@@ -275,6 +254,7 @@ class Cluster:
         limits: The same.
         members: The nodes.
         sessions: Those that are not gone, by id.
+        queue: Those of them that wait for slots.
         over: The latest of those that are gone, for requests about them.
         draining: Whether nothing new begins.
     """
@@ -293,14 +273,20 @@ class Cluster:
         self._place = placer
         self._expect_nodes = expect_nodes
         self.limits = limits
+        self._owned: dict[str, dict[int, SessionTable]] = {}
         self._node_return = node_return
         self._session_lease = session_lease
         self._node_lease = node_lease
         self.members = Membership(min_slots)
         self.sessions: dict[int, SessionTable] = {}
         self.over: OrderedDict[int, SessionTable] = OrderedDict()
-        self._queue: list[int] = []
+        self.queue = FairQueue(self._slots_of)
+        self._untold: list[SessionTable] = []
         self.draining = False
+
+    def _slots_of(self, session: SessionTable) -> int:
+        """How many slots its owner may hold; the limits may be replaced by others."""
+        return self.limits.slots(session)
 
     # Nodes ---------------------------------------------------------------------
 
@@ -353,7 +339,9 @@ class Cluster:
         if session is None and (run.session in self.over or self.draining):
             return [EndOnNode(name, run.session)]
         if session is None:
-            session = self.sessions[run.session] = run
+            session = run
+            self._note(session)
+            self.queue.hold(session)
             session.deadline = now + self._node_lease
             session.waiting_for = set(run.nodes)
         if not session.alive or not session.runs_on(name):
@@ -444,39 +432,66 @@ class Cluster:
 
     def requested(self, session: SessionTable) -> list[Effect]:
         """A client asked for a session."""
-        self.sessions[session.session] = session
+        own = self._note(session)
         session.lease = self._session_lease
         if self.draining:
             message = "the controller is shutting down and takes no new sessions"
             return self.end(session.session, End(EndReason.DRAINED, message))
-        if message := self.limits.refusal(session, self.sessions.values()):
-            return self.end(session.session, End(EndReason.NO_SLOTS, message))
-        self._queue.append(session.session)
+        if (end := self.limits.refusal(session, len(self.sessions), own.values())) is not None:
+            return self.end(session.session, end)
+        self.queue.add(session)
         effects = self._place_waiting()
         if session.state is SessionState.QUEUED:
-            effects.append(TellQueued(session, self._ahead(session)))
+            self._untold.append(session)
+            if len(self.queue) <= _TOLD_AT_ONCE:
+                effects += self._tell_new()
         return effects
 
-    def _ahead(self, session: SessionTable) -> int:
-        return self._queue.index(session.session)
+    def _note(self, session: SessionTable) -> dict[int, SessionTable]:
+        """Notes a new session; returns those of its owner."""
+        self.sessions[session.session] = session
+        own = self._owned.setdefault(session.owner_key, {})
+        own[session.session] = session
+        return own
+
+    def _disown(self, session: SessionTable) -> None:
+        own = self._owned[session.owner_key]
+        del own[session.session]
+        if not own:
+            del self._owned[session.owner_key]
+
+    def own(self, session: SessionTable) -> list[SessionTable]:
+        """The sessions of the owner of one, which are not gone."""
+        return list(self._owned.get(session.owner_key, {}).values())
+
+    def limit(self, limits: SessionLimits) -> list[Effect]:
+        """Other limits hold from now on, also for those that wait and for those that run."""
+        self.limits = limits
+        self.queue.requota()
+        effects: list[Effect] = []
+        for session in list(self.queue):
+            if 0 < limits.slots(session) < session.num_workers:
+                end = limits.slots_refusal(session, self.own(session), never=True)
+                effects += self.end(session.session, end)
+        return effects + self._place_waiting()
 
     def _place_waiting(self) -> list[Effect]:
-        """Places waiting sessions strictly in order of arrival."""
+        """Places waiting sessions whose turn it is, until one does not fit."""
         effects: list[Effect] = []
-        while self._queue and not self.draining:
-            session = self.sessions[self._queue[0]]
+        while not self.draining and (session := self.queue.next()) is not None:
             shares = self._find_place(session)
             if shares is None:
+                if self.members.free_slots:
+                    self.queue.keep_turn(session)
                 break
-            self._queue.pop(0)
+            self.queue.remove(session.session)
+            self.queue.hold(session)
             session.step(SessionEvent.PLACE)
             session.put_on(shares)
             session.waiting_for = set(session.nodes)
             for share in shares:
                 self.members.take(session.session, share.node, share.slots)
             effects.append(StartSession(session))
-        if effects:
-            effects += self.tell_queue()
         return effects
 
     def _find_place(self, session: SessionTable) -> tuple[NodeShare, ...] | None:
@@ -502,8 +517,23 @@ class Cluster:
         return None
 
     def tell_queue(self) -> list[Effect]:
-        """Tells every waiting session its place."""
-        return [TellQueued(self.sessions[s], ahead) for ahead, s in enumerate(self._queue)]
+        """Tells every waiting session its place.
+
+        Changes are not told one by one: of a thousand that wait, each would be told of a
+        thousand.
+        """
+        self._untold.clear()
+        places = self.queue.places()
+        return [TellQueued(self.sessions[each], place) for each, place in places.items()]
+
+    def _tell_new(self) -> list[Effect]:
+        """Tells those their place that have come since this was called last."""
+        untold, self._untold = self._untold, []
+        new = [session for session in untold if session.session in self.queue]
+        if not new:
+            return []
+        places = self.queue.places()
+        return [TellQueued(session, places[session.session]) for session in new]
 
     def ready_on_node(
         self, session_id: int, node: str, ranks: list[tuple[int, str, int, str]]
@@ -517,6 +547,7 @@ class Cluster:
         if session.waiting_for:
             return []
         session.step(SessionEvent.READY)
+        session.activity.acted = True
         return [TellReady(session)]
 
     def rank_exited(
@@ -548,9 +579,8 @@ class Cluster:
         session.step(SessionEvent.END)
         effects: list[Effect] = [TellEnded(session, end)]
         if session.state is SessionState.GONE:  # it never had slots
-            self._queue = [waiting for waiting in self._queue if waiting != session_id]
-            effects += [*self._forget(session), *self.tell_queue()]
-            return effects + self._place_waiting()
+            self.queue.remove(session_id)
+            return [*effects, *self._forget(session), *self._place_waiting()]
         session.waiting_for = set(session.nodes)
         members = self.members.nodes
         effects += [EndOnNode(s.node, session_id) for s in session.shares if s.node in members]
@@ -574,6 +604,9 @@ class Cluster:
 
     def _forget(self, session: SessionTable) -> list[Effect]:
         self.over[session.session] = self.sessions.pop(session.session)
+        self._disown(session)
+        if session.shares:
+            self.queue.let_go(session)
         while len(self.over) > _REMEMBERED:
             self.over.popitem(last=False)
         return [SessionGone(session.session)]
@@ -595,7 +628,19 @@ class Cluster:
         session = self.sessions[session_id]
         if session.state is SessionState.DETACHED:
             session.step(SessionEvent.ATTACH)
+        session.activity.acted = True
+        session.activity.ends_by = None  # this client is to be warned too
         session.owner = owner or session.owner
+        if not session.principal and session.owner_key != session.owner:
+            self._change_owner(session)
+
+    def _change_owner(self, session: SessionTable) -> None:
+        """Counts a session of nobody that is authenticated for the program that has it now."""
+        self._disown(session)
+        self.queue.let_go(session)
+        session.owner_key = session.owner
+        self._note(session)
+        self.queue.hold(session)
 
     def find(
         self, name: str, who: Identity = EVERYBODY, *, ended: bool = False
@@ -627,19 +672,22 @@ class Cluster:
 
     def tick(self, now: float) -> list[Effect]:
         """Time has passed: waits, leases and silences that are over."""
-        effects: list[Effect] = []
+        effects: list[Effect] = self._tell_new()
+        timed = self.limits.timed
         for session in list(self.sessions.values()):
             if session.state is SessionState.QUEUED:
                 never = self._will_never_fit(session)
                 if never or now >= session.deadline:
-                    everybody = self.sessions.values()
-                    message = no_room(session, self.members, everybody, now, never=never)
-                    effects += self.end(session.session, End(EndReason.NO_SLOTS, message))
+                    effects += self.end(session.session, self._no_room(session, now, never))
             elif session.state is SessionState.DETACHED and now >= session.deadline:
                 message = f"its client did not come back within {session.patience:g} s"
                 effects += self.end(session.session, End(EndReason.CLOSED, message))
             elif session.state is SessionState.RETURNING and now >= session.deadline:
                 effects += self._give_up_return(session)
+            elif session.state in (SessionState.RUNNING, SessionState.DETACHED):
+                known = session.activity
+                if timed or known.began is None or known.ends_by is not None:
+                    effects += self._check_limits(session, now)
         for node in list(self.members.nodes.values()):
             patience = self._node_return + _RETURN_TRIPS * node.round_trip
             if node.away_since is not None and now - node.away_since >= patience:
@@ -648,6 +696,46 @@ class Cluster:
             why = f"it was silent for more than {self._node_lease:g} s"
             effects += [DropNode(name, why), *self.node_left(name, why)]
         return effects
+
+    def _no_room(self, session: SessionTable, now: float, never: bool) -> End:
+        if self.queue.is_held_back(session) and not never:
+            return self.limits.slots_refusal(session, self.own(session), never=False)
+        everybody = self.sessions.values()
+        message = no_room(session, self.members, everybody, now, never=never)
+        return End(EndReason.NO_SLOTS, message)
+
+    def _check_limits(self, session: SessionTable, now: float) -> list[Effect]:
+        """Warns or ends a session that has lasted too long, or whose client does nothing."""
+        quota, known = self.limits.of(session), session.activity
+        step = next_step(session, quota, self.limits.warning_s, now)
+        if step is None:
+            return []
+        if step is LimitStep.ASK:
+            return [AskIfQuiet(session)]
+        reason = known.ends_by
+        if reason is None:
+            return [TellExpiring(session, None, 0.0, 0.0)]
+        limit_s = limit_of(quota, reason)
+        if step is LimitStep.TELL:
+            return [TellExpiring(session, reason, known.ends_at - now, limit_s)]
+        what, option = (
+            ("has held its slots", "session_limit_s")
+            if reason is EndReason.EXPIRED
+            else ("had a client that did nothing", "idle_limit_s")
+        )
+        message = (
+            f"session {session.name!r} {what} for {limit_s:g} s, as long as one of "
+            f"{session.owner} may; open another one, or "
+            f"{self.limits.how_to_raise(session, option)}"
+        )
+        return self.end(session.session, End(reason, message, limit_s=limit_s))
+
+    def nodes_said(self, session_id: int, now: float, seconds: float | None) -> None:
+        """The nodes of a session have said for how long no rank has run a command, or not."""
+        session = self.sessions.get(session_id)
+        if session is not None:
+            quota = self.limits.of(session)
+            note_quiet(session, quota, self.limits.warning_s, now, seconds)
 
     def _give_up_return(self, session: SessionTable) -> list[Effect]:
         node = min(session.waiting_for)

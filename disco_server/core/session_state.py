@@ -24,7 +24,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from disco_server.core.nodes import NodeShare
 
-__all__ = ["End", "EndReason", "SessionEvent", "SessionState", "SessionTable", "WrongStep"]
+__all__ = [
+    "Activity",
+    "End",
+    "EndReason",
+    "Priority",
+    "QuotaUse",
+    "SessionEvent",
+    "SessionState",
+    "SessionTable",
+    "WrongStep",
+]
 
 
 class SessionState(enum.Enum):
@@ -61,6 +71,22 @@ class EndReason(enum.IntEnum):
     REFUSED = 6
     START_FAILED = 7
     STOPPED = 8
+    QUOTA = 9
+    EXPIRED = 10
+    IDLE = 11
+
+
+class Priority(enum.IntEnum):
+    """The classes of sessions in the queue; the words are those of the wire."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+
+    @property
+    def word(self) -> str:
+        """As it is written: ``low``, ``normal`` or ``high``."""
+        return self.name.lower()
 
 
 _MOVES: dict[SessionState, dict[SessionEvent, SessionState]] = {
@@ -94,6 +120,23 @@ class WrongStep(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaUse:
+    """A quota that a request goes beyond.
+
+    Attributes:
+        name: ``sessions``, ``slots`` or ``priority``.
+        limit: How many there may be; 0 for a class.
+        used: How many there are.
+        sessions: The names of the owner's sessions that use it.
+    """
+
+    name: str
+    limit: int = 0
+    used: int = 0
+    sessions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """Why and how a session ended.
 
@@ -103,6 +146,8 @@ class End:
         worker, node, exit_status, output: For a lost rank: which, where, how it
             ended (an exit code, or the negative of a signal's number), and its
             last lines.
+        quota: The quota, if one is the reason.
+        limit_s: The session's length or the idle time that is the reason, in seconds.
     """
 
     reason: EndReason
@@ -111,11 +156,40 @@ class End:
     node: str = ""
     exit_status: int = 0
     output: tuple[str, ...] = ()
+    quota: QuotaUse | None = None
+    limit_s: float = 0.0
 
     @property
     def as_wished(self) -> bool:
         """Whether the end was requested, and nothing failed."""
         return self.reason in (EndReason.CLOSED, EndReason.STOPPED, EndReason.DRAINED)
+
+
+@dataclass(slots=True)
+class Activity:
+    """What is known about how long a session has lasted, and how long its client did nothing.
+
+    Times are those in which the controller ran.
+
+    Attributes:
+        before_s: For how long it had its slots before this controller knew of it.
+        began: When it got its slots, once that was noticed.
+        acted: Whether its client has sent something since this was last looked at.
+        active_at: When the client did something, or a command ended, as far as is known.
+        asked: Whether its nodes are being asked if a command runs.
+        quiet: Whether they have said that none does, and none was sent since.
+        ends_at: When a limit will end it, once its client has been warned.
+        ends_by: Which limit.
+    """
+
+    before_s: float = 0.0
+    began: float | None = None
+    acted: bool = True
+    active_at: float = 0.0
+    asked: bool = False
+    quiet: bool = False
+    ends_at: float = 0.0
+    ends_by: EndReason | None = None
 
 
 @dataclass(slots=True)
@@ -142,6 +216,10 @@ class SessionTable:
         ended: When; set by the code that tells the client of the end.
         trace: The trace context of the client's request, which is passed on to its nodes.
         carrier: What carries, or carried last, the stream of its client: ``frames`` or ``grpc``.
+        priority: Its class in the queue.
+        activity: How long it has lasted, and what its client did.
+        owner_key: Tells apart the owners of sessions: the principal, or without
+            authentication the client's process by the name that it states.
     """
 
     session: int
@@ -167,8 +245,12 @@ class SessionTable:
     ended: float = 0.0
     trace: dict[str, str] = field(default_factory=dict[str, str])
     carrier: str = ""
+    priority: Priority = Priority.NORMAL
+    activity: Activity = field(default_factory=Activity)
+    owner_key: str = field(init=False)
 
     def __post_init__(self) -> None:
+        self.owner_key = self.principal or self.owner
         self.put_on(self.shares)
 
     def put_on(self, shares: tuple[NodeShare, ...]) -> None:
@@ -196,6 +278,11 @@ class SessionTable:
     def attached(self) -> bool:
         """Whether it has a client."""
         return self.state in (SessionState.QUEUED, SessionState.STARTING, SessionState.RUNNING)
+
+    @property
+    def owner_name(self) -> str:
+        """The name of its owner as authenticated; empty without authentication."""
+        return self.principal.partition(":")[2]
 
     def lease_left(self, now: float) -> float | None:
         """For how many seconds it still waits for its client; None where it does not."""

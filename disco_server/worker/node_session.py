@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -222,6 +223,7 @@ class NodeSession:
         ending: Whether it is over.
         audited: Its latest entries in the audit log.
         tasks: The tasks that work for it, and end with it.
+        began: When it began, by the monotonic clock.
 
     Raises:
         ConnectionError: The request has no ranks for this node.
@@ -255,6 +257,7 @@ class NodeSession:
         default_factory=OrderedDict[tuple[str, str, str], None]
     )
     tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])
+    began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         if self.start.node_index >= len(self.start.nodes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -234,7 +235,10 @@ class Supervisor:
         """The sessions here, as a restarted controller must know them."""
         return [
             node_pb2.RunningSession(
-                session=session.session, start=session.start, ranks=self._rank_infos(session)
+                session=session.session,
+                start=session.start,
+                ranks=self._rank_infos(session),
+                age_s=time.monotonic() - session.began,
             )
             for session in self._sessions.values()
             if session.ready and not session.ending

@@ -22,6 +22,8 @@ from disco_server.cli.controller import main as controller_command
 from disco_server.cli.worker import main as worker_command
 from disco_server.config import ControllerConfig, WorkerConfig
 from disco_server.core.access import read_tokens
+from disco_server.core.quotas import Quota, read_quotas
+from disco_server.core.session_state import Priority
 from disco_server.worker.environment import PASSED
 
 KUBERNETES = ("1.35", "1.36", "1.37")
@@ -35,7 +37,7 @@ PORTS = [{"port": 7600}, {"port": 7603}]
 
 # What the chart itself says, which nobody can say otherwise.
 OWN = {
-    "ControllerConfig": {"listen", "http", "port_file", "frames_port", "insecure"}
+    "ControllerConfig": {"listen", "http", "port_file", "frames_port", "insecure", "quota_file"}
     | {"tls_cert", "tls_key", "tls_ca", "require_client_cert", "auth_token_file"},
     "WorkerConfig": {"controller", "name", "http", "array_listen", "work_dir", "user", "insecure"}
     | {"once"}
@@ -85,6 +87,7 @@ def test_without_tls_nothing_is_installed():
         ("workers.settings.slot", 2),
         ("workers.settings.insecure", True),
         ("controller.settings.listen", "0.0.0.0:1"),
+        ("controller.quotas.alice.slot", 1),
         ("controller.drainSeconds", 0.5),
         ("controller.env.NUMBER", 1),
         ("controller.replicas", 2),
@@ -114,6 +117,32 @@ def test_the_schema_knows_the_settings_of_the_daemons():
     for role, config in (("controller", ControllerConfig), ("workers", WorkerConfig)):
         known = set(schema[role]["properties"]["settings"]["properties"])
         assert known == set(config.table()) - OWN[config.__name__]
+
+
+def test_quotas_of_owners_are_a_file_that_restarts_no_pod():
+    """The controller is told where it is, and reads what was given; its callers have names."""
+    secure = values_of("secrets")
+    quotas = {"alice": {"slots": 16, "priority": "high"}, "of a team/bob": {"idle_limit_s": 1800}}
+    plain, given = render(secure), render({**secure, "controller": {"quotas": quotas}})
+    known, chosen = settings(given, "controller", ControllerConfig)
+    assert set(chosen) <= set(known)
+    folder, _, name = chosen["quota_file"].rpartition("/")
+    file = of_kind(given, "ConfigMap", "-quotas")["data"][name]
+    assert read_quotas(file, name, Quota()) == {
+        "alice": Quota(slots=16, priority=Priority.HIGH),
+        "of a team/bob": Quota(idle_limit_s=1800.0),
+    }
+    (container,) = containers([of_kind(given, "Deployment", "-controller")])
+    assert folder in {each["mountPath"] for each in container["volumeMounts"]}
+    other = render({**secure, "controller": {"quotas": {"bob": {"slots": 1}}}})
+    sums = [
+        pod_of(of_kind(made, "Deployment", "-controller"))["metadata"]["annotations"]
+        for made in (given, other)
+    ]
+    assert sums[0] == sums[1]
+    assert "quota_file" not in settings(plain, "controller", ControllerConfig)[1]
+    with pytest.raises(HelmError, match=r"controller.quotas: expected insecure to be false"):
+        render({**values_of("insecure"), "controller": {"quotas": quotas}})
 
 
 def test_the_schema_knows_every_value():

@@ -22,14 +22,15 @@ from disco_server.core.cluster import (
     DropNode,
     EndOnNode,
     SessionGone,
-    SessionLimits,
     StartSession,
     TellDraining,
     TellEnded,
     TellQueued,
     TellReady,
 )
+from disco_server.core.fair_queue import QueuePlace, WaitReason
 from disco_server.core.nodes import Node, NodeRefused
+from disco_server.core.quotas import SessionLimits
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
 
 LEASE = 10.0
@@ -90,17 +91,19 @@ def test_a_session_goes_from_request_to_ready_to_gone(cluster):
 
 
 def test_a_session_that_does_not_fit_waits_and_is_told_its_place(cluster):
-    """And again when something before it changes."""
+    """When it came, and again with each beat; not with each change."""
     start(cluster, 1, 4)
     second, third = session(2, 4), session(3, 1)
-    assert cluster.requested(second) == [TellQueued(second, 0)]
-    assert cluster.requested(third) == [TellQueued(third, 1)]
+    first, behind = QueuePlace(0, WaitReason.NO_SLOTS, 4), QueuePlace(1, WaitReason.TURN, 4)
+    assert cluster.requested(second) == [TellQueued(second, first)]
+    assert cluster.requested(third) == [TellQueued(third, behind)]
+    assert cluster.tick(0.0) == []
     cluster.end(1, End(EndReason.CLOSED, ""))
     cluster.gone_on_node(1, "a")
     effects = cluster.gone_on_node(1, "b")
     assert {effect.session.session for effect in of(effects, StartSession)} == {2}
-    assert of(effects, TellQueued) == [TellQueued(third, 0)]
-    assert cluster.tell_queue() == [TellQueued(third, 0)]
+    assert of(effects, TellQueued) == []
+    assert cluster.tell_queue() == [TellQueued(third, first)]
 
 
 def test_a_lost_rank_ends_its_session_with_all_that_is_known(cluster):
@@ -368,8 +371,8 @@ class ClusterMachine(RuleBasedStateMachine):
                     assert number not in self.gone
                     self.gone.append(number)
                     assert all(number not in taken.values() for taken in self.held.values())
-                case TellQueued(table, ahead):
-                    assert table.session in self.queue[ahead:]
+                case TellQueued(table, place):
+                    assert self.queue[place.ahead] == table.session
                 case _:
                     pass
         for number, workers in placed.items():
