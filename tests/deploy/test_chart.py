@@ -36,6 +36,7 @@ PORTS = [{"port": 7600}, {"port": 7603}]
 # What the chart itself says, which nobody can say otherwise.
 OWN = {
     "ControllerConfig": {"listen", "http", "port_file", "frames_port", "insecure"}
+    | {"kubernetes_account"}
     | {"tls_cert", "tls_key", "tls_ca", "require_client_cert", "auth_token_file"},
     "WorkerConfig": {"controller", "name", "http", "array_listen", "work_dir", "user", "insecure"}
     | {"once"}
