@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import numpy as np
 import pytest
 import yaml
 
+import disco_client
 from deploying.charts import EXAMPLES, Manifest, of_kind, pod_of, render, values_of
 from deploying.crds import SCHEMAS, schema_of
 from disco_client.transport.credentials import Credentials
@@ -306,19 +312,76 @@ def test_names_that_are_dialled_are_those_of_the_jobset_and_of_its_certificates(
     assert {"name": "DISCO_EXPECT_NODES", "value": str(nodes)} in environment
 
 
-def test_secrets_of_the_jobset_have_the_files_that_are_read():
-    """The commands at its top make each Secret with what its container's variables name."""
+def commands():
+    """Those at the top of the JobSet's file, each in one line."""
     text = (EXAMPLES / "jobset.yaml").read_text()
-    commands = re.sub(r"\\\n# +", "", text).splitlines()
+    lines = re.sub(r"\\\n# +", "", text).splitlines()
+    return [line.removeprefix("#   ") for line in lines if line.startswith("#   ")]
+
+
+def secrets():
+    """The Secrets and the ConfigMap that they make: their entries, and the files of these."""
     made = {}
-    for line in commands:
+    for line in commands():
         if match := re.search(r"create (?:secret generic|configmap) (\S+) (.*)", line):
             words = [word.removeprefix("--from-file=") for word in shlex.split(match[2])]
-            made[match[1]] = {word.partition("=")[0] for word in words}
+            pairs = [word.partition("=") for word in words]
+            made[match[1]] = {entry: file or entry for entry, _, file in pairs}
+    return made
+
+
+def test_secrets_of_the_jobset_have_the_files_that_are_read():
+    """The commands at its top make each Secret with what its container's variables name."""
+    made = secrets()
     for job in jobs().values():
         spec = job["template"]["spec"]
         (files,) = (each["secret"] for each in spec["volumes"] if each["name"] == "files")
         read = re.findall(r"/etc/disco/([\w.]+)", json.dumps(spec["containers"]))
         assert read
-        assert set(read) <= made[files["secretName"]]
-    assert made["train-program"] == {"program.py"}
+        assert set(read) <= made[files["secretName"]].keys()
+    assert made["train-program"] == {"program.py": "program.py"}
+
+
+ELSEWHERE = {"DISCO_LISTEN", "DISCO_FRAMES_PORT", "DISCO_HTTP", "DISCO_CONTROLLER", "DISCO_ADDRESS"}
+"""Variables with addresses of pods, for which a test has its own."""
+
+
+def variables(job, folder, **own):
+    """Those of a job's container, with a Secret's files in a folder."""
+    (container,) = jobs()[job]["template"]["spec"]["containers"]
+    given = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    kept = {name: value for name, value in given.items() if name not in ELSEWHERE}
+    return {name: value.replace("/etc/disco", str(folder)) for name, value in kept.items()} | own
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_program_runs_with_what_the_commands_of_the_jobset_make(daemons, tmp_path):
+    """Certificates and tokens, by the variables of its pods: over TLS, on as many nodes."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    for line in commands():
+        if not line.startswith("kubectl"):
+            done = subprocess.run(
+                ["bash", "-c", line], cwd=tmp_path, env={**os.environ, "PATH": path}, check=False
+            )
+            assert done.returncode == 0, line
+    folders = {}
+    for name, entries in secrets().items():
+        folder = folders[name] = tmp_path / name
+        folder.mkdir()
+        for entry, file in entries.items():
+            if name != "train-program":
+                (folder / entry).write_bytes((tmp_path / file).read_bytes())
+                (folder / entry).chmod(0o400)
+    controller = daemons.controller(**variables("controller", folders["train-controller"]))
+    for at in range(jobs()["worker"]["parallelism"]):
+        (work := tmp_path / f"work-{at}").mkdir()
+        own = {"DISCO_ARRAY_LISTEN": "127.0.0.1:0", "DISCO_WORK_DIR": str(work)}
+        environment = variables("worker", folders["train-worker"], **own)
+        daemons.worker(controller.address, "--name", f"train-worker-0-{at}", **environment)
+    client = variables("program", folders["train-client"])
+    files = {"tls_ca": client["DISCO_TLS_CA"], "token_file": client["DISCO_TOKEN_FILE"]}
+    with disco_client.connect(controller.address, num_workers=8, **files) as session:
+        total = session.allreduce(session.broadcast(np.ones(3)), op="sum")
+        assert total.numpy().tolist() == [8.0] * 3
+        assert len({worker.node for worker in session.workers}) == 4
