@@ -12,6 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS_VENV := .venv-protos
+DIST_VENV := .venv-dist
 # What `make bench` measures Disco beside, each in an environment of its own.
 PEERS := ray dask monarch
 INTEROP_VENV := .venv-interop
@@ -180,6 +181,17 @@ fuzz: $(VENV)/.stamp ## try every decoder with any input for SECONDS=60 each
 image-test: $(VENV)/.stamp ## build the image, and run a cluster and the example in containers
 	$(BIN)/python .ci/image_test.py
 
+.PHONY: dist
+dist: $(DIST_VENV)/.stamp ## build a release, check it, and try it with every Python that is found
+	$(DIST_VENV)/bin/python .ci/dist.py $(MODELS)
+
+$(DIST_VENV)/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
+	test -x $(DIST_VENV)/bin/python || $(PYTHON) -m venv $(DIST_VENV)
+	$(DIST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(DIST_VENV)/bin/python -m pip install --quiet --group dist
+	touch $@
+
 .PHONY: bench-torch
 bench-torch: .venv-torch/.stamp ## install torch beside, for `make bench` to measure too
 
@@ -208,5 +220,5 @@ $(INTEROP_VENV)/.stamp: pyproject.toml
 
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(PROTOS_VENV) $(INTEROP_VENV) .venv-gpu-* .venv-torch $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) $(PROTOS_VENV) $(INTEROP_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -551,6 +551,12 @@ class ControllerConfig(DaemonConfig):
         "How many nodes there will ever be; 0 if that is not known.",
         metavar="COUNT",
     )
+    kubernetes_account: Path | None = setting(
+        None,
+        read_path,
+        "A Kubernetes service account's folder, with which pods of nodes with ranks ask to stay.",
+        metavar="DIR",
+    )
 
     _TABLE: ClassVar[str] = "controller"
 

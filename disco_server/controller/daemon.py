@@ -22,6 +22,7 @@ from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
 from disco_server.controller.auth import AuthInterceptor
 from disco_server.controller.frames import FrameListener
 from disco_server.controller.hub import Hub
+from disco_server.controller.pods import PodsApi, keep_pods
 from disco_server.controller.quotas import QuotaBook, limits_of
 from disco_server.controller.service import SERVICE_NAMES, Edge
 from disco_server.ipc.event_loop import RunLoop
@@ -56,14 +57,15 @@ def run(config: ControllerConfig) -> int:
     setup("disco-controller")
     Need(config.max_connections, 1, "connections", "--max-connections").check(_logger)
     warn_of_open_listener(_logger, config.guard)
+    pods = PodsApi.of_account(config.kubernetes_account) if config.kubernetes_account else None
     # Every message makes objects, few of which are garbage that needs to be searched for; with
     # Python's own thresholds a tenth of the time went into that.
     gc.set_threshold(20_000, 20, 100)
     with asyncio.Runner(loop_factory=RunLoop) as runner:
-        return runner.run(_run(config))
+        return runner.run(_run(config, pods))
 
 
-async def _run(config: ControllerConfig) -> int:
+async def _run(config: ControllerConfig, pods: PodsApi | None) -> int:
     limits, book = limits_of(config), None
     if config.quota_file is not None:
         book = QuotaBook(config.quota_file, limits)
@@ -92,12 +94,15 @@ async def _run(config: ControllerConfig) -> int:
     _on_signals(stop, stop_now)
     print(f"disco-controller ready at {door.address}", flush=True)  # noqa: T201  (the one line that is promised)
     async with asyncio.TaskGroup() as tasks:
-        beating = tasks.create_task(beat(hub, book))
+        running = [tasks.create_task(beat(hub, book))]
+        if pods is not None:
+            running.append(tasks.create_task(keep_pods(hub, pods)))
         await stop.wait()
         await door.announce_end()
         _logger.info("draining: %s", many(len(hub.cluster.sessions), "session"))
         await _drain(hub, stop_now, config.drain_s)
-        beating.cancel()
+        for task in running:
+            task.cancel()
         await door.close(None if stop_now.is_set() else _STOP_GRACE_S)
     if http is not None:
         await http.close()

@@ -38,6 +38,11 @@ def _cluster(hub: Hub) -> Iterator[Metric]:
     yield sessions
     members = cluster.members
     yield GaugeMetricFamily("disco_nodes", "Worker daemons connected.", len(hub.links))
+    yield GaugeMetricFamily(
+        "disco_nodes_in_use",
+        "Worker daemons with workers of sessions, without those that take no new ones.",
+        sum(bool(node.taken) and not node.draining for node in members.nodes.values()),
+    )
     slots = GaugeMetricFamily("disco_slots", "Slots of all nodes by state.", labels=["state"])
     slots.add_metric(["free"], members.free_slots)
     slots.add_metric(["taken"], sum(len(node.taken) for node in members.nodes.values()))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from deploying.charts import CHART, Manifest, render, values_of
-
-VARIANTS = sorted(file.name.removesuffix("-values.yaml") for file in CHART.glob("ci/*.yaml"))
+from deploying.charts import Manifest, render, values_of, variants
 
 
-@pytest.fixture(scope="session", params=VARIANTS)
+@pytest.fixture(scope="session", params=variants())
 def variant(request) -> str:
-    """The name of each file of values in ci/."""
+    """The name of each file of values in ci/, and of each example's."""
     return request.param
 
 

@@ -38,6 +38,7 @@ PORTS = [{"port": 7600}, {"port": 7603}]
 # What the chart itself says, which nobody can say otherwise.
 OWN = {
     "ControllerConfig": {"listen", "http", "port_file", "frames_port", "insecure", "quota_file"}
+    | {"kubernetes_account"}
     | {"tls_cert", "tls_key", "tls_ca", "require_client_cert", "auth_token_file"},
     "WorkerConfig": {"controller", "name", "http", "array_listen", "work_dir", "user", "insecure"}
     | {"once"}
@@ -456,6 +457,17 @@ def test_the_service_is_a_client_that_only_those_who_may_ask_reach():
     (models,) = given["allow_read"]
     assert f"--target {models} " in dockerfile
     assert f"DISCO_ALLOW_READ={models}" in dockerfile
+
+
+def test_the_service_takes_requests_until_nobody_sends_any():
+    """Its pod waits before it is told to end, and its grace is for that and all answers."""
+    spec = of_kind(render(values_of("serve")), "Deployment", "-serve")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    program, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    arguments = container["command"]
+    drain = int(arguments[arguments.index("--drain-s") + 1])
+    assert program == "sleep"
+    assert spec["terminationGracePeriodSeconds"] >= int(seconds) + drain + 15
 
 
 def test_without_it_there_is_no_service():

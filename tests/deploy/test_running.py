@@ -15,7 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import disco_client
-from deploying.charts import CHART, DEPLOY
+from deploying.charts import CHART, DEPLOY, EXAMPLES
 
 DASHBOARD = CHART / "dashboards" / "disco.json"
 ALERTS = CHART / "dashboards" / "alerts.yaml"
@@ -31,7 +31,9 @@ def panels():
 def expressions():
     """All that is asked of Prometheus."""
     rules = [r for g in yaml.safe_load(ALERTS.read_text())["groups"] for r in g["rules"]]
+    scaled = yaml.safe_load((EXAMPLES / "keda-scaledobject.yaml").read_text())["spec"]["triggers"]
     asked = [target["expr"] for panel in panels() for target in panel["targets"]]
+    asked += [trigger["metadata"]["query"] for trigger in scaled]
     return asked + [rule["expr"] for rule in rules]
 
 
@@ -47,6 +49,14 @@ def port_of(daemon):
     return re.search(r"metrics at http://127.0.0.1:(\d+)", daemon.stderr)[1]
 
 
+def scrape(daemon):
+    """What a daemon measures, as Prometheus gets it."""
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{port_of(daemon)}/metrics", timeout=10
+    ) as answer:
+        return answer.read().decode()
+
+
 @pytest.fixture(scope="module")
 def measured(both):
     """The names and labels of all metrics of daemons that have had a session."""
@@ -58,10 +68,7 @@ def measured(both):
         session.allreduce(array, array)
         session.sync_all()
         for daemon in (controller, worker):
-            url = f"http://127.0.0.1:{port_of(daemon)}/metrics"
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                text = answer.read().decode()
-            for family in text_string_to_metric_families(text):
+            for family in text_string_to_metric_families(scrape(daemon)):
                 for sample in family.samples:
                     labels = names.setdefault(sample.name, {})
                     for label, value in sample.labels.items():
@@ -161,7 +168,7 @@ def test_draining_waits_for_sessions(both, which):
 
 def test_a_worker_that_drains_takes_no_new_sessions(daemons, eventually):
     """What runs there goes on, and who comes finds no room; a new controller knows it, too."""
-    controller = daemons.controller("--session-lease", "60")
+    controller = daemons.controller("--session-lease", "60", "--http", "127.0.0.1:0")
     worker = daemons.worker(controller.address, "--slots", 2, "--http", "127.0.0.1:0")
     with disco_client.connect(controller.address, num_workers=1) as session:
         session.sync_all()
@@ -169,6 +176,8 @@ def test_a_worker_that_drains_takes_no_new_sessions(daemons, eventually):
         running = start("drain.py", "50", url, str(worker.process.pid))
         eventually(lambda: "takes no new sessions" in controller.stderr, 20, "the cordon")
         eventually(lambda: session.draining == (session.workers[0].node,), 20, "the notice")
+        # An autoscaler does not count it: its pod is going.
+        assert re.search(r"^disco_nodes_in_use 0.0$", scrape(controller), re.MULTILINE)
         for again in (False, True):
             if again:
                 controller.process.kill()

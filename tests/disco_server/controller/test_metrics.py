@@ -64,7 +64,7 @@ def test_what_daemons_do_is_counted(both, eventually):
     controller, at_controller, at_node = both
     before = scrape(at_controller)
     assert before["disco_slots", "free"] == 2
-    assert before["disco_nodes",] == 1
+    assert (before["disco_nodes",], before["disco_nodes_in_use",]) == (1, 0)
     with disco_client.connect(controller.address, num_workers=2) as session:
         src = session.empty((300,), "float32")
         session.broadcast(np.ones(300, "float32"), src)
@@ -73,6 +73,7 @@ def test_what_daemons_do_is_counted(both, eventually):
         session.sync_all()
         during, node = scrape(at_controller), scrape(at_node)
         assert during["disco_sessions", "running"] == 1
+        assert during["disco_nodes_in_use",] == 1
         assert during["disco_streams", "frames", "sessions"] == 1
         assert during["disco_streams", "frames", "nodes"] == 1
         assert during["disco_streams", "grpc", "nodes"] == 0
@@ -93,6 +94,7 @@ def test_what_daemons_do_is_counted(both, eventually):
     after = scrape(at_controller)
     assert after["disco_sessions_created_total",] == 1
     assert after["disco_sessions", "running"] == 0
+    eventually(lambda: scrape(at_controller)["disco_nodes_in_use",] == 0)
     assert after["disco_streams", "frames", "sessions"] == 0
     eventually(lambda: scrape(at_controller)["disco_node_round_trip_seconds_count",] > 0)
 

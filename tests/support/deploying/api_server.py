@@ -1,9 +1,10 @@
-"""As much of a Kubernetes API server as Helm needs to keep a release: it stores what it is told."""
+"""As much of a Kubernetes API server as Helm and the controller need: it stores what it is told."""
 
 from __future__ import annotations
 
 import json
 import re
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "policy/v1": {"PodDisruptionBudget": "poddisruptionbudgets"},
     "networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies"},
     "cert-manager.io/v1": {"Certificate": "certificates"},
+    "rbac.authorization.k8s.io/v1": {"Role": "roles", "RoleBinding": "rolebindings"},
     "monitoring.coreos.com/v1": {
         "PrometheusRule": "prometheusrules",
         "ServiceMonitor": "servicemonitors",
@@ -43,23 +45,37 @@ _OBJECT = re.compile(
 class ApiServer(ThreadingHTTPServer):
     """A server on a free port of the loopback address.
 
+    Args:
+        secrets: How connections are encrypted; None for not at all.
+
     Attributes:
         objects: What is stored, by kind and name.
         refused: Requests that it did not understand, which a test must not bring about.
+        token: What callers must show to change something; empty for nothing.
+        asked: The verb, the group and the plural name of each change that was asked for.
     """
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.refused: list[str] = []
+        self.token = ""
+        self.asked: list[tuple[str, str, str]] = []
         self._version = 0
+        self._scheme = "http"
+        if secrets is not None:
+            self._scheme = "https"
+            # A handshake takes place in the thread of its connection, when that first reads.
+            self.socket = secrets.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
 
     @property
     def url(self) -> str:
         """Where it is."""
-        return f"http://127.0.0.1:{self.server_port}"
+        return f"{self._scheme}://127.0.0.1:{self.server_port}"
 
     def handle_error(self, *_: object) -> None:
         """A client that has seen enough goes without a word."""
@@ -101,6 +117,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PATCH(self) -> None:
         """Applies what a client wants to be so; one that owns all fields replaces them."""
+        if "merge-patch" in self.headers["Content-Type"]:
+            self._merge()
+            return
         if "apply-patch" not in self.headers["Content-Type"]:
             self._body()
             self.server.refused.append(f"PATCH of {self.headers['Content-Type']}")
@@ -110,6 +129,31 @@ class _Handler(BaseHTTPRequestHandler):
         made = self._body()
         if kind:
             self._answer(200, self.server.store(made, found))
+
+    def _merge(self) -> None:
+        """Changes annotations of an object by a JSON Merge Patch, which may hold nothing else."""
+        kind, _, found = self._find()
+        patch = self._body()
+        if not kind:
+            return
+        parts = _OBJECT.fullmatch(urlsplit(self.path).path)
+        assert parts is not None
+        group = parts["api"].rpartition("/")[0]
+        self.server.asked.append(("patch", group, parts["plural"]))
+        if self.server.token and self.headers["Authorization"] != f"Bearer {self.server.token}":
+            self._fail(401, "Unauthorized")
+        elif found is None:
+            self._fail(404, "NotFound")
+        elif patch.keys() != {"metadata"} or patch["metadata"].keys() != {"annotations"}:
+            self.server.refused.append(f"PATCH {patch}")
+            self._fail(422, "Invalid")
+        else:
+            annotations = found["metadata"].setdefault("annotations", {})
+            for name, value in patch["metadata"]["annotations"].items():
+                annotations[name] = value
+                if value is None:
+                    del annotations[name]
+            self._answer(200, self.server.store(found, found))
 
     def do_DELETE(self) -> None:
         kind, name, found = self._find()
@@ -225,9 +269,9 @@ def _openapi(root: str) -> object:
 
 
 @contextmanager
-def api_server() -> Iterator[ApiServer]:
-    """Runs one meanwhile."""
-    with ApiServer() as server:
+def api_server(secrets: ssl.SSLContext | None = None) -> Iterator[ApiServer]:
+    """Runs one meanwhile, encrypted as some secrets say."""
+    with ApiServer(secrets) as server:
         serving = threading.Thread(target=server.serve_forever, daemon=True)
         serving.start()
         try:

@@ -8,19 +8,42 @@ from typing import Any
 
 import yaml
 
-__all__ = ["CHART", "DEPLOY", "Manifest", "containers", "of_kind", "pod_of", "render", "values_of"]
+__all__ = [
+    "CHART",
+    "DEPLOY",
+    "EXAMPLES",
+    "Manifest",
+    "containers",
+    "of_kind",
+    "pod_of",
+    "render",
+    "values_of",
+    "variants",
+]
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 CHART = DEPLOY / "helm" / "disco"
+EXAMPLES = DEPLOY / "kubernetes"
+EXAMPLE = "example-"
 NAMESPACE = "ml"
 
 Manifest = dict[str, Any]
 
 
 def values_of(name: str) -> dict[str, Any]:
-    """The values of one of the files in ci/, or none for "default"."""
+    """The values of one of the files in ci/, or of an example, which names no certificates."""
     file = CHART / "ci" / f"{name}-values.yaml"
-    return yaml.safe_load(file.read_text())
+    if file.exists():
+        return yaml.safe_load(file.read_text())
+    example = yaml.safe_load((EXAMPLES / f"{name.removeprefix(EXAMPLE)}-values.yaml").read_text())
+    return {"tls": values_of("secrets")["tls"], **example}
+
+
+def variants() -> list[str]:
+    """What `values_of` takes: the files in ci/, and the examples."""
+    own = (file.name.removesuffix("-values.yaml") for file in CHART.glob("ci/*.yaml"))
+    examples = (file.name.removesuffix("-values.yaml") for file in EXAMPLES.glob("*-values.yaml"))
+    return sorted([*own, *(EXAMPLE + name for name in examples)])
 
 
 def render(values: Mapping[str, Any], name: str = "disco") -> list[Manifest]:

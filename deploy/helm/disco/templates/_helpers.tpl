@@ -21,12 +21,47 @@ app.kubernetes.io/instance: {{ $.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
+{{/* Of an object; more may follow, a map each: (list . COMPONENT MORE ...). The first that says something counts. */}}
 {{- define "disco.labels" -}}
 {{- $ := index . 0 -}}
-{{ include "disco.selector" . }}
-app.kubernetes.io/version: {{ $.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ $.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" $.Chart.Name $.Chart.Version }}
+{{- $own := dict
+      "app.kubernetes.io/version" $.Chart.AppVersion
+      "app.kubernetes.io/managed-by" $.Release.Service
+      "helm.sh/chart" (printf "%s-%s" $.Chart.Name $.Chart.Version) -}}
+{{- $all := merge (include "disco.selector" (list $ (index . 1)) | fromYaml) $own -}}
+{{- range slice . 2 }}{{ $all = merge $all (. | default dict) }}{{ end -}}
+{{ merge $all $.Values.commonLabels | toYaml }}
+{{- end }}
+
+{{/* Likewise: (list . MORE ...), with the key before them, since there may be none. */}}
+{{- define "disco.annotations" -}}
+{{- $ := index . 0 -}}
+{{- $all := dict -}}
+{{- range rest . }}{{ $all = merge $all (. | default dict) }}{{ end -}}
+{{- with merge $all $.Values.commonAnnotations -}}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The metadata of a workload: (list . COMPONENT VALUES). */}}
+{{- define "disco.workload" -}}
+{{- $ := index . 0 -}}
+{{- $of := index . 2 -}}
+name: {{ include "disco.fullname" $ }}-{{ index . 1 }}
+labels: {{- include "disco.labels" (list $ (index . 1) $of.labels) | nindent 2 }}
+{{- with include "disco.annotations" (list $ $of.annotations) }}
+{{ . }}
+{{- end }}
+{{- end }}
+
+{{/* The metadata of its pods: (list . COMPONENT VALUES LABELS ANNOTATIONS). */}}
+{{- define "disco.podMetadata" -}}
+{{- $ := index . 0 -}}
+{{- $of := index . 2 -}}
+labels: {{- include "disco.labels" (list $ (index . 1) (index . 3) $of.podLabels $.Values.podLabels) | nindent 2 }}
+{{- with include "disco.annotations" (list $ (index . 4) $of.podAnnotations $.Values.podAnnotations) }}
+{{ . }}
+{{- end }}
 {{- end }}
 
 {{- define "disco.image" -}}
@@ -35,11 +70,15 @@ helm.sh/chart: {{ printf "%s-%s" $.Chart.Name $.Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{/* Takes (list . COMPONENT): the controller has one of its own where it may change pods. */}}
 {{- define "disco.serviceAccount" -}}
-{{- if .Values.serviceAccount.create -}}
-{{ .Values.serviceAccount.name | default (include "disco.fullname" .) }}
+{{- $ := index . 0 -}}
+{{- if and $.Values.workers.deletionCost (eq (index . 1) "controller") -}}
+{{ include "disco.fullname" $ }}-controller
+{{- else if $.Values.serviceAccount.create -}}
+{{ $.Values.serviceAccount.name | default (include "disco.fullname" $) }}
 {{- else -}}
-{{ .Values.serviceAccount.name | default "default" }}
+{{ $.Values.serviceAccount.name | default "default" }}
 {{- end }}
 {{- end }}
 
@@ -81,12 +120,12 @@ helm.sh/chart: {{ printf "%s-%s" $.Chart.Name $.Chart.Version }}
 {{ include "disco.toml" $settings }}
 {{- end }}
 
-{{/* How a pod is to be run, for all of them. */}}
+{{/* How a pod is to be run, for all of them: (list . COMPONENT). */}}
 {{- define "disco.pod" -}}
 serviceAccountName: {{ include "disco.serviceAccount" . }}
 automountServiceAccountToken: false
 enableServiceLinks: false
-{{- with .Values.imagePullSecrets }}
+{{- with (index . 0).Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext:

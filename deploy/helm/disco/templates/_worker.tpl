@@ -1,20 +1,10 @@
-{{/* The template of a worker's pod, of a StatefulSet or a LeaderWorkerSet. */}}
+{{/* The template of a worker's pod, of any of their kinds. */}}
 {{- define "disco.workerPod" }}
-{{- $labels := list . "worker" }}
 {{- $name := printf "%s-worker" (include "disco.fullname" .) }}
-metadata:
-  labels:
-    {{- include "disco.labels" $labels | nindent 4 }}
-    {{- with .Values.workers.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-  annotations:
-    checksum/config: {{ include (print $.Template.BasePath "/config.yaml") . | sha256sum }}
-    {{- with .Values.workers.podAnnotations }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+{{- $config := dict "checksum/config" (include (print $.Template.BasePath "/config.yaml") . | sha256sum) }}
+metadata: {{- include "disco.podMetadata" (list . "worker" .Values.workers dict $config) | nindent 2 }}
 spec:
-  {{- include "disco.pod" . | nindent 2 }}
+  {{- include "disco.pod" (list . "worker") | nindent 2 }}
   {{- with include "disco.scheduling" .Values.workers | trim }}
   {{- . | nindent 2 }}
   {{- end }}
@@ -26,6 +16,7 @@ spec:
       image: {{ include "disco.image" . }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       command: [disco-worker, --config, /etc/disco/config/disco.toml]
+      {{- if ne .Values.workers.kind "Deployment" }}
       env:
         - name: POD_NAME
           valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -33,6 +24,12 @@ spec:
         - name: DISCO_ARRAY_LISTEN
           value: $(POD_NAME).{{ include "disco.workerDomain" . }}:7602
         {{- include "disco.env" .Values.workers.env | trim | nindent 8 }}
+      {{- else }}
+      # Its pods have no names to be dialled by, so arrays of clients go through the controller.
+      {{- with include "disco.env" .Values.workers.env | trim }}
+      env: {{- . | nindent 8 }}
+      {{- end }}
+      {{- end }}
       ports:
         - {name: http, containerPort: 7601}
         - {name: arrays, containerPort: 7602}
