@@ -29,6 +29,7 @@ __all__ = [
     "FunctionNotFound",
     "IssuedAt",
     "NoSlots",
+    "NoSuchNode",
     "NoSuchSession",
     "NodeLost",
     "NotAllowed",
@@ -138,6 +139,10 @@ class NoSlots(SessionError, TimeoutError):
 
 class NoSuchSession(SessionError, LookupError):
     """The controller knows no session of that name or id, or none that is this caller's."""
+
+
+class NoSuchNode(DiscoError, LookupError):
+    """The controller knows no node of that name, or several whose names begin so."""
 
 
 class ForeignReference(SessionError, ValueError):

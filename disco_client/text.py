@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TextIO
 
-__all__ = ["for_terminal", "harmless", "hidden_in", "many", "natural", "some"]
+__all__ = ["beginning_with", "for_terminal", "harmless", "hidden_in", "many", "natural", "some"]
 
 _HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 """Unicode's categories of invisible or moving characters: controls, formats, separators."""
@@ -35,6 +35,11 @@ def some(names: Sequence[str]) -> str:
     """The first of some names, and how many more there are: ``a, b and 7 more``."""
     shown = ", ".join(names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def beginning_with(names: Iterable[str], given: str) -> list[str]:
+    """Those of some names that begin with a text; none where that is empty."""
+    return [name for name in names if given and name.startswith(given)]
 
 
 def hidden_in(text: str, what: str) -> str | None:

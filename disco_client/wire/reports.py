@@ -381,6 +381,7 @@ class NodeView:
         age_s: For how long it has been here, in seconds.
         latency_s: The round-trip time of a request; None where it did not answer.
         carrier: What carries its stream: ``frames`` or ``grpc``.
+        drained: Who drained it and why, where an administrator did.
     """
 
     name: str
@@ -392,6 +393,7 @@ class NodeView:
     age_s: float
     latency_s: float | None = None
     carrier: str = ""
+    drained: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,6 +473,7 @@ class SessionView:
         end_message: The reason in words, likewise.
         carrier: What carries the stream of its client, ``frames`` or ``grpc``; empty where none
             is connected.
+        waits_for: Where it waits for slots: why it has none, in words.
     """
 
     session: int
@@ -489,6 +492,7 @@ class SessionView:
     end_reason: str = ""
     end_message: str = ""
     carrier: str = ""
+    waits_for: str = ""
 
     @property
     def queued(self) -> int:
@@ -581,6 +585,7 @@ def _decode_node(raw: controller_pb2.NodeOverview) -> NodeView:
         info.age_s,
         raw.latency_s if raw.HasField("latency_s") else None,
         info.carrier,
+        info.drained,
     )
 
 
@@ -604,6 +609,7 @@ def _decode_session(raw: controller_pb2.SessionOverview) -> SessionView:
         info.end_reason,
         info.end_message,
         info.carrier,
+        info.waits_for,
     )
 
 

@@ -17,6 +17,7 @@ from disco_server.cli.bench import bench
 from disco_server.cli.certs import certs
 from disco_server.cli.contexts import context
 from disco_server.cli.doctor import doctor
+from disco_server.cli.drain import drain
 from disco_server.cli.local import local
 from disco_server.cli.logs import logs
 from disco_server.cli.options import EXIT_FAILED, json_option, wants_all
@@ -70,7 +71,7 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
 
 _EPILOG = """Exit codes: 0 done; 1 failed, or something is wrong; 2 an option, a setting or a
 file cannot be as it is; 3 no controller answers; 4 it lets you not in, or that is somebody
-else's; 5 there is no such session."""
+else's; 5 there is no such session or node."""
 
 
 class _Disco(click.Group):
@@ -114,8 +115,8 @@ def main(verbose: bool) -> None:
 
 
 for _command in (
-    *(bench, certs, completion, context, doctor, local, logs, run),
-    *(sessions, stack, status, stop, top, trace),
+    *(bench, certs, completion, context, doctor, drain, local),
+    *(logs, run, sessions, stack, status, stop, top, trace),
 ):
     main.add_command(_command)
 

@@ -19,6 +19,7 @@ from disco_client.errors import (
     ConfigError,
     ConnectionFailed,
     DiscoError,
+    NoSuchNode,
     NoSuchSession,
 )
 from disco_client.text import for_terminal
@@ -44,6 +45,7 @@ __all__ = [
     "dial_options",
     "fail",
     "json_option",
+    "node_argument",
     "quieten_grpc",
     "report_errors",
     "say",
@@ -62,13 +64,14 @@ EXIT_UNREACHED: Final = 3
 EXIT_DENIED: Final = 4
 """The exit code of a command that was refused, or asked for another owner's session."""
 EXIT_UNKNOWN: Final = 5
-"""The exit code of a command for a session that does not exist."""
+"""The exit code of a command for a session or node that does not exist."""
 
 _EXITS: Final[tuple[tuple[type[DiscoError], int], ...]] = (
     (ConfigError, EXIT_USAGE),
     (AccessDenied, EXIT_DENIED),
     (ConnectionFailed, EXIT_UNREACHED),
     (NoSuchSession, EXIT_UNKNOWN),
+    (NoSuchNode, EXIT_UNKNOWN),
 )
 
 _CREDENTIALS = ("tls_ca", "tls_cert", "tls_key", "token_file")
@@ -176,10 +179,27 @@ def session_argument(*, required: bool = True, **options: Any) -> Callable[..., 
     return click.argument("session", required=required, shell_complete=_complete_session, **options)
 
 
+def node_argument(**options: Any) -> Callable[..., Any]:
+    """Adds NODE, a name or its beginning, which arrives as ``node``; shells complete the names."""
+    return click.argument("node", shell_complete=_complete_node, **options)
+
+
 def _complete_session(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """The names of sessions, if the controller answers at once."""
+    sessions, _nodes = _listed(context)
+    return [name for name in sessions if name.startswith(incomplete)]
+
+
+def _complete_node(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The names of nodes, if the controller answers at once."""
+    _sessions, nodes = _listed(context)
+    return [name for name in nodes if name.startswith(incomplete)]
+
+
+def _listed(context: click.Context) -> tuple[list[str], list[str]]:
+    """The names of the controller's sessions and nodes, if it answers at once."""
     quieten_grpc()
-    from disco_client.transport.admin import ask_for_sessions
+    from disco_client.transport.admin import list_cluster
     from disco_client.transport.channel import ReloadingChannel
     from disco_client.transport.contexts import find_controller
 
@@ -194,10 +214,10 @@ def _complete_session(context: click.Context, _: click.Parameter, incomplete: st
             token_file=given.get("token_file"),
         )
         with contextlib.closing(ReloadingChannel(address, credentials)) as line:
-            found = ask_for_sessions(line, _COMPLETE_S)
+            found = list_cluster(line, _COMPLETE_S)
     except DiscoError:
-        return []
-    return [name for _, name in found if name.startswith(incomplete)]
+        return [], []
+    return [each.name for each in found.sessions], [each.name for each in found.nodes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from disco_client.errors import AccessDenied, ConnectionFailed, NoSuchSession, SessionError
-from disco_client.text import natural
+from disco_client.errors import NoSuchSession, SessionError
+from disco_client.text import many, natural
 from disco_server.cli.options import (
     Controller,
     dial_options,
@@ -158,7 +158,8 @@ def _details(session: SessionView) -> RenderableType:
     facts = {
         "session": f"{session.name} ({session.session:016x})",
         "owner": session.owner,
-        "state": f"{session.state}, for {duration(session.age_s)}",
+        "state": f"{session.state}, for {duration(session.age_s)}"
+        f"{f': {session.waits_for}' * bool(session.waits_for)}",
         "client": _client(session) + f", over {session.carrier}" * bool(session.carrier),
         "workers": f"{session.num_workers} on {', '.join(session.nodes) or 'no node yet'}",
     }
@@ -241,22 +242,9 @@ def status(controller: Controller, watch: bool, as_json: bool) -> None:
 
 
 def _ask(line: ReloadingChannel) -> controller_pb2.ListResult:
-    # Imported here, so that --help loads none of it.
-    import grpc
+    from disco_client.transport.admin import list_cluster  # --help loads none of it
 
-    from disco_client.pb import controller_pb2
-    from disco_client.transport.channel import ask, denied, details
-
-    listing = line.unary_unary(
-        "/disco.v1.SessionService/List",
-        response_deserializer=controller_pb2.ListResult.FromString,
-    )
-    try:
-        return ask(listing, b"", timeout=_TIMEOUT_S)
-    except grpc.RpcError as error:
-        refused: AccessDenied | None = denied(error)
-        msg = f"the controller at {line.address} does not answer ({details(error)})"
-        raise refused or ConnectionFailed(msg) from None
+    return list_cluster(line, _TIMEOUT_S)
 
 
 def _write(found: controller_pb2.ListResult) -> None:
@@ -273,7 +261,7 @@ def _write(found: controller_pb2.ListResult) -> None:
 
 _NODES = (
     Column("node", 9, least=40),
-    Column("state", 8),
+    Column("state", 8, least=10),
     Column("slots", 6),
     Column("free", 7),
     Column("devices", 5, least=8),
@@ -299,11 +287,12 @@ def _draw(found: controller_pb2.ListResult, address: str) -> Group:
         kinds = ", ".join(sorted(set(node.devices)))
         counts = (str(node.slots), str(node.free_slots))
         lately = (node.version, node.carrier, duration(node.age_s))
-        nodes.append((node.name, node.state, *counts, kinds, *lately))
+        nodes.append((node.name, _state_of(node), *counts, kinds, *lately))
     sessions: list[tuple[str, ...]] = []
     for s in found.sessions:
         where = ", ".join(sorted({rank.node for rank in s.ranks}, key=natural))
         left = f", {duration(s.lease_left_s)} left" * s.HasField("lease_left_s")
+        left += f": {s.waits_for}" * bool(s.waits_for)
         life = (s.owner, s.carrier, duration(s.age_s))
         known = (s.state + left, str(s.num_workers), where, *life)
         sessions.append((f"{s.session:016x}", s.name, *known))
@@ -311,6 +300,14 @@ def _draw(found: controller_pb2.ListResult, address: str) -> Group:
         FittedTable(f"nodes at {address}", _NODES, nodes),
         FittedTable("sessions", _SESSIONS, sessions),
     )
+
+
+def _state_of(node: controller_pb2.NodeInfo) -> str:
+    """Whether it takes sessions, and of one that drains who wanted it and what is still there."""
+    if node.state != "draining":
+        return node.state
+    held = f", {many(node.held_slots, 'slot')} in use" * bool(node.held_slots)
+    return f"DRAINING{f' ({node.drained})' * bool(node.drained)}{held}"
 
 
 # ``disco stop``: ends sessions.

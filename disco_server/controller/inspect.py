@@ -249,6 +249,8 @@ def node_info(node: Node, free_slots: int) -> controller_pb2.NodeInfo:
         state=node.state,
         age_s=time.monotonic() - node.joined,
         carrier=node.carrier,
+        drained=node.drained,
+        held_slots=len(node.taken),
     )
 
 
@@ -380,8 +382,11 @@ class Overviews:
         result = controller_pb2.OverviewResult(
             version=__version__, taken_s=self._answers.at, nodes=map(self._node, nodes)
         )
+        waiting = cluster.waiting()
         for session in sessions:
-            await self._add_session(result.sessions.add(), session, who, now)
+            out = result.sessions.add()
+            out.info.waits_for = waiting.get(session.session, "")
+            await self._add_session(out, session, who, now)
         return result
 
     def _asked(self, task: asyncio.Task[None]) -> None:
