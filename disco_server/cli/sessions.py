@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disco_client.errors import NoSuchSession, SessionError
-from disco_client.text import many, natural
+from disco_client.text import ids_beginning_with, many, natural, some
 from disco_server.cli.options import (
     Controller,
     dial_options,
@@ -32,11 +32,12 @@ from disco_server.cli.output import (
     rate,
     repeat,
     show_live,
+    shown_ids,
     size,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -100,23 +101,40 @@ def sessions(session: str | None, with_ended: bool, as_json: bool, controller: C
     elif as_json:
         click.echo(json.dumps([each.as_dict() for each in view.sessions]))
     else:
-        console().print(_list(view.sessions))
+        ids = shown_ids(each.session for each in view.sessions)
+        console().print(_list(view.sessions, ids))
         if with_ended:
-            console().print(_list_ended(view.sessions))
+            console().print(_list_ended(view.sessions, ids))
 
 
 def choose(view: Overview, name: str) -> SessionView:
     """The session of that name or id; of several the caller's own, and of those the newest.
 
     Raises:
-        NoSuchSession: There is none.
+        NoSuchSession: There is none, or several ids begin so.
     """
     found = [s for s in view.sessions if name in (s.name, f"{s.session:016x}")]
+    found = found or _beginning_with(view, name)
     if not found:
         known = ", ".join(repr(s.name) for s in view.sessions if s.ended_s is None) or "none"
         msg = f"expected a session that runs, got {name!r}; there run: {known}"
         raise NoSuchSession(msg)
     return max(found, key=lambda s: (s.yours, s.ended_s is None, -s.age_s))
+
+
+def _beginning_with(view: Overview, given: str) -> list[SessionView]:
+    """The session whose id begins so: of those that run first, then of the caller's own."""
+    for over in (False, True):
+        listed = {s.session: s for s in view.sessions if (s.ended_s is not None) == over}
+        found = [listed[each] for each in ids_beginning_with(listed, given)]
+        found = [s for s in found if s.yours] or found
+        if len(found) > 1:
+            several = some(sorted(f"{s.session:016x} ({s.name!r})" for s in found))
+            msg = f"expected one session, got {given!r}, with which several ids begin: {several}"
+            raise NoSuchSession(msg)
+        if found:
+            return found
+    return []
 
 
 def _client(session: SessionView) -> str:
@@ -127,7 +145,7 @@ def _client(session: SessionView) -> str:
     return "away" if left is None else f"away, {duration(left)} left"
 
 
-def _list(found: Sequence[SessionView]) -> FittedTable:
+def _list(found: Sequence[SessionView], ids: Mapping[int, str]) -> FittedTable:
     rows: list[tuple[str, ...]] = []
     for s in found:
         if s.ended_s is not None:
@@ -135,17 +153,17 @@ def _list(found: Sequence[SessionView]) -> FittedTable:
         known = (count(s.executed), count(s.queued)) if s.yours else ("", "")
         where = str(len(s.nodes)) if s.ranks else ""
         life = (s.state, _client(s), duration(s.age_s))
-        named = (f"{s.session:016x}", s.name, s.owner)
+        named = (ids[s.session], s.name, s.owner)
         rows.append((*named, *life, str(s.num_workers), where, *known))
     return FittedTable("sessions", _LISTED, rows)
 
 
-def _list_ended(found: Sequence[SessionView]) -> FittedTable:
+def _list_ended(found: Sequence[SessionView], ids: Mapping[int, str]) -> FittedTable:
     """A table of the sessions that are over, the last one first."""
     over = sorted(((s.ended_s, s) for s in found if s.ended_s is not None), key=itemgetter(0))
     rows = [
         (
-            *(f"{s.session:016x}", s.name, s.owner, s.state, f"{duration(ago)} ago"),
+            *(ids[s.session], s.name, s.owner, s.state, f"{duration(ago)} ago"),
             *(str(s.num_workers), s.end_message),
         )
         for ago, s in over
@@ -289,13 +307,14 @@ def _draw(found: controller_pb2.ListResult, address: str) -> Group:
         lately = (node.version, node.carrier, duration(node.age_s))
         nodes.append((node.name, _state_of(node), *counts, kinds, *lately))
     sessions: list[tuple[str, ...]] = []
+    ids = shown_ids(each.session for each in found.sessions)
     for s in found.sessions:
         where = ", ".join(sorted({rank.node for rank in s.ranks}, key=natural))
         left = f", {duration(s.lease_left_s)} left" * s.HasField("lease_left_s")
         left += f": {s.waits_for}" * bool(s.waits_for)
         life = (s.owner, s.carrier, duration(s.age_s))
         known = (s.state + left, str(s.num_workers), where, *life)
-        sessions.append((f"{s.session:016x}", s.name, *known))
+        sessions.append((ids[s.session], s.name, *known))
     return Group(
         FittedTable(f"nodes at {address}", _NODES, nodes),
         FittedTable("sessions", _SESSIONS, sessions),

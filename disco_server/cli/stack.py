@@ -30,7 +30,8 @@ def stack(session: str, rank: int | None, as_json: bool, controller: Controller)
 
     SESSION is a name or an id. The ranks are not stopped for it, and one
     that hangs outside of Python shows where it left it. Equal stacks are
-    shown once. `disco doctor SESSION` says what a session waits for.
+    shown once. `disco doctor --session SESSION`
+    says what a session waits for.
     """
     # Imported here, so that --help loads none of it.
     from disco_client.diagnosis import name_ranks

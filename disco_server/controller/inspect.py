@@ -87,8 +87,7 @@ class Inspections:
         received_ns = time.monotonic_ns()
         name = request.name
         session = self._find(name, who)
-        if session is None and not who.owns_all:
-            request = self._of_ended(request, who)
+        request = self._by_id(request, session or self._of_ended(name, who))
         nodes = [s.node for s in session.shares] if session else list(self._cluster.members.nodes)
         timeout = min(request.timeout_s, _LONGEST_S) if request.timeout_s > 0 else _LONGEST_S
         asked = await asyncio.gather(*(self._ask_node(node, request, timeout) for node in nodes))
@@ -139,18 +138,25 @@ class Inspections:
             return None
         return found
 
-    def _of_ended(
-        self, request: controller_pb2.InspectRequest, who: Identity
+    def _of_ended(self, name: str, who: Identity) -> SessionTable | None:
+        """A session that has ended; None where nodes may know more of it than this controller."""
+        ended = self._cluster.find(name, who, ended=True)
+        if ended is None and not who.owns_all:  # nodes do not know the owner of a name
+            raise LookupError(unknown_session(self._cluster, name, who))
+        if ended is not None and not who.owns(ended.principal):
+            raise NotYours(not_yours(name))
+        return ended
+
+    @staticmethod
+    def _by_id(
+        request: controller_pb2.InspectRequest, session: SessionTable | None
     ) -> controller_pb2.InspectRequest:
-        """Asks for a session that has ended by its id: nodes do not know the owner of a name."""
-        ended = self._cluster.find(request.name, who, ended=True)
-        if ended is None:
-            raise LookupError(unknown_session(self._cluster, request.name, who))
-        if not who.owns(ended.principal):
-            raise NotYours(not_yours(request.name))
+        """The same request with the session's whole id, as nodes know neither owners nor others."""
+        if session is None:
+            return request
         asked = controller_pb2.InspectRequest()
         asked.CopyFrom(request)
-        asked.name = f"{ended.session:016x}"
+        asked.name = f"{session.session:016x}"
         return asked
 
     def _silences(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from disco_client.errors import describe_exit, describe_worker_end
-from disco_client.text import many, natural, some
+from disco_client.text import ids_beginning_with, many, natural, some
 from disco_client.wire.limits import MAX_WORKERS
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.nodes import (
@@ -665,24 +665,43 @@ class Cluster:
     def find(
         self, name: str, who: Identity = EVERYBODY, *, ended: bool = False
     ) -> SessionTable | None:
-        """Finds a session by its name or by its id in hexadecimal.
+        """Finds a session by its name, or by its id in hexadecimal or a beginning of that.
 
         Args:
-            name: The name or the id.
+            name: The name, the id, or as many of its digits as no other one begins with.
             who: The caller's identity: its own sessions come first.
             ended: Whether a session that is gone may be returned if no other matches.
 
         Returns:
-            The newest of several; the caller must check whether `who` may use it.
+            The newest of several of that name; the caller must check whether `who` may use it.
+
+        Raises:
+            LookupError: Several ids begin so; the text has them.
         """
         tables = [*self.over.values()] if ended else []
         tables += self.sessions.values()
         found = [s for s in tables if name in (s.name, f"{s.session:016x}")]
+        if not found:
+            return self._begins_with(name, who, ended=ended)
         return max(
             found,
             key=lambda s: (who.owns(s.principal), s.session in self.sessions, s.created),
-            default=None,
         )
+
+    def _begins_with(self, given: str, who: Identity, *, ended: bool) -> SessionTable | None:
+        """Finds a session by the beginning of its id: those that run first, then the caller's."""
+        for tables in (self.sessions, self.over if ended else {}):
+            found = ids_beginning_with(tables, given)
+            own = [each for each in found if who.owns(tables[each].principal)]
+            if len(own or found) > 1:
+                several = [f"{each:016x} ({tables[each].name!r})" for each in own or found]
+                raise LookupError(
+                    f"expected one session, got {given!r}, with which several ids begin: "
+                    f"{some(sorted(several))}"
+                )
+            if found:
+                return tables[(own or found)[0]]
+        return None
 
     def waiting(self) -> dict[int, str]:
         """Why each session that waits has no slots yet, in words, by its id."""
