@@ -539,7 +539,10 @@ class ListResult(google.protobuf.message.Message):
     NODES_FIELD_NUMBER: builtins.int
     SESSIONS_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    DASHBOARD_FIELD_NUMBER: builtins.int
     version: builtins.str
+    dashboard: builtins.str
+    """The URL at which the controller listens for the dashboard; empty for none."""
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeInfo]: ...
     @property
@@ -550,8 +553,9 @@ class ListResult(google.protobuf.message.Message):
         nodes: collections.abc.Iterable[global___NodeInfo] | None = ...,
         sessions: collections.abc.Iterable[global___SessionInfo] | None = ...,
         version: builtins.str = ...,
+        dashboard: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "sessions", b"sessions", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dashboard", b"dashboard", "nodes", b"nodes", "sessions", b"sessions", "version", b"version"]) -> None: ...
 
 global___ListResult = ListResult
 

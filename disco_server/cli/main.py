@@ -16,6 +16,7 @@ from disco_client.version import __version__
 from disco_server.cli.bench import bench
 from disco_server.cli.certs import certs
 from disco_server.cli.contexts import context
+from disco_server.cli.dashboard import dashboard
 from disco_server.cli.doctor import doctor
 from disco_server.cli.drain import drain
 from disco_server.cli.local import local
@@ -115,7 +116,7 @@ def main(verbose: bool) -> None:
 
 
 for _command in (
-    *(bench, certs, completion, context, doctor, drain, local),
+    *(bench, certs, completion, context, dashboard, doctor, drain, local),
     *(logs, run, sessions, stack, status, stop, top, trace),
 ):
     main.add_command(_command)

@@ -225,6 +225,7 @@ class Hub:
         overviews: Says what the cluster does at a moment.
         logs: What ranks printed.
         counters: What is counted for its metrics.
+        dashboard: The URL at which the dashboard is served; empty for none.
     """
 
     def __init__(  # noqa: PLR0913  (each of them by name)
@@ -253,6 +254,7 @@ class Hub:
         self.settled_at = clock() + node_lease
         self.heartbeat = heartbeat
         self.counters = ControllerCounters()
+        self.dashboard = ""
         self.transfers = Transfers()
         self.exchanges = Exchanges(self._post)
         self.inspections = Inspections(self.cluster, self._post, clock)

@@ -250,7 +250,9 @@ class Edge:
         waiting = cluster.waiting()
         for info in sessions:
             info.waits_for = waiting.get(info.session, "")
-        return controller_pb2.ListResult(nodes=nodes, sessions=sessions, version=__version__)
+        return controller_pb2.ListResult(
+            nodes=nodes, sessions=sessions, version=__version__, dashboard=self._hub.dashboard
+        )
 
     @guarded
     async def close(
