@@ -39,7 +39,7 @@ _LOOK_S = 0.25
 )
 @click.option("--undo", is_flag=True, help="Let each NODE take sessions again.")
 @click.option("--reason", metavar="TEXT", default="", help="Say why; lists show it to others.")
-@json_option("One JSON object with a list of nodes.")
+@json_option("Print one JSON object with a list of nodes.")
 @report_errors
 @dial_options
 def drain(

@@ -77,16 +77,16 @@ _ENDED = (
     "--all",
     "with_ended",
     is_flag=True,
-    help="Also those that ended or failed within the last ten minutes, and why.",
+    help="Show also those that ended or failed within the last ten minutes, and why.",
 )
 @json_option()
 @report_errors
 @dial_options
 def sessions(session: str | None, with_ended: bool, as_json: bool, controller: Controller) -> None:
-    """Lists sessions, or shows what each rank of SESSION does.
+    """List sessions, or show what each rank of SESSION does.
 
-    SESSION is a name or an id. Of other owners' sessions only what lists say
-    is shown.
+    SESSION is a name, an id, or the beginning of an id. Of other owners'
+    sessions only what lists say is shown.
     """
     from disco_client.transport.admin import ask_for_overview
 
@@ -247,11 +247,11 @@ _INTERVAL_S = 2.0
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Show it every 2 s, until q or Ctrl-C.")
-@json_option("One JSON object instead of tables; with --watch, one a line.")
+@json_option("Print one JSON object instead of tables; with --watch, one a line.")
 @report_errors
 @dial_options
 def status(controller: Controller, watch: bool, as_json: bool) -> None:
-    """Shows nodes, slots and sessions."""
+    """Show nodes, slots and sessions."""
     with controller.dialled() as line:
         if as_json:
             repeat(lambda: _write(_ask(line)), _INTERVAL_S, once=not watch)
@@ -338,14 +338,15 @@ _LOOK_S = 0.1
 
 @click.command()
 @session_argument(nargs=-1)
-@json_option("One JSON object with what was stopped.")
+@json_option("Print one JSON object with what was stopped.")
 @report_errors
 @dial_options
 def stop(session: tuple[str, ...], as_json: bool, controller: Controller) -> None:
-    """Ends each SESSION, and waits until its slots are free.
+    """End each SESSION, and wait until its slots are free.
 
-    SESSION is a name or an id. Its program is told that the session is over. You may end
-    what is yours; administrators may end everything.
+    SESSION is a name, an id, or the beginning of an id. Its program is told
+    that the session is over. You may end what is yours; administrators may
+    end everything.
     """
     from disco_client.transport.admin import ask_for_sessions, close_session
 

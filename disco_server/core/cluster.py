@@ -196,11 +196,10 @@ def no_room(
 def _draining(members: Membership) -> str:
     """Says which nodes take no sessions, and who wanted that."""
     told: list[str] = []
-    for name in sorted(members.nodes, key=natural):
+    for name in sorted((n.name for n in members.nodes.values() if n.draining), key=natural):
         node = members.nodes[name]
-        if node.draining:
-            why = f" ({node.drained})" * bool(node.drained)
-            told.append(f"node {name!r} drains with {many(len(node.devices), 'slot')}{why}")
+        why = f" ({node.drained})" * bool(node.drained)
+        told.append(f"node {name!r} drains with {many(len(node.devices), 'slot')}{why}")
     return f"; {some(told)}" if told else ""
 
 
@@ -705,6 +704,8 @@ class Cluster:
 
     def waiting(self) -> dict[int, str]:
         """Why each session that waits has no slots yet, in words, by its id."""
+        if not self._queue:
+            return {}
         members, why = self.members, _draining(self.members)
         there = f"{members.free_slots} of {many(members.total_slots, 'slot')} free{why}"
         found: dict[int, str] = {}
