@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         WouldBlock,
     )
     from disco_client.futures import RefFuture, as_completed
+    from disco_client.notebook import WorkProgress
     from disco_client.objects import DObject
     from disco_client.program import Program
     from disco_client.replies import Failures
@@ -114,6 +115,7 @@ __all__ = [
     "Shape",
     "StaleReference",
     "WeightsMismatch",
+    "WorkProgress",
     "WorkerLost",
     "WorkersReplaced",
     "WouldBlock",
@@ -135,6 +137,7 @@ _HOMES = {
     "tracing.trace": ("Flight",),
     "futures": ("RefFuture", "as_completed"),
     "core": ("DModule", "DPackedFunc", "DRef"),
+    "notebook": ("WorkProgress",),
     "objects": ("DObject",),
     "program": ("Program",),
     "replies": ("Failures",),
