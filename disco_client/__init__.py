@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         FunctionNotFound,
         NodeLost,
         NoSlots,
+        NoSuchNode,
         NoSuchSession,
         NotAllowed,
         PoisonCommand,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         WouldBlock,
     )
     from disco_client.futures import RefFuture, as_completed
+    from disco_client.notebook import WorkProgress
     from disco_client.objects import DObject
     from disco_client.program import Program
     from disco_client.replies import Failures
@@ -95,6 +97,7 @@ __all__ = [
     "ForeignReference",
     "FunctionNotFound",
     "NoSlots",
+    "NoSuchNode",
     "NoSuchSession",
     "NodeLost",
     "NotAllowed",
@@ -116,6 +119,7 @@ __all__ = [
     "Shape",
     "StaleReference",
     "WeightsMismatch",
+    "WorkProgress",
     "WorkerLost",
     "WorkersReplaced",
     "WouldBlock",
@@ -137,6 +141,7 @@ _HOMES = {
     "tracing.trace": ("Flight",),
     "futures": ("RefFuture", "as_completed"),
     "core": ("DModule", "DPackedFunc", "DRef"),
+    "notebook": ("WorkProgress",),
     "objects": ("DObject",),
     "program": ("Program",),
     "replies": ("Failures",),

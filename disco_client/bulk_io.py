@@ -7,15 +7,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from disco_client.errors import ConfigError, RemoteError
-from disco_client.notebook import progress
+from disco_client.notebook import WorkTable
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
+    from contextlib import AbstractContextManager
 
     from disco_client.core import SessionCore
+    from disco_client.notebook import TrackedWork
 
 __all__ = ["UnderWay", "batches", "progress_bar", "whole_path"]
 
@@ -79,9 +80,20 @@ class UnderWay:
                 self._finish_one()
 
 
-def progress_bar(path: str, nbytes: int, shown: bool | None) -> tqdm[Any]:
-    """A bar for so many bytes; None shows it on a terminal and in a notebook."""
-    return progress(path.rstrip("/").rpartition("/")[2], nbytes, shown)
+def progress_bar(
+    core: SessionCore, what: str, path: str, nbytes: int, shown: bool | None = None
+) -> AbstractContextManager[TrackedWork]:
+    """Counts so many bytes for `Session.progress` and for a bar.
+
+    Args:
+        core: The session.
+        what: What it does, as ``load``.
+        path: Where; the last part of it names the bar. May be empty.
+        nbytes: How many bytes.
+        shown: Whether there is a bar; None shows it on a terminal and in a notebook.
+    """
+    name = path.rstrip("/").rpartition("/")[2]
+    return core.part(WorkTable).track(what, name, nbytes, shown)
 
 
 def whole_path(path: object) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from disco_client.bulk_io import progress_bar, whole_path
 from disco_client.errors import ConfigError, EncodingError, RemoteError, SessionError
 from disco_client.telemetry.spans import spanned
 from disco_client.wire.codec import Action, EncodedCommand
-from disco_client.wire.values import Shape
+from disco_client.wire.values import Shape, dtype_from_name
 
 if TYPE_CHECKING:
     import os
@@ -64,8 +66,6 @@ def recoveries(core: SessionCore) -> tuple[Recovery, ...]:
 @spanned("disco.checkpoint")
 def checkpoint(core: SessionCore, path: str | os.PathLike[str]) -> None:
     """Saves what the workers hold; see ``Session.checkpoint``."""
-    from disco_client.bulk_io import whole_path
-
     where = whole_path(path)
     core.log.check_open()
     replaying = _replaying(core)
@@ -169,19 +169,27 @@ def _write(core: SessionCore, taken: DRef, begun: DRef, folder: str) -> str:
     for worker, found in enumerate(facts):
         starts.append(len(rows))
         rows += [_row(worker, at, fact, core.num_workers) for at, fact in enumerate(found)]
-    for first in range(0, len(rows), _PAGE):
-        _save(core, "describe", begun, rows[first : first + _PAGE])
-    _save(core, "start", begun)
-    core.sync()
-    _snapshot(core, "write", begun, taken, starts)
-    _save(core, "finish", begun)
-    core.sync()
-    _save(core, "commit", begun)
-    _save(core, "close", begun)
-    core.sync()
+    nbytes = sum(_nbytes(fact) for found in facts for fact in found)
+    with progress_bar(core, "checkpoint", folder, nbytes) as bar:
+        for first in range(0, len(rows), _PAGE):
+            _save(core, "describe", begun, rows[first : first + _PAGE])
+        _save(core, "start", begun)
+        core.sync()
+        _snapshot(core, "write", begun, taken, starts)
+        _save(core, "finish", begun)
+        core.sync()
+        bar.update(nbytes)
+        _save(core, "commit", begun)
+        _save(core, "close", begun)
+        core.sync()
     # Also shows whether all workers may read it.
     seen = core.get_all(_snapshot(core, "check", folder), range(core.num_workers))
     return cast("str", seen[0])
+
+
+def _nbytes(fact: list[Any]) -> int:
+    shape, dtype = fact
+    return math.prod(shape) * dtype_from_name(dtype).itemsize
 
 
 def _row(worker: int, at: int, fact: list[Any], num_workers: int) -> dict[str, object]:

@@ -31,6 +31,7 @@ from disco_client.errors import (
 )
 from disco_client.forks import disown_in_children, leak, not_here
 from disco_client.futures import Background, RefFuture, await_all, await_room, send_soon
+from disco_client.notebook import WorkTable
 from disco_client.output import LogSink, drop_logs
 from disco_client.replies import AUTO, Deadline, Inbox, LongWaits, read_hang_report
 from disco_client.scopes import Scope, current_owner, current_scope, in_event_loop
@@ -96,7 +97,9 @@ class DRef:
         4
     """
 
-    __slots__ = ("__weakref__", "_core", "_owner", "reg_id", "session")
+    __slots__ = ("__weakref__", "_core", "_holds", "_owner", "reg_id", "session")
+
+    _holds: tuple[tuple[int, ...], np.dtype[Any] | None]
 
     def __init__(self, reg_id: int, session: Any, owner: DRef | None = None) -> None:
         """Made by a session, never by a program.
@@ -275,17 +278,32 @@ class DRef:
     # How many items there are is known to the workers alone.
     __iter__ = None
 
+    def _known(self) -> dict[str, str]:
+        """Shape and dtype of its array, where the session knows them."""
+        shape, dtype = getattr(self, "_holds", ((), None))
+        return {} if dtype is None else {"shape": repr(shape), "dtype": repr(dtype.name)}
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(reg_id={self.reg_id}, session={self.session.name!r})"
+        facts = {"reg_id": self.reg_id, "session": repr(self.session.name), **self._known()}
+        return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in facts.items())})"
 
     def _repr_html_(self) -> str:
         from disco_client.notebook import facts_table
 
+        known = self._known()
         facts = {
             "session": self.session.name,
             "register": f"{self.reg_id} on each of {self.session.num_workers} workers",
+            **({"array": f"{known['dtype'][1:-1]} {known['shape']}"} if known else {}),
         }
         return facts_table(type(self).__name__, facts)
+
+
+def _holding(ref: DRef, shape: Sequence[int], dtype: np.dtype[Any] | None) -> DRef:
+    """Notes for people what array a register is to hold; None where that is not known."""
+    # Only what the session itself makes has it, so that no other reference costs more.
+    ref._holds = (tuple(shape), dtype)  # noqa: SLF001  (of the same module)
+    return ref
 
 
 class Distributed(ABC):
@@ -697,7 +715,8 @@ class SessionCore:
         """Collects large arrays for some workers; without any, for all of them."""
         receivers = workers or range(self.num_workers)
         take_ticket = take_ticket or self.take_ticket
-        return Uploads(take_ticket, self.carrier, receivers, self._raise_if_lost, self.span)
+        lost, works = self._raise_if_lost, self.part(WorkTable)
+        return Uploads(take_ticket, self.carrier, receivers, lost, self.span, works)
 
     def builtin(self, name: str) -> DPackedFunc:
         """A function that every worker has, looked up once."""
@@ -730,21 +749,19 @@ class SessionCore:
         in_group: bool = True,
     ) -> DRef:
         """Allocates an uninitialised array on the workers; see ``Session.empty``."""
-        return self.call_builtin(
-            "runtime.disco.empty",
-            Shape(dims_of(shape)),
-            dtype_from_name(dtype),
-            device_of(device),
-            bool(worker0_only),
-            bool(in_group),
-        )
+        extents, kind = Shape(dims_of(shape)), dtype_from_name(dtype)
+        where = device_of(device), bool(worker0_only), bool(in_group)
+        made = self.call_builtin("runtime.disco.empty", extents, kind, *where)
+        return _holding(made, extents, kind)
 
     def copy_to_worker_0(self, host_array: object, remote_array: DRef | None = None) -> DRef:
         """Copies a host array to worker 0; see ``Session.copy_to_worker_0``."""
         here = self.here()
         array = as_host_array(host_array)
         reg = here.send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
-        return DRef(reg, here.face()) if remote_array is None else remote_array
+        if remote_array is not None:
+            return remote_array
+        return _holding(DRef(reg, here.face()), array.shape, array.dtype)
 
     def copy_from_worker_0(
         self, host_array: object, remote_array: DRef, timeout: float | None = None
@@ -806,6 +823,7 @@ class SessionCore:
         """Copies an array into one worker's register; waits until it is there."""
         self.check_may_wait("await asyncio.to_thread(ref.debug_copy_from, worker, array)")
         array, worker = as_host_array(value), self.check_worker(worker)
+        _holding(ref, (), None)  # one worker's may be another one from now on
         self.here().send_array(
             Action.DEBUG_SET_REGISTER, ref, worker, array, answers=1, timeout=timeout
         )
@@ -867,7 +885,7 @@ class SessionCore:
         got: EncodedValue | Live = answer.values.pop(worker)
         if isinstance(got, Live):
             return got.value.copy() if own else got.value
-        downloads = Downloads(self.carrier, worker, into, self.span)
+        downloads = Downloads(self.carrier, worker, into, self.span, self.part(WorkTable))
         try:
             # Decoded in any case: an array that is offered must be fetched.
             return decode_value(got, downloads)
@@ -1092,7 +1110,7 @@ class SessionCore:
         uploads = here.uploads((0,), here.next_ticket)
         with uploads:
             _, reg = here.issue_array(Action.COPY_TO_WORKER0, None, array, uploads)
-        ref = DRef(reg, here.face())
+        ref = _holding(DRef(reg, here.face()), array.shape, array.dtype)
         if uploads.offered:
             await here.background.call(partial(_send, uploads))
         return ref

@@ -29,6 +29,7 @@ __all__ = [
     "FunctionNotFound",
     "IssuedAt",
     "NoSlots",
+    "NoSuchNode",
     "NoSuchSession",
     "NodeLost",
     "NotAllowed",
@@ -279,6 +280,10 @@ class NoSuchSession(SessionError, LookupError):
         >>> issubclass(disco_client.NoSuchSession, disco_client.SessionError)
         True
     """
+
+
+class NoSuchNode(DiscoError, LookupError):
+    """The controller knows no node of that name, or several whose names begin so."""
 
 
 class ForeignReference(SessionError, ValueError):

@@ -7,10 +7,11 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from disco_client.bulk_io import progress_bar
 from disco_client.checkpointing import is_replaying
 from disco_client.core import DModule
 from disco_client.errors import ConfigError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
     from disco_client.core import DRef, SessionCore
+    from disco_client.notebook import TrackedWork
 
 __all__ = ["load_source", "load_vm_module"]
 
@@ -111,7 +113,8 @@ def _provide(core: SessionCore, file: Path, content: BufferedReader, digest: str
         return
     size = os.fstat(content.fileno()).st_size
     incoming = core.call_builtin("runtime.disco._begin_file", name, digest, size, receivers)
-    with _progress(size * len(receivers), file.name) as bar:
+    total = size * len(receivers)
+    with progress_bar(core, "load_module", name, total, _shown(total)) as bar:
         for worker in receivers:
             _send_file(core, content, incoming, worker, bar)
     core.call_builtin("runtime.disco._finish_file", incoming)
@@ -133,7 +136,7 @@ def _provide_all(core: SessionCore, name: str, content: BufferedReader, digest: 
 
 
 def _send_file(
-    core: SessionCore, content: BufferedReader, incoming: DRef, worker: int, bar: Any
+    core: SessionCore, content: BufferedReader, incoming: DRef, worker: int, bar: TrackedWork
 ) -> None:
     """Sends a file to one worker, part by part."""
     content.seek(0)
@@ -145,9 +148,6 @@ def _send_file(
         bar.update(len(part))
 
 
-def _progress(size: int, name: str) -> Any:
-    """A bar on a terminal's standard error, where there is much to send."""
-    from tqdm import tqdm
-
-    quiet = True if size < _SHOWN_BYTES else None
-    return tqdm(total=size, desc=name, unit="B", unit_scale=True, disable=quiet)
+def _shown(size: int) -> bool | None:
+    """Whether so many bytes have a bar: few have none, others as all that takes long."""
+    return False if size < _SHOWN_BYTES else None

@@ -9,6 +9,7 @@ from disco_client import checkpointing, collectives, modules, objects, publishin
 from disco_client.core import SessionCore
 from disco_client.diagnosis import look_at
 from disco_client.futures import await_room
+from disco_client.notebook import WorkProgress, WorkTable
 from disco_client.output import LogSink, print_logs
 from disco_client.replies import AUTO, Deadline
 from disco_client.scopes import Block
@@ -174,6 +175,26 @@ class Session:
         where ``expiry.limit`` is ``"idle"``, any command prevents the end.
         """
         return self._core.transport.expiry
+
+    def progress(self) -> tuple[WorkProgress, ...]:
+        """What takes long at this moment, and how far it is.
+
+        Loads, saves, checkpoints, assigned tensors, modules and large arrays on their way,
+        the oldest first, and at the end the commands that workers have not yet said to have
+        executed, which a sync waits for. Asks nobody, so that another thread or task can
+        call it while one waits::
+
+            for work in session.progress():
+                print(work)  # load_weights model.gguf: 1.2 GB of 3.4 GB, 35 %, 4 s
+
+        What one command does counts as a whole, when it is done: a checkpoint's bytes once
+        all are written, an array's once it has arrived.
+        """
+        found, counts = self._core.part(WorkTable).all(), self._core.log.statistics()
+        issued, acked = counts["issued"], counts["acked"]
+        if issued <= acked:
+            return found
+        return (*found, WorkProgress("commands", "", acked, issued, "commands"))
 
     def statistics(self) -> dict[str, Any]:
         """Counts of this moment: commands issued and executed, registers in use.

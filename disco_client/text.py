@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TextIO
 
-__all__ = ["for_terminal", "harmless", "hidden_in", "many", "natural", "some"]
+__all__ = [
+    "LEAST_ID",
+    "beginning_with",
+    "for_terminal",
+    "harmless",
+    "hidden_in",
+    "ids_beginning_with",
+    "many",
+    "natural",
+    "short_ids",
+    "some",
+]
 
 _HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 """Unicode's categories of invisible or moving characters: controls, formats, separators."""
@@ -35,6 +46,37 @@ def some(names: Sequence[str]) -> str:
     """The first of some names, and how many more there are: ``a, b and 7 more``."""
     shown = ", ".join(names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def beginning_with(names: Iterable[str], given: str) -> list[str]:
+    """Those of some names that begin with a text; none where that is empty."""
+    return [name for name in names if given and name.startswith(given)]
+
+
+LEAST_ID: Final = 4
+"""With how many of its digits an id may be named, so that hardly a name is taken for one."""
+
+_ID: Final = re.compile("[0-9a-f]{4,16}")
+
+
+def ids_beginning_with(ids: Iterable[int], given: str) -> list[int]:
+    """Those of some sessions' ids that begin, in hexadecimal, with what was given.
+
+    Args:
+        ids: The ids.
+        given: At least four digits; with fewer, or with something else, there are none.
+    """
+    text = given.lower()
+    return [each for each in ids if f"{each:016x}".startswith(text)] if _ID.fullmatch(text) else []
+
+
+def short_ids(ids: Iterable[int]) -> dict[int, str]:
+    """The beginning of each session's id that no other one has, all of one length."""
+    whole = {each: f"{each:016x}" for each in ids}
+    digits = LEAST_ID
+    while len({text[:digits] for text in whole.values()}) < len(whole):
+        digits += 1
+    return {each: text[:digits] for each, text in whole.items()}
 
 
 def hidden_in(text: str, what: str) -> str | None:

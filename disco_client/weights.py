@@ -368,7 +368,9 @@ def load_weights(  # noqa: PLR0913  (those of the session, and its engine)
     core.sync()
     loaded: dict[str, DTensor] = {}
     with (
-        progress_bar(where, sum(each.tensor.nbytes for each in chosen), progress) as bar,
+        progress_bar(
+            core, "load_weights", where, sum(each.tensor.nbytes for each in chosen), progress
+        ) as bar,
         UnderWay(core, bar.update) as under_way,
     ):
         for some in batches([each.nbytes for each in chosen]):

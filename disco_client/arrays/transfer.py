@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from disco_client.errors import DiscoError, SessionError
-from disco_client.notebook import progress
+from disco_client.notebook import WorkTable
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import Transport
 from disco_client.wire.arrays import byte_view, empty_array
@@ -54,6 +54,7 @@ class Uploads(ArrayPorter):
         workers: The workers that get them.
         raise_if_lost: Raises why the session was lost, if it was.
         span: The session's; that of a large upload is a part of it.
+        works: Where a large upload says how far it is.
 
     Attributes:
         workers: As given.
@@ -67,8 +68,10 @@ class Uploads(ArrayPorter):
         workers: Sequence[int],
         raise_if_lost: Callable[[], None],
         span: Span = NO_SPAN,
+        works: WorkTable | None = None,
     ) -> None:
         self._span = span
+        self._works = works
         self._take_ticket = take_ticket
         self._transport = transport
         self.workers = workers
@@ -88,7 +91,7 @@ class Uploads(ArrayPorter):
         facts = {"disco.bytes": nbytes, "disco.workers": list(self.workers)}
         with (
             self._span.within("disco.upload", facts),
-            progress("upload", nbytes, late=True) as bar,
+            (self._works or WorkTable()).track("upload", "", nbytes, late=True) as bar,
         ):
             self._send(pairs, bar.update)
 
@@ -140,6 +143,7 @@ class Downloads(ArrayPorter):
         worker: The worker that replied.
         into: Where to put the array, if it is C-contiguous and of the same dtype.
         span: The session's; that of a large download is a part of it.
+        works: Where a large download says how far it is.
     """
 
     def __init__(
@@ -148,8 +152,10 @@ class Downloads(ArrayPorter):
         worker: int,
         into: Array | None = None,
         span: Span = NO_SPAN,
+        works: WorkTable | None = None,
     ) -> None:
         self._span = span
+        self._works = works
         self._transport = transport
         self._worker = worker
         self._into = into
@@ -164,8 +170,12 @@ class Downloads(ArrayPorter):
                 self._transport.download(ticket, self._worker, byte_view(out))
                 return out
             facts = {"disco.bytes": out.nbytes, "disco.workers": [self._worker]}
-            with self._span.within("disco.download", facts):
+            with (
+                self._span.within("disco.download", facts),
+                (self._works or WorkTable()).track("download", "", out.nbytes, late=True) as bar,
+            ):
                 self._transport.download(ticket, self._worker, byte_view(out))
+                bar.update(out.nbytes)
             return out
 
     def decline(self, tickets: Sequence[int]) -> None:

@@ -40,7 +40,7 @@ def assign(
     # Raises earlier failures before anything is written; and a capture is refused here.
     await_values(core, list(sources.values()))
     total = sum(targets[name].nbytes for name in names)
-    with progress_bar("assign", total, progress) as bar:
+    with progress_bar(core, "assign", "", total, progress) as bar:
         for some in batches([_largest_part(targets[name].info) for name in names]):
             bucket = names[some.start : some.stop]
             registers = [core.check_ref(targets[name].ref) for name in bucket]

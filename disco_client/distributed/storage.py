@@ -286,7 +286,10 @@ def _write(
     held = list(tensors.values())
     infos = [tensor.info for tensor in held]
     total = sum(tensor.size * tensor.dtype.itemsize for tensor in held)
-    with progress_bar(path, total, progress) as bar, UnderWay(core, bar.update) as under_way:
+    with (
+        progress_bar(core, "save", path, total, progress) as bar,
+        UnderWay(core, bar.update) as under_way,
+    ):
         for some in batches(list(map(_largest_part, infos))):
             refs = [held[number].ref for number in some]
             _save(core, "write", begun, some.start, refs)
@@ -365,7 +368,10 @@ def _read(
     sizes = [info.tensor_sinfo.nbytes for info in infos]
     names, call = list(targets), core.call_now
     loaded: dict[str, DTensor] = {}
-    with progress_bar(path, sum(sizes), progress) as bar, UnderWay(core, bar.update) as ahead:
+    with (
+        progress_bar(core, "load", path, sum(sizes), progress) as bar,
+        UnderWay(core, bar.update) as ahead,
+    ):
         for some in batches(list(map(_largest_part, infos))):
             wanted = [[number, tables[number]] for number in some]
             read = call("runtime.disco._load_read", opened, wanted)

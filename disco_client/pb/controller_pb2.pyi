@@ -671,7 +671,10 @@ class ListResult(google.protobuf.message.Message):
     NODES_FIELD_NUMBER: builtins.int
     SESSIONS_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    DASHBOARD_FIELD_NUMBER: builtins.int
     version: builtins.str
+    dashboard: builtins.str
+    """The URL at which the controller listens for the dashboard; empty for none."""
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeInfo]: ...
     @property
@@ -682,8 +685,9 @@ class ListResult(google.protobuf.message.Message):
         nodes: collections.abc.Iterable[global___NodeInfo] | None = ...,
         sessions: collections.abc.Iterable[global___SessionInfo] | None = ...,
         version: builtins.str = ...,
+        dashboard: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "sessions", b"sessions", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dashboard", b"dashboard", "nodes", b"nodes", "sessions", b"sessions", "version", b"version"]) -> None: ...
 
 global___ListResult = ListResult
 
@@ -701,6 +705,8 @@ class NodeInfo(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     AGE_S_FIELD_NUMBER: builtins.int
     CARRIER_FIELD_NUMBER: builtins.int
+    DRAINED_FIELD_NUMBER: builtins.int
+    HELD_SLOTS_FIELD_NUMBER: builtins.int
     name: builtins.str
     slots: builtins.int
     free_slots: builtins.int
@@ -711,6 +717,10 @@ class NodeInfo(google.protobuf.message.Message):
     """For how long it has been here, in seconds."""
     carrier: builtins.str
     """What carries its stream: frames or grpc."""
+    drained: builtins.str
+    """Where an administrator drained it: who, and why."""
+    held_slots: builtins.int
+    """How many of its slots sessions hold, also while it drains."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -724,10 +734,85 @@ class NodeInfo(google.protobuf.message.Message):
         state: builtins.str = ...,
         age_s: builtins.float = ...,
         carrier: builtins.str = ...,
+        drained: builtins.str = ...,
+        held_slots: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "carrier", b"carrier", "devices", b"devices", "free_slots", b"free_slots", "name", b"name", "slots", b"slots", "state", b"state", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "carrier", b"carrier", "devices", b"devices", "drained", b"drained", "free_slots", b"free_slots", "held_slots", b"held_slots", "name", b"name", "slots", b"slots", "state", b"state", "version", b"version"]) -> None: ...
 
 global___NodeInfo = NodeInfo
+
+@typing.final
+class Cordon(google.protobuf.message.Message):
+    """Whether a node takes new sessions: empty where it does not. It goes from a worker daemon
+    to its controller, which tells clients, and from a controller to a daemon, which keeps it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LIFTED_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    lifted: builtins.bool
+    """It takes them again."""
+    reason: builtins.str
+    """Who wanted that, and why, where an administrator did."""
+    def __init__(
+        self,
+        *,
+        lifted: builtins.bool = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lifted", b"lifted", "reason", b"reason"]) -> None: ...
+
+global___Cordon = Cordon
+
+@typing.final
+class DrainRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    UNDO_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    """The node's name, or a beginning that no other node's has."""
+    undo: builtins.bool
+    """Whether it is to take sessions again."""
+    reason: builtins.str
+    """Why, for those who read it."""
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        undo: builtins.bool = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node", b"node", "reason", b"reason", "undo", b"undo"]) -> None: ...
+
+global___DrainRequest = DrainRequest
+
+@typing.final
+class DrainResult(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    SESSIONS_FIELD_NUMBER: builtins.int
+    @property
+    def node(self) -> global___NodeInfo:
+        """As it is now."""
+
+    @property
+    def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionInfo]:
+        """Those that have slots there."""
+
+    def __init__(
+        self,
+        *,
+        node: global___NodeInfo | None = ...,
+        sessions: collections.abc.Iterable[global___SessionInfo] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["node", b"node"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["node", b"node", "sessions", b"sessions"]) -> None: ...
+
+global___DrainResult = DrainResult
 
 @typing.final
 class SessionInfo(google.protobuf.message.Message):
@@ -751,6 +836,7 @@ class SessionInfo(google.protobuf.message.Message):
     QUEUED_FIELD_NUMBER: builtins.int
     ENDS_IN_S_FIELD_NUMBER: builtins.int
     ENDS_BY_FIELD_NUMBER: builtins.int
+    WAITS_FOR_FIELD_NUMBER: builtins.int
     session: builtins.int
     name: builtins.str
     owner: builtins.str
@@ -773,6 +859,8 @@ class SessionInfo(google.protobuf.message.Message):
     ends_in_s: builtins.float
     """Where a limit will end it soon: in how many seconds, and EXPIRED or IDLE."""
     ends_by: global___EndReason.ValueType
+    waits_for: builtins.str
+    """Where it waits for slots: why it has none, in words."""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankInfo]: ...
     @property
@@ -798,9 +886,10 @@ class SessionInfo(google.protobuf.message.Message):
         queued: global___Queued | None = ...,
         ends_in_s: builtins.float | None = ...,
         ends_by: global___EndReason.ValueType = ...,
+        waits_for: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "_ends_in_s", b"_ends_in_s", "_lease_left_s", b"_lease_left_s", "ended_s", b"ended_s", "ends_in_s", b"ends_in_s", "lease_left_s", b"lease_left_s", "queued", b"queued"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "_ends_in_s", b"_ends_in_s", "_lease_left_s", b"_lease_left_s", "age_s", b"age_s", "attached", b"attached", "carrier", b"carrier", "end_message", b"end_message", "end_reason", b"end_reason", "ended_s", b"ended_s", "ends_by", b"ends_by", "ends_in_s", b"ends_in_s", "lease_left_s", b"lease_left_s", "name", b"name", "num_workers", b"num_workers", "owner", b"owner", "queued", b"queued", "ranks", b"ranks", "session", b"session", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_ended_s", b"_ended_s", "_ends_in_s", b"_ends_in_s", "_lease_left_s", b"_lease_left_s", "age_s", b"age_s", "attached", b"attached", "carrier", b"carrier", "end_message", b"end_message", "end_reason", b"end_reason", "ended_s", b"ended_s", "ends_by", b"ends_by", "ends_in_s", b"ends_in_s", "lease_left_s", b"lease_left_s", "name", b"name", "num_workers", b"num_workers", "owner", b"owner", "queued", b"queued", "ranks", b"ranks", "session", b"session", "state", b"state", "waits_for", b"waits_for"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ended_s", b"_ended_s"]) -> typing.Literal["ended_s"] | None: ...
     @typing.overload

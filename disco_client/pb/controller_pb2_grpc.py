@@ -51,6 +51,11 @@ class SessionServiceStub(object):
                 request_serializer=disco__client_dot_pb_dot_controller__pb2.ListRequest.SerializeToString,
                 response_deserializer=disco__client_dot_pb_dot_controller__pb2.ListResult.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/disco.v1.SessionService/Drain',
+                request_serializer=disco__client_dot_pb_dot_controller__pb2.DrainRequest.SerializeToString,
+                response_deserializer=disco__client_dot_pb_dot_controller__pb2.DrainResult.FromString,
+                _registered_method=True)
         self.Close = channel.unary_unary(
                 '/disco.v1.SessionService/Close',
                 request_serializer=disco__client_dot_pb_dot_controller__pb2.CloseRequest.SerializeToString,
@@ -95,6 +100,13 @@ class SessionServiceServicer(object):
 
     def List(self, request, context):
         """Nodes, slots and sessions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Lets a node take no new sessions, or take them again; those that run there go on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,6 +158,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.List,
                     request_deserializer=disco__client_dot_pb_dot_controller__pb2.ListRequest.FromString,
                     response_serializer=disco__client_dot_pb_dot_controller__pb2.ListResult.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=disco__client_dot_pb_dot_controller__pb2.DrainRequest.FromString,
+                    response_serializer=disco__client_dot_pb_dot_controller__pb2.DrainResult.SerializeToString,
             ),
             'Close': grpc.unary_unary_rpc_method_handler(
                     servicer.Close,
@@ -250,6 +267,33 @@ class SessionService(object):
             '/disco.v1.SessionService/List',
             disco__client_dot_pb_dot_controller__pb2.ListRequest.SerializeToString,
             disco__client_dot_pb_dot_controller__pb2.ListResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disco.v1.SessionService/Drain',
+            disco__client_dot_pb_dot_controller__pb2.DrainRequest.SerializeToString,
+            disco__client_dot_pb_dot_controller__pb2.DrainResult.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,12 @@ class SessionServiceStub:
     ]
     """Nodes, slots and sessions."""
 
+    Drain: grpc.UnaryUnaryMultiCallable[
+        disco_client.pb.controller_pb2.DrainRequest,
+        disco_client.pb.controller_pb2.DrainResult,
+    ]
+    """Lets a node take no new sessions, or take them again; those that run there go on."""
+
     Close: grpc.UnaryUnaryMultiCallable[
         disco_client.pb.controller_pb2.CloseRequest,
         disco_client.pb.controller_pb2.CloseResult,
@@ -92,6 +98,12 @@ class SessionServiceAsyncStub:
         disco_client.pb.controller_pb2.ListResult,
     ]
     """Nodes, slots and sessions."""
+
+    Drain: grpc.aio.UnaryUnaryMultiCallable[
+        disco_client.pb.controller_pb2.DrainRequest,
+        disco_client.pb.controller_pb2.DrainResult,
+    ]
+    """Lets a node take no new sessions, or take them again; those that run there go on."""
 
     Close: grpc.aio.UnaryUnaryMultiCallable[
         disco_client.pb.controller_pb2.CloseRequest,
@@ -148,6 +160,14 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[disco_client.pb.controller_pb2.ListResult, collections.abc.Awaitable[disco_client.pb.controller_pb2.ListResult]]:
         """Nodes, slots and sessions."""
+
+    @abc.abstractmethod
+    def Drain(
+        self,
+        request: disco_client.pb.controller_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[disco_client.pb.controller_pb2.DrainResult, collections.abc.Awaitable[disco_client.pb.controller_pb2.DrainResult]]:
+        """Lets a node take no new sessions, or take them again; those that run there go on."""
 
     @abc.abstractmethod
     def Close(

@@ -85,7 +85,7 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     KIND_HAVE: _Kind.ValueType  # 31
     """Have; relayed to the client, which sends again what came after"""
     KIND_CORDON: _Kind.ValueType  # 32
-    """empty; the node, or the node of that rank, takes no new sessions"""
+    """Cordon, of the node, or of the node of that rank"""
     KIND_EXPIRING: _Kind.ValueType  # 33
     """SessionExpiring, to the client"""
     KIND_ASSIGN: _Kind.ValueType  # 40
@@ -211,7 +211,7 @@ KIND_PUSH: Kind.ValueType  # 30
 KIND_HAVE: Kind.ValueType  # 31
 """Have; relayed to the client, which sends again what came after"""
 KIND_CORDON: Kind.ValueType  # 32
-"""empty; the node, or the node of that rank, takes no new sessions"""
+"""Cordon, of the node, or of the node of that rank"""
 KIND_EXPIRING: Kind.ValueType  # 33
 """SessionExpiring, to the client"""
 KIND_ASSIGN: Kind.ValueType  # 40

@@ -30,6 +30,7 @@ class RegisterNode(google.protobuf.message.Message):
     HOST_ID_FIELD_NUMBER: builtins.int
     SESSIONS_FIELD_NUMBER: builtins.int
     CORDONED_FIELD_NUMBER: builtins.int
+    DRAINED_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     name: builtins.str
     version: builtins.str
@@ -43,6 +44,8 @@ class RegisterNode(google.protobuf.message.Message):
     """The same for daemons whose ranks can share memory."""
     cordoned: builtins.bool
     """Whether it takes no new sessions."""
+    drained: builtins.str
+    """Who wanted that, and why, where an administrator did."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """One device a slot."""
@@ -65,8 +68,9 @@ class RegisterNode(google.protobuf.message.Message):
         host_id: builtins.str = ...,
         sessions: collections.abc.Iterable[global___RunningSession] | None = ...,
         cordoned: builtins.bool = ...,
+        drained: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["array_address", b"array_address", "cordoned", b"cordoned", "devices", b"devices", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "name", b"name", "pid", b"pid", "protocol", b"protocol", "sessions", b"sessions", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["array_address", b"array_address", "cordoned", b"cordoned", "devices", b"devices", "drained", b"drained", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "name", b"name", "pid", b"pid", "protocol", b"protocol", "sessions", b"sessions", "version", b"version"]) -> None: ...
 
 global___RegisterNode = RegisterNode
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from disco_client.errors import ConfigError, ConnectionFailed, NoSuchSession, SessionError
+from disco_client.errors import (
+    ConfigError,
+    ConnectionFailed,
+    DiscoError,
+    NoSuchNode,
+    NoSuchSession,
+    SessionError,
+)
 from disco_client.pb import controller_pb2
 from disco_client.transport.channel import ReloadingChannel, ask, denied, details, run_uninterrupted
 from disco_client.wire.reports import (
@@ -23,11 +30,14 @@ if TYPE_CHECKING:
     from disco_client.tracing.ring import Since
 
 __all__ = [
+    "DrainedNode",
     "LoggedLines",
     "ask_for_inspection",
     "ask_for_overview",
     "ask_for_sessions",
     "close_session",
+    "drain_node",
+    "list_cluster",
     "read_logs",
 ]
 
@@ -54,6 +64,25 @@ class LoggedLines:
     stderr: bool
     lines: tuple[str, ...]
     lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedNode:
+    """A node as it is after a request to drain it, or to undo that.
+
+    Attributes:
+        node: Its name.
+        state: ``ready``, ``draining``, or ``away`` where it is not connected.
+        drained: Who drained it, and why; empty where nobody did.
+        held_slots: How many of its slots sessions hold.
+        sessions: These sessions: id, name and owner of each.
+    """
+
+    node: str
+    state: str
+    drained: str
+    held_slots: int
+    sessions: tuple[tuple[int, str, str], ...]
 
 
 def ask_for_overview(
@@ -86,8 +115,51 @@ def ask_for_sessions(line: ReloadingChannel, timeout: float = _ANSWER_S) -> list
         AccessDenied: The controller refuses these credentials.
         ConnectionFailed: It does not answer in time.
     """
-    found = _ask(line, "List", b"", controller_pb2.ListResult, timeout)
-    return [(session.session, session.name) for session in found.sessions]
+    return [(each.session, each.name) for each in list_cluster(line, timeout).sessions]
+
+
+def list_cluster(line: ReloadingChannel, timeout: float = _ANSWER_S) -> controller_pb2.ListResult:
+    """Asks a controller for its nodes and sessions, without asking any node.
+
+    Args:
+        line: To the controller.
+        timeout: Seconds.
+
+    Raises:
+        AccessDenied: The controller refuses these credentials.
+        ConnectionFailed: It does not answer in time.
+    """
+    found: controller_pb2.ListResult = _ask(line, "List", b"", controller_pb2.ListResult, timeout)
+    return found
+
+
+def drain_node(
+    line: ReloadingChannel, node: str, *, undo: bool = False, reason: str = ""
+) -> DrainedNode:
+    """Lets a node take no new sessions; those that run there go on.
+
+    Args:
+        line: To the controller.
+        node: The node's name, or a beginning that no other node's has.
+        undo: Let it take sessions again instead.
+        reason: Why, for those who read it.
+
+    Raises:
+        AccessDenied: The caller is no administrator, or the controller refuses these credentials.
+        ConfigError: The reason is too long, or has characters that cannot be seen.
+        ConnectionFailed: The controller does not answer.
+        NoSuchNode: There is none, or several names begin so.
+    """
+    request = controller_pb2.DrainRequest(node=node, undo=undo, reason=reason).SerializeToString()
+    result = controller_pb2.DrainResult
+    found: controller_pb2.DrainResult = _ask(line, "Drain", request, result, _ANSWER_S, NoSuchNode)
+    return DrainedNode(
+        found.node.name,
+        found.node.state,
+        found.node.drained,
+        found.node.held_slots,
+        tuple((each.session, each.name, each.owner) for each in found.sessions),
+    )
 
 
 def close_session(line: ReloadingChannel, name: str) -> tuple[int, str]:
@@ -155,21 +227,30 @@ def read_logs(
         call.cancel()
 
 
-def _ask(line: ReloadingChannel, method: str, request: bytes, result: Any, timeout: float) -> Any:
+def _ask(
+    line: ReloadingChannel,
+    method: str,
+    request: bytes,
+    result: Any,
+    timeout: float,
+    missing: type[DiscoError] = NoSuchSession,
+) -> Any:
     call = line.unary_unary(_SERVICE + method, response_deserializer=result.FromString)
     try:
         return ask(call, request, timeout=timeout)
     except grpc.RpcError as error:
-        _refuse(line, error)
+        _refuse(line, error, missing)
 
 
-def _refuse(line: ReloadingChannel, error: grpc.RpcError) -> NoReturn:
-    """Raises the error that the failure of a call stands for."""
+def _refuse(
+    line: ReloadingChannel, error: grpc.RpcError, missing: type[DiscoError] = NoSuchSession
+) -> NoReturn:
+    """Raises the error that the failure of a call stands for; `missing` is that of NOT_FOUND."""
     if (refused := denied(error)) is not None:
         raise refused from None
     code = error.code() if isinstance(error, grpc.Call) else None
     if isinstance(error, grpc.Call) and code is grpc.StatusCode.NOT_FOUND:
-        raise NoSuchSession(str(error.details())) from None
+        raise missing(str(error.details())) from None
     if isinstance(error, grpc.Call) and code is grpc.StatusCode.INVALID_ARGUMENT:
         raise ConfigError(str(error.details())) from None
     if code is grpc.StatusCode.UNIMPLEMENTED:

@@ -220,8 +220,18 @@ class Credentials:
         Raises:
             ConfigError: The file of the token cannot be read, or holds none.
         """
-        token = self.token or (self.token_file and _read_token(self.token_file, self.role))
+        token = self.plain_token()
         return (("authorization", f"Bearer {token}"),) if token else ()
+
+    def plain_token(self) -> str:
+        """The own token; empty for none.
+
+        Raises:
+            ConfigError: Its file cannot be read, or holds none.
+        """
+        if self.token or self.token_file is None:
+            return self.token
+        return _read_token(self.token_file, self.role)
 
     def check_address(self, address: str) -> None:
         """Refuses to send a token over a connection that others could read.

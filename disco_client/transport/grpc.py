@@ -449,6 +449,7 @@ class SessionStream:
                     on_queued(_position(queued))
                 elif received.kind == EnvelopeKind.READY:
                     self._ready = controller_pb2.SessionReady.FromString(received.payload)
+                    self.draining = ()  # those that do are told again
                     return
                 elif received.kind == EnvelopeKind.ENDED:
                     ended = controller_pb2.SessionEnded.FromString(received.payload)
@@ -473,7 +474,7 @@ class SessionStream:
                     if set(have) >= nodes:
                         return list(have.values())
                 elif received.kind == EnvelopeKind.CORDON:
-                    self._note_draining(received.worker_plus_one - 1)
+                    self._note_draining(received)
                 elif received.kind == EnvelopeKind.ENDED:
                     ended = controller_pb2.SessionEnded.FromString(received.payload)
                     raise error_before(ended, name)
@@ -566,7 +567,7 @@ class SessionStream:
         elif kind == EnvelopeKind.LOG:
             self._printed(controller_pb2.LogLines.FromString(received.payload), events)
         elif kind == EnvelopeKind.CORDON:
-            self._note_draining(received.worker_plus_one - 1)
+            self._note_draining(received)
         elif kind == EnvelopeKind.HAVE:
             self._have(controller_pb2.Have.FromString(received.payload))
         elif kind == EnvelopeKind.EXPIRING:
@@ -585,10 +586,14 @@ class SessionStream:
         self.expiry = Expiry(limit_name(told.reason), told.limit_s, at)
         _logger.warning("%s", told.message)
 
-    def _note_draining(self, worker: int) -> None:
-        """Notes that the node of a worker takes no new sessions."""
+    def _note_draining(self, received: EncodedEnvelope) -> None:
+        """Notes that the node of a worker takes no new sessions, or takes them again."""
+        worker = received.worker_plus_one - 1
         nodes = [rank.node for rank in self._ready.ranks if rank.worker == worker]
-        self.draining = tuple(dict.fromkeys((*self.draining, *nodes)))
+        known = dict.fromkeys((*self.draining, *nodes))
+        if controller_pb2.Cordon.FromString(received.payload).lifted:
+            known = dict.fromkeys(node for node in known if node not in nodes)
+        self.draining = tuple(known)
 
     def _printed(self, said: controller_pb2.LogLines, events: Events) -> None:
         lines = self._lines.receive(said.worker, said.first, said.lines)

@@ -383,6 +383,7 @@ class NodeView:
         age_s: For how long it has been here, in seconds.
         latency_s: The round-trip time of a request; None where it did not answer.
         carrier: What carries its stream: ``frames`` or ``grpc``.
+        drained: Who drained it and why, where an administrator did.
     """
 
     name: str
@@ -394,6 +395,7 @@ class NodeView:
     age_s: float
     latency_s: float | None = None
     carrier: str = ""
+    drained: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,7 +475,7 @@ class SessionView:
         end_message: The reason in words, likewise.
         carrier: What carries the stream of its client, ``frames`` or ``grpc``; empty where none
             is connected.
-        waits: Where it waits for slots, what for, in words; else empty.
+        waits_for: Where it waits for slots: why it has none, in words.
         ends_in_s: Where a limit will end it soon, in how many seconds; else None.
         ends_by: Which limit: ``length`` or ``idle``; else empty.
     """
@@ -494,7 +496,7 @@ class SessionView:
     end_reason: str = ""
     end_message: str = ""
     carrier: str = ""
-    waits: str = ""
+    waits_for: str = ""
     ends_in_s: float | None = None
     ends_by: str = ""
 
@@ -589,6 +591,7 @@ def _decode_node(raw: controller_pb2.NodeOverview) -> NodeView:
         info.age_s,
         raw.latency_s if raw.HasField("latency_s") else None,
         info.carrier,
+        info.drained,
     )
 
 
@@ -612,7 +615,7 @@ def _decode_session(raw: controller_pb2.SessionOverview) -> SessionView:
         info.end_reason,
         info.end_message,
         info.carrier,
-        describe_wait(info.queued) if info.HasField("queued") else "",
+        info.waits_for,
         info.ends_in_s if info.HasField("ends_in_s") else None,
         limit_name(info.ends_by) if info.HasField("ends_in_s") else "",
     )

@@ -44,7 +44,7 @@ def _read_sizes(_context: click.Context, _parameter: click.Parameter, text: str)
     "--workers",
     type=click.IntRange(1),
     metavar="N",
-    help="On how many workers.  [default: all free slots, at most 16]",
+    help="Measure on this many workers.  [default: all free slots, at most 16]",
 )
 @click.option(
     "--sizes",
@@ -52,7 +52,7 @@ def _read_sizes(_context: click.Context, _parameter: click.Parameter, text: str)
     default=_SIZES,
     show_default=True,
     metavar="LIST",
-    help="Of arrays.",
+    help="Measure arrays of these sizes.",
 )
 @click.option(
     "--rounds",
@@ -60,7 +60,7 @@ def _read_sizes(_context: click.Context, _parameter: click.Parameter, text: str)
     default=5,
     show_default=True,
     metavar="N",
-    help="How often each figure is measured.",
+    help="Measure each figure this many times.",
 )
 @json_option()
 @report_errors
@@ -68,7 +68,7 @@ def _read_sizes(_context: click.Context, _parameter: click.Parameter, text: str)
 def bench(
     workers: int | None, sizes: tuple[int, ...], rounds: int, as_json: bool, controller: Controller
 ) -> None:
-    """Measures how fast the cluster is.
+    """Measure how fast the cluster is.
 
     It takes some seconds, in a session of its own. Commands and syncs are those of this
     program, so they take the way between it and the cluster. Of each figure the median of

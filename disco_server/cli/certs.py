@@ -22,30 +22,30 @@ _days = click.option(
     type=click.FloatRange(min=0, max=36500, min_open=True),
     default=365.0,
     show_default=True,
-    help="How long they are valid.",
+    help="Let them be valid for this many days.",
 )
 _hosts = click.option(
     "--host",
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="A name or an address of a machine where a daemon listens, besides localhost; repeatable.",
+    help="Name a machine where a daemon listens, or its address, besides localhost; repeatable.",
 )
 
 
 @click.group()
 def certs() -> None:
-    """Makes certificates for the daemons and clients of a cluster."""
+    """Make certificates for the daemons and clients of a cluster."""
 
 
 @certs.command()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @_hosts
 @_days
-@json_option("One JSON object with the files.")
+@json_option("Print one JSON object with the files.")
 @report_errors
 def init(folder: Path, hosts: tuple[str, ...], days: float, as_json: bool) -> None:
-    """Makes an authority and certificates in DIR, which begins empty.
+    """Make an authority and certificates in DIR, which begins empty.
 
     There is one for the controller, and one for each role: worker, client, observer and
     admin. ca.key signs new ones: keep it away from the cluster.
@@ -113,12 +113,12 @@ def _what_next(folder: Path, host: str) -> str:
 @click.argument("name")
 @_hosts
 @_days
-@json_option("One JSON object with the files.")
+@json_option("Print one JSON object with the files.")
 @report_errors
 def issue(
     folder: Path, role: str, name: str, hosts: tuple[str, ...], days: float, as_json: bool
 ) -> None:
-    """Makes one more certificate with the authority in DIR.
+    """Make one more certificate with the authority in DIR.
 
     It is called ROLE-NAME.pem. NAME is a person, or of a worker its node, which may register
     under no other name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -32,8 +33,8 @@ def context() -> None:
 
 @context.command()
 @click.argument("name")
-@click.option("--address", metavar="HOST:PORT", required=True, help="The controller.")
-@credential_options
+@click.option("--address", metavar="HOST:PORT", required=True, help="Reach the controller there.")
+@functools.partial(credential_options, environ=False)
 @click.option(
     "--token",
     "with_token",
@@ -41,7 +42,7 @@ def context() -> None:
     help="Ask for your token, or read it from standard input, and keep it in the file.",
 )
 @click.option("--use", "used", is_flag=True, help="Make it the current one.")
-@json_option("One JSON object with what was added.")
+@json_option("Print one JSON object with what was added.")
 @report_errors
 def add(
     name: str, address: str, with_token: bool, used: bool, as_json: bool, **files: Path | None
@@ -78,7 +79,7 @@ def _read_token() -> str:
 
 @context.command()
 @click.argument("name")
-@json_option("One JSON object with what is used.")
+@json_option("Print one JSON object with what is used.")
 @report_errors
 def use(name: str, as_json: bool) -> None:
     """Make NAME the current context."""
@@ -93,7 +94,7 @@ def use(name: str, as_json: bool) -> None:
 
 @context.command()
 @click.argument("name")
-@json_option("One JSON object with what was removed.")
+@json_option("Print one JSON object with what was removed.")
 @report_errors
 def remove(name: str, as_json: bool) -> None:
     """Remove NAME; the controller itself goes on."""

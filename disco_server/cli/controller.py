@@ -22,7 +22,7 @@ __all__ = ["main"]
 @setting_options(ControllerConfig)
 @report_errors
 def main(config: Path | None, **flags: object) -> None:
-    """Runs the controller: takes sessions and places them on worker daemons."""
+    """Run the controller: take sessions and place them on worker daemons."""
     die_with_parent_in(os.environ)
     settings = ControllerConfig.load(flags, file=config)
     logs.setup(settings.log_level, settings.log_format)

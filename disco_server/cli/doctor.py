@@ -56,17 +56,17 @@ class _Checked:
 
 @click.command()
 @click.option("--gpu", is_flag=True, help="Fail also where this machine cannot work on GPUs.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option(
     "--session",
     metavar="NAME",
-    help="Instead of this machine, look at a session, given by its name or id: what each "
-    "rank does, its Python stack, and what the session waits for.",
+    help="Look at a session instead of this machine: show what each rank does, its Python "
+    "stack, and what the session waits for.",
 )
 @click.option(
     "--cluster",
     is_flag=True,
-    help="Instead of this machine, check the cluster: releases, how far each node is away, and "
+    help="Check the cluster instead of this machine: releases, how far each node is away, and "
     "an allreduce on the workers of all free slots.",
 )
 @report_errors
@@ -74,7 +74,7 @@ class _Checked:
 def doctor(
     gpu: bool, as_json: bool, session: str | None, cluster: bool, controller: Controller
 ) -> None:
-    """Checks this machine and says what to do about what is missing.
+    """Check this machine, and say what to do about what is missing.
 
     The exit code is 0 where all that sessions on CPUs need is there and nothing is
     broken, else 1; with --gpu, what sessions on GPUs need must be there too. With

@@ -19,8 +19,8 @@ from typing import IO, Any, Self
 import click
 
 from disco_client.errors import ConfigError, DiscoError
-from disco_server.cli.options import json_option, report_errors, setting_option
-from disco_server.config import DaemonConfig
+from disco_server.cli.options import json_option, report_errors
+from disco_server.config import LOG_LEVELS
 from disco_server.devices.probe import explain
 from disco_server.observe.lifetime import PARENT_VARIABLE, die_with
 from disco_server.settings import OFF, NoVisibleGpu, cpu_cores, read_devices, refuse
@@ -258,21 +258,22 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="How many worker daemons.",
+    help="Start this many worker daemons.",
 )
 @click.option(
     "--slots",
     type=click.IntRange(1, 256),
     default=None,
-    help="Slots of each of them.  [default: CPU cores, or one for each GPU]",
+    help="Give each of them this many slots.  [default: CPU cores, or one for each GPU]",
 )
 @click.option(
     "--devices",
     metavar="LIST",
     envvar="DISCO_DEVICES",
+    show_envvar=True,
     default="cpu",
-    help="As of disco-worker: cpu; cuda or rocm for every visible GPU; or cuda:0,1. With several "
-    "nodes the GPUs are divided among them, in order.  [default: cpu]",
+    help="Offer these devices: cpu; cuda or rocm for every visible GPU; or cuda:0,1. Several "
+    "nodes divide the GPUs among them, in order.  [default: cpu]",
 )
 @click.option(
     "--listen",
@@ -289,7 +290,7 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     "--http",
     metavar="HOST:PORT",
     default=None,
-    help="Where the controller serves the dashboard and its metrics; nodes choose free ports.  "
+    help="Serve the dashboard and metrics of the controller there; nodes choose free ports.  "
     "[default: nowhere]",
 )
 @click.option(
@@ -297,36 +298,42 @@ def _script_folder(command: Sequence[str]) -> list[str]:
     "allow_modules",
     multiple=True,
     metavar="PATTERN",
-    help="What sessions may import besides the functions of numpy and cupy; repeatable.  "
+    help="Let sessions import this besides the functions of numpy and cupy; repeatable.  "
     "[default: anything, or nothing beside --listen]",
 )
 @click.option(
     "--allow-read",
     multiple=True,
     metavar="PATH",
-    help="A folder or file that sessions may read; repeatable.  [default: anything]",
+    help="Let sessions read this folder or file; repeatable.  [default: anything]",
 )
 @click.option(
     "--allow-save",
     multiple=True,
     metavar="DIR",
-    help="A folder in which sessions may save checkpoints; repeatable.  [default: anywhere]",
+    help="Let sessions save checkpoints in this folder; repeatable.  [default: anywhere]",
 )
 @click.option(
     "--allow-load",
     multiple=True,
     metavar="PATH",
-    help="A folder or file that sessions may load modules from, or 'uploads'; repeatable.  "
+    help="Let sessions load modules from this folder or file, or 'uploads'; repeatable.  "
     "[default: anything, or nothing beside --allow-module or --listen]",
 )
-@setting_option(DaemonConfig.table()["log_level"])
+@click.option(
+    "--log-level",
+    type=click.Choice(LOG_LEVELS, case_sensitive=False),
+    envvar="DISCO_LOG_LEVEL",
+    show_envvar=True,
+    help="Log nothing less severe than this.  [default: warning]",
+)
 @click.option(
     "--detach",
     is_flag=True,
     help="Return when the cluster is ready, and let it run; it becomes the context `local`.",
 )
 @click.option("--stop", "stopped", is_flag=True, help="Stop the cluster that --detach has left.")
-@json_option("Without a command, one JSON object when the cluster is ready.")
+@json_option("Print one JSON object when the cluster is ready, if there is no command.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @report_errors
 def local(  # noqa: PLR0913  (what a person may say, each by its name)

@@ -26,7 +26,7 @@ __all__ = ["logs"]
 
 @click.command()
 @session_argument()
-@click.option("--rank", type=click.IntRange(0), metavar="N", help="One rank alone.")
+@click.option("--rank", type=click.IntRange(0), metavar="N", help="Show one rank alone.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is printed, until Ctrl-C.")
 @click.option(
     "-n",
@@ -35,8 +35,8 @@ __all__ = ["logs"]
     metavar="N",
     help="Begin with at most so many lines.  [default: all that are kept]",
 )
-@click.option("-t", "--timestamps", is_flag=True, help="When each line came to the controller.")
-@json_option("One JSON object a line.")
+@click.option("-t", "--timestamps", is_flag=True, help="Show when each line came.")
+@json_option("Print one JSON object a line.")
 @report_errors
 @dial_options
 def logs(
@@ -48,11 +48,12 @@ def logs(
     as_json: bool,
     controller: Controller,
 ) -> None:
-    """Shows what the ranks of SESSION printed.
+    """Show what the ranks of SESSION printed.
 
-    SESSION is a name or an id. The controller keeps the last 10000 lines of a session, in
-    1 MiB at most, for ten minutes beyond its end. Who reads too slowly misses lines, and is
-    told how many.
+    SESSION is a name, an id, or the beginning of an id. The controller keeps
+    the last 10000 lines of a session, in 1 MiB at most, for ten minutes
+    beyond its end. A reader that is too slow misses lines, and is told how
+    many.
     """
     from disco_client.transport.admin import read_logs
 

@@ -16,10 +16,12 @@ from disco_client.version import __version__
 from disco_server.cli.bench import bench
 from disco_server.cli.certs import certs
 from disco_server.cli.contexts import context
+from disco_server.cli.dashboard import dashboard
 from disco_server.cli.doctor import doctor
+from disco_server.cli.drain import drain
 from disco_server.cli.local import local
 from disco_server.cli.logs import logs
-from disco_server.cli.options import EXIT_FAILED, json_option, wants_all
+from disco_server.cli.options import EXIT_FAILED, json_option, keep_examples, wants_all
 from disco_server.cli.run import run
 from disco_server.cli.sessions import sessions, status, stop
 from disco_server.cli.stack import stack
@@ -41,21 +43,21 @@ _WHERE = {
 
 @click.command()
 @click.argument("shell", type=click.Choice(tuple(_WHERE)))
-@json_option("One JSON object with the script.")
+@json_option("Print one JSON object with the script.")
 @click.pass_context
 def completion(context: click.Context, shell: str, as_json: bool) -> None:
-    """Prints a script for the completion of commands by SHELL.
+    """Print a script by which SHELL completes commands.
 
-    For bash, in ~/.bashrc:
+    For bash, put this into ~/.bashrc, and for zsh the same into ~/.zshrc:
 
         eval "$(disco completion bash)"
 
-    For zsh the same in ~/.zshrc; for fish, into a file:
+    For fish, write it into a file:
 
         disco completion fish > ~/.config/fish/completions/disco.fish
 
-    Where a command takes a session, the names of those that run are completed, if the
-    controller answers at once.
+    Where a command takes a session or a node, the names of those that run
+    are completed, if the controller answers at once.
     """
     kind = get_completion_class(shell)
     assert kind is not None  # noqa: S101  (click knows those that may be chosen)
@@ -70,7 +72,7 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
 
 _EPILOG = """Exit codes: 0 done; 1 failed, or something is wrong; 2 an option, a setting or a
 file cannot be as it is; 3 no controller answers; 4 it lets you not in, or that is somebody
-else's; 5 there is no such session."""
+else's; 5 there is no such session or node."""
 
 
 class _Disco(click.Group):
@@ -106,18 +108,20 @@ class _Disco(click.Group):
     "--verbose",
     is_flag=True,
     envvar="DISCO_VERBOSE",
-    help="Show of errors also where they came from.",
+    show_envvar=True,
+    help="Show where an error came from.",
 )
 def main(verbose: bool) -> None:
-    """One program on many devices, driven from one place."""
+    """Run one program on many devices, driven from one place."""
     del verbose  # read where errors are reported
 
 
 for _command in (
-    *(bench, certs, completion, context, doctor, local, logs, run),
-    *(sessions, stack, status, stop, top, trace),
+    *(bench, certs, completion, context, dashboard, doctor, drain, local),
+    *(logs, run, sessions, stack, status, stop, top, trace),
 ):
     main.add_command(_command)
+keep_examples(main)
 
 
 if __name__ == "__main__":

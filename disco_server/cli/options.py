@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import traceback
@@ -19,6 +20,7 @@ from disco_client.errors import (
     ConfigError,
     ConnectionFailed,
     DiscoError,
+    NoSuchNode,
     NoSuchSession,
 )
 from disco_client.text import for_terminal
@@ -38,12 +40,15 @@ __all__ = [
     "EXIT_UNREACHED",
     "EXIT_USAGE",
     "Controller",
+    "ShownVariable",
     "avoid_grpc_forks",
     "config_option",
     "credential_options",
     "dial_options",
     "fail",
     "json_option",
+    "keep_examples",
+    "node_argument",
     "quieten_grpc",
     "report_errors",
     "say",
@@ -62,13 +67,14 @@ EXIT_UNREACHED: Final = 3
 EXIT_DENIED: Final = 4
 """The exit code of a command that was refused, or asked for another owner's session."""
 EXIT_UNKNOWN: Final = 5
-"""The exit code of a command for a session that does not exist."""
+"""The exit code of a command for a session or node that does not exist."""
 
 _EXITS: Final[tuple[tuple[type[DiscoError], int], ...]] = (
     (ConfigError, EXIT_USAGE),
     (AccessDenied, EXIT_DENIED),
     (ConnectionFailed, EXIT_UNREACHED),
     (NoSuchSession, EXIT_UNKNOWN),
+    (NoSuchNode, EXIT_UNKNOWN),
 )
 
 _CREDENTIALS = ("tls_ca", "tls_cert", "tls_key", "token_file")
@@ -80,15 +86,37 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+class ShownVariable(click.Option):
+    """An option whose help names its variable of the environment, which is read elsewhere.
+
+    Where a setting comes from is decided in one place for commands, daemons and programs.
+    """
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Leaves the variable to whoever reads the setting."""
+        del ctx
+        return None
+
+
+def keep_examples(command: click.Command) -> None:
+    """Lets the help of a command, and of those below it, keep the lines of indented examples."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(f"\b\n{each}" if each[:1] == " " else each for each in paragraphs)
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            keep_examples(each)
+
+
 def config_option(command: Callable[_P, _R]) -> Callable[_P, _R]:
     """Adds ``--config FILE``, which arrives as ``config: Path | None``."""
     return click.option(
         "--config",
         type=click.Path(dir_okay=False, path_type=Path),
         envvar="DISCO_CONFIG",
+        show_envvar=True,
         metavar="FILE",
-        help="Settings as TOML, in tables [controller] and [worker]. "
-        "Flags come first, then DISCO_* variables, then this file.",
+        help="Read settings from this file, TOML with the tables [controller] and [worker]. "
+        "Options come first, then variables, then the file.",
     )(command)
 
 
@@ -109,11 +137,13 @@ def setting_options(kind: type[Settings]) -> Callable[[Callable[_P, _R]], Callab
 
 def setting_option(row: Setting) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Makes the option of a setting; if it is left out the value is None, or no values."""
-    more: dict[str, Any] = {"multiple": row.repeats}
+    more: dict[str, Any] = {"multiple": row.repeats, "cls": ShownVariable}
+    more |= {"envvar": row.variable, "show_envvar": True}
     if isinstance(row.read, OneOf):
         more["type"] = click.Choice(row.read.choices, case_sensitive=False)
     elif row.read is read_switch:
-        more = {"is_flag": True, "default": None}
+        del more["multiple"]
+        more |= {"is_flag": True, "default": None}
     elif row.read is read_path:
         more["type"] = click.Path(dir_okay=row.metavar == "DIR", path_type=Path)
     text = f"{row.text}  [default: {row.default}]" if row.default else row.text
@@ -125,17 +155,21 @@ def dial_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @click.option(
         "--address",
+        cls=ShownVariable,
+        envvar="DISCO_ADDRESS",
+        show_envvar=True,
         metavar="HOST:PORT",
         default=None,
-        help="The controller.  "
-        f"[default: DISCO_ADDRESS, else the context's, else {DEFAULT_ADDRESS}]",
+        help=f"Ask this controller.  [default: the context's, else {DEFAULT_ADDRESS}]",
     )
     @click.option(
         "--context",
+        cls=ShownVariable,
+        envvar="DISCO_CONTEXT",
+        show_envvar=True,
         metavar="NAME",
         default=None,
-        help="A controller that `disco context` knows.  [default: DISCO_CONTEXT, or what `disco "
-        "context use` said]",
+        help="Ask the controller of this context.  [default: that of `disco context use`]",
     )
     @credential_options
     @functools.wraps(command)
@@ -151,22 +185,28 @@ def dial_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
     return cast("Callable[_P, _R]", dialling)
 
 
-def credential_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Adds the files of one's credentials, which arrive as ``tls_ca``, ... ``token_file``."""
+def credential_options(command: Callable[_P, _R], *, environ: bool = True) -> Callable[_P, _R]:
+    """Adds the files of one's credentials, which arrive as ``tls_ca``, ... ``token_file``.
+
+    `environ` says whether variables of the environment are read where one is left out.
+    """
     texts = (
-        "The CA certificate that verifies the controller's.  [default: DISCO_TLS_CA]",
-        "Your certificate, where the controller wants one.  [default: DISCO_TLS_CERT]",
-        "Its key.  [default: DISCO_TLS_KEY]",
-        "A file with your token.  [default: DISCO_TOKEN_FILE, or DISCO_TOKEN itself]",
+        "Verify the controller's certificate by this one of an authority.",
+        "Show this certificate, where the controller wants one.",
+        "Use this key of the certificate.",
+        "Show the token in this file.",
     )
-    file = click.Path(dir_okay=False, path_type=Path)
+    more: dict[str, Any] = {"type": click.Path(dir_okay=False, path_type=Path), "metavar": "FILE"}
     for name, text in reversed(tuple(zip(_CREDENTIALS, texts, strict=True))):
+        if environ:
+            variable = f"DISCO_{name.upper()}"
+            more |= {"cls": ShownVariable, "envvar": variable, "show_envvar": True}
         option = f"--{name.replace('_', '-')}"
-        command = click.option(option, name, type=file, metavar="FILE", help=text)(command)
+        command = click.option(option, name, help=text, **more)(command)
     return command
 
 
-def json_option(text: str = "One JSON object instead of tables.") -> Callable[..., Any]:
+def json_option(text: str = "Print one JSON object instead of tables.") -> Callable[..., Any]:
     """Adds ``--json``, which arrives as ``as_json: bool``; the text is its help."""
     return click.option("--json", "as_json", is_flag=True, help=text)
 
@@ -176,10 +216,27 @@ def session_argument(*, required: bool = True, **options: Any) -> Callable[..., 
     return click.argument("session", required=required, shell_complete=_complete_session, **options)
 
 
+def node_argument(**options: Any) -> Callable[..., Any]:
+    """Adds NODE, a name or its beginning, which arrives as ``node``; shells complete the names."""
+    return click.argument("node", shell_complete=_complete_node, **options)
+
+
 def _complete_session(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """The names of sessions, if the controller answers at once."""
+    sessions, _nodes = _listed(context)
+    return [name for name in sessions if name.startswith(incomplete)]
+
+
+def _complete_node(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The names of nodes, if the controller answers at once."""
+    _sessions, nodes = _listed(context)
+    return [name for name in nodes if name.startswith(incomplete)]
+
+
+def _listed(context: click.Context) -> tuple[list[str], list[str]]:
+    """The names of the controller's sessions and nodes, if it answers at once."""
     quieten_grpc()
-    from disco_client.transport.admin import ask_for_sessions
+    from disco_client.transport.admin import list_cluster
     from disco_client.transport.channel import ReloadingChannel
     from disco_client.transport.contexts import find_controller
 
@@ -194,10 +251,10 @@ def _complete_session(context: click.Context, _: click.Parameter, incomplete: st
             token_file=given.get("token_file"),
         )
         with contextlib.closing(ReloadingChannel(address, credentials)) as line:
-            found = ask_for_sessions(line, _COMPLETE_S)
+            found = list_cluster(line, _COMPLETE_S)
     except DiscoError:
-        return []
-    return [name for _, name in found if name.startswith(incomplete)]
+        return [], []
+    return [each.name for each in found.sessions], [each.name for each in found.nodes]
 
 
 @dataclass(frozen=True, slots=True)

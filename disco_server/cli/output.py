@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disco_client.errors import AccessDenied, ConnectionFailed
-from disco_client.text import harmless
+from disco_client.text import harmless, short_ids
 
 __all__ = [
     "Column",
@@ -31,6 +31,7 @@ __all__ = [
     "rate",
     "repeat",
     "show_live",
+    "shown_ids",
     "size",
 ]
 
@@ -58,6 +59,13 @@ def console(*, markup: bool = True, quiet: bool = False) -> Console:
     """The console for tables; off a terminal nothing is wrapped or cut, so that grep finds it."""
     width = None if sys.stdout.isatty() else _UNBOUNDED
     return _Harmless(width=width, highlight=False, markup=markup, quiet=quiet)
+
+
+def shown_ids(ids: Iterable[int]) -> dict[int, str]:
+    """How tables name sessions: so short that commands still know which; off a terminal whole."""
+    if sys.stdout.isatty():
+        return short_ids(ids)
+    return {each: f"{each:016x}" for each in ids}
 
 
 @dataclass(frozen=True, slots=True)

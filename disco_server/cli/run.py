@@ -38,7 +38,7 @@ __all__ = ["run"]
     type=click.IntRange(1),
     required=True,
     metavar="N",
-    help="How many workers the session has.",
+    help="Open a session of this many workers.",
 )
 @click.option(
     "--groups",
@@ -46,20 +46,20 @@ __all__ = ["run"]
     type=click.IntRange(1),
     default=1,
     metavar="N",
-    help="Into how many groups they are divided.  [default: 1]",
+    help="Divide them into this many groups.  [default: 1]",
 )
-@click.option("--name", help="What lists call the session.  [default: the script's name]")
-@click.option("--ccl", metavar="NAME", help="The collective library.")
+@click.option("--name", help="Let lists call the session so.  [default: the script's name]")
+@click.option("--ccl", metavar="NAME", help="Use this collective library.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=90.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for slots.",
+    help="Wait so long for slots.",
 )
-@click.option("--logs/--no-logs", default=True, help="Whether to show what workers print.")
-@json_option("One JSON object on standard error at the end: the session and the exit code.")
+@click.option("--logs/--no-logs", default=True, help="Show what workers print, or do not.")
+@json_option("Print one JSON object on standard error at the end, with session and exit code.")
 @click.argument("script", type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @report_errors
@@ -71,7 +71,7 @@ def run(
     controller: Controller,
     **wanted: Any,
 ) -> None:
-    """Runs a Python file, SCRIPT, with an open session.
+    """Run a Python file, SCRIPT, with an open session.
 
     The session is its global ``session``. Everything after SCRIPT is for the script, in
     sys.argv. The session ends with it, and the exit code is the script's. Options stand

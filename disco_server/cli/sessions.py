@@ -13,8 +13,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from disco_client.errors import AccessDenied, ConnectionFailed, NoSuchSession, SessionError
-from disco_client.text import natural
+from disco_client.errors import NoSuchSession, SessionError
+from disco_client.text import ids_beginning_with, many, natural, some
 from disco_server.cli.options import (
     Controller,
     dial_options,
@@ -32,11 +32,12 @@ from disco_server.cli.output import (
     rate,
     repeat,
     show_live,
+    shown_ids,
     size,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -76,16 +77,16 @@ _ENDED = (
     "--all",
     "with_ended",
     is_flag=True,
-    help="Also those that ended or failed within the last ten minutes, and why.",
+    help="Show also those that ended or failed within the last ten minutes, and why.",
 )
 @json_option()
 @report_errors
 @dial_options
 def sessions(session: str | None, with_ended: bool, as_json: bool, controller: Controller) -> None:
-    """Lists sessions, or shows what each rank of SESSION does.
+    """List sessions, or show what each rank of SESSION does.
 
-    SESSION is a name or an id. Of other owners' sessions only what lists say
-    is shown.
+    SESSION is a name, an id, or the beginning of an id. Of other owners'
+    sessions only what lists say is shown.
     """
     from disco_client.transport.admin import ask_for_overview
 
@@ -100,23 +101,40 @@ def sessions(session: str | None, with_ended: bool, as_json: bool, controller: C
     elif as_json:
         click.echo(json.dumps([each.as_dict() for each in view.sessions]))
     else:
-        console().print(_list(view.sessions))
+        ids = shown_ids(each.session for each in view.sessions)
+        console().print(_list(view.sessions, ids))
         if with_ended:
-            console().print(_list_ended(view.sessions))
+            console().print(_list_ended(view.sessions, ids))
 
 
 def choose(view: Overview, name: str) -> SessionView:
     """The session of that name or id; of several the caller's own, and of those the newest.
 
     Raises:
-        NoSuchSession: There is none.
+        NoSuchSession: There is none, or several ids begin so.
     """
     found = [s for s in view.sessions if name in (s.name, f"{s.session:016x}")]
+    found = found or _beginning_with(view, name)
     if not found:
         known = ", ".join(repr(s.name) for s in view.sessions if s.ended_s is None) or "none"
         msg = f"expected a session that runs, got {name!r}; there run: {known}"
         raise NoSuchSession(msg)
     return max(found, key=lambda s: (s.yours, s.ended_s is None, -s.age_s))
+
+
+def _beginning_with(view: Overview, given: str) -> list[SessionView]:
+    """The session whose id begins so: of those that run first, then of the caller's own."""
+    for over in (False, True):
+        listed = {s.session: s for s in view.sessions if (s.ended_s is not None) == over}
+        found = [listed[each] for each in ids_beginning_with(listed, given)]
+        found = [s for s in found if s.yours] or found
+        if len(found) > 1:
+            several = some(sorted(f"{s.session:016x} ({s.name!r})" for s in found))
+            msg = f"expected one session, got {given!r}, with which several ids begin: {several}"
+            raise NoSuchSession(msg)
+        if found:
+            return found
+    return []
 
 
 def _client(session: SessionView) -> str:
@@ -127,7 +145,7 @@ def _client(session: SessionView) -> str:
     return "away" if left is None else f"away, {duration(left)} left"
 
 
-def _list(found: Sequence[SessionView]) -> FittedTable:
+def _list(found: Sequence[SessionView], ids: Mapping[int, str]) -> FittedTable:
     rows: list[tuple[str, ...]] = []
     for s in found:
         if s.ended_s is not None:
@@ -135,17 +153,17 @@ def _list(found: Sequence[SessionView]) -> FittedTable:
         known = (count(s.executed), count(s.queued)) if s.yours else ("", "")
         where = str(len(s.nodes)) if s.ranks else ""
         life = (s.state, _client(s), duration(s.age_s))
-        named = (f"{s.session:016x}", s.name, s.owner)
+        named = (ids[s.session], s.name, s.owner)
         rows.append((*named, *life, str(s.num_workers), where, *known))
     return FittedTable("sessions", _LISTED, rows)
 
 
-def _list_ended(found: Sequence[SessionView]) -> FittedTable:
+def _list_ended(found: Sequence[SessionView], ids: Mapping[int, str]) -> FittedTable:
     """A table of the sessions that are over, the last one first."""
     over = sorted(((s.ended_s, s) for s in found if s.ended_s is not None), key=itemgetter(0))
     rows = [
         (
-            *(f"{s.session:016x}", s.name, s.owner, s.state, f"{duration(ago)} ago"),
+            *(ids[s.session], s.name, s.owner, s.state, f"{duration(ago)} ago"),
             *(str(s.num_workers), s.end_message),
         )
         for ago, s in over
@@ -157,7 +175,7 @@ def _details(session: SessionView) -> RenderableType:
     head = Table.grid(padding=(0, 2))
     state = f"{session.state}, for {duration(session.age_s)}"
     if session.state == "queued":
-        state += f": {session.waits or _FEW}"
+        state += f": {session.waits_for}"
     if session.ends_in_s is not None:
         state += f"; ends in {duration(session.ends_in_s)} ({session.ends_by})"
     facts = {
@@ -233,11 +251,11 @@ _INTERVAL_S = 2.0
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Show it every 2 s, until q or Ctrl-C.")
-@json_option("One JSON object instead of tables; with --watch, one a line.")
+@json_option("Print one JSON object instead of tables; with --watch, one a line.")
 @report_errors
 @dial_options
 def status(controller: Controller, watch: bool, as_json: bool) -> None:
-    """Shows nodes, slots and sessions."""
+    """Show nodes, slots and sessions."""
     with controller.dialled() as line:
         if as_json:
             repeat(lambda: _write(_ask(line)), _INTERVAL_S, once=not watch)
@@ -246,22 +264,9 @@ def status(controller: Controller, watch: bool, as_json: bool) -> None:
 
 
 def _ask(line: ReloadingChannel) -> controller_pb2.ListResult:
-    # Imported here, so that --help loads none of it.
-    import grpc
+    from disco_client.transport.admin import list_cluster  # --help loads none of it
 
-    from disco_client.pb import controller_pb2
-    from disco_client.transport.channel import ask, denied, details
-
-    listing = line.unary_unary(
-        "/disco.v1.SessionService/List",
-        response_deserializer=controller_pb2.ListResult.FromString,
-    )
-    try:
-        return ask(listing, b"", timeout=_TIMEOUT_S)
-    except grpc.RpcError as error:
-        refused: AccessDenied | None = denied(error)
-        msg = f"the controller at {line.address} does not answer ({details(error)})"
-        raise refused or ConnectionFailed(msg) from None
+    return list_cluster(line, _TIMEOUT_S)
 
 
 def _write(found: controller_pb2.ListResult) -> None:
@@ -278,7 +283,7 @@ def _write(found: controller_pb2.ListResult) -> None:
 
 _NODES = (
     Column("node", 9, least=40),
-    Column("state", 8),
+    Column("state", 8, least=10),
     Column("slots", 6),
     Column("free", 7),
     Column("devices", 5, least=8),
@@ -299,8 +304,6 @@ _SESSIONS = (
 _NOTE = Column("why", 7, least=16, folded=True)
 """Shown where there is something to say."""
 
-_FEW = "too few slots are free"
-
 
 def _draw(found: controller_pb2.ListResult, address: str) -> Group:
     nodes: list[tuple[str, ...]] = []
@@ -308,14 +311,15 @@ def _draw(found: controller_pb2.ListResult, address: str) -> Group:
         kinds = ", ".join(sorted(set(node.devices)))
         counts = (str(node.slots), str(node.free_slots))
         lately = (node.version, node.carrier, duration(node.age_s))
-        nodes.append((node.name, node.state, *counts, kinds, *lately))
+        nodes.append((node.name, _state_of(node), *counts, kinds, *lately))
     sessions: list[tuple[str, ...]] = []
+    ids = shown_ids(each.session for each in found.sessions)
     for s in found.sessions:
         where = ", ".join(sorted({rank.node for rank in s.ranks}, key=natural))
         left = f", {duration(s.lease_left_s)} left" * s.HasField("lease_left_s")
         life = (s.owner, s.carrier, duration(s.age_s))
         known = (s.state + left, str(s.num_workers), where, *life)
-        sessions.append((f"{s.session:016x}", s.name, *known, _note(s)))
+        sessions.append((ids[s.session], s.name, *known, _note(s)))
     noted = any(row[-1] for row in sessions)
     shown = sessions if noted else [row[:-1] for row in sessions]
     return Group(
@@ -326,11 +330,19 @@ def _draw(found: controller_pb2.ListResult, address: str) -> Group:
 
 def _note(session: controller_pb2.SessionInfo) -> str:
     """What a session waits for, or which limit ends it soon."""
-    from disco_client.wire.reports import describe_wait, limit_name
+    from disco_client.wire.reports import limit_name
 
     if session.HasField("ends_in_s"):
         return f"ends in {duration(session.ends_in_s)}: {limit_name(session.ends_by)}"
-    return (describe_wait(session.queued) or _FEW) if session.HasField("queued") else ""
+    return session.waits_for
+
+
+def _state_of(node: controller_pb2.NodeInfo) -> str:
+    """Whether it takes sessions, and of one that drains who wanted it and what is still there."""
+    if node.state != "draining":
+        return node.state
+    held = f", {many(node.held_slots, 'slot')} in use" * bool(node.held_slots)
+    return f"DRAINING{f' ({node.drained})' * bool(node.drained)}{held}"
 
 
 # ``disco stop``: ends sessions.
@@ -342,14 +354,15 @@ _LOOK_S = 0.1
 
 @click.command()
 @session_argument(nargs=-1)
-@json_option("One JSON object with what was stopped.")
+@json_option("Print one JSON object with what was stopped.")
 @report_errors
 @dial_options
 def stop(session: tuple[str, ...], as_json: bool, controller: Controller) -> None:
-    """Ends each SESSION, and waits until its slots are free.
+    """End each SESSION, and wait until its slots are free.
 
-    SESSION is a name or an id. Its program is told that the session is over. You may end
-    what is yours; administrators may end everything.
+    SESSION is a name, an id, or the beginning of an id. Its program is told
+    that the session is over. You may end what is yours; administrators may
+    end everything.
     """
     from disco_client.transport.admin import ask_for_sessions, close_session
 

@@ -22,15 +22,16 @@ __all__ = ["stack"]
 @click.command()
 @session_argument()
 @click.argument("rank", required=False, type=click.IntRange(0))
-@json_option("One JSON object with a list of ranks.")
+@json_option("Print one JSON object with a list of ranks.")
 @report_errors
 @dial_options
 def stack(session: str, rank: int | None, as_json: bool, controller: Controller) -> None:
     """Show where the ranks of SESSION, or RANK, are in their code.
 
-    SESSION is a name or an id. The ranks are not stopped for it, and one
-    that hangs outside of Python shows where it left it. Equal stacks are
-    shown once. `disco doctor SESSION` says what a session waits for.
+    SESSION is a name, an id, or the beginning of an id. The ranks are not
+    stopped for it, and one that hangs outside of Python shows where it left
+    it. Equal stacks are shown once. `disco doctor --session SESSION` says
+    what a session waits for.
     """
     # Imported here, so that --help loads none of it.
     from disco_client.diagnosis import name_ranks

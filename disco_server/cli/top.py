@@ -51,16 +51,16 @@ _AGAIN_S = 1.1
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="From one look to the next.",
+    help="Let so much time pass from one look to the next.",
 )
 @click.option("--once", is_flag=True, help="Look once, and leave.")
-@json_option("One JSON object a line for each look.")
+@json_option("Print one JSON object a line for each look.")
 @report_errors
 @dial_options
 def top(
     session: str | None, interval: float, once: bool, as_json: bool, controller: Controller
 ) -> None:
-    """Shows live what nodes, sessions and ranks do.
+    """Show live what nodes, sessions and ranks do.
 
     With SESSION it shows that one alone; q or Ctrl-C ends it. Nodes are asked once a second
     at most, however many look. What is done in a second is the mean since they were asked

@@ -26,17 +26,18 @@ __all__ = ["trace"]
     "-o",
     "--output",
     metavar="FILE",
-    help="Where to write; - is standard output.  [default: SESSION.trace.json]",
+    help="Write there; - is standard output.  [default: SESSION.trace.json]",
 )
-@json_option("One JSON object that says what was written.")
+@json_option("Print one JSON object that says what was written.")
 @report_errors
 @dial_options
 def trace(session: str, output: str | None, as_json: bool, controller: Controller) -> None:
-    """Writes what the ranks of SESSION did last, as a trace.
+    """Write what the ranks of SESSION did last, as a trace.
 
-    They are the last commands and collectives of every rank. SESSION is a name or an id. It
-    may run, hang, or have ended some minutes ago. The
-    file is in Chrome's trace format: open it at https://ui.perfetto.dev.
+    It has the last commands and collectives of every rank. SESSION is a
+    name, an id, or the beginning of an id. It may run, hang, or have ended
+    some minutes ago. The file is in Chrome's trace format: open it at
+    https://ui.perfetto.dev.
     """
     # Imported here, so that --help loads none of it.
     from disco_client.tracing.trace import Flight

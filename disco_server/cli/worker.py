@@ -33,7 +33,7 @@ __all__ = ["main"]
 @setting_options(WorkerConfig)
 @report_errors
 def main(config: Path | None, **flags: object) -> None:
-    """Runs a worker daemon: offers this machine's slots to a controller."""
+    """Run a worker daemon: offer this machine's slots to a controller."""
     die_with_parent_in(os.environ)
     ignored: list[str] = []
     try:

@@ -124,7 +124,7 @@ async def _open_http(
         routes=Page(hub, interceptor).routes(),
         secrets=listener_secrets(config.guard),
     )
-    await http.open()
+    hub.dashboard = await http.open()
     return http
 
 

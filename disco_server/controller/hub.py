@@ -31,6 +31,7 @@ from disco_server.core.access import EVERYBODY, Identity, Role
 from disco_server.core.cluster import (
     AskIfQuiet,
     Cluster,
+    CordonNode,
     DropNode,
     Effect,
     EndOnNode,
@@ -231,6 +232,7 @@ class Hub:
         overviews: Says what the cluster does at a moment.
         logs: What ranks printed.
         counters: What is counted for its metrics.
+        dashboard: The URL at which the dashboard is served; empty for none.
     """
 
     def __init__(  # noqa: PLR0913  (each of them by name)
@@ -259,6 +261,7 @@ class Hub:
         self.settled_at = clock() + node_lease
         self.heartbeat = heartbeat
         self.counters = ControllerCounters()
+        self.dashboard = ""
         self.transfers = Transfers()
         self.exchanges = Exchanges(self._post)
         self.inspections = Inspections(self.cluster, self._post, clock)
@@ -298,6 +301,11 @@ class Hub:
                     message = controller_pb2.Queued(total_slots=slots[0], free_slots=slots[1])
                     fill_queued(message, session, place)
                     self._tell(session.session, EnvelopeKind.QUEUED, message)
+                case TellReady(session):
+                    self.tell_ready(session)
+                    self._log_ready(session)
+                case TellDraining() | CordonNode():
+                    self._tell_cordon(effect)
                 case TellEnded(session, end):
                     self._tell_ended(session, end)
                 case DropNode(node, message):
@@ -443,12 +451,25 @@ class Hub:
             outbox.post(raw)
         self._tell_draining(session)
 
-    def _tell_draining(self, session: SessionTable) -> None:
-        outbox = self.clients.get(session.session)
+    def _tell_cordon(self, effect: TellDraining | CordonNode) -> None:
+        if isinstance(effect, TellDraining):
+            self._tell_draining(effect.session, effect.again)
+            return
+        told = controller_pb2.Cordon(lifted=not effect.drained, reason=effect.drained)
+        self._post(effect.node, envelope(EnvelopeKind.CORDON, told.SerializeToString()))
+
+    def _tell_draining(self, session: SessionTable, again: str = "") -> None:
+        outbox, number = self.clients.get(session.session), session.session
         if outbox is None:
             return
+        if again:
+            lifted = controller_pb2.Cordon(lifted=True).SerializeToString()
+            # None where it starts: then its client is told of those that drain once it is ready.
+            for worker in [rank for rank, node, *_ in session.ranks.values() if node == again][:1]:
+                outbox.post(envelope(EnvelopeKind.CORDON, lifted, session=number, worker=worker))
+            return
         for worker in self.cluster.draining_ranks(session):
-            outbox.post(envelope(EnvelopeKind.CORDON, session=session.session, worker=worker))
+            outbox.post(envelope(EnvelopeKind.CORDON, session=number, worker=worker))
 
     def _log_ready(self, session: SessionTable) -> None:
         nodes = some(sorted(session.nodes, key=natural))

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from disco_client.text import natural
 from disco_client.tracing.ring import ClockSample, clock_offset
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
+from disco_client.wire.reports import describe_wait
 from disco_server.controller.edge import NotYours, not_yours, unknown_session
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.fair_queue import QueuePlace, WaitReason
@@ -31,6 +32,7 @@ __all__ = [
     "Overviews",
     "add_rank_info",
     "fill_queued",
+    "fill_waits_for",
     "node_info",
     "session_info",
 ]
@@ -97,8 +99,7 @@ class Inspections:
         received_ns = time.monotonic_ns()
         name = request.name
         session = self._find(name, who)
-        if session is None and not who.owns_all:
-            request = self._of_ended(request, who)
+        request = self._by_id(request, session or self._of_ended(name, who))
         nodes = [s.node for s in session.shares] if session else list(self._cluster.members.nodes)
         timeout = min(request.timeout_s, _LONGEST_S) if request.timeout_s > 0 else _LONGEST_S
         asked = await asyncio.gather(*(self._ask_node(node, request, timeout) for node in nodes))
@@ -170,18 +171,25 @@ class Inspections:
             return None
         return found
 
-    def _of_ended(
-        self, request: controller_pb2.InspectRequest, who: Identity
+    def _of_ended(self, name: str, who: Identity) -> SessionTable | None:
+        """A session that has ended; None where nodes may know more of it than this controller."""
+        ended = self._cluster.find(name, who, ended=True)
+        if ended is None and not who.owns_all:  # nodes do not know the owner of a name
+            raise LookupError(unknown_session(self._cluster, name, who))
+        if ended is not None and not who.owns(ended.principal):
+            raise NotYours(not_yours(name))
+        return ended
+
+    @staticmethod
+    def _by_id(
+        request: controller_pb2.InspectRequest, session: SessionTable | None
     ) -> controller_pb2.InspectRequest:
-        """Asks for a session that has ended by its id: nodes do not know the owner of a name."""
-        ended = self._cluster.find(request.name, who, ended=True)
-        if ended is None:
-            raise LookupError(unknown_session(self._cluster, request.name, who))
-        if not who.owns(ended.principal):
-            raise NotYours(not_yours(request.name))
+        """The same request with the session's whole id, as nodes know neither owners nor others."""
+        if session is None:
+            return request
         asked = controller_pb2.InspectRequest()
         asked.CopyFrom(request)
-        asked.name = f"{ended.session:016x}"
+        asked.name = f"{session.session:016x}"
         return asked
 
     def _silences(
@@ -280,6 +288,8 @@ def node_info(node: Node, free_slots: int) -> controller_pb2.NodeInfo:
         state=node.state,
         age_s=time.monotonic() - node.joined,
         carrier=node.carrier,
+        drained=node.drained,
+        held_slots=len(node.taken),
     )
 
 
@@ -344,6 +354,19 @@ def fill_queued(
     queued.priority = session.priority.word
     if yours and place.why is WaitReason.OWNER_SLOTS:
         queued.owner_slots, queued.owner_limit = place.owner_slots, place.owner_limit
+
+
+def fill_waits_for(info: controller_pb2.SessionInfo, room: Mapping[int, str]) -> None:
+    """Writes in words what a session in the queue waits for.
+
+    Args:
+        info: What else is said of it.
+        room: What room sessions need and there is, by their ids.
+    """
+    if info.HasField("queued"):
+        place, needs = describe_wait(info.queued), room.get(info.session, "")
+        held_back = info.queued.why == WaitReason.OWNER_SLOTS
+        info.waits_for = place if held_back else ", ".join(filter(None, (place, needs)))
 
 
 def add_rank_info(infos: Any, place: tuple[int, str, int, str]) -> controller_pb2.RankInfo:
@@ -446,8 +469,11 @@ class Overviews:
         result = controller_pb2.OverviewResult(
             version=__version__, taken_s=self._answers.at, nodes=map(self._node, nodes)
         )
+        room = cluster.waiting()
         for session in sessions:
-            await self._add_session(result.sessions.add(), session, who, now)
+            out = result.sessions.add()
+            await self._add_session(out, session, who, now)
+            fill_waits_for(out.info, room)
         return result
 
     def _asked(self, task: asyncio.Task[None]) -> None:

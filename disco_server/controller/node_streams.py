@@ -128,6 +128,7 @@ class NodeStreams:
             array_address=info.array_address,
             host_id=info.host_id or info.name,
             cordoned=info.cordoned,
+            drained=info.drained,
             carrier=carrier,
         )
         runs = [_known_by_node(run, info.name) for run in info.sessions]
@@ -239,7 +240,8 @@ def _check_name(name: str) -> None:
 
 
 def _texts(info: node_pb2.RegisterNode) -> list[str]:
-    return [info.version, info.host, info.array_address, info.host_id, *info.devices]
+    own = (info.version, info.host, info.array_address, info.host_id, info.drained)
+    return [*own, *info.devices]
 
 
 def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 
 from disco_client.pb import controller_pb2
-from disco_client.text import natural
+from disco_client.text import hidden_in, natural
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
+    MAX_NAME,
     Context,
     NotYours,
     Stream,
@@ -26,7 +27,7 @@ from disco_server.controller.edge import (
     not_yours,
     refuse_call,
 )
-from disco_server.controller.inspect import node_info, session_info
+from disco_server.controller.inspect import fill_waits_for, node_info, session_info
 from disco_server.controller.node_streams import NodeStreams
 from disco_server.controller.relay import NodeRefusedTransfer
 from disco_server.controller.session_streams import ClientStreams
@@ -187,6 +188,7 @@ class Edge:
                 "Admit": admit(self._clients.open),
                 "List": unary(self.list, pb.ListRequest, pb.ListResult),
                 "Close": unary(self.close, pb.CloseRequest, pb.CloseResult),
+                "Drain": unary(self.drain, pb.DrainRequest, pb.DrainResult),
                 "Inspect": unary(self.inspect, pb.InspectRequest, pb.InspectResult),
                 "Overview": unary(watching.overview, pb.OverviewRequest, pb.OverviewResult),
                 "Logs": collect(watching.logs, pb.LogsRequest),
@@ -258,12 +260,16 @@ class Edge:
             node_info(node, len(node.free.slots))
             for node in sorted(cluster.members.nodes.values(), key=lambda node: natural(node.name))
         ]
-        queued = cluster.queue.places()
+        queued, room = cluster.queue.places(), cluster.waiting()
         sessions: list[controller_pb2.SessionInfo] = []
         for session in cluster.sessions.values():
             yours, place = who.owns(session.principal), queued.get(session.session)
-            sessions.append(session_info(session, now, who.sees_places or yours, place, yours))
-        return controller_pb2.ListResult(nodes=nodes, sessions=sessions, version=__version__)
+            info = session_info(session, now, who.sees_places or yours, place, yours)
+            fill_waits_for(info, room)
+            sessions.append(info)
+        return controller_pb2.ListResult(
+            nodes=nodes, sessions=sessions, version=__version__, dashboard=self._hub.dashboard
+        )
 
     @guarded
     async def close(
@@ -283,6 +289,37 @@ class Edge:
         self._hub.apply(self._hub.cluster.end(session.session, end))
         _audit("session closed", session, context)
         return controller_pb2.CloseResult(session=session.session, name=session.name)
+
+    @guarded
+    async def drain(
+        self, request: controller_pb2.DrainRequest, context: Context
+    ) -> controller_pb2.DrainResult:
+        """Lets a node take no new sessions, or take them again."""
+        cluster, who = self._hub.cluster, caller()
+        problem = hidden_in(request.reason, "a reason")
+        if problem is not None or len(request.reason) > MAX_NAME:
+            problem = problem or f"expected a reason of at most {MAX_NAME} characters"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        try:
+            name = cluster.members.find(request.node)
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
+            raise AssertionError from None  # abort() raises; this tells the type checker
+        why = ": ".join(filter(None, (who.name, request.reason))) or "on request"
+        effects = cluster.node_undrained(name) if request.undo else cluster.node_drained(name, why)
+        self._hub.apply(effects)
+        event = "node taken back" if request.undo else "node drained"
+        logs.record(event, who=str(who), peer=peer_of(context), what=name, why=request.reason)
+        node, now = cluster.members.nodes.get(name), self._hub.clock()
+        if node is not None:
+            info = node_info(node, len(node.free.slots))
+        else:
+            drained = cluster.members.drained[name]
+            info = controller_pb2.NodeInfo(name=name, state="away", drained=drained)
+        there = [each for each in cluster.sessions.values() if each.runs_on(name)]
+        return controller_pb2.DrainResult(
+            node=info, sessions=[session_info(each, now) for each in there]
+        )
 
     @guarded
     async def inspect(

@@ -121,7 +121,11 @@ class ClientStreams:
         attach = controller_pb2.AttachSession.FromString(payload)
         if not await _same_protocol(attach, carrier):
             return None
-        session = await self._find(attach)
+        try:
+            session = await self._find(attach)
+        except LookupError as error:  # several ids begin so
+            await carrier.send(_refused_session(str(error.args[0])))
+            return None
         if session is not None and not attach.session and not caller().owns(session.principal):
             await refuse_call(carrier, "attach refused", session.name, not_yours(session.name))
         problem = _check_attach(attach, session)

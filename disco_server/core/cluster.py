@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from disco_client.errors import describe_exit, describe_worker_end
-from disco_client.text import many, some
+from disco_client.text import ids_beginning_with, many, natural, some
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.fair_queue import FairQueue, QueuePlace
 from disco_server.core.lifetime import LimitStep, limit_of, next_step, note_quiet
@@ -42,6 +42,7 @@ __all__ = [
     "LATELY_S",
     "AskIfQuiet",
     "Cluster",
+    "CordonNode",
     "DropNode",
     "Effect",
     "EndOnNode",
@@ -92,9 +93,18 @@ class TellReady:
 
 @dataclass(frozen=True, slots=True)
 class TellDraining:
-    """Tell the client which of the session's nodes take no new sessions."""
+    """Tell the client which of the session's nodes take no new sessions, or that one does again."""
 
     session: SessionTable
+    again: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CordonNode:
+    """Tell a daemon that it is drained, and why, or with nothing that it is not any more."""
+
+    node: str
+    drained: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +163,7 @@ Effect: TypeAlias = (
     | TellDraining
     | AskIfQuiet
     | TellExpiring
+    | CordonNode
     | TellEnded
     | DropNode
     | Rejoined
@@ -200,7 +211,17 @@ def no_room(
     ]
     if held:
         text += f"; session {some(held)}"
-    return f"{text}; {_go_on(asked, members, 'add nodes or slots')}"
+    return f"{text}{_draining(members)}; {_go_on(asked, members, 'add nodes or slots')}"
+
+
+def _draining(members: Membership) -> str:
+    """Says which nodes take no sessions, and who wanted that."""
+    told: list[str] = []
+    for name in sorted((n.name for n in members.nodes.values() if n.draining), key=natural):
+        node = members.nodes[name]
+        why = f" ({node.drained})" * bool(node.drained)
+        told.append(f"node {name!r} drains with {many(len(node.devices), 'slot')}{why}")
+    return f"; {some(told)}" if told else ""
 
 
 def _go_on(asked: SessionTable, members: Membership, more: str) -> str:
@@ -208,6 +229,8 @@ def _go_on(asked: SessionTable, members: Membership, more: str) -> str:
     most = kinds.get(wanted, 0) if wanted else max(kinds.values(), default=0)
     if not members.nodes:
         return "start a worker daemon: disco-worker --controller HOST:PORT"
+    if most < asked.num_workers and any(node.draining for node in members.nodes.values()):
+        more = f"{more}, or let a node take sessions again (disco drain NODE --undo),"
     if most >= asked.num_workers:
         return "wait longer (timeout=...) or end a session"
     if wanted:
@@ -315,9 +338,23 @@ class Cluster:
             self.members.join(node)
         for run in runs:
             effects += self._recall(node.name, run, now)
+        effects += self._agree_on_drain(node)
         if node.cordoned:
             effects += self._tell_draining(node.name)
         return effects + self._place_waiting()
+
+    def _agree_on_drain(self, node: Node) -> list[Effect]:
+        """What a daemon says of its drain counts only where this controller knows nothing of it."""
+        said, known = node.drained, self.members.drained.get(node.name)
+        if known is None:
+            if said:  # an earlier controller told it
+                self.members.drained[node.name] = said
+            return []
+        if known == said:
+            return []
+        # What it takes upon itself stays, unless an administrator undid that with the rest.
+        node.cordoned, node.drained = bool(known) or (node.cordoned and not said), known
+        return [CordonNode(node.name, known)]
 
     def _missing_after_return(self, name: str, runs: set[int]) -> list[Effect]:
         """Ends sessions whose ranks a node has ended while it was disconnected."""
@@ -387,9 +424,36 @@ class Cluster:
         node.cordoned = True
         return self._tell_draining(name)
 
-    def _tell_draining(self, name: str) -> list[Effect]:
+    def node_drained(self, name: str, why: str) -> list[Effect]:
+        """An administrator lets a node take no new sessions; its daemon may start again meanwhile.
+
+        Args:
+            name: The node, which need not be connected.
+            why: Who wants that, and why.
+        """
+        self.members.drained[name] = why
+        node = self.members.nodes.get(name)
+        if node is None:
+            return []
+        node.cordoned, node.drained = True, why
+        return [CordonNode(name, why), *self._tell_draining(name)]
+
+    def node_undrained(self, name: str) -> list[Effect]:
+        """An administrator lets a node take sessions again, whoever has let it take none."""
+        self.members.drained[name] = ""
+        node = self.members.nodes.get(name)
+        if node is None or not node.cordoned:
+            return []
+        node.cordoned, node.drained = False, ""
+        return [
+            CordonNode(name, ""),
+            *self._tell_draining(name, again=True),
+            *self._place_waiting(),
+        ]
+
+    def _tell_draining(self, name: str, *, again: bool = False) -> list[Effect]:
         running = (s for s in self.sessions.values() if s.alive and s.runs_on(name) and s.ranks)
-        return [TellDraining(session) for session in running]
+        return [TellDraining(session, name * again) for session in running]
 
     def draining_ranks(self, session: SessionTable) -> list[int]:
         """The first rank of each of a session's nodes that takes no new sessions."""
@@ -645,24 +709,51 @@ class Cluster:
     def find(
         self, name: str, who: Identity = EVERYBODY, *, ended: bool = False
     ) -> SessionTable | None:
-        """Finds a session by its name or by its id in hexadecimal.
+        """Finds a session by its name, or by its id in hexadecimal or a beginning of that.
 
         Args:
-            name: The name or the id.
+            name: The name, the id, or as many of its digits as no other one begins with.
             who: The caller's identity: its own sessions come first.
             ended: Whether a session that is gone may be returned if no other matches.
 
         Returns:
-            The newest of several; the caller must check whether `who` may use it.
+            The newest of several of that name; the caller must check whether `who` may use it.
+
+        Raises:
+            LookupError: Several ids begin so; the text has them.
         """
         tables = [*self.over.values()] if ended else []
         tables += self.sessions.values()
         found = [s for s in tables if name in (s.name, f"{s.session:016x}")]
+        if not found:
+            return self._begins_with(name, who, ended=ended)
         return max(
             found,
             key=lambda s: (who.owns(s.principal), s.session in self.sessions, s.created),
-            default=None,
         )
+
+    def _begins_with(self, given: str, who: Identity, *, ended: bool) -> SessionTable | None:
+        """Finds a session by the beginning of its id: those that run first, then the caller's."""
+        for tables in (self.sessions, self.over if ended else {}):
+            found = ids_beginning_with(tables, given)
+            own = [each for each in found if who.owns(tables[each].principal)]
+            if len(own or found) > 1:
+                several = [f"{each:016x} ({tables[each].name!r})" for each in own or found]
+                raise LookupError(
+                    f"expected one session, got {given!r}, with which several ids begin: "
+                    f"{some(sorted(several))}"
+                )
+            if found:
+                return tables[(own or found)[0]]
+        return None
+
+    def waiting(self) -> dict[int, str]:
+        """What room each session that waits needs and there is, in words, by its id."""
+        if not self.queue:
+            return {}
+        members, why = self.members, _draining(self.members)
+        there = f"{members.free_slots} of {many(members.total_slots, 'slot')} free{why}"
+        return {s.session: f"needs {s.num_workers}, {there}" for s in self.queue}
 
     def lately_over(self, now: float) -> list[SessionTable]:
         """The sessions that have ended in the last ten minutes, of those that are remembered."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from disco_client.text import many
+from disco_client.text import beginning_with, many, natural, some
 from disco_server.settings import GPU_LIBRARIES
 
 __all__ = [
@@ -149,6 +149,7 @@ class Node:
         heard: When its last message arrived.
         taken: Slot number to the session that holds it.
         cordoned: It takes no new sessions; those that it has go on.
+        drained: Who wanted that, and why, where an administrator did.
         leaving: It is about to end, and so are its sessions.
         away_since: When its connection broke, until it is back.
         joined: When it came.
@@ -164,6 +165,7 @@ class Node:
     heard: float
     taken: dict[int, int] = field(default_factory=dict[int, int])
     cordoned: bool = False
+    drained: str = ""
     leaving: bool = False
     array_address: str = ""
     host_id: str = ""
@@ -212,11 +214,18 @@ class Membership:
 
     Args:
         min_slots: How many slots a node must offer to be let in.
+
+    Attributes:
+        nodes: They, by name.
+        drained: Who drained which node, and why, by the node's name, and empty for one where
+            that was undone. Also of those that are not here: a daemon that is started again,
+            or was not connected, is told.
     """
 
     def __init__(self, min_slots: int = 1) -> None:
         self._min_slots = min_slots
         self.nodes: dict[str, Node] = {}
+        self.drained: dict[str, str] = {}
 
     def join(self, node: Node) -> None:
         """Adds a node.
@@ -244,6 +253,24 @@ class Membership:
         former = self.nodes[node.name]
         node.taken, node.joined, node.round_trip = former.taken, former.joined, former.round_trip
         self.nodes[node.name] = node
+
+    def find(self, name: str) -> str:
+        """Finds a node, or one that was drained and is not here, by a beginning of its name.
+
+        Returns:
+            Its name.
+
+        Raises:
+            LookupError: There is none, or several; the text says which there are.
+        """
+        known = dict.fromkeys((*self.nodes, *(each for each, why in self.drained.items() if why)))
+        found = [name] if name in known else beginning_with(known, name)
+        if len(found) == 1:
+            return found[0]
+        shown = some(sorted(found or known, key=natural)) or "none"
+        if found:
+            raise LookupError(f"expected one node, got {name!r}, with which several begin: {shown}")
+        raise LookupError(f"expected a node, got {name!r}; there are: {shown}")
 
     def leave(self, name: str) -> Node | None:
         """Removes a node and returns it."""

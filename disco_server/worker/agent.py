@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from disco_client.backoff import Backoff
 from disco_client.errors import ConfigError
-from disco_client.pb import node_pb2
+from disco_client.pb import controller_pb2, node_pb2
 from disco_client.transport.channel import CHANNEL_OPTIONS, NODE_STREAM_OPTIONS, why_refused
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, envelope, envelopes_in
@@ -72,6 +72,7 @@ class Agent:
         self._heard = self._echoed = 0.0
         self.registered = asyncio.Event()
         self._cordoned = False
+        self._drained = ""
         self._backoff = backoff or Backoff()
         self._carrier = ArrayCarrier()
         self._supervisor = Supervisor(
@@ -208,6 +209,8 @@ class Agent:
             self.registered.set()
             self._supervisor.counters.connections += 1
             self._supervisor.connected()
+        elif received.kind == EnvelopeKind.CORDON:
+            self._drain(controller_pb2.Cordon.FromString(received.payload))
         elif received.kind == EnvelopeKind.HEARTBEAT:
             self._echoed = self._heard
             outbox.post(raw, droppable=True)  # the controller measures the round trip
@@ -243,6 +246,7 @@ class Agent:
             pid=os.getpid(),
             sessions=self._supervisor.running(),
             cordoned=self._cordoned,
+            drained=self._drained,
         )
         return envelope(EnvelopeKind.REGISTER, info.SerializeToString())
 
@@ -252,6 +256,16 @@ class Agent:
             self._cordoned = True
             self._post(envelope(EnvelopeKind.CORDON))
             _logger.info("this node takes no new sessions")
+
+    def _drain(self, told: controller_pb2.Cordon) -> None:
+        """Keeps for the next controller that an administrator drained this node, or undid it."""
+        self._drained = told.reason
+        if told.lifted and self._config.once and self._supervisor.begun.is_set():
+            self._post(envelope(EnvelopeKind.CORDON))  # it ends with the session that it has
+            return
+        self._cordoned = not told.lifted
+        again = "again" if told.lifted else f"not ({told.reason})"
+        _logger.info("an administrator says that this node takes sessions %s", again)
 
     async def leave(self) -> None:
         """Tells the controller that this daemon leaves, and ends what runs here."""

@@ -170,8 +170,18 @@ def test_numpy_fetches_arrays_and_nothing_else(session):
 
 
 def test_a_reference_shows_its_register_and_session(session):
-    """For people who look at one in a notebook."""
+    """For people who look at one in a notebook; and its array, where the session knows it."""
     ref = session.empty((1,), "int8")
-    assert repr(ref) == f"DRef(reg_id={ref.reg_id}, session='shared')"
+    known = f"reg_id={ref.reg_id}, session='shared'"
+    assert repr(ref) == f"DRef({known}, shape=(1,), dtype='int8')"
+    assert "int8 (1,)" in ref._repr_html_()
+    assert repr(session.broadcast(np.ones((2, 3), "float32"))).endswith(
+        "shape=(2, 3), dtype='float32')"
+    )
+    assert "shape=(), dtype='bool'" in repr(session.copy_to_worker_0(np.array(True)))
+    ref.debug_copy_from(0, np.zeros(1, "int8"))
+    assert repr(ref) == f"DRef({known})"
+    assert "array" not in ref._repr_html_()
+    assert "shape" not in repr(session.get_global_func("tests.echo")(1))
     assert ref.session is session
     assert ref.reg_id > 0

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from disco_client import connect, errors
-from disco_client.modules import _progress
+from disco_client.modules import _shown
+from disco_client.notebook import WorkTable
 
 # Each process reads the file of its own working folder under this path, so that
 # it exists at the client and not on the workers, or is another one there.
@@ -206,16 +207,20 @@ def test_packages_on_the_workers_bring_loaders(daemons, at_client, tmp_path):
 
 def test_a_bar_is_shown_for_large_files_on_a_terminal_only(monkeypatch, capsys):
     """And stays silent in a log file."""
-    with _progress(100 << 20, "m.so") as bar:
+
+    def bar_of(size, name):
+        return WorkTable().track("load_module", name, size, _shown(size))
+
+    with bar_of(100 << 20, "m.so") as bar:
         bar.update(50 << 20)
     assert capsys.readouterr().err == ""
     master, slave = os.openpty()
     termios.tcsetwinsize(slave, (24, 80))
     with os.fdopen(slave, "w") as terminal, os.fdopen(master, "rb", 0) as screen:
         monkeypatch.setattr(sys, "stderr", terminal)
-        with _progress(1000, "small.so") as bar:
+        with bar_of(1000, "small.so") as bar:
             bar.update(1000)
-        with _progress(100 << 20, "large.so") as bar:
+        with bar_of(100 << 20, "large.so") as bar:
             bar.update(100 << 20)
         terminal.flush()
         shown = screen.read(4096).decode()

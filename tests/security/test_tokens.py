@@ -57,6 +57,31 @@ def dial(controller, shown):
         line.close()
 
 
+def test_only_an_administrator_drains_a_node(controller, shown):
+    """Others are told whom it is for; the name of who did it is in lists and in the log."""
+
+    def disco(name, *arguments):
+        given = shown(name)
+        options = ("--tls-ca", given["tls_ca"], "--token-file", given["token_file"])
+        return CliRunner().invoke(
+            main, [*map(str, (*arguments, "--address", controller.address, *options))]
+        )
+
+    for name in ("alice", "eye"):
+        shown_to = disco(name, "drain", "n")
+        assert shown_to.exit_code == 4
+        assert f"{name} may not call Drain: it is for admin" in shown_to.stderr
+    (node,) = json.loads(disco("alice", "status", "--json").stdout)["nodes"]
+    done = disco("root", "drain", node["name"], "--reason", "new disk", "--json")
+    (drained,) = json.loads(done.stdout)["nodes"]
+    assert (drained["state"], drained["drained"]) == ("draining", "root: new disk")
+    assert "DRAINING (root: new disk)" in disco("alice", "status").stdout
+    assert disco("root", "drain", "--undo", node["name"]).exit_code == 0
+    log = controller.stderr
+    assert "node drained" in log
+    assert "node taken back" in log
+
+
 def refused(call, *arguments):
     """The status of a call that is refused."""
     with pytest.raises(grpc.RpcError) as failed:

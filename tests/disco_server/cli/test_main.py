@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import re
 import subprocess
 import sys
 
@@ -10,7 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from disco_client.version import __version__
+from disco_server.cli.controller import main as controller_command
 from disco_server.cli.main import main
+from disco_server.cli.worker import main as worker_command
+from disco_server.config import ControllerConfig, WorkerConfig
 
 
 def test_help_lists_the_commands_with_a_line_each():
@@ -37,12 +43,13 @@ def test_an_unknown_command_is_refused():
     assert "frobnicate" in shown.output
 
 
-def commands(group, path=()):
-    """Every command with the words that lead to it."""
+def commands(group, path=(), *, groups=False):
+    """Every command with the words that lead to it, or also those that have others below them."""
     for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from commands(command, (*path, name))
-        else:
+        above = isinstance(command, click.Group)
+        if above:
+            yield from commands(command, (*path, name), groups=groups)
+        if groups or not above:
             yield (*path, name), command
 
 
@@ -55,6 +62,76 @@ def test_each_command_speaks_json_and_is_described():
         silent = [p.name for p in command.params if isinstance(p, click.Option) and not p.help]
         assert not silent, path
         assert command.help, path
+
+
+VERBS = frozenset(
+    re.findall(
+        "[A-Z][a-z]+",
+        "AddAskBeginCheckDivideEndFailGiveGoKeepLetListLogLookMakeMeasureNameOfferOpenPrintReachRead"
+        "RemoveReturnRunSayServeShowStartStopUseVerifyWaitWriteListen",
+    )
+)
+"""What help begins with: what a command does, or an option has it do."""
+
+DAEMONS = (("disco-controller", controller_command), ("disco-worker", worker_command))
+
+
+def helps():
+    """Every command and group, the daemons among them, with its name."""
+    yield "disco", main
+    for path, command in commands(main, groups=True):
+        yield " ".join(("disco", *path)), command
+    yield from DAEMONS
+
+
+@pytest.mark.parametrize(("name", "command"), [pytest.param(*each, id=each[0]) for each in helps()])
+def test_help_is_in_the_imperative_and_in_whole_sentences(name, command):
+    """Of the command and of its options; those of daemons are settings, and say what they are."""
+    paragraphs = inspect.cleandoc(command.help).split("\n\n")
+    assert paragraphs[0].split()[0] in VERBS
+    for each, following in itertools.pairwise([*paragraphs, ""]):
+        end = ":" if following.startswith("\b") else "."
+        assert each.startswith("\b") or each.endswith(end), each
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.hidden:
+            continue
+        text = option.help.partition("  [")[0]
+        assert text.endswith("."), text
+        assert (name, command) in DAEMONS or text.split()[0] in VERBS, text
+
+
+@pytest.mark.parametrize(("name", "command"), [pytest.param(*each, id=each[0]) for each in helps()])
+def test_help_fits_80_columns_and_names_variables(name, command, monkeypatch):
+    """The lines of examples are kept as they are."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(command, ["--help"], prog_name=name, terminal_width=80).output
+    assert max(map(len, shown.splitlines())) <= 80
+    words = " ".join(shown.split())
+    for option in command.params:
+        if option.envvar:
+            assert f"env var: {option.envvar}" in words, option.opts
+    for text in (command.help or "").split("\n\n"):
+        if text.startswith("\b\n"):
+            assert set(text.splitlines()[1:]) <= {line[2:] for line in shown.splitlines()}
+
+
+def test_whatever_takes_a_variable_says_which():
+    """Each setting of a daemon, and what names a controller."""
+    for kind, (_, command) in zip((ControllerConfig, WorkerConfig), DAEMONS, strict=True):
+        named = {option.name: option.envvar for option in command.params}
+        rows = [row for row in kind.table().values() if row.option]
+        assert {row.name: row.variable for row in rows}.items() <= named.items()
+    options = {option.name: option.envvar for option in main.commands["status"].params}
+    for name in ("address", "context", "tls_ca", "tls_cert", "tls_key", "token_file"):
+        assert options[name] == f"DISCO_{name.upper()}"
+
+
+def test_a_variable_that_help_names_is_read_in_its_own_place(monkeypatch):
+    """By click it is not: a context stays one although there is an address."""
+    monkeypatch.setenv("DISCO_ADDRESS", "host:1")
+    monkeypatch.setenv("DISCO_CONTEXT", "none-of-this-name")
+    shown = CliRunner().invoke(main, ["status", "--context", "other"])
+    assert (shown.exit_code, "expected a context, got 'other'" in shown.stderr) == (2, True)
 
 
 def test_each_command_has_a_line_that_is_not_cut(monkeypatch):

@@ -7,7 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from disco_client import NoSuchSession, WorkerLost, connect
+from disco_client import NoSuchSession, WorkerLost, attach, connect
+from disco_client.text import short_ids
 from disco_client.wire.codec import Action
 from disco_client.wire.reports import (
     CollectiveReport,
@@ -17,6 +18,7 @@ from disco_client.wire.reports import (
     SessionView,
 )
 from disco_server.cli.main import main
+from disco_server.cli.output import shown_ids
 from disco_server.cli.sessions import choose, doing
 
 
@@ -140,6 +142,50 @@ def test_of_several_of_a_name_it_is_one_s_own_and_the_newest():
     assert choose(view, f"{1:016x}").session == 1
     with pytest.raises(NoSuchSession, match="there run: none"):
         choose(Overview("1", 0.0), "s")
+
+
+def test_a_beginning_of_an_id_is_enough():
+    """Where several begin so they are listed, whole."""
+    ids = (0x3A6B82CF00000001, 0x3A6C000000000002, 0x3A6C0F0000000003, 0x3A6B000000000004)
+    made = [SessionView(n, f"s{n % 16}", "x", "running", 1, True, 1.0) for n in ids[:3]]
+    over = SessionView(ids[3], "s4", "x", "ended", 1, False, 1.0, ended_s=9.0)
+    view = Overview("1", 0.0, (), (*made, over))
+    assert choose(view, "3a6b").session == ids[0]
+    assert choose(view, "3A6C0F").session == ids[2]
+    assert choose(view, "3a6b00").session == ids[3]
+    with pytest.raises(NoSuchSession, match=r"begin: 3a6c000000000002 \('s2'\), 3a6c0f00000000"):
+        choose(view, "3a6c")
+    with pytest.raises(NoSuchSession, match="got '3a6'"):
+        choose(view, "3a6")
+
+
+def test_tables_have_short_ids_on_a_terminal_alone(monkeypatch):
+    """In a pipe they are whole, so that a search finds them."""
+    ids = (0x3A6B82CF00000001, 0x3A6C000000000002)
+    assert shown_ids(ids) == {each: f"{each:016x}" for each in ids}
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert list(shown_ids(ids).values()) == ["3a6b", "3a6c"]
+
+
+def test_every_command_takes_the_beginning_of_an_id(cluster, tmp_path):
+    """So does attach(); the session is the same."""
+
+    def disco(*arguments):
+        return CliRunner().invoke(main, [*arguments, "--address", cluster.address])
+
+    with connect(cluster.address, num_workers=1, name="shortened") as session:
+        session.sync_all()
+        session.detach()
+    listed = json.loads(disco("sessions", "--json").output)
+    short = short_ids(int(each["session"], 16) for each in listed)[int(session.session_id, 16)]
+    for command in (["sessions"], ["top", "--once"], ["logs"], ["stack"], ["doctor", "--session"]):
+        shown = disco(*command, short)
+        assert shown.exit_code == 0, shown.output
+    assert disco("trace", short, "-o", str(tmp_path / "trace")).exit_code == 0
+    with attach(short, address=cluster.address) as session:
+        assert session.name == "shortened"
+        session.detach()
+    assert disco("stop", short).output.startswith("session 'shortened'")
 
 
 def test_what_a_rank_does_is_said_in_words():

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 from disco_server.core.cluster import (
     LATELY_S,
     Cluster,
+    CordonNode,
     DropNode,
     EndOnNode,
     SessionGone,
@@ -190,6 +191,78 @@ def test_a_cordoned_node_keeps_its_sessions_and_takes_no_more(cluster):
     waiting = session(3, 1)
     cluster.requested(waiting)
     assert waiting.state is SessionState.QUEUED
+
+
+def test_a_drained_node_stays_so_until_that_is_undone(cluster):
+    """Its sessions go on and their clients are told; whoever waits is placed when it is undone."""
+    start(cluster, 1, 2)
+    cordon, told = cluster.node_drained("a", "ops: new disk")
+    assert (cordon, told) == (
+        CordonNode("a", "ops: new disk"),
+        TellDraining(cluster.sessions[1]),
+    )
+    assert cluster.sessions[1].state is SessionState.RUNNING
+    start(cluster, 2, 2)
+    assert cluster.sessions[2].shares[0].node == "b"
+    waiting, behind = session(3, 1, deadline=1.0), session(4, 1)
+    cluster.requested(waiting)
+    cluster.requested(behind)
+    assert cluster.waiting() == {
+        3: "needs 1, 0 of 2 slots free; node 'a' drains with 2 slots (ops: new disk)",
+        4: "needs 1, 0 of 2 slots free; "
+        "node 'a' drains with 2 slots (ops: new disk)",
+    }
+    (ended,) = of(cluster.tick(1.0), TellEnded)
+    assert "node 'a' drains with 2 slots (ops: new disk)" in ended.end.message
+    cluster.end(1, End(EndReason.CLOSED, "closed"))
+    cluster.gone_on_node(1, "a")
+    assert behind.state is SessionState.QUEUED
+    effects = cluster.node_undrained("a")
+    assert of(effects, CordonNode) == [CordonNode("a", "")]
+    assert [start.session for start in of(effects, StartSession)] == [behind]
+    assert cluster.node_undrained("a") == []
+    assert cluster.waiting() == {}
+
+
+def test_a_session_that_would_fit_without_a_drain_is_told_how_to_undo_it(cluster):
+    """Where no node is left it is the way to go on, too."""
+    cluster.node_drained("a", "on request")
+    cluster.requested(session(1, 4, deadline=1.0))
+    (ended,) = of(cluster.tick(1.0), TellEnded)
+    assert "disco drain NODE --undo" in ended.end.message
+
+
+def test_a_client_is_told_that_its_node_takes_sessions_again(cluster):
+    """It is named, as the others may still drain."""
+    start(cluster, 1, 4)
+    cluster.node_drained("a", "on request")
+    told = of(cluster.node_undrained("a"), TellDraining)
+    assert told == [TellDraining(cluster.sessions[1], "a")]
+    assert cluster.draining_ranks(cluster.sessions[1]) == []
+
+
+def test_a_daemon_that_was_started_again_is_drained_as_before(cluster):
+    """A new start does not undo it; what was undone meanwhile is undone."""
+    cluster.node_drained("a", "ops")
+    cluster.node_left("a", "it ended")
+    assert of(cluster.node_joined(node("a", incarnation=2)), CordonNode) == [CordonNode("a", "ops")]
+    assert cluster.members.nodes["a"].state == "draining"
+    cluster.node_left("a", "it ended")
+    assert cluster.node_undrained("a") == []
+    cluster.node_joined(node("a", incarnation=3))
+    assert cluster.members.nodes["a"].state == "ready"
+
+
+def test_a_controller_learns_of_a_drain_from_the_daemon(cluster):
+    """Which keeps it, as its controller may have been started again; but this one's word counts."""
+    cluster.node_joined(node("c", cordoned=True, drained="ops"))
+    assert cluster.members.find("c") == "c"
+    assert cluster.members.drained["c"] == "ops"
+    cluster.node_left("c", "its connection broke")
+    cluster.node_undrained("c")
+    effects = cluster.node_joined(node("c", cordoned=True, drained="ops"))
+    assert of(effects, CordonNode) == [CordonNode("c", "")]
+    assert cluster.members.nodes["c"].state == "ready"
 
 
 def test_a_silent_node_is_dropped_after_the_lease(cluster):
@@ -407,6 +480,14 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(name=nodes)
     def drain_node(self, name):
+        self.carry_out(self.cluster.node_drained(name, "somebody"))
+
+    @rule(name=nodes)
+    def undrain_node(self, name):
+        self.carry_out(self.cluster.node_undrained(name))
+
+    @rule(name=nodes)
+    def node_leaves(self, name):
         self.carry_out(self.cluster.node_leaving(name))
 
     @rule(target=sessions, workers=st.integers(1, 5), patience=st.integers(1, 20))

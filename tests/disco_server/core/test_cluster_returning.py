@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from disco_client.transport.run_clock import RunClock
+from disco_server.core.access import Identity, Role
 from disco_server.core.cluster import Cluster, EndOnNode, Rejoined, SessionGone, TellEnded
 from disco_server.core.nodes import Node, NodeRefused
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
@@ -183,6 +184,28 @@ def test_sessions_are_found_by_name_and_by_id(cluster):
     assert cluster.find("s1") is second
     assert cluster.find(f"{1:016x}") is first
     assert cluster.find("nobody") is None
+
+
+def test_a_beginning_of_an_id_names_a_session():
+    """Those that run come first, then one's own; of several the text lists whole ids."""
+    ids = (0x3A6B82CF00000001, 0x3A6C000000000002, 0x3A6C0F0000000003)
+    cluster = empty()
+    for number in ids:
+        cluster.sessions[number] = SessionTable(
+            number, f"s{number % 16}", "me", 1, 1, "", b"key", 0.0, 100.0
+        )
+    assert cluster.find("3a6b") is cluster.find("3A6B82CF") is cluster.sessions[ids[0]]
+    assert cluster.find("3a6") is None
+    with pytest.raises(LookupError, match=r"3a6c000000000002 \('s.*3a6c0f0000000003"):
+        cluster.find("3a6c")
+    cluster.sessions[ids[1]].principal = "token:alice"
+    cluster.sessions[ids[2]].principal = "token:bob"
+    alice = Identity(Role.CLIENT, "alice", "token")
+    assert cluster.find("3a6c", alice) is cluster.sessions[ids[1]]
+    cluster.over[ids[2]] = cluster.sessions.pop(ids[2])
+    assert cluster.find("3a6c", ended=True) is cluster.sessions[ids[1]]
+    assert cluster.find("3a6c0f") is None
+    assert cluster.find("3a6c0f", ended=True) is cluster.over[ids[2]]
 
 
 def test_what_is_gone_is_remembered_for_a_while(cluster):

@@ -54,6 +54,21 @@ def test_a_draining_node_offers_nothing(members):
     assert (members.total_slots, members.free_slots) == (0, 0)
 
 
+def test_a_node_is_found_by_a_beginning_that_no_other_has(members):
+    """A whole name comes first; where several begin so, or none, the text lists names."""
+    for name in ("node-1", "node-10", "node-2"):
+        members.join(node(name))
+    members.drained.update({"rack-7": "ops", "rack-8": ""})
+    assert [members.find(name) for name in ("a", "node-2", "node-1", "r")] == [
+        *("a", "node-2", "node-1", "rack-7")
+    ]
+    with pytest.raises(LookupError, match="several begin: node-1, node-2, node-10"):
+        members.find("node")
+    for absent in ("", "b", "rack-8"):
+        with pytest.raises(LookupError, match="there are: a, node-1, node-2, node-10, rack-7"):
+            members.find(absent)
+
+
 def test_silence_is_counted_from_the_last_word(members):
     """Exactly the lease is still in time."""
     members.join(node("b", heard=5.0))
