@@ -72,6 +72,7 @@ NODE_QUANTITIES = (
     Quantity("fence_stretch", "the same, longest time without reading", "ms"),
     Quantity("fence_bytes", "the same, bytes to all nodes", "MiB", 2.0, counted=True),
     Quantity("overview", "an overview, controller", "ms"),
+    Quantity("sample", "a sample of every node's machine, controller", "ms"),
     Quantity("idle", "heartbeats of an idle cluster, controller", "% of a core"),
     Quantity("memory", "memory of the controller for all nodes", "MiB"),
 )
@@ -109,6 +110,7 @@ def measure_nodes(nodes: int, slots: int, *, frames: bool = True) -> Figures:
         grown = (cluster.memory() - empty) / _MIB
         figures["memory"] = grown * nodes / max(nodes - 1, 1)
         figures["idle"] = _idle(cluster)
+        figures["sample"] = cluster.cost(lambda: cluster.tell("sample"), 10).controller
         opened: list[disco_client.Session] = []
 
         def start() -> None:

@@ -7,6 +7,7 @@ say is made from the recording of a real daemon; only names and numbers are put 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from disco_client.pb import commands_pb2, node_pb2
+from disco_client.pb import commands_pb2, controller_pb2, node_pb2
 from disco_client.transport.channel import NODE_STREAM_OPTIONS
 from disco_client.transport.credentials import NO_CREDENTIALS
 from disco_client.wire.codec import (
@@ -36,6 +37,9 @@ from disco_server.ipc.shares import workers_of
 __all__ = ["PretendedNode", "Templates", "Traffic"]
 
 _HEARTBEAT_S = 2.0
+_SAMPLE_BEATS = 5
+"""With one heartbeat of so many comes a sample of the machine."""
+
 _STREAM = "/disco.v1.NodeService/Register"
 
 
@@ -194,9 +198,25 @@ class PretendedNode:
 
     async def _beat(self) -> None:
         raw = envelope(EnvelopeKind.HEARTBEAT)
-        while True:
-            self.outbox.post(raw, droppable=True)
+        for number in itertools.count(1):
+            if number % _SAMPLE_BEATS:
+                self.outbox.post(raw, droppable=True)
+            else:
+                self.sample()
             await asyncio.sleep(_HEARTBEAT_S)
+
+    def sample(self) -> None:
+        """Sends a heartbeat with a sample of a machine that has eight GPUs."""
+        host = controller_pb2.HostSample(
+            cpu=0.5,
+            memory=0.25,
+            cores=128,
+            memory_bytes=1 << 40,
+            received_per_s=1e9,
+            sent_per_s=1e9,
+            gpus=[controller_pb2.GpuSample(busy=0.9, memory=0.5, memory_bytes=80 << 30)] * 8,
+        )
+        self._say(EnvelopeKind.HEARTBEAT, controller_pb2.Heartbeat(sample=host))
 
     def introduction(self) -> bytes:
         """The envelope with which it registers."""

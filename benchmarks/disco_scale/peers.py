@@ -9,6 +9,7 @@ It reads commands, one a line, and answers each with a line of JSON:
     leave_first COUNT        the programs that came first do
     fence NAME ITEMS BYTES   every node comes to a fence of the newest session
     open                     the ranks of the newest session open their communicator
+    sample                   every node sends a sample of its machine
     rest                     waits until no node has a session any more
     traffic                  what came since it was last asked, by kind
     carriers                 how many streams are carried by what
@@ -125,6 +126,12 @@ class Peers:
         first.open_communicators(list(first.sessions)[-1])
         for node in self._nodes:
             await node.met.wait()
+        return True
+
+    async def sample(self) -> object:
+        """Lets every node send a sample of its machine."""
+        for node in self._nodes:
+            node.sample()
         return True
 
     async def rest(self) -> object:

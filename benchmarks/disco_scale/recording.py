@@ -167,7 +167,8 @@ class _ScriptedController:
         found = {"counted": "", "own": ""}
         while not all(found.values()):
             received = await self._next(EnvelopeKind.HEARTBEAT)
-            found["counted" if self.kept["HEARTBEAT"]["payload"] else "own"] = str(received)
+            answers = "count" in self.kept["HEARTBEAT"]["payload"]
+            found["counted" if answers else "own"] = str(received)
         self.kept["HEARTBEAT"]["payload"] = {"count": "7"}
 
 

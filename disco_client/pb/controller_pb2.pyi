@@ -558,15 +558,82 @@ class Heartbeat(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     COUNT_FIELD_NUMBER: builtins.int
+    SAMPLE_FIELD_NUMBER: builtins.int
     count: builtins.int
+    @property
+    def sample(self) -> global___HostSample:
+        """Of a worker daemon, with one heartbeat in ten seconds."""
+
     def __init__(
         self,
         *,
         count: builtins.int = ...,
+        sample: global___HostSample | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["count", b"count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["sample", b"sample"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "sample", b"sample"]) -> None: ...
 
 global___Heartbeat = Heartbeat
+
+@typing.final
+class HostSample(google.protobuf.message.Message):
+    """What a machine did since the sample before."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CPU_FIELD_NUMBER: builtins.int
+    MEMORY_FIELD_NUMBER: builtins.int
+    CORES_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    RECEIVED_PER_S_FIELD_NUMBER: builtins.int
+    SENT_PER_S_FIELD_NUMBER: builtins.int
+    GPUS_FIELD_NUMBER: builtins.int
+    cpu: builtins.float
+    """Shares from 0 to 1: of its cores, and of its memory."""
+    memory: builtins.float
+    cores: builtins.int
+    memory_bytes: builtins.int
+    received_per_s: builtins.float
+    """Bytes in a second, over all its networks but the loopback."""
+    sent_per_s: builtins.float
+    @property
+    def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GpuSample]: ...
+    def __init__(
+        self,
+        *,
+        cpu: builtins.float = ...,
+        memory: builtins.float = ...,
+        cores: builtins.int = ...,
+        memory_bytes: builtins.int = ...,
+        received_per_s: builtins.float = ...,
+        sent_per_s: builtins.float = ...,
+        gpus: collections.abc.Iterable[global___GpuSample] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cores", b"cores", "cpu", b"cpu", "gpus", b"gpus", "memory", b"memory", "memory_bytes", b"memory_bytes", "received_per_s", b"received_per_s", "sent_per_s", b"sent_per_s"]) -> None: ...
+
+global___HostSample = HostSample
+
+@typing.final
+class GpuSample(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BUSY_FIELD_NUMBER: builtins.int
+    MEMORY_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    busy: builtins.float
+    """Shares from 0 to 1: of the time, and of its memory."""
+    memory: builtins.float
+    memory_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        busy: builtins.float = ...,
+        memory: builtins.float = ...,
+        memory_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["busy", b"busy", "memory", b"memory", "memory_bytes", b"memory_bytes"]) -> None: ...
+
+global___GpuSample = GpuSample
 
 @typing.final
 class Transfer(google.protobuf.message.Message):
@@ -1340,18 +1407,24 @@ class NodeOverview(google.protobuf.message.Message):
 
     INFO_FIELD_NUMBER: builtins.int
     LATENCY_S_FIELD_NUMBER: builtins.int
+    LOAD_FIELD_NUMBER: builtins.int
     latency_s: builtins.float
     """How long question and answer were under way, in seconds; missing where none came."""
     @property
     def info(self) -> global___NodeInfo: ...
+    @property
+    def load(self) -> global___HostSample:
+        """Its newest sample; missing where none came yet."""
+
     def __init__(
         self,
         *,
         info: global___NodeInfo | None = ...,
         latency_s: builtins.float | None = ...,
+        load: global___HostSample | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_latency_s", b"_latency_s", "info", b"info", "latency_s", b"latency_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_latency_s", b"_latency_s", "info", b"info", "latency_s", b"latency_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_latency_s", b"_latency_s", "info", b"info", "latency_s", b"latency_s", "load", b"load"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_latency_s", b"_latency_s", "info", b"info", "latency_s", b"latency_s", "load", b"load"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_latency_s", b"_latency_s"]) -> typing.Literal["latency_s"] | None: ...
 
 global___NodeOverview = NodeOverview

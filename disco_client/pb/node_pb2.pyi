@@ -609,6 +609,7 @@ class InspectNode(google.protobuf.message.Message):
     ALL_FIELD_NUMBER: builtins.int
     FOLLOW_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
     request: builtins.int
     """Tells the answers of several questions apart."""
     name: builtins.str
@@ -621,6 +622,10 @@ class InspectNode(google.protobuf.message.Message):
     """As in InspectRequest."""
     @property
     def since(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disco_client.pb.controller_pb2.Followed]: ...
+    @property
+    def workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of one session: these ranks alone; empty for all."""
+
     def __init__(
         self,
         *,
@@ -631,8 +636,9 @@ class InspectNode(google.protobuf.message.Message):
         all: builtins.bool = ...,
         follow: builtins.bool = ...,
         since: collections.abc.Iterable[disco_client.pb.controller_pb2.Followed] | None = ...,
+        workers: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["all", b"all", "flights", b"flights", "follow", b"follow", "name", b"name", "request", b"request", "since", b"since", "stacks", b"stacks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all", b"all", "flights", b"flights", "follow", b"follow", "name", b"name", "request", b"request", "since", b"since", "stacks", b"stacks", "workers", b"workers"]) -> None: ...
 
 global___InspectNode = InspectNode
 

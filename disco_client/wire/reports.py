@@ -25,7 +25,9 @@ __all__ = [
     "CommandReport",
     "EncodedRankReport",
     "EnteredReport",
+    "GpuView",
     "Inspection",
+    "LoadView",
     "NodeSilence",
     "NodeView",
     "Overview",
@@ -371,6 +373,41 @@ def _decode_command(raw: controller_pb2.CommandReport) -> CommandReport:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuView:
+    """What one GPU of a machine does.
+
+    Attributes:
+        busy, memory: For which share of the time it computes, and how much of its memory is
+            used, from 0 to 1.
+        memory_bytes: How much memory it has.
+    """
+
+    busy: float
+    memory: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadView:
+    """What the machine of a worker daemon does, of the last ten seconds.
+
+    Attributes:
+        cpu, memory: Which share of its cores works, and of its memory is used, from 0 to 1.
+        cores, memory_bytes: How much of both it has.
+        received_per_s, sent_per_s: Bytes in a second, over all its networks but the loopback.
+        gpus: What its GPUs do.
+    """
+
+    cpu: float
+    memory: float
+    cores: int
+    memory_bytes: int
+    received_per_s: float
+    sent_per_s: float
+    gpus: tuple[GpuView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """A worker daemon.
 
@@ -384,6 +421,7 @@ class NodeView:
         latency_s: The round-trip time of a request; None where it did not answer.
         carrier: What carries its stream: ``frames`` or ``grpc``.
         drained: Who drained it and why, where an administrator did.
+        load: What its machine does; None before the first sample.
     """
 
     name: str
@@ -396,6 +434,7 @@ class NodeView:
     latency_s: float | None = None
     carrier: str = ""
     drained: str = ""
+    load: LoadView | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -592,6 +631,19 @@ def _decode_node(raw: controller_pb2.NodeOverview) -> NodeView:
         raw.latency_s if raw.HasField("latency_s") else None,
         info.carrier,
         info.drained,
+        _decode_load(raw.load) if raw.HasField("load") else None,
+    )
+
+
+def _decode_load(raw: controller_pb2.HostSample) -> LoadView:
+    return LoadView(
+        raw.cpu,
+        raw.memory,
+        raw.cores,
+        raw.memory_bytes,
+        raw.received_per_s,
+        raw.sent_per_s,
+        tuple(GpuView(gpu.busy, gpu.memory, gpu.memory_bytes) for gpu in raw.gpus),
     )
 
 

@@ -23,7 +23,13 @@ from disco_client.text import natural, some
 from disco_client.transport.progress import Progress
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_server.controller.inspect import Inspections, Overviews, add_rank_info, fill_queued
+from disco_server.controller.inspect import (
+    Inspections,
+    Overviews,
+    add_rank_info,
+    decode_load,
+    fill_queued,
+)
 from disco_server.controller.logs import Logs
 from disco_server.controller.relay import Exchanges, Transfers
 from disco_server.controller.slices import in_slices
@@ -693,8 +699,14 @@ class Hub:
                 self.printed(session, node, said)
 
     def answered(self, node: str, payload: bytes) -> None:
-        """Notes that a node has answered a heartbeat; answers to older ones are not timed."""
-        if controller_pb2.Heartbeat.FromString(payload).count == self._beats:
+        """Notes a node's answer to a heartbeat, or what its machine does.
+
+        Answers to older heartbeats are not timed.
+        """
+        beat = controller_pb2.Heartbeat.FromString(payload)
+        if beat.HasField("sample"):
+            self.cluster.members.sampled(node, self.clock(), decode_load(beat.sample))
+        elif beat.count == self._beats:
             took = self.clock() - self._beat_at
             self.counters.node_round_trip.observe(took)
             self.cluster.node_answered(node, took)

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from disco_client.wire.reports import describe_wait
 from disco_server.controller.edge import NotYours, not_yours, unknown_session
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.fair_queue import QueuePlace, WaitReason
+from disco_server.core.load import GpuLoad, Load
 from disco_server.core.session_state import SessionState, SessionTable
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "Inspections",
     "Overviews",
     "add_rank_info",
+    "decode_load",
     "fill_queued",
     "fill_waits_for",
     "node_info",
@@ -84,13 +86,17 @@ class Inspections:
             question.answer.set_result((found, now))
 
     async def inspect(
-        self, request: controller_pb2.InspectRequest, who: Identity = EVERYBODY
+        self,
+        request: controller_pb2.InspectRequest,
+        who: Identity = EVERYBODY,
+        workers: Collection[int] = (),
     ) -> controller_pb2.InspectResult:
         """Returns what the ranks of a session do, or did before it ended.
 
         Args:
             request: The request.
             who: The caller's identity.
+            workers: Of which ranks alone; of all where it is empty.
 
         Raises:
             LookupError: There is no such session; the text says which there are.
@@ -101,8 +107,12 @@ class Inspections:
         session = self._find(name, who)
         request = self._by_id(request, session or self._of_ended(name, who))
         nodes = [s.node for s in session.shares] if session else list(self._cluster.members.nodes)
+        if session and workers:
+            nodes = [s.node for s in session.shares if not set(workers).isdisjoint(s.workers)]
         timeout = min(request.timeout_s, _LONGEST_S) if request.timeout_s > 0 else _LONGEST_S
-        asked = await asyncio.gather(*(self._ask_node(node, request, timeout) for node in nodes))
+        asked = await asyncio.gather(
+            *(self._ask_node(node, request, timeout, workers) for node in nodes)
+        )
         answers = [found for found in asked if found is not None and found.known]
         if session is None and not answers:
             raise LookupError(unknown_session(self._cluster, name, who))
@@ -110,7 +120,7 @@ class Inspections:
         for found in answers:
             result.session, result.name = found.session, found.session_name
             result.num_workers = found.num_workers
-            result.ranks.extend(found.ranks)
+            result.ranks.extend(r for r in found.ranks if not workers or r.worker in workers)
         if session is not None:
             result.session, result.name = session.session, session.name
             result.num_workers = session.num_workers
@@ -204,7 +214,11 @@ class Inspections:
                 )
 
     async def _ask_node(
-        self, node: str, request: controller_pb2.InspectRequest, seconds: float
+        self,
+        node: str,
+        request: controller_pb2.InspectRequest,
+        seconds: float,
+        workers: Collection[int],
     ) -> node_pb2.NodeInspected | None:
         """Asks one node; None if it does not answer in time."""
         try:
@@ -216,6 +230,7 @@ class Inspections:
                     flights=request.flights,
                     follow=request.follow,
                     since=request.since,
+                    workers=workers,
                 )
                 found, _ = await self._ask(node, question)
         except TimeoutError:
@@ -290,6 +305,36 @@ def node_info(node: Node, free_slots: int) -> controller_pb2.NodeInfo:
         carrier=node.carrier,
         drained=node.drained,
         held_slots=len(node.taken),
+    )
+
+
+def decode_load(raw: controller_pb2.HostSample) -> Load:
+    """What a node says of its machine."""
+    return Load(
+        raw.cpu,
+        raw.memory,
+        raw.received_per_s,
+        raw.sent_per_s,
+        raw.cores,
+        raw.memory_bytes,
+        tuple(GpuLoad(gpu.busy, gpu.memory, gpu.memory_bytes) for gpu in raw.gpus),
+    )
+
+
+def _encode_load(load: Load) -> controller_pb2.HostSample:
+    return controller_pb2.HostSample(
+        cpu=load.cpu,
+        memory=load.memory,
+        cores=load.cores,
+        memory_bytes=load.memory_bytes,
+        received_per_s=load.received_per_s,
+        sent_per_s=load.sent_per_s,
+        gpus=(
+            controller_pb2.GpuSample(
+                busy=gpu.busy, memory=gpu.memory, memory_bytes=gpu.memory_bytes
+            )
+            for gpu in load.gpus
+        ),
     )
 
 
@@ -512,6 +557,7 @@ class Overviews:
             # Also those of a node that takes no sessions: viewers see how many are in use.
             info=node_info(node, len(node.devices) - len(node.taken)),
             latency_s=self._answers.latency.get(node.name),
+            load=None if node.load.newest is None else _encode_load(node.load.newest),
         )
 
     async def _add_session(

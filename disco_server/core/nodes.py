@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from disco_client.text import beginning_with, many, natural, some
+from disco_server.core.load import Load, LoadHistory
 from disco_server.settings import GPU_LIBRARIES
 
 __all__ = [
@@ -155,6 +156,7 @@ class Node:
         joined: When it came.
         round_trip: The least seconds that an answer to the controller took; 0 for unknown.
         carrier: What carries its stream: ``frames`` or ``grpc``.
+        load: What its machine did in the last hour.
     """
 
     name: str
@@ -173,6 +175,7 @@ class Node:
     joined: float = 0.0
     round_trip: float = 0.0
     carrier: str = ""
+    load: LoadHistory = field(default_factory=LoadHistory)
 
     @property
     def draining(self) -> bool:
@@ -252,6 +255,7 @@ class Membership:
         """Puts a node in the place of the same daemon, which has come back."""
         former = self.nodes[node.name]
         node.taken, node.joined, node.round_trip = former.taken, former.joined, former.round_trip
+        node.load = former.load
         self.nodes[node.name] = node
 
     def find(self, name: str) -> str:
@@ -281,6 +285,12 @@ class Membership:
         node = self.nodes.get(name)
         if node is not None:
             node.heard = now
+
+    def sampled(self, name: str, now: float, sample: Load) -> None:
+        """Keeps what the machine of a node did."""
+        node = self.nodes.get(name)
+        if node is not None:
+            node.load.add(now, sample)
 
     def silent(self, now: float, lease: float) -> list[str]:
         """Names the nodes not heard of for longer than ``lease`` seconds."""

@@ -27,6 +27,7 @@ from disco_server.ipc.grpc_server import Outbox
 from disco_server.settings import read_cache
 from disco_server.worker.array_streams import ArrayCarrier
 from disco_server.worker.environment import WorkFolders, host_id
+from disco_server.worker.machine import MachineSampler
 from disco_server.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Agent:
         self._drained = ""
         self._backoff = backoff or Backoff()
         self._carrier = ArrayCarrier()
+        self._sampler = MachineSampler()
         self._supervisor = Supervisor(
             node=config.name,
             rules=_rules_of(config, account),
@@ -225,12 +227,19 @@ class Agent:
         """
         loop = asyncio.get_running_loop()
         self._heard = self._echoed = loop.time()
-        raw = envelope(EnvelopeKind.HEARTBEAT)
         while loop.time() - self._heard < _SILENCE_S:
-            outbox.post(raw, droppable=True)
+            outbox.post(self._heartbeat(loop.time()), droppable=True)
             halfway = loop.time() - self._echoed + _HEARTBEAT_S / 2
             await asyncio.sleep(_HEARTBEAT_S - halfway % _HEARTBEAT_S)
         carrier.close()
+
+    def _heartbeat(self, now: float) -> bytes:
+        """A heartbeat; now and then with what the machine does."""
+        sample = self._sampler.next(now)
+        if sample is None:
+            return envelope(EnvelopeKind.HEARTBEAT)
+        told = controller_pb2.Heartbeat(sample=sample).SerializeToString()
+        return envelope(EnvelopeKind.HEARTBEAT, told)
 
     def _introduction(self) -> bytes:
         config = self._config

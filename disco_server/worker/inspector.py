@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,12 @@ class NodeInspector:
                 found.ranks.extend(cut_ranks(self._subjects(running), since))
             else:
                 found.ranks.extend(
-                    await self._inspect([running], stacks=asked.stacks, flights=asked.flights)
+                    await self._inspect(
+                        [running],
+                        stacks=asked.stacks,
+                        flights=asked.flights,
+                        workers=frozenset(asked.workers),
+                    )
                 )
         elif (ended := self._find_ended(asked.name)) is not None:
             found.known = True
@@ -110,11 +115,21 @@ class NodeInspector:
         ]
 
     async def _inspect(
-        self, sessions: Sequence[NodeSession], *, stacks: bool, flights: bool
+        self,
+        sessions: Sequence[NodeSession],
+        *,
+        stacks: bool,
+        flights: bool,
+        workers: Collection[int] = (),
     ) -> list[controller_pb2.RankReport]:
-        """Looks at the ranks of sessions, in another thread."""
+        """Looks at the ranks of sessions, at all or at some, in another thread."""
         numbers = [session.session for session in sessions]
-        subjects = [subject for session in sessions for subject in self._subjects(session)]
+        subjects = [
+            subject
+            for session in sessions
+            for subject in self._subjects(session)
+            if not workers or subject.worker in workers
+        ]
         self._looked_at += numbers
         try:
             return await asyncio.to_thread(inspect_ranks, subjects, stacks=stacks, flights=flights)

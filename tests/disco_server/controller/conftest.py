@@ -49,7 +49,7 @@ class Peer:
         return self._came.popleft() if self._came else None
 
     async def next(
-        self, kind: EnvelopeKind, message: Any = controller_pb2.Heartbeat
+        self, kind: EnvelopeKind, message: Any = controller_pb2.ListRequest
     ) -> tuple[int, Any]:
         """The session and the content of the next envelope, which must be of this kind."""
         raw = await self.raw()
