@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from disco_client.tracing.ring import CollectiveRecord, CommandRecord
     from disco_client.tracing.timeline import ClientFlight, RankFlight
 
-__all__ = ["ChromeTrace"]
+__all__ = ["ChromeTrace", "arrivals", "identity_of"]
 
 
 _US = 1e3
@@ -68,7 +68,7 @@ class ChromeTrace:
             ends += [each.ended_ns for each in client.spans]
         self._first = min(times, default=0)
         self._last = max((*times, *ends), default=0)
-        self._arrived = _arrivals(ranks)
+        self._arrived = arrivals(ranks)
 
     def whole(self) -> dict[str, Any]:
         """All of it."""
@@ -215,7 +215,7 @@ class ChromeTrace:
 
     def _met_ns(self, collective: CollectiveRecord, left: float) -> float:
         """When the last rank entered, for a rank that did not record it."""
-        came, last = self._arrived[_identity_of(collective)]
+        came, last = self._arrived[identity_of(collective)]
         return last if came == len(collective.members) else left
 
     # The program --------------------------------------------------------------------------
@@ -275,18 +275,18 @@ class ChromeTrace:
                 }
 
 
-def _identity_of(collective: CollectiveRecord) -> tuple[object, ...]:
+def identity_of(collective: CollectiveRecord) -> tuple[object, ...]:
     """The same on every rank that takes part."""
     return collective.members, collective.seq, collective.nth, collective.name
 
 
-def _arrivals(ranks: Iterable[RankFlight]) -> dict[tuple[object, ...], tuple[int, int]]:
+def arrivals(ranks: Iterable[RankFlight]) -> dict[tuple[object, ...], tuple[int, int]]:
     """How many ranks entered each collective, and when the last one did."""
     found: dict[tuple[object, ...], tuple[int, int]] = {}
     for rank in ranks:
         for each in rank.collectives:
-            came, last = found.get(_identity_of(each), (0, 0))
-            found[_identity_of(each)] = came + 1, max(last, each.entered_ns)
+            came, last = found.get(identity_of(each), (0, 0))
+            found[identity_of(each)] = came + 1, max(last, each.entered_ns)
     return found
 
 

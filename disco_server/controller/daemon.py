@@ -117,11 +117,13 @@ async def _open_http(
     from disco_server.controller.dashboard import Page
     from disco_server.controller.metrics import collect
 
+    page = Page(hub, interceptor)
     http = HttpListener(
         config.http_address,
         exposition(lambda: collect(hub)),
         lambda: "draining" if hub.cluster.draining else "",
-        routes=Page(hub, interceptor).routes(),
+        routes=page.routes(),
+        actions=page.actions(),
         secrets=listener_secrets(config.guard),
     )
     hub.dashboard = await http.open()

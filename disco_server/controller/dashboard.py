@@ -1,35 +1,43 @@
-"""The dashboard: a page that shows what the cluster does, and the stream of events that feeds it.
+"""The dashboard: a page that shows what the cluster does, and acts on it for those who may.
 
 A viewer must show the same credentials as a caller of the gRPC port, and sees what that
 caller would see. The page itself is the same for every viewer and holds no data; it
-requests only its own files and its stream.
+requests only its own files, its streams and the answers below. What changes something is a
+POST, which another site cannot make a browser send: it has to come from this page's own
+address, as JSON, and no cookie identifies anybody.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import ipaddress
 import json
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+import urllib.parse
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from disco_client.diagnosis import judge
 from disco_client.errors import DiscoError
 from disco_client.pb import controller_pb2
-from disco_client.tracing.timeline import RankFlight
+from disco_client.tracing.chrome_trace import ChromeTrace
 from disco_client.tracing.trace import Flight
-from disco_client.wire.reports import (
-    Inspection,
-    decode_inspection,
-    decode_overview,
-    what_is_done,
-)
+from disco_client.wire.reports import Inspection, decode_inspection, decode_overview
 from disco_server.controller.edge import NotYours, find_session
+from disco_server.controller.page_timeline import (
+    MOST_RANKS,
+    MOST_SECONDS,
+    MOST_SPANS,
+    Stretch,
+    timeline,
+)
+from disco_server.controller.page_views import Selection, select
 from disco_server.core.access import METHODS, Identity, Role
-from disco_server.core.session_state import SessionState
+from disco_server.core.load import KEPT_S
+from disco_server.core.session_state import SessionState, SessionTable
+from disco_server.observe import logs
 from disco_server.observe.logs import refusals
 
 if TYPE_CHECKING:
@@ -37,92 +45,20 @@ if TYPE_CHECKING:
 
     from disco_server.controller.auth import AuthInterceptor
     from disco_server.controller.hub import Hub
+    from disco_server.controller.logs import SessionLog
 
-__all__ = ["MOST_WATCHERS", "PARTS", "SECONDS", "Feed", "Page", "timeline"]
-
-
-# The last seconds of each rank, in so many parts of equal length as a screen can show.
-
-
-SECONDS: Final = 10.0
-PARTS: Final = 200
-_NAMED: Final = 40
-"""For how many of the longest commands the name is sent."""
-
-_PART_NS: Final = round(SECONDS * 1e9) // PARTS
-Span = tuple[int, int]
-
-
-def timeline(found: Inspection, now_ns: int | None = None) -> list[dict[str, object]]:
-    """Says of each rank how much of each part of the last `SECONDS` went into what.
-
-    Args:
-        found: With the records of the ranks.
-        now_ns: The controller's monotonic clock, for which times were corrected.
-
-    Returns:
-        For each rank ``busy``, ``wait`` and ``collective``, each `PARTS` shares from 0 to 1:
-        of commands, of waiting for other ranks in collectives, and of collectives once all
-        ranks had entered; and ``longest``, the longest commands, with names and seconds ago.
-    """
-    now = time.monotonic_ns() if now_ns is None else now_ns
-    try:
-        ranks = Flight.of(found).ranks
-    except ValueError:  # a rank's own code wrote into its records
-        return []
-    return [_of_rank(rank, now) for rank in ranks]
-
-
-def _of_rank(rank: RankFlight, now: int) -> dict[str, object]:
-    begin = now - PARTS * _PART_NS
-    commands = [c for c in rank.commands if (c.end_ns or now) > begin]
-    collectives = [c for c in rank.collectives if (c.left_ns or now) > begin]
-    waits = [(c.entered_ns, c.met_ns or c.left_ns or now) for c in collectives]
-    moves = [(c.met_ns, c.left_ns or now) for c in collectives if c.met_ns]
-    longest = sorted(commands, key=lambda c: c.start_ns - (c.end_ns or now))[:_NAMED]
-    return {
-        "worker": rank.worker,
-        "node": rank.node,
-        "busy": _shares(((c.start_ns, c.end_ns or now) for c in commands), begin),
-        "wait": _shares(waits, begin),
-        "collective": _shares(moves, begin),
-        "longest": [
-            {
-                "what": what_is_done(command.action, command.name),
-                "seq": command.seq,
-                "ago": (now - command.start_ns) / 1e9,
-                "seconds": ((command.end_ns or now) - command.start_ns) / 1e9,
-                "running": not command.end_ns,
-            }
-            for command in longest
-        ],
-    }
-
-
-def _shares(spans: Iterable[Span], begin: int) -> list[float]:
-    """How much of each part is covered; commands that were timed together count once."""
-    filled = [0] * PARTS
-    last = begin
-    for start, end in spans:
-        at, stop = max(start, last), min(end, begin + PARTS * _PART_NS)
-        last = max(last, stop)
-        while at < stop:
-            part = (at - begin) // _PART_NS
-            edge = min(begin + (part + 1) * _PART_NS, stop)
-            filled[part] += edge - at
-            at = edge
-    return [round(each / _PART_NS, 3) for each in filled]
+__all__ = ["MOST_WATCHERS", "Feed", "Page"]
 
 
 # What the dashboard receives: the cluster each second, and more of the session it shows.
 
 
 INTERVAL_S: Final = 1.0
-TIMELINE_S: Final = 2.0
+DIAGNOSIS_EVERY_S: Final = 2.0
 DIAGNOSIS_S: Final = 10.0
 """How long a command may take before it is diagnosed."""
 
-LINES: Final = 500
+LINES: Final = 2_000
 """How many of the last lines of a log are shown when it is opened."""
 
 _NODES_S: Final = 5.0
@@ -139,37 +75,27 @@ class Feed:
     Args:
         hub: What is shown.
         who: The viewer's identity.
-        session: The id of the session that is viewed, in hexadecimal; may be empty.
+        wanted: Which part of it.
     """
 
-    def __init__(self, hub: Hub, who: Identity, session: str) -> None:
+    def __init__(self, hub: Hub, who: Identity, wanted: Selection) -> None:
         self._hub = hub
         self._who = who
-        self._session = session
+        self._wanted = wanted
 
-    def streams(self) -> tuple[AsyncGenerator[Event], ...]:
-        """The streams of events, each of its own period."""
-        if not self._session:
-            return (self._overviews(),)
-        return self._overviews(), self._timelines(), self._diagnoses(), self._logs()
-
-    async def _overviews(self) -> AsyncGenerator[Event]:
+    async def overviews(self) -> AsyncGenerator[Event]:
+        """The cluster, once a second."""
+        may = _may(self._who)
         while True:
-            view = await self._hub.overviews.snapshot(self._who)
-            yield "overview", decode_overview(view).as_dict()
+            view = await self._hub.overviews.snapshot(
+                self._who, ended=True, ranks_of_ended=self._wanted.session
+            )
+            # Thousands of rows, which would block the daemon's event loop.
+            shown = await asyncio.to_thread(_select, view, self._wanted)
+            yield "overview", {**shown, "may": may}
             await asyncio.sleep(INTERVAL_S)
 
-    async def _timelines(self) -> AsyncGenerator[Event]:
-        """What each rank did in the last seconds, while its session is viewed."""
-        while True:
-            found = await self._inspect(flights=True)
-            if found is not None:
-                # Thousands of records, which would block the daemon's event loop.
-                data = await asyncio.to_thread(timeline, found)
-                yield "timeline", {"seconds": SECONDS, "ranks": data}
-            await asyncio.sleep(TIMELINE_S)
-
-    async def _diagnoses(self) -> AsyncGenerator[Event]:
+    async def diagnoses(self) -> AsyncGenerator[Event]:
         """Why the session makes no progress, when it seems to make none."""
         while True:
             view = await self._hub.overviews.snapshot(self._who)
@@ -181,34 +107,42 @@ class Feed:
                 if found is not None and before is not None:
                     verdict = judge(found.ranks, found.silent, before=before.ranks)
             yield "verdict", verdict
-            await asyncio.sleep(TIMELINE_S)
+            await asyncio.sleep(DIAGNOSIS_EVERY_S)
 
     def _stands_still(self, view: controller_pb2.OverviewResult) -> bool:
-        mine = (each for each in view.sessions if f"{each.info.session:016x}" == self._session)
+        wanted = self._wanted.session
+        mine = (each for each in view.sessions if f"{each.info.session:016x}" == wanted)
         return any(
             rank.report.current.seconds > DIAGNOSIS_S for each in mine for rank in each.ranks
         )
 
-    async def _logs(self) -> AsyncGenerator[Event]:
+    async def lines(self) -> AsyncGenerator[Event]:
         """What its ranks print."""
         try:
-            session = find_session(self._hub.cluster, self._session, self._who, ended=True)
+            session = find_session(self._hub.cluster, self._wanted.session, self._who, ended=True)
         except (LookupError, NotYours) as error:
             yield "refused", str(error.args[0])
             return
-        log = self._hub.logs.of(session.session, over=session.state is SessionState.GONE)
-        async for part in log.read(last=LINES, follow=True):
+        async for part in _log_of(self._hub, session).read(last=LINES, follow=True):
             yield "logs", _plain(part)
 
-    async def _inspect(self, *, stacks: bool = False, flights: bool = False) -> Inspection | None:
+    async def _inspect(self, *, stacks: bool = False) -> Inspection | None:
         """Asks the nodes of the session; None where it is over, or the viewer may not see it."""
         request = controller_pb2.InspectRequest(
-            name=self._session, stacks=stacks, flights=flights, timeout_s=_NODES_S
+            name=self._wanted.session, stacks=stacks, timeout_s=_NODES_S
         )
         try:
             return decode_inspection(await self._hub.inspections.inspect(request, self._who))
         except (LookupError, NotYours, DiscoError):
             return None
+
+
+def _select(raw: controller_pb2.OverviewResult, wanted: Selection) -> dict[str, Any]:
+    return select(decode_overview(raw), wanted)
+
+
+def _log_of(hub: Hub, session: SessionTable) -> SessionLog:
+    return hub.logs.of(session.session, over=session.state is SessionState.GONE)
 
 
 def _plain(part: controller_pb2.LogsPart) -> dict[str, object]:
@@ -227,8 +161,17 @@ def _plain(part: controller_pb2.LogsPart) -> dict[str, object]:
     }
 
 
-MOST_WATCHERS: Final = 64
-"""How many streams there may be; each costs a look at the cluster's lists in a second."""
+MOST_WATCHERS: Final = 128
+"""How many streams there may be; a page has two when it shows a session, and each costs a look at
+the cluster's lists in a second."""
+
+MOST_NODES: Final = 64
+"""For how many nodes one answer has their last hour."""
+
+_MOST_PARTS: Final = 360
+_MOST_BODY: Final = 4096
+_AT_ONCE: Final = 2
+"""How many answers are made from the records of ranks at a time; each takes up to a second."""
 
 Answer: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 
@@ -238,7 +181,13 @@ _TYPES: Final = {
     "/dashboard.css": ("dashboard.css", "text/css"),
     "/dashboard.js": ("dashboard.js", "text/javascript"),
     "/charts.js": ("charts.js", "text/javascript"),
+    "/timeline.js": ("timeline.js", "text/javascript"),
+    "/output.js": ("output.js", "text/javascript"),
+    "/actions.js": ("actions.js", "text/javascript"),
+    "/text.js": ("text.js", "text/javascript"),
 }
+_STOP: Final = "/disco.v1.SessionService/Close"
+_DRAIN: Final = "/disco.v1.SessionService/Drain"
 _WATCH: Final = "/disco.v1.SessionService/Overview"
 """Callers that may call this method may view the page."""
 
@@ -264,10 +213,24 @@ class Page:
         self._hub = hub
         self._interceptor = interceptor
         self._watchers = 0
+        self._making = asyncio.Semaphore(_AT_ONCE)
 
     def routes(self) -> Mapping[str, Answer]:
-        """The handler of each path."""
-        return {**dict.fromkeys(_TYPES, self._file), "/events": self._events}
+        """The handler of each path that is read."""
+        return {
+            **dict.fromkeys(_TYPES, self._file),
+            "/events": self._events,
+            "/session": self._session,
+            "/load": self._load,
+            "/timeline": self._timeline,
+            "/stack": self._stack,
+            "/trace": self._trace,
+            "/logs": self._logs,
+        }
+
+    def actions(self) -> Mapping[str, Answer]:
+        """The handler of each path to which something is posted."""
+        return {"/stop": self._stop, "/drain": self._drain}
 
     async def _file(self, request: web.Request) -> web.Response:
         from aiohttp import web
@@ -277,26 +240,205 @@ class Page:
         text = (_FILES / name).read_text()
         return web.Response(text=text, content_type=kind, headers=_HEADERS)
 
+    # Streams --------------------------------------------------------------------------
+
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Sends what changes, as server-sent events, until the viewer disconnects."""
+        """Sends what the cluster does, as server-sent events, until the viewer disconnects."""
+        feed = self._feed(request)
+        return await self._carry(request, feed.overviews())
+
+    async def _session(self, request: web.Request) -> web.StreamResponse:
+        """Sends what the ranks of a session print, and why it stands still."""
+        feed = self._feed(request)
+        return await self._carry(request, feed.diagnoses(), feed.lines())
+
+    def _feed(self, request: web.Request) -> Feed:
         from aiohttp import web
 
         who = self._admit(request)
+        try:
+            return Feed(self._hub, who, Selection.read(request.query))
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"{error}\n") from None
+
+    async def _carry(
+        self, request: web.Request, *streams: AsyncGenerator[Event]
+    ) -> web.StreamResponse:
+        from aiohttp import web
+
         if self._watchers >= MOST_WATCHERS:
-            raise web.HTTPServiceUnavailable(text=f"{MOST_WATCHERS} people look already")
+            raise web.HTTPServiceUnavailable(text=f"{MOST_WATCHERS} streams are read already\n")
         response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
         self._watchers += 1
         try:
             await response.prepare(request)
-            feed = Feed(self._hub, who, request.query.get("session", ""))
             async with asyncio.TaskGroup() as tasks:
-                for stream in feed.streams():
-                    tasks.create_task(_carry(stream, response))
+                for stream in streams:
+                    tasks.create_task(_write(stream, response))
         except* ConnectionError:
             pass  # the viewer has disconnected
         finally:
             self._watchers -= 1
         return response
+
+    # Answers --------------------------------------------------------------------------
+
+    async def _load(self, request: web.Request) -> web.Response:
+        """What the machines of some nodes did in the last hour, or less."""
+        self._admit(request)
+        names = request.query.getall("node", [])[:MOST_NODES]
+        parts = _number(request, "parts", 60, _MOST_PARTS, least=1)
+        seconds = _number(request, "seconds", round(KEPT_S), round(KEPT_S), least=1)
+        now, known = self._hub.clock(), self._hub.cluster.members.nodes
+        found = {name: known[name].load for name in names if name in known}
+        nodes = await asyncio.to_thread(
+            lambda: {name: load.series(now, parts, seconds) for name, load in found.items()}
+        )
+        return _json({"seconds": seconds, "parts": parts, "nodes": nodes})
+
+    async def _timeline(self, request: web.Request) -> web.Response:
+        """What some ranks of a session did in the last seconds."""
+        spans = _number(request, "spans", 600, MOST_SPANS, least=10)
+        thousandths = _number(request, "ms", 10_000, round(MOST_SECONDS * 1e3), least=1)
+        found = await self._inspect(request, flights=True)
+        async with self._making:
+            stretch = Stretch.until_now(thousandths / 1e3, spans)
+            told = await asyncio.to_thread(timeline, found, stretch)
+        return _json({**told, "num_workers": found.num_workers})
+
+    async def _stack(self, request: web.Request) -> web.Response:
+        """Where in its Python code a rank is."""
+        found = await self._inspect(request, stacks=True)
+        silent = [
+            {"worker": worker, "stack": "", "note": f"node {each.node} did not answer"}
+            for each in found.silent
+            for worker in each.workers
+        ]
+        ranks = [
+            {"worker": r.worker, "node": r.node, "pid": r.pid, "stack": r.stack, "note": r.note}
+            for r in found.ranks
+        ]
+        return _json({"ranks": ranks + silent})
+
+    async def _trace(self, request: web.Request) -> web.Response:
+        """What some ranks did last, in Chrome's trace format."""
+        found = await self._inspect(request, flights=True)
+        async with self._making:
+            text = await asyncio.to_thread(_chrome_trace, found)
+        return _file(f"{found.name}.trace.json", text, "application/json")
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        """The lines of a session that are kept."""
+        who = self._admit(request)
+        session = self._find(request, who, "logs refused")
+        lines: list[str] = []
+        async for part in _log_of(self._hub, session).read():
+            if part.lost:
+                lines.append(f"... {part.lost} lines are not kept any more")
+            for each in part.printed:
+                at, said = logs.time_text(each.time_s), each.lines
+                kind = "err" if said.stderr else "out"
+                lines += (f"{at} {said.worker} {said.node} {kind} {line}" for line in said.lines)
+        return _file(f"{session.name}.log", "\n".join((*lines, "")), "text/plain")
+
+    async def _inspect(
+        self, request: web.Request, *, stacks: bool = False, flights: bool = False
+    ) -> Inspection:
+        """Asks the nodes of some ranks of the session that a request is about."""
+        from aiohttp import web
+
+        who = self._admit(request)
+        session = self._find(request, who, "inspection refused")
+        first = _number(request, "first", 0, max(session.num_workers - 1, 0))
+        count = _number(request, "count", 1, MOST_RANKS, least=1)
+        asked = controller_pb2.InspectRequest(
+            name=f"{session.session:016x}", stacks=stacks, flights=flights, timeout_s=_NODES_S
+        )
+        workers = range(first, min(first + count, session.num_workers))
+        try:
+            return decode_inspection(await self._hub.inspections.inspect(asked, who, workers))
+        except NotYours as error:
+            raise web.HTTPForbidden(text=f"{error}\n") from None
+        except LookupError as error:
+            raise web.HTTPNotFound(text=f"{error.args[0]}\n") from None
+
+    def _find(
+        self, request: web.Request, who: Identity, event: str, name: str = ""
+    ) -> SessionTable:
+        """The session that a request names, which the caller must be allowed to use."""
+        from aiohttp import web
+
+        name = name or request.query.get("session", "")
+        try:
+            return find_session(self._hub.cluster, name, who, ended=not event.startswith("close"))
+        except NotYours as error:
+            self._note(request, str(who), str(error), event)
+            raise web.HTTPForbidden(text=f"{error}\n") from None
+        except LookupError as error:
+            raise web.HTTPNotFound(text=f"{error.args[0]}\n") from None
+
+    # Actions --------------------------------------------------------------------------
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        """Ends a session, whose name the viewer has confirmed."""
+        from aiohttp import web
+
+        who, asked = await self._act(request, _STOP)
+        session = self._find(request, who, "close refused", asked.get("session", ""))
+        if asked.get("confirm") != session.name:
+            raise web.HTTPConflict(
+                text=f"expected the session's name, {session.name!r}, as confirm\n"
+            )
+        self._hub.stop_session(session, who, str(request.remote), what="dashboard")
+        return _json({"session": f"{session.session:016x}", "name": session.name})
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        """Lets a node take no new sessions, or take them again; its name has been confirmed."""
+        from aiohttp import web
+
+        who, asked = await self._act(request, _DRAIN)
+        name = asked.get("node", "")
+        node = self._hub.cluster.members.nodes.get(name)
+        if node is None:
+            raise web.HTTPNotFound(text=f"expected a node that is here, got {name!r}\n")
+        if asked.get("confirm") != name:
+            raise web.HTTPConflict(text=f"expected the node's name, {name!r}, as confirm\n")
+        undo = asked.get("undo") == "yes"
+        self._hub.drain_node(name, who, str(request.remote), undo=undo, by="dashboard")
+        return _json({"node": name, "state": node.state})
+
+    async def _act(self, request: web.Request, method: str) -> tuple[Identity, dict[str, str]]:
+        """Checks that a request to change something comes from this page, by one who may.
+
+        Returns:
+            The caller, and what the request says.
+        """
+        from aiohttp import web
+
+        who = self._admit(request)
+        if request.headers.get("Origin") != f"{request.scheme}://{request.host}":
+            problem = "expected a request of this page's own address, as its Origin says"
+            self._note(request, str(who), problem)
+            raise web.HTTPForbidden(text=f"{problem}\n")
+        if request.content_type != "application/json":
+            # A form of another site cannot send this type.
+            raise web.HTTPUnsupportedMediaType(text="expected application/json\n")
+        if not _allowed(who, method):
+            problem = f"{who} may not do this"
+            self._note(request, str(who), problem)
+            raise web.HTTPForbidden(text=f"{problem}\n")
+        body = await request.read()  # aiohttp refuses more than a mebibyte
+        if len(body) > _MOST_BODY:
+            raise web.HTTPRequestEntityTooLarge(_MOST_BODY, len(body))
+        try:
+            asked: object = json.loads(body)
+        except (ValueError, RecursionError):
+            asked = None
+        found = cast("dict[str, object]", asked) if isinstance(asked, dict) else {"": None}
+        said = {key: value for key, value in found.items() if isinstance(value, str)}
+        if len(said) < len(found):
+            raise web.HTTPBadRequest(text="expected a JSON object of texts\n")
+        return who, said
 
     # Admission ------------------------------------------------------------------------
 
@@ -320,23 +462,73 @@ class Page:
         from aiohttp import web
 
         self._check_host(request)
+        if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+            self._note(request, "", "a page of another site asked")
+            raise web.HTTPForbidden(text="expected a request of this page\n")
         word, _, token = request.headers.get("Authorization", "").partition(" ")
         given = token.strip() if word.lower() == "bearer" else ""
         found = self._interceptor.identify(given, _names(request))
         if not isinstance(found, Identity):
             self._note(request, "", found)
             raise web.HTTPUnauthorized(text=found, headers={"WWW-Authenticate": "Bearer"})
-        allowed = METHODS[_WATCH] or frozenset[Role]()
-        if found.role not in allowed and found.role is not Role.ANYBODY:
+        if not _allowed(found, _WATCH):
             problem = f"{found} may not look at the cluster"
             self._note(request, str(found), problem)
             raise web.HTTPForbidden(text=problem)
         return found
 
-    def _note(self, request: web.Request, who: str, problem: str) -> None:
-        refusals.record(
-            "refused", who=who, peer=str(request.remote), what="dashboard", outcome=problem
+    def _note(self, request: web.Request, who: str, problem: str, event: str = "refused") -> None:
+        what = f"dashboard {request.path}"
+        refusals.record(event, who=who, peer=str(request.remote), what=what, outcome=problem)
+
+
+def _allowed(who: Identity, method: str) -> bool:
+    """Whether a caller may call a method of the gRPC port."""
+    return who.role in (METHODS[method] or frozenset[Role]()) or who.role is Role.ANYBODY
+
+
+def _may(who: Identity) -> dict[str, bool]:
+    """What the page offers to a viewer."""
+    return {"stop": _allowed(who, _STOP), "drain": _allowed(who, _DRAIN)}
+
+
+def _number(request: web.Request, name: str, default: int, most: int, *, least: int = 0) -> int:
+    """A parameter of a request."""
+    from aiohttp import web
+
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+        raise web.HTTPBadRequest(
+            text=f"expected a number from {least} to {most} as {name}, got {text[:20]!r}\n"
         )
+    return int(text)
+
+
+def _json(data: object) -> web.Response:
+    from aiohttp import web
+
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return web.Response(text=text, content_type="application/json", headers=_HEADERS)
+
+
+def _file(name: str, text: str, kind: str) -> web.Response:
+    """An answer to be saved as a file."""
+    from aiohttp import web
+
+    quoted = urllib.parse.quote(name, safe="")
+    headers = {**_HEADERS, "Content-Disposition": f"attachment; filename*=UTF-8''{quoted}"}
+    return web.Response(text=text, content_type=kind, headers=headers)
+
+
+def _chrome_trace(found: Inspection) -> str:
+    """The records of ranks as a file; without those that cannot be read."""
+    out = io.StringIO()
+    try:
+        flight = Flight.of(found)
+    except ValueError:  # a rank's own code wrote into its records
+        return json.dumps({"traceEvents": []})
+    ChromeTrace(flight.session, flight.ranks, None).write(out)
+    return out.getvalue()
 
 
 def _is_address(host: str) -> bool:
@@ -363,7 +555,7 @@ def _event(name: str, data: object) -> bytes:
     return f"event: {name}\ndata: {text}\n\n".encode()
 
 
-async def _carry(stream: AsyncGenerator[tuple[str, object]], response: web.StreamResponse) -> None:
+async def _write(stream: AsyncGenerator[Event], response: web.StreamResponse) -> None:
     """Writes the events of a stream; a slow reader makes it wait."""
     async with contextlib.aclosing(stream):
         async for name, data in stream:

@@ -711,6 +711,63 @@ class Hub:
             self.counters.node_round_trip.observe(took)
             self.cluster.node_answered(node, took)
 
+    def stop_session(
+        self,
+        session: SessionTable,
+        who: Identity,
+        peer: str,
+        *,
+        by_owner: bool = False,
+        what: str = "",
+    ) -> None:
+        """Ends a session because somebody wants it.
+
+        Args:
+            session: The session.
+            who: Who wants it.
+            peer: Their address.
+            by_owner: Whether by the session's own program, which knows its key.
+            what: What they asked by, where that is not the gRPC port.
+        """
+        by = f" of {who}" * bool(who.name and not by_owner)
+        end = End(EndReason.STOPPED, f"session {session.name!r} was closed on request{by}")
+        self.apply(self.cluster.end(session.session, end))
+        logs.record(
+            "session closed",
+            who=str(who),
+            peer=peer,
+            session=session.name,
+            owner=session.owner,
+            what=what,
+        )
+
+    def drain_node(
+        self,
+        name: str,
+        who: Identity,
+        peer: str,
+        *,
+        undo: bool = False,
+        reason: str = "",
+        by: str = "",
+    ) -> None:
+        """Lets a node take no new sessions because an administrator wants it, or take them again.
+
+        Args:
+            name: The node.
+            who: Who wants it.
+            peer: Their address.
+            undo: Whether it is to take sessions again.
+            reason: Why, for those who read it.
+            by: What they asked by, where that is not the gRPC port.
+        """
+        why = ": ".join(filter(None, (who.name, reason))) or "on request"
+        cluster = self.cluster
+        self.apply(cluster.node_undrained(name) if undo else cluster.node_drained(name, why))
+        event = "node taken back" if undo else "node drained"
+        more = {"by": by} if by else {}
+        logs.record(event, who=str(who), peer=peer, what=name, why=reason, **more)
+
     async def drain(self) -> None:
         """Ends every session and waits until nothing is left of them."""
         self.apply(self.cluster.drain())

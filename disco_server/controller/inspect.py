@@ -493,7 +493,11 @@ class Overviews:
         self._before = self._answers
 
     async def snapshot(
-        self, who: Identity = EVERYBODY, *, ended: bool = False
+        self,
+        who: Identity = EVERYBODY,
+        *,
+        ended: bool = False,
+        ranks_of_ended: str | None = None,
     ) -> controller_pb2.OverviewResult:
         """What a viewer may see of the cluster; nothing in it is older than a second or two.
 
@@ -501,6 +505,8 @@ class Overviews:
             who: The viewer: administrators see everything and owners their sessions; of other
                 sessions only the list entry is visible, to observers with where they run.
             ended: Whether to include sessions that ended lately.
+            ranks_of_ended: Of these, the id in hexadecimal of the only one that is told with
+                where its ranks ran; None for all.
         """
         left = self._answers.at + INTERVAL_S - time.monotonic()
         if self._asking is None and (left <= 0 or self._misses_some()):
@@ -517,7 +523,9 @@ class Overviews:
         room = cluster.waiting()
         for session in sessions:
             out = result.sessions.add()
-            await self._add_session(out, session, who, now)
+            over = session.state is SessionState.GONE
+            places = not over or ranks_of_ended in (None, f"{session.session:016x}")
+            await self._add_session(out, session, who, now, places=places)
             fill_waits_for(out.info, room)
         return result
 
@@ -561,9 +569,15 @@ class Overviews:
         )
 
     async def _add_session(
-        self, out: controller_pb2.SessionOverview, session: SessionTable, who: Identity, now: float
+        self,
+        out: controller_pb2.SessionOverview,
+        session: SessionTable,
+        who: Identity,
+        now: float,
+        *,
+        places: bool,
     ) -> None:
-        """Writes what a viewer may see of a session, its ranks in slices."""
+        """Writes what a viewer may see of a session, its ranks, if wanted, in slices."""
         yours, end = who.owns(session.principal), session.end
         info = out.info
         place = self._cluster.queue.places().get(session.session)
@@ -579,11 +593,12 @@ class Overviews:
         if yours:
             out.issued = answers.received.get(session.session, 0)
         executed: list[int] = []
-        places = sorted(session.ranks.values()) if yours or who.sees_places else []
-        for first in range(0, len(places), _SLICE):
+        shown = places and (yours or who.sees_places)
+        ranks = sorted(session.ranks.values()) if shown else []
+        for first in range(0, len(ranks), _SLICE):
             if first:
                 await asyncio.sleep(0)  # whatever else came meanwhile is read
-            for place in places[first : first + _SLICE]:
+            for place in ranks[first : first + _SLICE]:
                 add_rank_info(info.ranks, place)
                 sample = answers.ranks.get((session.session, place[0])) if yours else None
                 if sample is not None and sample.report.pid == place[2]:

@@ -31,10 +31,9 @@ from disco_server.controller.inspect import fill_waits_for, node_info, session_i
 from disco_server.controller.node_streams import NodeStreams
 from disco_server.controller.relay import NodeRefusedTransfer
 from disco_server.controller.session_streams import ClientStreams
-from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
+from disco_server.core.session_state import SessionState, SessionTable
 from disco_server.ipc.carriers import CallCarrier
 from disco_server.ipc.grpc_server import parsed
-from disco_server.observe import logs
 
 if TYPE_CHECKING:
     from disco_server.controller.frames import FrameListener
@@ -276,18 +275,15 @@ class Edge:
         self, request: controller_pb2.CloseRequest, context: Context
     ) -> controller_pb2.CloseResult:
         """Ends a session; the caller must own it or know its key."""
-        by = ""
         if request.name:
             session = await named(self._hub, request.name, context, "close refused")
-            by = f" of {caller()}" * bool(caller().name)
         else:
             transfer = controller_pb2.Transfer(
                 session=request.session, transfer_key=request.transfer_key
             )
             session = await self._authorised(transfer, context)
-        end = End(EndReason.STOPPED, f"session {session.name!r} was closed on request{by}")
-        self._hub.apply(self._hub.cluster.end(session.session, end))
-        _audit("session closed", session, context)
+        own = not request.name
+        self._hub.stop_session(session, caller(), peer_of(context), by_owner=own)
         return controller_pb2.CloseResult(session=session.session, name=session.name)
 
     @guarded
@@ -305,11 +301,7 @@ class Edge:
         except LookupError as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
             raise AssertionError from None  # abort() raises; this tells the type checker
-        why = ": ".join(filter(None, (who.name, request.reason))) or "on request"
-        effects = cluster.node_undrained(name) if request.undo else cluster.node_drained(name, why)
-        self._hub.apply(effects)
-        event = "node taken back" if request.undo else "node drained"
-        logs.record(event, who=str(who), peer=peer_of(context), what=name, why=request.reason)
+        self._hub.drain_node(name, who, peer_of(context), undo=request.undo, reason=request.reason)
         node, now = cluster.members.nodes.get(name), self._hub.clock()
         if node is not None:
             info = node_info(node, len(node.free.slots))

@@ -50,6 +50,7 @@ class HttpListener:
         metrics: Returns what is measured.
         why_not_ready: Returns why the daemon is not ready now; empty if it is.
         routes: The handlers of other paths.
+        actions: The handlers of paths to which something is posted.
         secrets: How connections are encrypted; None for not at all.
     """
 
@@ -60,9 +61,11 @@ class HttpListener:
         why_not_ready: Callable[[], str] = str,
         *,
         routes: Mapping[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] | None = None,
+        actions: Mapping[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] | None = None,
         secrets: ssl.SSLContext | None = None,
     ) -> None:
         self._routes = routes or {}
+        self._actions = actions or {}
         self._secrets = secrets
         self._listen = listen
         self._metrics = metrics
@@ -83,6 +86,8 @@ class HttpListener:
         app.router.add_get("/readyz", self._answer_ready)
         for path, answer in self._routes.items():
             app.router.add_get(path, answer)
+        for path, answer in self._actions.items():
+            app.router.add_post(path, answer)
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_S
         )

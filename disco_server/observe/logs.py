@@ -40,6 +40,7 @@ __all__ = [
     "setup",
     "setup_audit",
     "takes_more",
+    "time_text",
 ]
 
 
@@ -51,8 +52,12 @@ _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 
 
 def _time_of(record: logging.LogRecord) -> str:
-    """The time of a record in UTC with milliseconds, as ISO 8601 writes it."""
-    moment = datetime.fromtimestamp(record.created, tz=UTC)
+    return time_text(record.created)
+
+
+def time_text(seconds: float) -> str:
+    """A time since 1970 in UTC with milliseconds, as ISO 8601 writes it."""
+    moment = datetime.fromtimestamp(seconds, tz=UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

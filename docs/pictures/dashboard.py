@@ -1,58 +1,117 @@
-"""Takes the picture of docs/dashboard.md: a cluster of this machine that works, in Chromium.
+"""Takes the pictures of docs/dashboard.md: a cluster of this machine that works, in Chromium.
 
-Run as ``python docs/pictures/dashboard.py``; takes a minute, so that the charts are full.
+Run as ``python docs/pictures/dashboard.py``; takes some minutes, so that the charts are full.
+Arguments are the beginning of the pictures' names, ``dashboard``, and their format, ``webp``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import numpy as np
 
 import disco_client
+from disco_client.errors import DiscoError
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests" / "support"))
 
-from browser import browsing  # noqa: E402  (from the folder named above)
+from browser import Browser, browsing  # noqa: E402  (from the folder named above)
 
-SECONDS = 50
+SECONDS = 150
+VIEWS = ((390, False), (800, False), (1400, False), (1400, True))
 PROGRAM = """
+import time
+
 import disco_server
+import numpy as np
+
+@disco_server.register_func("load_batch")
+def load_batch(step):
+    time.sleep(0.01 + 0.01 * (disco_server.current_worker().worker_id == 2))
+    return np.ones((384, 384), "float32")
+
+@disco_server.register_func("forward")
+def forward(batch, weights):
+    return batch @ weights
+
+@disco_server.register_func("backward")
+def backward(batch, weights):
+    return (batch @ weights) @ weights
 
 @disco_server.register_func("report")
 def report(step, loss):
-    print(f"step {step:4d}  loss {loss:.4f}")
+    print(f"INFO step {step:4d}  loss {loss:.4f}")
+    if step % 20 == 0:
+        print(f"WARNING step {step}: the learning rate was halved")
+
+@disco_server.register_func("fail")
+def fail():
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+@contextlib.contextmanager
+def program(address: str, workers: int, name: str) -> Generator[disco_client.Session]:
+    """A session whose workers have the functions above."""
+    with (
+        disco_client.connect(address, num_workers=workers, name=name, logs=False) as session,
+        tempfile.NamedTemporaryFile("w", suffix=".py") as file,
+    ):
+        file.write(PROGRAM)
+        file.flush()
+        session.load_vm_module(file.name)
+        session.sync_all()
+        yield session
 
 
 def train(address: str, over: threading.Event) -> None:
     """Something to look at: products, sums over all workers, a line now and then."""
-    with disco_client.connect(address, num_workers=4, name="training", logs=False) as session:
-        with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
-            file.write(PROGRAM)
-            file.flush()
-            session.load_vm_module(file.name)
-            session.sync_all()
-        report, product = session.get_global_func("report"), session.get_global_func("numpy.matmul")
+    with program(address, 4, "training") as session:
+        names = ("load_batch", "forward", "backward", "report")
+        load, forward, backward, report = map(session.get_global_func, names)
         weights = session.broadcast(np.ones((384, 384), "float32"))
         total = session.empty((384, 384), "float32")
         for step in range(100_000):
             if over.is_set():
                 return
-            for _ in range(6):
-                session.allreduce(product(weights, weights), total)
+            batch = load(step)
+            forward(batch, weights)
+            for _ in range(3):
+                session.allreduce(backward(batch, weights), total)
+            session.allgather(batch, session.empty((4, 384, 384), "float32"))
             if step % 5 == 0:
                 report(step, 2.5 / (1 + step / 40))
             session.sync_all()
-            time.sleep(0.08)  # so that the timeline has gaps, as programs have
+            time.sleep(0.05)  # so that the timeline has gaps, as programs have
+
+
+def fail(address: str) -> None:
+    """A session that loses its ranks."""
+    with contextlib.suppress(DiscoError), program(address, 1, "tokenizer") as session:
+        session.get_global_func("fail")()
+        session.sync_all()
+
+
+def evaluate(address: str) -> None:
+    """One that ends as it was meant to."""
+    with program(address, 2, "evaluation") as session:
+        session.sync_all()
+
+
+def wait(address: str) -> None:
+    """One that waits for slots, until the cluster ends."""
+    with contextlib.suppress(DiscoError):
+        disco_client.connect(address, num_workers=4, name="sweep-17", timeout=600, logs=False)
 
 
 def said(lines: Iterable[str] | None, pattern: str) -> str:
@@ -61,8 +120,19 @@ def said(lines: Iterable[str] | None, pattern: str) -> str:
     return next(each[1] for each in found if each)
 
 
-def main() -> None:
-    """Starts a cluster, lets it work, and takes the picture."""
+def show(page: Browser, url: str) -> None:
+    """Opens the session that trains, and a node."""
+    page.open(url)
+    button = "[...document.querySelectorAll('button')].find(b => b.innerText == 'training')"
+    for name in ("training", "node-0"):
+        pressed = button.replace("training", name)
+        while not page.run(f"!!{pressed}"):
+            time.sleep(0.2)
+        page.run(f"{pressed}.click()")
+
+
+def main(prefix: str = "dashboard", kind: str = "webp", where: str | Path = HERE) -> None:
+    """Starts a cluster, lets it work, and takes the pictures."""
     command = [
         *(sys.executable, "-m", "disco_server.cli.main", "local", "--nodes", "2", "--slots", "3"),
         *("--http", "127.0.0.1:0", "--log-level", "info"),
@@ -76,16 +146,22 @@ def main() -> None:
         reading = threading.Thread(target=lambda: list(it.stderr or ()))
         reading.start()
         address = said(it.stdout, r"DISCO_ADDRESS=(\S+)")
+        evaluate(address)
+        fail(address)
         working = threading.Thread(target=train, args=(address, over))
         working.start()
+        waiting = threading.Thread(target=wait, args=(address,), daemon=True)
         try:
             with browsing(Path(profile)) as page:
-                page.open(url)
-                while not page.run("document.querySelector('button[data-session]')?.innerText"):
-                    time.sleep(0.2)
-                page.run("document.querySelector('button[data-session]').click()")
+                page.size(1400)
+                show(page, url)
+                waiting.start()
                 time.sleep(SECONDS)
-                page.screenshot(HERE / "dashboard.png")
+                for width, dark in VIEWS:
+                    page.size(width, dark=dark)
+                    time.sleep(3)
+                    name = f"{prefix}-{width}{'-dark' * dark}.{kind}"
+                    page.screenshot(Path(where) / name)
         finally:
             over.set()
             working.join()
@@ -94,4 +170,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:3])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import CHROMIUM, browsing
+from disco_bench.child import Child
 
 import disco_client
 from fault_tools.certificates import Pki
@@ -17,6 +21,7 @@ pytestmark = pytest.mark.skipif(
     not CHROMIUM, reason="needs Chromium: `apt-get install chromium` on Debian"
 )
 
+NUMBERS = itertools.count(1)
 EVIL = "<img src=x onerror=alert(1)>"
 
 
@@ -94,11 +99,9 @@ def test_a_session_is_shown_with_its_ranks_timeline_and_output(page, controller,
 
         def drawn():
             work(session)
-            return page.run("document.querySelectorAll('#timeline rect.busy').length")
+            return page.run("document.querySelectorAll('#timeline path.call').length")
 
         eventually(drawn, what="the timeline")
-        if where := os.environ.get("DISCO_SCREENSHOT"):
-            page.screenshot(Path(where))
     assert not page.problems
     assert all(url.startswith((url_of(controller), "about:", "data:")) for url in page.asked)
 
@@ -118,18 +121,262 @@ def test_a_session_that_stands_still_says_why(page, controller, eventually):
         eventually(lambda: not page.text("#verdict"), what="the end of it")
 
 
-def test_every_picture_and_table_can_be_read_aloud(page, controller, eventually):
-    """Charts have labels, columns have headers, the page has a language and a title."""
-    with disco_client.connect(
-        controller.address, num_workers=2, name="spoken", logs=False
-    ) as session:
+@pytest.fixture
+def shown(page, controller, eventually):
+    """A session of four workers that has worked, open on the page; none before had its name."""
+    name = f"shown-{next(NUMBERS)}"
+    with disco_client.connect(controller.address, num_workers=4, name=name, logs=False) as session:
         work(session)
-        eventually(lambda: "spoken" in page.text("#sessions"), what="the session")
-        click(page, "spoken")
-        eventually(lambda: page.run("document.querySelectorAll('#timeline svg').length"), what="it")
-        assert page.run("[...document.querySelectorAll('svg')].every(s => s.ariaLabel)")
-        assert page.run("[...document.querySelectorAll('th')].every(h => h.scope == 'col')")
-        assert page.run("[document.documentElement.lang, document.title].join()") == "en,Disco"
+        eventually(lambda: name in page.text("#sessions"), what="the session")
+        click(page, name)
+        eventually(
+            lambda: page.run("document.querySelectorAll('#timeline path').length"), what="it"
+        )
+        yield session
+
+
+def test_every_picture_and_table_can_be_read_aloud(page, shown, eventually):
+    """Charts have labels, columns have headers, what is pressed has a name."""
+    click(page, "green")
+    eventually(
+        lambda: page.run("document.querySelectorAll('#node svg').length") >= 3, what="charts"
+    )
+    assert page.run("[...document.querySelectorAll('svg')].every(s => s.ariaLabel)")
+    assert page.run("[...document.querySelectorAll('th')].every(h => h.scope == 'col')")
+    assert page.run("[document.documentElement.lang, document.title].join()") == "en,Disco"
+    tree = page.call("Accessibility.getFullAXTree")["nodes"]
+    roles = {"button", "textbox", "searchbox", "combobox", "checkbox", "spinbutton", "table"}
+    silent = [
+        node
+        for node in tree
+        if not node["ignored"]
+        and node["role"]["value"] in roles
+        and not node.get("name", {}).get("value")
+    ]
+    assert not silent
+
+
+def test_nodes_show_what_their_machines_do(page, controller, eventually):
+    """Figures and the last hour of each; a click shows it larger, another closes it."""
+    eventually(lambda: page.text("#nodes").count("%") >= 4, 30, what="the first samples")
+    eventually(lambda: page.run("document.querySelectorAll('#nodes .spark').length") >= 8, 30)
+    label = page.run("document.querySelector('#nodes .figure svg').ariaLabel")
+    assert re.match(r"processor: now \d+ %, at most \d+ %", label)
+    assert re.search(r"processor\s+\d+ %", page.text("#totals"))
+    click(page, "blue")
+    eventually(lambda: "cores" in page.text("#node-facts"), what="its facts")
+    eventually(lambda: page.text("#node-charts").count("at most") == 3, what="its charts")
+    assert "GPU" not in page.text("#nodes-table")
+    click(page, "blue")
+    eventually(lambda: not page.text("#node"), what="that it closes")
+
+
+def test_what_waits_and_what_ended_say_why(page, controller, eventually):
+    """A session without slots, and one whose rank died."""
+    with disco_client.connect(
+        controller.address, num_workers=4, name="holds", logs=False
+    ) as session:
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(
+                disco_client.connect, controller.address, num_workers=2, name="waits", timeout=60
+            )
+            eventually(lambda: "needs 2" in page.text("#waiting"), what="why it waits")
+            assert "needs 2, 0 of 4 slots free" in page.text("#waiting")
+            session.import_python_module("disco_test_functions")
+            session.get_global_func("tests.kill_on")(0)
+            with pytest.raises(disco_client.SessionError):
+                session.sync_all()
+            with waiting.result():
+                eventually(lambda: "rank lost" in page.text("#over"), what="why it ended")
+        assert "SIGKILL" in page.text("#over")
+        eventually(lambda: not page.text("#queue"), what="that none waits")
+
+
+def test_a_rank_shows_its_stack_on_a_click(page, shown, eventually):
+    """By the keyboard too: the stack gets the focus, and can be had again."""
+    page.run("document.querySelector('[aria-label=\"stack of rank 2\"]').focus()")
+    page.press("Enter")
+    eventually(lambda: 'File "' in page.text("#stack-text"), what="the stack")
+    assert "Stack of rank 2 on" in page.text("#stack-title")
+    assert page.run("document.activeElement.id") == "stack-title"
+    click(page, "Again")
+    eventually(lambda: 'File "' in page.text("#stack-text"), what="another look")
+
+
+def test_the_timeline_is_coloured_paused_and_looked_into(page, shown, eventually):
+    """By function, with a legend; zoomed by keys and by the pointer, and let go again."""
+    legend = page.text("#legend")
+    assert "runtime.disco.allreduce" in legend
+    assert "waiting for other ranks" in legend
+    assert page.run("document.querySelectorAll('#timeline path.call').length") >= 4
+    assert "allreduce(sum)" in page.text("#operations")
+    assert "iB/s" in page.text("#operations")
+    page.run("document.querySelector('#timeline').focus()")
+    page.press(" ")
+    eventually(lambda: page.text("#pause") == "Go on", what="the pause")
+    eventually(lambda: "pause" in page.text("#timeline"), what="what is kept")
+    whole = page.text("#timeline")
+    page.press("+")
+    page.press("ArrowLeft")
+    eventually(lambda: page.text("#timeline") != whole, what="another part of it")
+    page.press("0")
+    eventually(lambda: page.text("#timeline") == whole, what="all of it")
+    box = page.run(
+        "(t => { t.scrollIntoView(); const b = t.getBoundingClientRect();"
+        " return [b.left, b.top + 10, b.width]; })(document.querySelector('#timeline'))"
+    )
+    for kind, part in (("mousePressed", 0.4), ("mouseMoved", 0.6), ("mouseReleased", 0.6)):
+        at = {"x": box[0] + part * box[2], "y": box[1], "button": "left", "clickCount": 1}
+        page.call("Input.dispatchMouseEvent", type=kind, **at)
+    eventually(lambda: page.text("#timeline") != whole, what="what was chosen")
+    page.press("0")
+    eventually(lambda: page.text("#timeline") == whole, what="all of it once more")
+    page.run("document.querySelector('.entry').click()")
+    assert page.run("document.querySelector('.entry').ariaPressed") == "true"
+    assert page.run("document.querySelectorAll('#timeline .faded').length")
+    click(page, "Go on")
+    eventually(lambda: "now" in page.text("#timeline"), what="the present")
+
+
+def test_output_is_searched_by_text_level_rank_and_time(page, shown, eventually):
+    """At once, in what is there; new lines as they come."""
+    say = shown.get_global_func("tests.say")
+    for line in ("ERROR no memory", "WARNING slow", "INFO fine", "KeyError: 'x'"):
+        say(line)
+    shown.sync_all()
+    eventually(lambda: page.text("#logs").count("no memory") == 4, what="the lines")
+
+    def choose(field, value):
+        page.run(
+            f"(it => {{ it.value = {value!r}; it.dispatchEvent(new Event('input')); }})"
+            f"(document.getElementById({field!r}))"
+        )
+        return page.text("#logs")
+
+    errors = choose("logs-level", "error")
+    assert (errors.count("no memory"), errors.count("KeyError"), errors.count("slow")) == (4, 4, 0)
+    assert choose("logs-level", "warning").count("slow") == 4
+    assert choose("rank", "1").count("slow") == 1
+    assert choose("logs-find", "MEMORY").count("\n") == 0
+    say("ERROR more memory")
+    shown.sync_all()
+    eventually(lambda: "more memory" in page.text("#logs"), what="a new one that fits")
+    assert page.text("#logs-count") == "2 lines"
+    assert "memory" in choose("logs-since", "60")
+    choose("rank", "3")
+    eventually(lambda: page.text("#logs").count("memory") == 2, what="those of another rank")
+    assert choose("logs-level", "stderr") == ""
+    for field in ("logs-find", "logs-level", "rank"):
+        choose(field, "")
+    choose("logs-since", "0")
+
+
+def test_a_session_is_stopped_after_its_name_was_typed(page, controller, eventually):
+    """Not by a click alone, and not under another name; Escape leaves it."""
+    session = disco_client.connect(controller.address, num_workers=1, name="doomed", logs=False)
+    eventually(lambda: "doomed" in page.text("#sessions"), what="the session")
+    click(page, "doomed")
+    eventually(lambda: page.text("#stop"), what="the button")
+    click(page, "Stop …")
+    assert "Stop session doomed?" in page.text("#sure")
+    assert page.run("document.querySelector('#sure-yes').disabled")
+    page.press("Escape")
+    assert not page.text("#sure")
+    click(page, "Stop …")
+    for letter in "doome":
+        page.press(letter)
+    page.press("Enter")
+    assert page.run("document.querySelector('#sure-yes').disabled")
+    session.sync_all()
+    page.press("d")
+    page.press("Enter")
+    eventually(lambda: "stopped" in page.text("#over"), what="its end")
+    assert not page.text("#sure")
+    with pytest.raises(disco_client.SessionError, match="closed on request"):
+        session.sync_all()
+
+
+def test_a_node_is_drained_and_taken_back(page, controller, eventually):
+    """After its name was typed; what runs goes on, and nothing new begins there."""
+    eventually(lambda: "blue" in page.text("#nodes"), what="the node")
+    click(page, "blue")
+
+    def confirm(button):
+        eventually(lambda: page.text("#drain") == button, what="the button")
+        click(page, button)
+        for letter in "blue":
+            page.press(letter)
+        page.press("Enter")
+
+    confirm("Drain …")
+    eventually(lambda: "drained: on request" in page.text("#node-facts"), what="that it drains")
+    assert "draining" in page.text("#nodes")
+    confirm("Take back …")
+    eventually(lambda: "draining" not in page.text("#nodes"), what="that it is back")
+
+
+def test_trace_and_output_are_saved_as_files(page, shown, eventually, tmp_path):
+    """Under the session's name."""
+    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    click(page, "Download trace")
+    name = page.text("#session-title").removeprefix("Session ")
+    trace = tmp_path / f"{name}.trace.json"
+    eventually(trace.exists, what="the trace")
+    eventually(lambda: json.loads(trace.read_text())["traceEvents"], what="all of it")
+    click(page, "Download logs")
+    eventually((tmp_path / f"{name}.log").exists, what="the output")
+    eventually(lambda: f"was saved as {name}.log" in page.text("#said"), what="that it says so")
+    assert "loss 0.25" in (tmp_path / f"{name}.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"), [(390, False), (800, False), (1400, False), (1400, True)]
+)
+def test_it_fits_a_telephone_a_tablet_and_a_desk(page, shown, width, dark, eventually):
+    """Nothing is wider than the window; dark where that is wanted; text can be told from ground."""
+    page.size(width, dark=dark)
+    eventually(lambda: page.run("document.querySelector('#timeline svg').clientWidth") <= width)
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    luminance = (
+        "(c => (([r, g, b]) => .2126 * r + .7152 * g + .0722 * b)(c.match(/\\d+/g).map(Number)))"
+    )
+    style = "getComputedStyle(document.body)"
+    text, ground = (page.run(f"{luminance}({style}.{it})") for it in ("color", "backgroundColor"))
+    assert (text > ground) is dark
+    assert abs(text - ground) > 150
+    if where := os.environ.get("DISCO_SCREENSHOT"):
+        page.screenshot(Path(where) / f"dashboard-{width}{'-dark' * dark}.png")
+    page.size(1280)
+
+
+def test_with_a_thousand_nodes_and_sessions_the_page_stays_small(window, daemons, eventually):
+    """So many elements and no more; what is looked for among them is found."""
+    started = daemons.controller("--http", "127.0.0.1:0", "--node-lease", "120")
+    peers = Child(["-m", "disco_scale.peers", started.address])
+    try:
+        for command in ("nodes 1000 2", "clients 1000 1", "queue 20 2000", "sample"):
+            assert "error" not in peers.ask(command, 120)
+        window.problems.clear()
+        window.open(url_of(started))
+        eventually(lambda: "1000" in window.text("#totals"), 60, what="all nodes")
+        eventually(lambda: "1 to 25 of 1000" in window.text("#sessions-pages"), 60, what="sessions")
+        eventually(lambda: window.run("document.querySelectorAll('.spark').length") > 100, 60)
+        most = window.run("document.querySelectorAll('*').length")
+        assert most < 2500
+        assert "needs 2000, 1000 of 2000 slots free" in window.text("#waiting")
+        click(window, "Next")
+        eventually(lambda: "26 to 50 of 1000" in window.text("#nodes-pages"), what="the next page")
+        window.run(
+            "(it => { it.value = 'node-777'; it.dispatchEvent(new Event('input')); })"
+            "(document.querySelector('#nodes-find'))"
+        )
+        eventually(lambda: window.text("#nodes").startswith("node-777"), what="the one")
+        assert window.run("document.querySelectorAll('#nodes tr').length") == 1
+        assert window.run("document.querySelectorAll('*').length") <= most
+        assert not window.problems
+    finally:
+        window.open("about:blank")
+        peers.close()
 
 
 def test_with_tokens_the_page_asks_for_one_and_shows_what_it_may(

@@ -103,9 +103,29 @@ class Browser:
         found = f"document.querySelector({selector!r})"
         return self.run(f"(it => it?.checkVisibility() ? it.innerText : '')({found})")
 
+    def size(self, width: int, height: int = 900, *, dark: bool = False) -> None:
+        """Makes the window that wide, and asks for dark colours or light ones."""
+        sizes = {"width": width, "height": height, "deviceScaleFactor": 1}
+        self.call("Emulation.setDeviceMetricsOverride", mobile=False, **sizes)
+        self.call("Emulation.setScrollbarsHidden", hidden=True)  # pictures are without them
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def press(self, key: str) -> None:
+        """Presses and releases a key, by its name in the standard of events."""
+        for kind in ("keyDown", "keyUp"):
+            text = {"Enter": "\r", " ": " "}.get(key, key if len(key) == 1 else "")
+            told = {"text": text} if text and kind == "keyDown" else {}
+            code = {"Enter": 13, "Tab": 9, "Escape": 27, " ": 32}.get(key, 0)
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **told
+            )
+
     def screenshot(self, path: Path) -> None:
-        """Writes the whole page as PNG."""
-        said = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        """Writes the whole page as a picture, of the format that the path ends with."""
+        kind = path.suffix.removeprefix(".")
+        how = {"quality": 60} if kind == "webp" else {}
+        said = self.call("Page.captureScreenshot", format=kind, captureBeyondViewport=True, **how)
         path.write_bytes(base64.b64decode(said["data"]))
 
     def close(self) -> None:

@@ -2,79 +2,72 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-function svg(name, attributes, ...children) {
+export function svg(name, attributes, ...children) {
   const made = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
   return made;
 }
 
-function titled(text) {
+export function titled(text) {
   const title = svg("title", {});
   title.textContent = text;
   return title;
 }
 
+function image(width, height, text, ...children) {
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": text }, titled(text), ...children);
+}
+
 /** A square for each slot of a node, filled where it is used. */
 export function slots(used, total) {
-  const shown = Math.min(total, 64);
-  const image = svg("svg", { width: shown * 12, height: 12, role: "img", "aria-label": `${used} of ${total} used` });
-  image.append(titled(`${used} of ${total} used`));
-  for (let at = 0; at < shown; at += 1) {
-    image.append(svg("rect", { class: at < used ? "slot used" : "slot", x: at * 12 + 1, y: 1, width: 9, height: 9 }));
-  }
-  return image;
+  const shown = Math.min(total, 32), line = 8, text = `${used} of ${total} used`;
+  const squares = Array.from({ length: shown }, (_, at) => {
+    const place = { x: (at % line) * 12 + 1, y: Math.floor(at / line) * 12 + 1, width: 9, height: 9 };
+    return svg("rect", { class: at < Math.ceil((used * shown) / total) ? "slot used" : "slot", ...place });
+  });
+  return image(Math.min(shown, line) * 12, Math.max(Math.ceil(shown / line), 1) * 12, text, ...squares);
 }
 
-/** The values of the last minute as a line from nothing to their greatest. */
-export function spark(values, describe) {
-  const width = 110, height = 22, most = Math.max(...values, 1e-9);
-  const last = values.length ? describe(values.at(-1)) : "nothing yet";
-  const text = `now ${last}, at most ${describe(values.length ? Math.max(...values) : 0)}`;
-  const points = values.map((value, at) => {
-    const x = width - (values.length - 1 - at) * (width / 59);
-    return `${x.toFixed(1)},${(height - 2 - (value / most) * (height - 4)).toFixed(1)}`;
+/** A line through values, with gaps where there are none. */
+function line(values, width, height, most) {
+  const step = width / Math.max(values.length - 1, 1);
+  let pen = "M", path = "";
+  values.forEach((value, at) => {
+    if (value === null || value === undefined) { pen = "M"; return; }
+    const x = (at * step).toFixed(1), y = (height - 1 - (Math.min(value / most, 1)) * (height - 2)).toFixed(1);
+    const alone = pen === "M" && (values[at + 1] === null || values[at + 1] === undefined);
+    path += `${pen}${x},${y}${alone ? `h${step.toFixed(1)}` : ""}`;
+    pen = "L";
   });
-  return svg("svg", { width, height, role: "img", "aria-label": text }, titled(text), svg("polyline", { class: "spark", points: points.join(" ") }));
+  return path;
 }
 
-const LEFT = 64, LANE = 26, GAP = 6, WIDTH = 1000;
-
-function shares(values, y, height, kind) {
-  const step = WIDTH / values.length;
-  return values.flatMap((share, at) => {
-    if (share <= 0) return [];
-    const tall = Math.max(share * height, 1);
-    return [svg("rect", { class: kind, x: (LEFT + at * step).toFixed(2), y: (y + height - tall).toFixed(2), width: step.toFixed(2), height: tall.toFixed(2) })];
-  });
+/**
+ * Values over time as a line, between nothing and their greatest, or a greatest that is given.
+ * `more` is a second line in the same measure.
+ */
+export function spark(values, describe, { most = 0, more = null, width = 96, height = 22, name = "" } = {}) {
+  const known = [...values, ...(more ?? [])].filter((value) => value !== null && value !== undefined);
+  const top = Math.max(...known, most, 1e-9);
+  const last = values.findLast((value) => value !== null && value !== undefined);
+  const text = known.length ? `${name && `${name}: `}now ${describe(last)}, at most ${describe(Math.max(...known))}` : `${name && `${name}: `}nothing yet`;
+  const lines = [svg("path", { class: "spark", d: line(values, width, height, top) })];
+  if (more) lines.push(svg("path", { class: "spark second", d: line(more, width, height, top) }));
+  return image(width, height, text, ...lines);
 }
 
-/** What each rank did in the last seconds: how much of each part went into what. */
-export function timeline(ranks, seconds, time) {
-  const height = ranks.length * (LANE + GAP) + 18;
-  const image = svg("svg", { viewBox: `0 0 ${LEFT + WIDTH + 4} ${height}`, width: "100%", role: "img", "aria-label": `the last ${seconds} seconds of ${ranks.length} ranks` });
-  ranks.forEach((rank, row) => {
-    const y = row * (LANE + GAP);
-    const label = svg("text", { x: 0, y: y + LANE / 2 + 4 });
-    label.textContent = `rank ${rank.worker}`;
-    image.append(label, svg("rect", { class: "lane", x: LEFT, y, width: WIDTH, height: LANE }));
-    image.append(...shares(rank.busy, y, LANE, "busy"));
-    // Waiting lies below moving, and both within the commands in which they happen.
-    const inside = rank.wait.map((share, at) => Math.min(share + rank.collective[at], 1));
-    image.append(...shares(inside, y, LANE, "move"));
-    image.append(...shares(rank.wait, y, LANE, "wait"));
-    for (const command of rank.longest) {
-      const from = Math.max(LEFT + WIDTH * (1 - command.ago / seconds), LEFT);
-      const to = LEFT + WIDTH * (1 - Math.max(command.ago - command.seconds, 0) / seconds);
-      const area = svg("rect", { x: from.toFixed(2), y, width: Math.max(to - from, 2).toFixed(2), height: LANE, "fill-opacity": 0 });
-      area.append(titled(`${command.what} (#${command.seq}), ${command.running ? "for" : "took"} ${time(command.seconds)}`));
-      image.append(area);
-    }
-  });
-  for (let ago = seconds; ago >= 0; ago -= seconds / 5) {
-    const mark = svg("text", { x: LEFT + WIDTH * (1 - ago / seconds), y: height - 3, "text-anchor": ago ? (ago === seconds ? "start" : "middle") : "end" });
-    mark.textContent = ago ? `${ago} s ago` : "now";
-    image.append(mark);
-  }
-  return image;
+/** The same, as wide as its place, with what it says above and the time below. */
+export function chart(name, values, describe, options = {}) {
+  const figure = document.createElement("figure"), caption = document.createElement("figcaption");
+  const drawn = spark(values, describe, { ...options, name, width: 600, height: 90 });
+  drawn.setAttribute("preserveAspectRatio", "none");
+  drawn.removeAttribute("width");
+  caption.append(drawn.getAttribute("aria-label"));
+  const axis = document.createElement("div");
+  axis.className = "axis";
+  const minutes = Math.round(options.seconds / 60);
+  for (const text of [`${minutes} min ago`, `${Math.round(minutes / 2)} min`, "now"]) axis.append(Object.assign(document.createElement("span"), { textContent: text }));
+  figure.append(caption, drawn, axis);
+  return figure;
 }

@@ -1,132 +1,224 @@
-// Draws what the controller's stream of events says. Texts of others are set as text only.
+// Draws what the controller says. Texts of others are set as text only.
 
-import { slots, spark, timeline } from "./charts.js";
+import { makeSure, post, save } from "./actions.js";
+import { chart, slots, spark } from "./charts.js";
+import { Output } from "./output.js";
+import { Pages, Rows, bytes, count, element, find, rate, share, time } from "./text.js";
+import { Timeline } from "./timeline.js";
 
-const KEPT = 60, LINES = 2000, RETRY_MS = 2000;
-const find = (id) => document.getElementById(id);
+const KEPT = 60, RETRY_MS = 2000, PART_S = 15, LOAD_MS = 10000, TYPING_MS = 300, ROWS = 25, TRACED = 16;
+const LISTS = ["nodes", "sessions", "waiting", "over", "ranks"];
+const NAMES = { cpu: "processor", memory: "memory", gpu: "GPU" };
 const history = new Map();
+const loads = new Map();
 let chosen = new URLSearchParams(location.hash.slice(1)).get("session") ?? "";
 let token = sessionStorage.getItem("disco-token") ?? "";
-let stream = null;
-let seen = "";
+let view = null, node = "", seen = "", drawnOf = "";
 
-// --- how figures are written -------------------------------------------------------------
+const headers = () => (token ? { Authorization: `Bearer ${token}` } : {});
 
-function count(value) {
-  if (value === null || value === undefined) return "–";
-  if (value >= 1e6) return `${(value / 1e6).toPrecision(3)} M`;
-  if (value >= 1e4) return `${(value / 1e3).toPrecision(3)} k`;
-  return value >= 10 || Number.isInteger(value) ? `${Math.round(value)}` : value.toPrecision(2);
+/** The controller's answer; nothing where there is none. */
+async function ask(path) {
+  try {
+    const answer = await fetch(path, { headers: headers(), cache: "no-store" });
+    return answer.ok ? await answer.json() : null;
+  } catch {
+    return null;
+  }
 }
 
-function bytes(value) {
-  if (value === null || value === undefined) return "–";
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let at = 0;
-  while (value >= 1024 && at < units.length - 1) { value /= 1024; at += 1; }
-  return `${value >= 10 || at === 0 ? Math.round(value) : value.toPrecision(2)} ${units[at]}`;
-}
-
-function time(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 1e-3) return `${Math.round(seconds * 1e6)} µs`;
-  if (seconds < 1) return `${(seconds * 1e3).toPrecision(3)} ms`;
-  if (seconds < 120) return `${seconds < 10 ? seconds.toPrecision(2) : Math.round(seconds)} s`;
-  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
-  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
-}
+const rows = {
+  nodes: new Rows(find("nodes"), "no worker daemon is connected; disco-worker --controller HOST:PORT starts one"),
+  sessions: new Rows(find("sessions"), "no session; disco_client.connect(...) opens one"),
+  waiting: new Rows(find("waiting"), "none waits"),
+  over: new Rows(find("over"), "none ended"),
+  ranks: new Rows(find("ranks"), "it has no ranks now"),
+};
+const from = Object.fromEntries(LISTS.map((list) => [list, 0]));
+const pages = Object.fromEntries(LISTS.map((list) => [list, new Pages(find(`${list}-pages`), ROWS, (first) => {
+  from[list] = first;
+  cluster.start();
+})]));
+const output = new Output(), timeline = new Timeline(ask);
 
 // --- drawing -----------------------------------------------------------------------------
 
-function cell(content, kind = "") {
-  const made = document.createElement("td");
-  if (kind) made.className = kind;
-  made.append(content);
-  return made;
-}
-
-function row(...cells) {
-  const made = document.createElement("tr");
-  made.append(...cells);
-  return made;
-}
-
-function nothing(columns, text) {
-  const made = cell(text, "none");
-  made.colSpan = columns;
-  return row(made);
-}
-
 function remember(key, value) {
-  const values = history.get(key) ?? [];
-  values.push(value ?? 0);
+  const values = history.get(key) ?? Array(KEPT).fill(null);
+  values.push(value ?? null);
   history.set(key, values.slice(-KEPT));
   return history.get(key);
 }
 
-function forget(keys) {
-  for (const key of history.keys()) if (!keys.has(key)) history.delete(key);
-}
-
-function drawTotals(view) {
-  const used = view.nodes.reduce((sum, node) => sum + node.used, 0);
-  const all = view.nodes.reduce((sum, node) => sum + node.slots, 0);
-  const rates = view.sessions.map((session) => session.commands_per_s ?? 0);
-  const totals = {
-    nodes: count(view.nodes.length),
-    "slots used": `${used} of ${all}`,
-    sessions: count(view.sessions.length),
-    "commands/s": count(rates.reduce((sum, rate) => sum + rate, 0)),
+function link(text, [kind, key], pressed, disabled, act) {
+  return {
+    key: `${text}|${pressed}|${disabled}`,
+    make() {
+      const made = element("button", { type: "button", class: "link", "aria-pressed": pressed, [kind]: key }, text);
+      made.disabled = disabled;
+      made.addEventListener("click", act);
+      return made;
+    },
   };
-  find("totals").replaceChildren(...Object.entries(totals).map(([name, value]) => {
-    const made = document.createElement("div");
-    const term = document.createElement("dt"), figure = document.createElement("dd");
-    term.append(name);
-    figure.append(value);
-    made.append(term, figure);
-    return made;
+}
+
+function line(values, describe, options) {
+  return { key: `${values.join()}|${options?.more?.join() ?? ""}`, make: () => spark(values, describe, options) };
+}
+
+function drawTotals(totals) {
+  const shown = {
+    nodes: count(totals.nodes) + (totals.away ? `, ${totals.away} away` : ""),
+    "slots used": `${totals.used} of ${totals.slots}`,
+    sessions: count(totals.sessions),
+    "waiting for slots": count(totals.waiting),
+    "commands/s": count(totals.commands_per_s),
+    processor: share(totals.cpu),
+    ...(totals.gpu === null ? {} : { GPU: share(totals.gpu) }),
+  };
+  const key = Object.entries(shown).flat().join("|");
+  if (find("totals").shown === key) return;
+  find("totals").shown = key;
+  find("totals").replaceChildren(...Object.entries(shown).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+}
+
+/** The newest figure of a machine, and its last hour as a line. */
+function figure(name, key, now, describe, most) {
+  const values = loads.get(name)?.[key];
+  return {
+    key: `${now}|${values?.join() ?? ""}`,
+    make() {
+      const made = element("span", { class: "figure" }, element("span", { class: "now" }, describe(now)));
+      if (values) made.append(spark(values, describe, { most, name: NAMES[key], width: 72 }));
+      return made;
+    },
+  };
+}
+
+function network(name, load) {
+  const series = loads.get(name), now = load.received_per_s + load.sent_per_s;
+  return {
+    key: `${now}|${series?.received_per_s.join() ?? ""}|${series?.sent_per_s.join() ?? ""}`,
+    make() {
+      const made = element("span", { class: "figure" }, element("span", { class: "now" }, rate(now)));
+      if (series) made.append(spark(series.received_per_s, rate, { more: series.sent_per_s, name: "received, and sent", width: 72 }));
+      return made;
+    },
+  };
+}
+
+const mean = (values) => values.reduce((sum, each) => sum + each, 0) / values.length;
+
+function drawNodes({ found, from: first, rows: nodes }) {
+  rows.nodes.draw(nodes.map((each) => {
+    const { name, load } = each;
+    const gpu = load?.gpus.length ? mean(load.gpus.map((one) => one.busy)) : null;
+    return [name, name === node, [
+      link(name, ["data-node", name], name === node, false, () => showNode(name === node ? "" : name)),
+      each.state, { key: `${each.used}/${each.slots}`, make: () => slots(each.used, each.slots) },
+      load ? figure(name, "cpu", load.cpu, share, 1) : "–",
+      load ? figure(name, "memory", load.memory, share, 1) : "–",
+      load ? network(name, load) : "–",
+      gpu === null ? "–" : figure(name, "gpu", gpu, share, 1),
+      time(each.latency_s), [...new Set(each.devices.slice(0, 64))].slice(0, 4).join(", "),
+      each.version, each.carrier, time(each.age_s),
+    ]];
   }));
+  pages.nodes.draw(first, found, nodes.length);
+  find("nodes-table").classList.toggle("no-gpus", nodes.every((each) => !each.load?.gpus.length));
+  const shown = nodes.find((each) => each.name === node);
+  if (shown) drawNodeFacts(shown);
 }
 
-function drawNodes(nodes) {
-  const rows = nodes.map((node) => row(
-    cell(node.name), cell(node.state), cell(slots(node.used, node.slots)),
-    cell([...new Set(node.devices)].join(", ")), cell(time(node.latency_s), "number"),
-    cell(node.version), cell(node.carrier), cell(time(node.age_s), "number"),
-  ));
-  find("nodes").replaceChildren(...(rows.length ? rows : [nothing(8, "no worker daemon is connected; disco-worker --controller HOST:PORT starts one")]));
+function drawNodeFacts({ state, drained, devices, version, carrier, load }) {
+  const parts = [drained ? `drained: ${drained}` : state, `${devices.length} slots`, `release ${version}`, `its stream: ${carrier}`];
+  const button = find("drain"), text = state === "draining" ? "Take back …" : "Drain …";
+  button.hidden = !view.may.drain || state === "away";
+  if (button.textContent !== text) button.textContent = text;
+  if (load) {
+    parts.push(`${load.cores} cores`, `${bytes(load.memory_bytes)} of memory`);
+    load.gpus.forEach((gpu, at) => parts.push(`GPU ${at}: ${share(gpu.busy)} busy, ${share(gpu.memory)} of ${bytes(gpu.memory_bytes)}`));
+  }
+  const facts = parts.join(" · ");
+  if (find("node-facts").textContent !== facts) find("node-facts").textContent = facts;
 }
 
-function drawSessions(sessions) {
-  const focused = document.activeElement?.dataset?.session;
-  const rows = sessions.map((session) => {
-    const open = document.createElement("button");
-    open.className = "link";
-    open.dataset.session = session.session;
-    open.append(session.name);
-    open.disabled = !session.yours;
-    open.setAttribute("aria-pressed", session.session === chosen);
-    open.addEventListener("click", () => choose(session.session === chosen ? "" : session.session));
-    const made = row(
-      cell(open), cell(session.owner),
-      cell(session.state + (session.state === "running" && !session.attached ? ", client away" : "")),
-      cell(count(session.num_workers), "number"),
-      cell(session.yours ? count(session.commands_per_s) : "–", "number"),
-      cell(session.yours ? spark(remember(`s${session.session}`, session.commands_per_s), (rate) => `${count(rate)} commands/s`) : "–"),
-      cell(session.yours ? count(session.queued) : "–", "number"),
-      cell(session.yours ? bytes(session.memory_bytes) : "–", "number"),
-      cell(session.carrier || "–"),
-      cell(time(session.age_s), "number"),
-    );
-    if (session.session === chosen) made.className = "chosen";
-    return made;
-  });
-  find("sessions").replaceChildren(...(rows.length ? rows : [nothing(10, "no session; disco_client.connect(...) opens one")]));
-  if (focused) document.querySelector(`button[data-session="${CSS.escape(focused)}"]`)?.focus();
+function showNode(name) {
+  node = name;
+  find("node").hidden = !name;
+  find("node-title").textContent = `Node ${name}`;
+  find("node-charts").replaceChildren();
+  find("node-facts").replaceChildren();
+  if (view) drawNodes(view.nodes);
+  fetchNode();
+}
+
+/** How much of the last hour is shown, in how many parts: not more than the oldest node was here. */
+function span(nodes, most) {
+  const oldest = Math.max(...nodes.map((each) => each.age_s), 0);
+  const seconds = Math.round(Math.min(Math.max(oldest, 300), 3600));
+  return { seconds, query: `seconds=${seconds}&parts=${Math.min(most, Math.floor(seconds / PART_S))}` };
+}
+
+async function fetchNode() {
+  const mine = node, shown = view?.nodes.rows.filter((each) => each.name === mine) ?? [];
+  if (!shown.length) return;
+  const { seconds, query } = span(shown, 180);
+  const found = (await ask(`load?${query}&node=${encodeURIComponent(mine)}`))?.nodes[mine];
+  if (!found || mine !== node) return;
+  const charts = [
+    chart("processor", found.cpu, share, { most: 1, seconds }), chart("memory", found.memory, share, { most: 1, seconds }),
+    chart("received, and sent (dashed)", found.received_per_s, rate, { more: found.sent_per_s, seconds }),
+  ];
+  if (found.gpu) charts.push(chart("GPUs, and their memory (dashed)", found.gpu, share, { most: 1, more: found.gpu_memory, seconds }));
+  find("node-charts").replaceChildren(...charts);
+}
+
+/** The last hour of the nodes that are shown, and of the one that is open. */
+async function fetchLoads() {
+  const names = view?.nodes.rows.map((each) => each.name) ?? [];
+  if (!names.length || document.hidden) return;
+  const query = names.map((name) => `node=${encodeURIComponent(name)}`).join("&");
+  const found = await ask(`load?${span(view.nodes.rows, 60).query}&${query}`);
+  if (!found) return;
+  loads.clear();
+  for (const [name, series] of Object.entries(found.nodes)) loads.set(name, series);
+  drawNodes(view.nodes);
+  await fetchNode();
+}
+
+function drawSessions({ found, from: first, rows: sessions }) {
+  rows.sessions.draw(sessions.map((each) => [each.session, each.session === chosen, [
+    link(each.name, ["data-session", each.session], each.session === chosen, !each.yours, () => choose(each.session === chosen ? "" : each.session)),
+    each.owner, each.state + (each.state === "running" && !each.attached ? ", client away" : ""),
+    count(each.num_workers), each.yours ? count(each.commands_per_s) : "–",
+    each.yours ? line(remember(`s${each.session}`, each.commands_per_s), (value) => `${count(value)} commands/s`) : "–",
+    each.yours ? count(each.queued) : "–", each.yours ? bytes(each.memory_bytes) : "–",
+    each.carrier || "–", time(each.age_s),
+  ]]));
+  pages.sessions.draw(first, found, sessions.length);
+}
+
+function drawWaiting({ found, from: first, rows: sessions }) {
+  find("queue").hidden = !found;
+  rows.waiting.draw(sessions.map((each, at) => [each.session, false, [
+    count(first + at + 1), each.name, each.owner, count(each.num_workers), time(each.age_s), each.waits_for || "–",
+  ]]));
+  pages.waiting.draw(first, found, sessions.length);
+}
+
+function drawOver({ found, from: first, rows: sessions }) {
+  find("ended").hidden = !found && !find("over-find").value;
+  rows.over.draw(sessions.map((each) => [each.session, each.session === chosen, [
+    link(each.name, ["data-session", each.session], each.session === chosen, !each.yours, () => choose(each.session === chosen ? "" : each.session)),
+    each.owner, { key: each.state + each.end_reason, make: () => element("span", { class: each.state === "failed" ? "bad" : "" }, each.end_reason.replace("_", " ") || each.state) },
+    count(each.num_workers), time(each.ended_s), time(each.age_s), each.end_message || "–",
+  ]]));
+  pages.over.draw(first, found, sessions.length);
 }
 
 function doing(rank) {
-  if (rank.state !== "running") return [`the process is ${rank.state}`, null];
+  if (rank.state !== "running") return [rank.state === "unknown" ? "–" : `the process is ${rank.state}`, null];
   if (rank.collective) {
     const waits = rank.collective.met ? "" : "waits in ";
     return [waits + rank.collective.what, rank.collective.seconds];
@@ -134,98 +226,82 @@ function doing(rank) {
   return rank.current ? [`${rank.current.what} (#${rank.current.seq})`, rank.current.seconds] : ["idle", null];
 }
 
-function drawRanks(session) {
+function drawSession(session, may) {
   find("session").hidden = !session;
   if (!session) return;
-  find("session-title").textContent = `Session ${session.name}`;
-  const rows = session.ranks.map((rank) => {
+  const title = `Session ${session.name}`;
+  if (find("session-title").textContent !== title) find("session-title").textContent = title;
+  const facts = `${session.owner} · ${session.num_workers} workers · ${session.ended_s === null ? session.state : `${session.state} ${time(session.ended_s)} ago: ${session.end_message}`}`;
+  if (find("session-facts").textContent !== facts) find("session-facts").textContent = facts;
+  find("stop").hidden = !may.stop || session.ended_s !== null || session.state === "ending";
+  const { found, from: first, rows: ranks } = session.ranks;
+  rows.ranks.draw(ranks.map((rank) => {
     const [what, since] = doing(rank);
     const memory = remember(`r${session.session}/${rank.worker}`, rank.memory_bytes);
-    return row(
-      cell(count(rank.worker), "number"), cell(rank.node), cell(rank.device),
-      cell(`${rank.pid}`, "number"), cell(what, "now"), cell(time(since), "number"),
-      cell(count(rank.commands_per_s), "number"),
-      cell(rank.collective_bytes_per_s === null ? "–" : `${bytes(rank.collective_bytes_per_s)}/s`, "number"),
-      cell(bytes(rank.memory_bytes), "number"), cell(spark(memory, bytes)),
-    );
-  });
-  find("ranks").replaceChildren(...(rows.length ? rows : [nothing(10, "it has no ranks yet")]));
-  const choice = find("rank");
-  if (choice.options.length !== session.num_workers + 1) {
-    const options = session.ranks.map((rank) => new Option(`${rank.worker}`, `${rank.worker}`));
-    choice.replaceChildren(new Option("all", ""), ...options);
-  }
+    return [rank.worker, false, [
+      count(rank.worker), rank.node, rank.device, `${rank.pid}`, what, time(since),
+      count(rank.commands_per_s), rate(rank.collective_bytes_per_s), bytes(rank.memory_bytes),
+      line(memory, bytes),
+      { key: "stack", make() {
+        const made = element("button", { type: "button", "aria-label": `stack of rank ${rank.worker}` }, "Stack");
+        made.addEventListener("click", () => showStack(rank.worker));
+        return made;
+      } },
+    ]];
+  }));
+  pages.ranks.draw(first, found, ranks.length);
+}
+
+async function showStack(worker) {
+  const panel = find("stack");
+  panel.dataset.worker = worker;
+  panel.hidden = false;
+  find("stack-title").textContent = `Stack of rank ${worker}`;
+  find("stack-text").textContent = "…";
+  const mine = chosen, found = await ask(`stack?session=${mine}&first=${worker}`);
+  if (mine !== chosen || panel.dataset.worker !== `${worker}`) return;
+  const rank = found?.ranks.find((each) => each.worker === worker);
+  find("stack-title").textContent = `Stack of rank ${worker}${rank?.node ? ` on ${rank.node}, process ${rank.pid}` : ""}, ${new Date().toTimeString().slice(0, 8)}`;
+  find("stack-text").textContent = rank?.stack || `(${rank?.note || "it has no stack"})`;
+  find("stack-title").focus();
+}
+
+function forget() {
+  const keys = new Set(view.sessions.rows.map((each) => `s${each.session}`));
+  for (const rank of view.session?.ranks.rows ?? []) keys.add(`r${chosen}/${rank.worker}`);
+  for (const key of history.keys()) if (!keys.has(key)) history.delete(key);
 }
 
 const draw = {
-  overview(view) {
+  overview(found) {
+    const first = !view;
+    view = found;
     find("login").hidden = true;
     find("cluster").hidden = false;
-    const state = find("state");
     const said = `live, controller ${view.version}`;
-    if (seen !== said) state.textContent = seen = said; // said once, not each second
-    state.className = "";
-    drawTotals(view);
+    if (seen !== said) find("state").textContent = seen = said; // said once, not each second
+    find("state").className = "";
+    for (const list of ["nodes", "sessions", "over"]) from[list] = view[list].from;
+    drawTotals(view.totals);
     drawNodes(view.nodes);
     drawSessions(view.sessions);
-    const session = view.sessions.find((each) => each.session === chosen && each.yours);
-    drawRanks(session);
-    const keys = view.sessions.map((each) => `s${each.session}`);
-    const ranks = (session?.ranks ?? []).map((rank) => `r${chosen}/${rank.worker}`);
-    forget(new Set([...keys, ...ranks]));
-  },
-  timeline(data) {
-    find("timeline").replaceChildren(timeline(data.ranks, data.seconds, time));
+    drawWaiting(view.waiting);
+    drawOver(view.over);
+    drawSession(view.session?.yours ? view.session : null, view.may);
+    forget();
+    const names = view.nodes.rows.map((each) => each.name).join("\n");
+    if (first || names !== drawnOf) { drawnOf = names; fetchLoads(); }
   },
   verdict(text) {
     const place = find("verdict");
     place.hidden = !text;
     if (place.textContent !== text) place.textContent = text;
   },
-  logs: drawLogs,
-  refused(text) {
-    addLine("lost", text);
-  },
+  logs: (part) => output.add(part),
+  refused: (text) => output.refuse(text),
 };
 
-// --- output ------------------------------------------------------------------------------
-
-function addLine(kind, text, from = "", worker = "") {
-  const line = document.createElement("div");
-  line.className = kind;
-  line.dataset.worker = worker;
-  const only = find("rank").value;
-  line.hidden = only !== "" && worker !== "" && `${worker}` !== only;
-  if (from) {
-    const place = document.createElement("span");
-    place.className = "from";
-    place.append(from);
-    line.append(place);
-  }
-  line.append(text);
-  find("logs").append(line);
-}
-
-function drawLogs(part) {
-  const pane = find("logs");
-  if (part.lost) addLine("lost", `… ${part.lost} lines are not kept any more`);
-  for (const each of part.printed) {
-    for (const text of each.lines) {
-      addLine(each.stderr ? "stderr" : "stdout", text, `${each.worker} ${each.stderr ? "err" : "out"}  `, each.worker);
-    }
-  }
-  while (pane.childElementCount > LINES) pane.firstChild.remove();
-  if (find("follow").checked) pane.scrollTop = pane.scrollHeight;
-}
-
-find("rank").addEventListener("change", () => {
-  const only = find("rank").value;
-  for (const line of find("logs").children) {
-    line.hidden = only !== "" && line.dataset.worker !== "" && line.dataset.worker !== only;
-  }
-});
-
-// --- the stream --------------------------------------------------------------------------
+// --- the streams -------------------------------------------------------------------------
 
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -242,49 +318,77 @@ async function* events(response) {
   }
 }
 
-async function follow(session, signal) {
-  const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  const query = session ? `?session=${encodeURIComponent(session)}` : "";
-  const response = await fetch(`events${query}`, { headers, signal, cache: "no-store" });
-  if (response.status === 401 || response.status === 403) {
-    askForToken(token ? await response.text() : "");
-    return false;
+/** A stream of events that begins again by itself. */
+class Stream {
+  constructor(path, lost = () => {}, begin = () => {}) {
+    Object.assign(this, { path, lost, begin });
   }
-  if (!response.ok) throw new Error(await response.text());
-  for await (const [name, data] of events(response)) draw[name]?.(data);
-  throw new Error("the controller ended the stream");
-}
 
-async function watch() {
-  stream?.abort();
-  const mine = stream = new AbortController();
-  for (;;) {
-    try {
-      if (!await follow(chosen, mine.signal)) return;
-    } catch (error) {
+  stop() {
+    this.abort?.abort();
+  }
+
+  async start() {
+    this.stop();
+    const mine = this.abort = new AbortController();
+    for (;;) {
+      try {
+        this.begin();
+        if (!await this.#follow(mine.signal)) return;
+      } catch (error) {
+        if (mine.signal.aborted) return;
+        this.lost(error);
+      }
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
       if (mine.signal.aborted) return;
-      seen = "";
-      find("state").textContent = `not connected: ${error.message}; trying again`;
-      find("state").className = "lost";
     }
-    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
-    if (mine.signal.aborted) return;
-    find("logs").replaceChildren(); // the next stream begins with its last lines again
+  }
+
+  async #follow(signal) {
+    const response = await fetch(this.path(), { headers: headers(), signal, cache: "no-store" });
+    if (response.status === 401 || response.status === 403) {
+      askForToken(token ? await response.text() : "");
+      return false;
+    }
+    if (!response.ok) throw new Error(await response.text());
+    for await (const [name, data] of events(response)) draw[name]?.(data);
+    throw new Error("the controller ended the stream");
   }
 }
 
-function choose(session) {
-  chosen = session;
-  history.forEach((_, key) => { if (key.startsWith("r")) history.delete(key); });
-  location.hash = session ? `session=${session}` : "";
-  find("logs").replaceChildren();
-  find("timeline").replaceChildren();
-  find("rank").replaceChildren(new Option("all", ""));
+const cluster = new Stream(() => {
+  const wanted = new URLSearchParams({ session: chosen });
+  for (const list of LISTS) if (from[list]) wanted.set(`${list}_from`, from[list]);
+  for (const list of ["nodes", "sessions", "over"]) {
+    const text = find(`${list}-find`).value;
+    if (text) wanted.set(`${list}_find`, text);
+  }
+  return `events?${wanted}`;
+}, (error) => {
+  seen = "";
+  find("state").textContent = `not connected: ${error.message}; trying again`;
+  find("state").className = "lost";
+});
+const session = new Stream(() => `session?session=${encodeURIComponent(chosen)}`, undefined, () => output.clear());
+
+function choose(id) {
+  chosen = id;
+  from.ranks = 0;
+  for (const key of history.keys()) if (key.startsWith("r")) history.delete(key);
+  location.hash = id ? `session=${id}` : "";
+  find("stack").hidden = true;
+  find("said").textContent = "";
   draw.verdict("");
-  watch();
+  output.clear();
+  timeline.show(id);
+  cluster.start();
+  if (id) session.start();
+  else session.stop();
 }
 
 function askForToken(problem) {
+  cluster.stop();
+  session.stop();
   find("cluster").hidden = true;
   find("login").hidden = false;
   find("refused").textContent = problem;
@@ -293,12 +397,62 @@ function askForToken(problem) {
   find("token").focus();
 }
 
+function begin() {
+  cluster.start();
+  if (chosen) session.start();
+  timeline.show(chosen);
+}
+
 find("login").addEventListener("submit", (event) => {
   event.preventDefault();
   token = find("token").value.trim();
   sessionStorage.setItem("disco-token", token);
   find("token").value = "";
-  watch();
+  begin();
 });
 
-watch();
+for (const list of ["nodes", "sessions", "over"]) {
+  let typing;
+  find(`${list}-find`).addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => { from[list] = 0; cluster.start(); }, TYPING_MS);
+  });
+}
+
+// --- actions -----------------------------------------------------------------------------
+
+find("stop").addEventListener("click", () => {
+  const { session: id, name, num_workers: workers } = view.session;
+  makeSure({
+    title: `Stop session ${name}?`,
+    text: `Its ${workers} workers end at once, and so does its program's session. What they have in memory is lost.`,
+    yes: "Stop it", name,
+    act: () => post("stop", { session: id, confirm: name }, headers()),
+  });
+});
+find("drain").addEventListener("click", () => {
+  const name = node, undo = view.nodes.rows.find((each) => each.name === name)?.state === "draining";
+  makeSure({
+    title: undo ? `Let node ${name} take sessions again?` : `Drain node ${name}?`,
+    text: undo ? "New sessions may get its slots from now on." : "It takes no new sessions from now on. Those that run there go on.",
+    yes: undo ? "Take it back" : "Drain it", name,
+    act: () => post("drain", { node: name, confirm: name, undo: undo ? "yes" : "" }, headers()),
+  });
+});
+find("node-close").addEventListener("click", () => showNode(""));
+find("close-session").addEventListener("click", () => choose(""));
+find("stack-close").addEventListener("click", () => { find("stack").hidden = true; });
+find("stack-again").addEventListener("click", () => showStack(Number(find("stack").dataset.worker)));
+
+async function download(kind, path, ending) {
+  const { name } = view.session;
+  const problem = await save(path, headers(), `${name}${ending}`);
+  find("said").textContent = problem ? `the ${kind} cannot be had: ${problem}` : `the ${kind} was saved as ${name}${ending}`;
+}
+
+find("download-trace").addEventListener("click", () => download("trace", `trace?session=${chosen}&first=${timeline.first}&count=${TRACED}`, ".trace.json"));
+find("download-logs").addEventListener("click", () => download("log", `logs?session=${chosen}`, ".log"));
+
+setInterval(fetchLoads, LOAD_MS);
+document.addEventListener("visibilitychange", fetchLoads);
+begin();

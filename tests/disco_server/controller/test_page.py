@@ -12,7 +12,7 @@ import pytest
 
 import disco_client
 
-TOKENS = {"alice": "client", "eye": "observer", "pool": "worker"}
+TOKENS = {"alice": "client", "bob": "client", "eye": "observer", "pool": "worker"}
 
 
 def door_of(daemon):
@@ -55,7 +55,9 @@ def guarded(shared_daemons, tmp_path_factory):
     return shared_daemons.controller("--http", "127.0.0.1:0", "--auth-token-file", file)
 
 
-@pytest.mark.parametrize("path", ["/", "/dashboard.css", "/dashboard.js", "/charts.js"])
+@pytest.mark.parametrize(
+    "path", ["/", "/dashboard.css", "/dashboard.js", "/charts.js", "/timeline.js"]
+)
 def test_the_page_may_ask_for_nothing_but_itself(cluster_of_one, path):
     """Neither scripts nor pictures nor connections of others, and no frame around it."""
     with asked(door_of(cluster_of_one), path) as answer:
@@ -79,18 +81,21 @@ def test_the_stream_tells_of_the_cluster_and_of_one_session(cluster_of_one):
             name, view = next(events(answer))
         assert answer.headers["Content-Type"] == "text/event-stream"
         assert name == "overview"
-        assert [node["name"] for node in view["nodes"]] == ["one"]
-        (mine,) = view["sessions"]
-        assert (mine["name"], len(mine["ranks"])) == ("seen", 2)
+        assert [node["name"] for node in view["nodes"]["rows"]] == ["one"]
+        assert view["may"] == {"stop": True, "drain": True}
+        (mine,) = view["sessions"]["rows"]
+        assert mine["name"] == "seen"
         with asked(door_of(cluster_of_one), f"/events?session={mine['session']}") as answer:
-            wanted, found = {"overview", "timeline", "logs", "verdict"}, {}
+            _, view = next(events(answer))
+        assert [rank["worker"] for rank in view["session"]["ranks"]["rows"]] == [0, 1]
+        with asked(door_of(cluster_of_one), f"/session?session={mine['session']}") as answer:
+            wanted, found = {"logs", "verdict"}, {}
             for name, data in events(answer):
                 found[name] = data
                 if wanted <= found.keys():
                     break
         assert {each["worker"] for each in found["logs"]["printed"]} <= {0, 1}
         assert "hello" in str(found["logs"])
-        assert len(found["timeline"]["ranks"]) == 2
         assert found["verdict"] == ""
 
 
@@ -133,7 +138,7 @@ def test_as_many_look_as_may_and_who_leaves_makes_room(daemons, eventually):
             return answer.status
 
     with contextlib.ExitStack() as stack:
-        for _ in range(64):
+        for _ in range(128):
             assert stack.enter_context(asked(where, "/events")).status == 200
         assert status() == 503
         with disco_client.connect(controller.address, num_workers=1, logs=False) as session:
@@ -158,3 +163,178 @@ def test_a_door_for_other_machines_is_encrypted(daemons):
     assert refused.wait() == 2
     assert "http: 0.0.0.0:0 can be reached from other machines" in refused.stderr
     assert door_of(daemons.controller("--http", "0.0.0.0:0", "--insecure"))
+
+
+def got(where, path, **headers):
+    """The status and the content of an answer."""
+    with asked(where, path, **headers) as answer:
+        return answer.status, answer.read()
+
+
+def test_ranks_are_looked_at_from_nearby(cluster_of_one):
+    """What they did, where they are in their code, and both as files."""
+    where = door_of(cluster_of_one)
+    with disco_client.connect(
+        cluster_of_one.address, num_workers=2, name="near", logs=False
+    ) as session:
+        session.import_python_module("disco_test_functions")
+        session.get_global_func("tests.say")("hello")
+        session.sync_all()
+        status, content = got(where, "/timeline?session=near&count=2&ms=10000&spans=500")
+        found = json.loads(content)
+        assert status == 200
+        assert [rank["worker"] for rank in found["ranks"]] == [0, 1]
+        assert "tests.say" in [each["name"] for each in found["functions"]]
+        (rank,) = json.loads(got(where, "/stack?session=near&first=1")[1])["ranks"]
+        assert rank["worker"] == 1
+        assert "File" in rank["stack"]
+        with asked(where, "/trace?session=near&count=2") as answer:
+            assert "near.trace.json" in answer.headers["Content-Disposition"]
+            assert json.loads(answer.read())["traceEvents"]
+        assert got(where, "/logs?session=near")[1].decode().count(" out hello") == 2
+        for path in ("/timeline?session=near&first=2", "/timeline?session=near&spans=1e9"):
+            status, text = got(where, path)
+            assert (status, b"expected a number" in text) == (400, True)
+        assert got(where, "/stack?session=far")[0] == 404
+
+
+def test_the_last_hour_of_nodes_is_there_for_whom_names_them(cluster_of_one, eventually):
+    """Nodes that are not there are left out."""
+
+    def samples():
+        query = "/load?node=one&node=two&parts=10&seconds=60"
+        found = json.loads(got(door_of(cluster_of_one), query)[1])
+        assert set(found["nodes"]) <= {"one"}
+        return [cpu for cpu in found["nodes"]["one"]["cpu"] if cpu is not None]
+
+    eventually(samples, what="a sample")
+    assert all(0 <= cpu <= 1 for cpu in samples())
+
+
+def post(where, path, said, **headers):
+    """The status and the text of an answer to something that is posted."""
+    connection = http.client.HTTPConnection(*where, timeout=20)
+    try:
+        body = said if isinstance(said, bytes) else json.dumps(said).encode()
+        connection.request("POST", path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def own(where, **more):
+    """The headers of a request that the page itself makes."""
+    return {"Origin": f"http://{where[0]}:{where[1]}", "Content-Type": "application/json"} | more
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (JSON, 403),
+        (JSON | {"Origin": "null"}, 403),
+        (JSON | {"Origin": "http://["}, 403),
+        (JSON | {"Origin": "https://evil.example"}, 403),
+        (JSON | {"Origin": "http://127.0.0.1:1"}, 403),
+        (JSON | {"Sec-Fetch-Site": "cross-site"}, 403),
+        (JSON | {"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+    ],
+)
+def test_other_sites_cannot_have_a_browser_act(cluster_of_one, headers, status):
+    """A request from elsewhere changes nothing, whatever credentials the browser adds."""
+    where = door_of(cluster_of_one)
+    if status == 415 or "Sec-Fetch-Site" in headers:
+        headers = own(where) | headers
+    with disco_client.connect(
+        cluster_of_one.address, num_workers=1, name="kept", logs=False
+    ) as session:
+        said = {"session": "kept", "confirm": "kept"}
+        assert post(where, "/stop", said, **headers)[0] == status
+        session.sync_all()
+    assert got(where, "/stop", **own(where))[0] == 405
+
+
+def test_another_site_reads_nothing_either(cluster_of_one):
+    """Browsers say where a request comes from."""
+    headers = {"Sec-Fetch-Site": "cross-site"}
+    for path in ("/events", "/session?session=x", "/load?node=one", "/logs?session=x"):
+        assert got(door_of(cluster_of_one), path, **headers)[0] == 403
+
+
+def test_a_session_is_stopped_by_its_name_and_the_audit_log_says_who(cluster_of_one, eventually):
+    """Its program is told; a name that differs stops nothing."""
+    where = door_of(cluster_of_one)
+    session = disco_client.connect(cluster_of_one.address, num_workers=1, name="over", logs=False)
+    status, text = post(where, "/stop", {"session": "over", "confirm": "ove"}, **own(where))
+    assert (status, "expected the session's name, 'over'" in text) == (409, True)
+    session.sync_all()
+    status, text = post(where, "/stop", {"session": "over", "confirm": "over"}, **own(where))
+    assert (status, json.loads(text)["name"]) == (200, "over")
+    with pytest.raises(disco_client.SessionError, match="closed on request"):
+        session.sync_all()
+    lines = cluster_of_one.stderr.splitlines()
+    line = next(x for x in lines if "audit: session closed" in x and "session=over" in x)
+    assert "what=dashboard" in line
+    said = {"session": "over", "confirm": "over"}
+    eventually(lambda: post(where, "/stop", said, **own(where))[0] == 404, what="that it is gone")
+    for said in (b"{", b"[]", b'{"session": 7}', b"[" * 4000):
+        assert post(where, "/stop", said, **own(where))[0] == 400
+    assert post(where, "/stop", b" " * 5000, **own(where))[0] == 413
+
+
+def test_only_those_stop_and_see_who_may(guarded, shared_daemons, tmp_path):
+    """An owner its own session; others are refused, and the audit log has it."""
+    where = door_of(guarded)
+    secret = tmp_path / "pool"
+    secret.write_text(f"{'pool':x>32}")
+    secret.chmod(0o600)
+    shared_daemons.worker(guarded.address, "--slots", "1", "--auth-token-file", secret)
+    tokens = {name: {"Authorization": f"Bearer {name:x>32}"} for name in TOKENS}
+    said = {"session": "hers", "confirm": "hers"}
+    with disco_client.connect(
+        guarded.address, num_workers=1, name="hers", token=f"{'alice':x>32}", logs=False
+    ) as session:
+        for name in ("bob", "eye"):
+            assert post(where, "/stop", said, **own(where, **tokens[name]))[0] == 403
+            for path in ("/stack?session=hers", "/logs?session=hers", "/trace?session=hers"):
+                assert got(where, path, **tokens[name])[0] == 403
+            with asked(where, "/events", **tokens[name]) as answer:
+                _, view = next(events(answer))
+            (row,) = view["sessions"]["rows"]
+            assert (row["yours"], view["may"]["stop"]) == (False, name == "bob")
+            assert not view["may"]["drain"]
+            drained = {"node": "any", "confirm": "any"}
+            assert post(where, "/drain", drained, **own(where, **tokens[name]))[0] == 403
+        assert post(where, "/stop", said, **own(where))[0] == 401
+        session.sync_all()
+        assert post(where, "/stop", said, **own(where, **tokens["alice"]))[0] == 200
+        with pytest.raises(disco_client.SessionError, match="on request of client alice"):
+            session.sync_all()
+    audit = [line for line in guarded.stderr.splitlines() if "disco.audit" in line]
+    assert any("close refused" in line and "client bob" in line for line in audit)
+    assert any("session closed" in line and "client alice" in line for line in audit)
+
+
+def test_a_node_is_drained_and_taken_back_by_its_name(cluster_of_one):
+    """It takes no new sessions meanwhile; the audit log has both."""
+    where = door_of(cluster_of_one)
+
+    def state(**said):
+        status, text = post(where, "/drain", {"node": "one", "confirm": "one"} | said, **own(where))
+        return json.loads(text)["state"] if status == 200 else status
+
+    assert state(confirm="two") == 409
+    assert state(node="o") == 404
+    assert state() == "draining"
+    with asked(where, "/events") as answer:
+        (node,) = next(events(answer))[1]["nodes"]["rows"]
+    assert (node["state"], node["drained"]) == ("draining", "on request")
+    assert post(where, "/drain", {"node": "one", "confirm": "one"}, **JSON)[0] == 403
+    assert state(undo="yes") == "ready"
+    audit = [line for line in cluster_of_one.stderr.splitlines() if "by=dashboard" in line]
+    assert ["node drained" in audit[0], "node taken back" in audit[1]] == [True, True]
