@@ -59,9 +59,10 @@ export class Timeline {
   }
 
   async #fetch(spans) {
-    const { session, first } = this;
+    const { session, first, paused } = this;
     const found = await this.ask(`timeline?session=${session}&first=${first}&count=${RANKS}&ms=${Math.round(this.ms)}&spans=${spans}`);
-    if (!found || session !== this.session || first !== this.first) return;
+    // An answer that was under way when a pause began would take the place of what it keeps.
+    if (!found || session !== this.session || first !== this.first || paused !== this.paused) return;
     this.data = found;
     this.view = [0, found.seconds * 1e6];
     this.pages.draw(first, found.num_workers, found.ranks.length);
