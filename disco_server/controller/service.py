@@ -34,6 +34,7 @@ from disco_server.controller.session_streams import ClientStreams
 from disco_server.core.session_state import SessionState, SessionTable
 from disco_server.ipc.carriers import CallCarrier
 from disco_server.ipc.grpc_server import parsed
+from disco_server.observe import logs
 
 if TYPE_CHECKING:
     from disco_server.controller.frames import FrameListener

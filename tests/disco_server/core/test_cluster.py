@@ -209,8 +209,7 @@ def test_a_drained_node_stays_so_until_that_is_undone(cluster):
     cluster.requested(behind)
     assert cluster.waiting() == {
         3: "needs 1, 0 of 2 slots free; node 'a' drains with 2 slots (ops: new disk)",
-        4: "needs 1, 0 of 2 slots free; "
-        "node 'a' drains with 2 slots (ops: new disk)",
+        4: "needs 1, 0 of 2 slots free; node 'a' drains with 2 slots (ops: new disk)",
     }
     (ended,) = of(cluster.tick(1.0), TellEnded)
     assert "node 'a' drains with 2 slots (ops: new disk)" in ended.end.message
