@@ -218,7 +218,7 @@ class Inspections:
         node: str,
         request: controller_pb2.InspectRequest,
         seconds: float,
-        workers: Collection[int],
+        workers: Collection[int] = (),
     ) -> node_pb2.NodeInspected | None:
         """Asks one node; None if it does not answer in time."""
         try:
