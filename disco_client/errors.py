@@ -253,6 +253,14 @@ class QuotaExceeded(NoSlots):
         limit: How many the owner may have; 0 for the priority.
         used: How many the owner has.
         sessions: The names of the owner's sessions that use them.
+
+    Examples:
+        >>> try:
+        ...     with disco_client.connect(num_workers=1) as cluster:
+        ...         print(cluster.num_workers)
+        ... except disco_client.QuotaExceeded as error:
+        ...     print(f"I have {error.used} of {error.limit} {error.quota}: {error.sessions}")
+        1
     """
 
     def __init__(
@@ -283,7 +291,12 @@ class NoSuchSession(SessionError, LookupError):
 
 
 class NoSuchNode(DiscoError, LookupError):
-    """The controller knows no node of that name, or several whose names begin so."""
+    """The controller knows no node of that name, or several whose names begin so.
+
+    Examples:
+        >>> issubclass(disco_client.NoSuchNode, LookupError)
+        True
+    """
 
 
 class ForeignReference(SessionError, ValueError):
@@ -412,6 +425,12 @@ class SessionExpired(SessionLost):
     Attributes:
         limit: ``"length"`` or ``"idle"``.
         limit_s: The limit, in seconds.
+
+    Examples:
+        >>> try:
+        ...     session.sync_all()
+        ... except disco_client.SessionExpired as error:
+        ...     print(f"a session may take {error.limit_s} s")
     """
 
     def __init__(self, message: str, *, limit: str, limit_s: float) -> None:

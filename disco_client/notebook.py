@@ -119,6 +119,10 @@ class WorkProgress:
         done, total: How much of it is done, and how much there is.
         unit: What is counted: ``B`` for bytes, or ``commands``.
         seconds: For how long it has been under way; 0 for commands.
+
+    Examples:
+        >>> print(disco_client.WorkProgress("save", "model", 250, 1000, "B", 2.0))
+        save model: 250 B of 1.0 kB, 25 %, 2 s
     """
 
     what: str

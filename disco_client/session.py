@@ -173,6 +173,10 @@ class Session:
         The session is warned a minute or so before, in the log of ``disco_client`` too. Until
         ``expiry.seconds_left`` are over, a program may save what it needs and open another one;
         where ``expiry.limit`` is ``"idle"``, any command prevents the end.
+
+        Examples:
+            >>> session.expiry is None
+            True
         """
         return self._core.transport.expiry
 
@@ -189,6 +193,11 @@ class Session:
 
         What one command does counts as a whole, when it is done: a checkpoint's bytes once
         all are written, an array's once it has arrived.
+
+        Examples:
+            >>> session.sync_all()
+            >>> session.progress()
+            ()
         """
         found, counts = self._core.part(WorkTable).all(), self._core.log.statistics()
         issued, acked = counts["issued"], counts["acked"]
