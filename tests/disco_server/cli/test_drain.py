@@ -120,7 +120,8 @@ def test_who_waits_is_told_why_and_gets_the_slots_when_it_is_undone(
         return [each["waits_for"] for each in found if each["name"] == "waits"]
 
     eventually(lambda: any(waits()), what="the session in the queue")
-    assert "queued: needs 3, 0 of 0 slots free; node 'left' drains" in disco("status").output
+    assert waits()[0].startswith("needs 3, 0 of 0 slots free; node 'left' drains")
+    assert "needs 3" in disco("status").output
     disco("drain", "--undo", "left", "right")
     opening.join(30)
     assert len(opened[0].workers) == 3
