@@ -72,15 +72,12 @@ def test_a_waiting_session_starts_when_another_ends(slots, background, capfd, ev
         printed += capfd.readouterr().err
         return "waiting for" in printed
 
-    # A change of the queue is what is told, so one more session makes it speak.
-    probe = background.submit(connect, slots, num_workers=1, timeout=1.5)
-    assert isinstance(probe.exception(), errors.NoSlots)
+    eventually(progress, what="a message about the wait")
+    assert "waiting for 1 slots: 0 of 2 are free" in printed
     assert not waiting.done()
     first.shutdown()
     with waiting.result(timeout=20) as second:
         second.sync_all()
-    eventually(progress, what="a message about the wait")
-    assert "waiting for 1 slots: 0 of 2 are free" in printed
 
 
 def test_sessions_are_served_strictly_in_order(slots, background, eventually):
