@@ -82,7 +82,8 @@ def checkout(tmp_path):
 def test_the_site_has_a_page_for_each_of_the_repository(site):
     """Those in docs/, and those that stand elsewhere."""
     for page in (ROOT / "docs").rglob("*.md"):
-        assert site.joinpath(page.relative_to(ROOT / "docs").with_suffix(".html")).is_file()
+        name = "index.html" if page.stem == "README" else f"{page.stem}.html"
+        assert (site / page.relative_to(ROOT / "docs").with_name(name)).is_file()
     for name in ("benchmarks", "changelog", "contributing", "examples", "security"):
         assert (site / "repository" / f"{name}.html").is_file()
 
