@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from disco_server.settings import SLOW_S
 
 if TYPE_CHECKING:
     from disco_server.collectives.header_exchange import HeaderExchange
-    from disco_server.collectives.preflight import Channel
+    from disco_server.collectives.preflight import Channel, Decision
     from disco_server.collectives.validation import CollectiveSignature
     from disco_server.observe.flight import FlightRecorder
 
@@ -53,13 +53,15 @@ class Notes:
     Attributes:
         meet: All ranks have entered the collective that was entered last, and begin.
         leave: The rank continues after it.
+        flight: The recorder, where one is attached.
+        forms: What it has been told of the collectives, by channel, collective, dtype and shape.
     """
 
     def __init__(self) -> None:
         self.meet: Callable[[], None] = _nothing
         self.leave: Callable[[], None] = _nothing
-        self._flight: FlightRecorder | None = None
-        self._forms: dict[tuple[Channel, int, int, tuple[int, ...]], int] = {}
+        self.flight: FlightRecorder | None = None
+        self.forms: dict[tuple[Channel, int, int, tuple[int, ...]], int] = {}
 
     def begin(self, flight: FlightRecorder) -> None:
         """Records from now on; nothing is recorded before.
@@ -67,47 +69,24 @@ class Notes:
         Args:
             flight: The recorder.
         """
-        self._flight, self.meet, self.leave = flight, flight.meet, flight.leave
-        self._forms.clear()
+        self.flight, self.meet, self.leave = flight, flight.meet, flight.leave
+        self.forms.clear()
 
-    def enter(
-        self, channel: Channel, signature: CollectiveSignature, src: object, dst: object
-    ) -> None:
-        """Notes that the rank is about to wait for its peers in a channel.
-
-        Args:
-            channel: The channel; the header for it has been made.
-            signature: What it brings.
-            src: Its source, or what was given as one.
-            dst: Its destination, likewise.
-        """
-        flight = self._flight
-        if flight is None:
-            return
-        dtype = signature.dtype
-        shape = getattr(dst if src is None else src, "shape", ()) if dtype else ()
-        form = self._forms.get((channel, signature.op, dtype, shape))
-        if form is None:
-            form = self._describe(flight, channel, signature, shape)
-        channel.entered = number = channel.entered + 1
-        # While a library starts no command has been named yet: -1.
-        seq = channel.seq
-        flight.enter(form, number, max(0, seq), channel.nth - 1)
-
-    def _describe(
+    def describe(
         self,
         flight: FlightRecorder,
         channel: Channel,
         signature: CollectiveSignature,
         shape: tuple[int, ...],
     ) -> int:
-        if len(self._forms) == layout.FORMS:
-            self._forms.clear()  # the oldest is about to be overwritten
+        """Tells the recorder of a collective that is not among `forms` yet."""
+        if len(self.forms) == layout.FORMS:
+            self.forms.clear()  # the oldest is about to be overwritten
         name, itemsize = validation.dtype_of(signature)
         form = flight.describe(
             validation.op_name(signature.op), name, itemsize, channel.members, shape
         )
-        self._forms[channel, signature.op, signature.dtype, shape] = form
+        self.forms[channel, signature.op, signature.dtype, shape] = form
         return form
 
 
@@ -229,30 +208,52 @@ class Agreement:
             payload: The bytes behind the header, which stand for the data that it carries.
             first: Whether the collective begins with this round.
         """
+        # After much arithmetic the interpreter finds the caches of its processor cold, and each
+        # call of a function costs three times as much: what could be functions here is not.
         if self.with_shapes:
             signature = validation.add_shapes(signature, src, dst)
-        preflight = self.preflight
+        preflight, notes = self.preflight, self.notes
         header = preflight.next_header(channel, signature)
-        if first:
-            self.notes.enter(channel, signature, src, dst)
+        op, dtype, _, problem, *_ = signature
+        seq, flight = channel.seq, notes.flight
+        if first and flight is not None:
+            shape = getattr(dst if src is None else src, "shape", ()) if dtype else ()
+            form = notes.forms.get((channel, op, dtype, shape))
+            if form is None:
+                form = notes.describe(flight, channel, signature, shape)
+            channel.entered = number = channel.entered + 1
+            # While a library starts no command has been named yet: -1.
+            flight.enter(form, number, max(seq, 0), channel.nth - 1)
         short = not (
             preflight.busy
             or channel.pending
-            or signature.problem
-            or 0 <= preflight.position <= preflight.failed  # cannot_come
+            or problem
+            or 0 <= seq <= preflight.failed  # cannot_come
             or preflight.participants
         )
         exchange: Any = channel.exchange  # a HeaderExchange
         # A `WaitingRank`, which would take longer to make.
-        self._waiting = signature.op, channel.seq, channel.members, exchange
+        self._waiting = op, seq, channel.members, exchange
         try:
             if short and preflight.enter_now(channel, header, payload):
                 return
             decision = _drive(preflight.negotiate(channel, header + payload, posted=short))
         finally:
             self._waiting = None
-        if decision.kind is Outcome.RUN:
-            return
+        if decision.kind is not Outcome.RUN:
+            self._refuse(channel, signature, src, dst, decision)
+
+    def _refuse(
+        self,
+        channel: Channel,
+        signature: CollectiveSignature,
+        src: object,
+        dst: object,
+        decision: Decision,
+    ) -> NoReturn:
+        """Raises what all members raise who do not begin."""
+        preflight = self.preflight
+        exchange: Any = channel.exchange
         self.notes.leave()
         mine = self.tell(signature, src, dst, channel.nth - 1)
         if decision.kind is not Outcome.MISMATCH:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from disco_server.collectives.header_exchange import HeaderExchange
-    from disco_server.collectives.preflight import Channel
+    from disco_server.collectives.preflight import Channel, Progress
     from disco_server.collectives.validation import Lines
     from disco_server.observe.flight import FlightRecorder
 
@@ -71,6 +71,8 @@ class Communicator(ABC):
     Arrays that are not C-contiguous work through a contiguous copy.
 
     Attributes:
+        world: All workers.
+        group: This rank's group; all workers where they are not divided.
         ccl: The name by which a session chooses this library.
         loss: Whether a library of it has failed in use.
     """
@@ -114,22 +116,20 @@ class Communicator(ABC):
         self._agreement = Agreement(worker_id)
         self._preflight = self._agreement.preflight
         self._make_exchange, self._make_backend = make_exchange, make_backend
-        self._world = self._make_group(Tag.WORLD, self.members(in_group=False))
-        self._group = self._world
+        self.world = self._make_group(Tag.WORLD, self.members(in_group=False))
+        self.group = self.world
         if num_groups > 1:
-            self._group = self._make_group(Tag.GROUP, self.members(in_group=True))
+            self.group = self._make_group(Tag.GROUP, self.members(in_group=True))
         self._pairs = {
             peer: self._add_channel(Tag.PAIR, tuple(sorted((peer, worker_id))))[0]
-            for peer in self._world.members
+            for peer in self.world.members
             if peer != worker_id
         }
-        self._look_up: Callable[[], int] | None = None
         self._teams = Teams(
             worker_id,
             self._agreement,
-            self._world,
+            self.world,
             open_line=self._open_line,
-            arrive=self._arrive,
             transfer=self._transfer,
         )
 
@@ -174,8 +174,8 @@ class Communicator(ABC):
     def position(self) -> int:
         """The seq of the command this rank executes, or executed last; -1 before any.
 
-        The executor sets it right before each command. Commands count from 0, and
-        positions never fall.
+        Commands count from 0, and positions never fall. It is set right before each command,
+        here or in what `follow` was given.
         """
         return self._preflight.position
 
@@ -200,7 +200,7 @@ class Communicator(ABC):
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self._group if in_group else self._world).allreduce(src, dst, op)
+        (self.group if in_group else self.world).allreduce(src, dst, op)
 
     def allgather(self, src: Array, dst: Array, *, in_group: bool = True) -> None:
         """Brings every rank's source to every rank.
@@ -214,7 +214,7 @@ class Communicator(ABC):
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self._group if in_group else self._world).allgather(src, dst)
+        (self.group if in_group else self.world).allgather(src, dst)
 
     def broadcast(self, src: Array | None, dst: Array, *, in_group: bool = True) -> None:
         """Copies the source of worker 0, or of each group's leader, to every rank.
@@ -228,7 +228,7 @@ class Communicator(ABC):
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self._group if in_group else self._world).broadcast(src, dst)
+        (self.group if in_group else self.world).broadcast(src, dst)
 
     def scatter(self, src: Array | None, dst: Array, *, in_group: bool = True) -> None:
         """Gives each rank its part of the root's source.
@@ -242,7 +242,7 @@ class Communicator(ABC):
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self._group if in_group else self._world).scatter(src, dst)
+        (self.group if in_group else self.world).scatter(src, dst)
 
     def gather(self, src: Array, dst: Array | None, *, in_group: bool = True) -> None:
         """Collects every rank's source at the root.
@@ -256,7 +256,7 @@ class Communicator(ABC):
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self._group if in_group else self._world).gather(src, dst)
+        (self.group if in_group else self.world).gather(src, dst)
 
     def reduce_scatter(
         self, src: Array, dst: Array, op: ReduceOp, *, in_group: bool = True
@@ -273,7 +273,7 @@ class Communicator(ABC):
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self._group if in_group else self._world).reduce_scatter(src, dst, op)
+        (self.group if in_group else self.world).reduce_scatter(src, dst, op)
 
     def all_to_all(self, src: Array, dst: Array, *, in_group: bool = True) -> None:
         """Sends part j of every rank i to part i of rank j.
@@ -287,7 +287,7 @@ class Communicator(ABC):
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self._group if in_group else self._world).all_to_all(src, dst)
+        (self.group if in_group else self.world).all_to_all(src, dst)
 
     def barrier(self, *, in_group: bool = False) -> None:
         """Waits until every rank has entered it.
@@ -296,7 +296,7 @@ class Communicator(ABC):
             MismatchError: Another rank is in a different collective.
             AbortedError: A rank cannot enter.
         """
-        (self._group if in_group else self._world).barrier()
+        (self.group if in_group else self.world).barrier()
 
     def send(self, buf: Array, worker: int) -> None:
         """Gives an array to one other worker, which must be in the matching `recv`.
@@ -348,16 +348,15 @@ class Communicator(ABC):
         """How many bytes this rank's teams have received from others; see `ProcessGroup`."""
         return self._teams.received_bytes
 
-    def follow(self, look_up: Callable[[], int]) -> None:
-        """Makes teams look up which command runs before each operation.
+    def follow(self, progress: Progress) -> None:
+        """Reads from now on which command runs where the executor writes it.
 
-        A function that holds a team may use it without getting the communicator first, which
-        is when `position` would be set.
+        So a function may hold the communicator or a team of it, and use it in any command.
 
         Args:
-            look_up: Returns what `position` should be.
+            progress: Has `position`.
         """
-        self._look_up = look_up
+        self._preflight.progress = progress
 
     def record(self, flight: FlightRecorder) -> None:
         """Records from now on which collectives this rank enters, and when.
@@ -453,8 +452,8 @@ class Communicator(ABC):
             open_device: The same for teams.
         """
         self.ccl, self._agreement.xp, self._agreement.no_device = ccl, xp, ""
-        kinds = {Tag.WORLD: self._world, Tag.GROUP: self._group}
-        if self._group is self._world:
+        kinds = {Tag.WORLD: self.world, Tag.GROUP: self.group}
+        if self.group is self.world:
             del kinds[Tag.GROUP]
         for tag, group in kinds.items():
             group.device_backend = make_backend(tag, group.members, group.backend)
@@ -463,10 +462,6 @@ class Communicator(ABC):
     def refuse_device(self, why: str) -> None:
         """Sets why arrays on GPUs cannot take part; the same on every rank."""
         self._agreement.no_device = why
-
-    def _arrive(self) -> None:
-        if self._look_up is not None:
-            self._preflight.position = self._look_up()
 
     @abstractmethod
     def _open_line(self, lines: Lines, place: int | None) -> LineParts | None:
@@ -491,7 +486,7 @@ class Communicator(ABC):
         source, target = agreement.stage(signature, buf, buf)
         agreement.enter(channel, signature, *arrays)
         if signature.elements:
-            backend = self._world.backend_of(buf)
+            backend = self.world.backend_of(buf)
             if receives:
                 backend.recv(target, worker)
                 unstage(target, buf)

@@ -130,10 +130,6 @@ _HOST = np.ndarray
 _BARRIER = CollectiveSignature(int(Op.BARRIER), 0, 0)
 
 
-def _nothing() -> None:
-    """The default hook before an operation."""
-
-
 class ProcessGroup:
     """Some workers of a session in an order of their own, as one of them sees it.
 
@@ -158,7 +154,6 @@ class ProcessGroup:
         backend: How data moves on the host.
         channel: Where the members agree; None if this rank is alone.
         exchange: What carries the headers of that channel.
-        arrive: Called before each operation.
         transfer: Sends to a worker or receives from one.
 
     Attributes:
@@ -193,7 +188,6 @@ class ProcessGroup:
         channel: Channel | None = None,
         exchange: HeaderExchange | None = None,
         *,
-        arrive: Callable[[], None] = _nothing,
         transfer: Transfer | None = None,
     ) -> None:
         self.members = tuple(members)
@@ -208,7 +202,6 @@ class ProcessGroup:
         self._agreement = agreement
         self._agree = agreement.agree
         self._notes = agreement.notes
-        self._arrive = arrive
         self._transfer = transfer
 
     def backend_of(self, array: Array) -> Backend:
@@ -295,7 +288,6 @@ class ProcessGroup:
             dst: n elements of the same dtype; may be `src`.
             op: The operation.
         """
-        self._arrive()
         on_host = type(src) is _HOST is type(dst)
         if not on_host:
             src, dst = between(src, dst)
@@ -377,7 +369,6 @@ class ProcessGroup:
             dst: The parts of all, of the same dtype; this rank's part of it may be `src`.
             counts: How many elements each member has; equal on all members.
         """
-        self._arrive()
         if type(src) is not _HOST or type(dst) is not _HOST:
             src, dst = between(src, dst)
         agreement, parts = self._agreement, None
@@ -446,7 +437,6 @@ class ProcessGroup:
             dst: n elements of the same dtype; may be `src`.
             root: Whose source, by its rank here; equal on all members.
         """
-        self._arrive()
         agreement = self._agreement
         at = root or 0
         source = src if self.rank == at else dst
@@ -479,7 +469,6 @@ class ProcessGroup:
             counts: How many elements each member gets; equal on all members.
             root: Whose source, by its rank here; equal on all members.
         """
-        self._arrive()
         agreement = self._agreement
         at = root or 0
         has_all = self.rank == at
@@ -511,7 +500,6 @@ class ProcessGroup:
             counts: How many elements each member has; equal on all members.
             root: Where to, by its rank here; equal on all members.
         """
-        self._arrive()
         agreement = self._agreement
         at = root or 0
         has_all = self.rank == at
@@ -541,7 +529,6 @@ class ProcessGroup:
             op: The operation.
             counts: How many elements each member gets; equal on all members.
         """
-        self._arrive()
         if type(src) is not _HOST or type(dst) is not _HOST:
             src, dst = between(src, dst)
         agreement = self._agreement
@@ -567,7 +554,6 @@ class ProcessGroup:
             table: `table[i][j]` elements go from member i to member j; equal on all
                 members.
         """
-        self._arrive()
         if type(src) is not _HOST or type(dst) is not _HOST:
             src, dst = between(src, dst)
         agreement = self._agreement
@@ -588,7 +574,6 @@ class ProcessGroup:
 
     def barrier(self) -> None:
         """Waits until every member has entered; the agreement round itself is the barrier."""
-        self._arrive()
         self._agreement.meet(self.channel, _BARRIER, None, None)
         self._notes.leave()
 
@@ -618,12 +603,10 @@ class ProcessGroup:
 
     def send(self, buf: Array, rank: int) -> None:
         """Gives an array to another member; see `Communicator.send`."""
-        self._arrive()
         self._move(buf, rank, receives=False)
 
     def recv(self, buf: Array, rank: int) -> None:
         """Fills an array from another member; see `Communicator.recv`."""
-        self._arrive()
         buf = destination(buf)
         self._move(buf, rank, receives=True)
         self._count(buf, buf.size)
@@ -711,7 +694,6 @@ class Teams:
         agreement: How it agrees with others.
         world: All workers.
         open_line: Builds the ends of lines.
-        arrive: Called before each operation of a team.
         transfer: Sends to a worker or receives from one.
     """
 
@@ -722,7 +704,6 @@ class Teams:
         world: ProcessGroup,
         *,
         open_line: OpenLine,
-        arrive: Callable[[], None],
         transfer: Transfer,
     ) -> None:
         self._me = worker_id
@@ -730,7 +711,6 @@ class Teams:
         self._world = world
         self._open_line = open_line
         self._open_device: OpenDevice | None = None
-        self._arrive = arrive
         self._transfer = transfer
         # What all workers have made, in order, and of it what this rank is in.
         self._made: list[Lines] = []
@@ -802,7 +782,6 @@ class Teams:
             backend,
             channel,
             exchange,
-            arrive=self._arrive,
             transfer=self._transfer,
         )
 

@@ -300,12 +300,16 @@ class SharedMemoryExchange(HeaderExchange):
         number = self._round = self._round + 1
         board = self._board = self._boards[number & 1]
         if len(header) > HEADER_BYTES and self._laid is not board.mine:
-            length = int.from_bytes(header[HEADER_BYTES:], "little")
-            board.mine[:length] = self._laid[:length]
-            self._laid = board.mine
+            self._lay(board, header)
         board.header[:] = header[:HEADER_BYTES]
         board.counters[self._index] = number
         self._posted = True
+
+    def _lay(self, board: _Board, header: bytes) -> None:
+        """Brings data that was put elsewhere to the board of the round."""
+        length = int.from_bytes(header[HEADER_BYTES:], "little")
+        board.mine[:length] = self._laid[:length]
+        self._laid = board.mine
 
     def test(self) -> bool:
         """See `HeaderExchange.test`."""
@@ -314,13 +318,19 @@ class SharedMemoryExchange(HeaderExchange):
 
     def meet(self, header: bytes) -> bytes:
         """See `HeaderExchange.meet`; waiting here yields to other ranks."""
-        self.start(header)
-        counters, number = self._board.counters, self._round
+        # What `start` does, spelled out, as in `MpiExchange.meet`.
+        number = self._round = self._round + 1
+        board = self._board = self._boards[number & 1]
+        if len(header) > HEADER_BYTES and self._laid is not board.mine:
+            self._lay(board, header)
+        board.header[:] = header[:HEADER_BYTES]
+        counters = board.counters
+        counters[self._index] = number
         for peer in self._peers:
             if counters[peer] != number:
                 self._wait(peer)
         self._posted = False
-        return self._board.headers.tobytes()
+        return board.headers.tobytes()
 
     def _wait(self, peer: int) -> None:
         counters, number = self._board.counters, self._round

@@ -118,6 +118,7 @@ __all__ = [
     "Exchange",
     "Outcome",
     "Preflight",
+    "Progress",
     "RoundHeader",
     "decide",
 ]
@@ -266,6 +267,23 @@ class Channel:
     entered: int = 0
 
 
+class Progress(Protocol):
+    """Says how far a rank is: `rank.worker.Worker` does.
+
+    Attributes:
+        position: The command being executed, or the last one.
+    """
+
+    position: int
+
+
+@dataclass(slots=True)
+class _OwnProgress:
+    """That of a rank which says so itself; see `Preflight.position`."""
+
+    position: int = -1
+
+
 @dataclass(slots=True, eq=False)
 class Preflight:
     """One rank's part in the rounds of all its channels.
@@ -273,7 +291,7 @@ class Preflight:
     Attributes:
         me: The worker id of this rank.
         channels: Every channel with peers.
-        position: The command being executed, or the last one.
+        progress: Knows the command being executed, or the last one.
         failed: The last command that this rank failed or skipped.
         busy: A pending token must be polled.
         participants: The workers that execute the command, where these were chosen.
@@ -281,12 +299,21 @@ class Preflight:
 
     me: int
     channels: list[Channel] = field(default_factory=list[Channel])
-    position: int = -1
+    progress: Progress = field(default_factory=_OwnProgress)
     failed: int = -1
     busy: bool = False
     participants: frozenset[int] | None = None
     _floors: dict[int, int] = field(default_factory=dict[int, int])
     _blame: tuple[int, int] = (-2, -1)
+
+    @property
+    def position(self) -> int:
+        """The command being executed, or the last one; -1 before any."""
+        return self.progress.position
+
+    @position.setter
+    def position(self, seq: int) -> None:
+        self.progress.position = seq
 
     @property
     def cannot_come(self) -> bool:
@@ -311,7 +338,7 @@ class Preflight:
             channel: Where it is about to enter.
             signature: What this rank brings.
         """
-        seq = self.position
+        seq = self.progress.position
         if channel.seq != seq:
             channel.seq = seq
             channel.nth = 0

@@ -293,17 +293,15 @@ class Worker:
     def comm(self) -> Communicator:
         """The communicator; the first use opens it, which needs every worker.
 
-        To be read anew in each command, because the access records which one runs.
-
         Raises:
             UnavailableError: The collective library is missing or did not start.
         """
-        if self._ccl in GPU_LIBRARIES and self.place.arrays.on_host:
-            raise UnavailableError(
-                f"{self._ccl!r} moves arrays on GPUs, this worker computes on {self.device}:"
-                f" name a GPU for each with session.init_ccl({self._ccl!r}, 0, 1, ...)"
-            )
-        return self.meet()
+        if self._ccl not in GPU_LIBRARIES or not self.place.arrays.on_host:
+            return self._comm or self._open_communicator()
+        raise UnavailableError(
+            f"{self._ccl!r} moves arrays on GPUs, this worker computes on {self.device}:"
+            f" name a GPU for each with session.init_ccl({self._ccl!r}, 0, 1, ...)"
+        )
 
     def meet(self) -> Communicator:
         """The communicator; opens it if necessary, because a peer may wait for this rank.
@@ -311,14 +309,13 @@ class Worker:
         Raises:
             UnavailableError: The collective library is missing or did not start.
         """
-        comm = self._comm or self._open_communicator()
-        comm.position = self.position
-        return comm
+        return self._comm or self._open_communicator()
 
     def _open_communicator(self) -> Communicator:
         # Where arrays are on GPUs, the ranks still agree on the host.
         host = self._ordinary_ccl if self._ccl in GPU_LIBRARIES else self._ccl
         self._comm = comm = self._open_recorded(host)
+        comm.follow(self)
         comm.record(self.flight)
         if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
             self._start_first(comm)
@@ -436,7 +433,6 @@ class Worker:
         """Continues what :meth:`cannot_enter` began; whether to call it again soon."""
         if self._comm is None:
             return False
-        self._comm.position = self.position
         return self._comm.poll()
 
     def close(self) -> None:
@@ -479,7 +475,8 @@ class Worker:
             if out is not src:
                 out[...] = src.reshape(out.shape)
             return out
-        self.comm.allreduce(src, out, ReduceOp.from_name(op), in_group=in_group)
+        comm = self.comm
+        (comm.group if in_group else comm.world).allreduce(src, out, ReduceOp.from_name(op))
         return out
 
     def allgather(self, src: Array, dst: Array | None = None, *, in_group: bool = True) -> Array:
@@ -529,9 +526,7 @@ class Worker:
             MismatchError: The workers want different teams; nothing was made.
             AbortedError: Another worker cannot enter; nothing was made.
         """
-        comm = self.comm
-        comm.follow(lambda: self.position)
-        return comm.make_teams(lines)
+        return self.comm.make_teams(lines)
 
     def compare_shapes(self, enabled: bool) -> None:
         """Makes collectives refuse arrays whose shapes differ, though they have as many elements.

@@ -495,7 +495,7 @@ def fade_in_the_next_on(worker_id, path):
     """Lets one worker die in the next large collective, unless a file says that one has."""
     worker, mark = disco_server.current_worker(), Path(path)
     if not mark.exists():
-        group = worker.comm._group
+        group = worker.comm.group
         group.backend = _Fading(group.backend, mark, fades=worker.worker_id == worker_id)
 
 

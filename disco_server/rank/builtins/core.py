@@ -296,7 +296,8 @@ def _new_from_root(send: Any, in_group: Any, make_shape: MakeShape) -> Array:
 def allreduce(send: Array, kind: Any, in_group: Any, recv: Any = _NEW) -> Array | None:
     """Reduces ``send`` of all ranks into ``recv`` of all."""
     out = _new(send, in_group, _same) if recv is _NEW else recv
-    current_worker().comm.allreduce(send, out, _op(kind), in_group=bool(in_group))
+    comm = current_worker().comm
+    (comm.group if in_group else comm.world).allreduce(send, out, _op(kind))
     return _made(send, out) if recv is _NEW else None
 
 

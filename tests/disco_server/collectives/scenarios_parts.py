@@ -60,7 +60,7 @@ def gather_rounds(place: Place) -> list[str]:
     """Allgather of parts that ride in several rounds, and of one that is too large for that."""
     wrong: list[str] = []
     comm, mine, dtype = place.flat, place.rank, np.dtype(np.int32)
-    exchange = comm._world.exchange
+    exchange = comm.world.exchange
     asked: list[int] = []
     put = exchange.put
     exchange.put = lambda found, data: (asked.append(data.size), put(found, data))[1]

@@ -38,7 +38,6 @@ def book():
         agreement,
         ProcessGroup(range(6), 1, agreement, LoneBackend()),
         open_line=open_line,
-        arrive=lambda: None,
         transfer=lambda *_, **__: None,
     )
     yield made, built, agreement.preflight
