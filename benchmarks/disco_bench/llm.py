@@ -127,15 +127,14 @@ class _Example:
         piece, block = self.model.Piece, self.model.BLOCK
         count = len(self.prompt)
         blocks = range(-(-(count + tokens + 1) // block))
-        model.step([piece(0, 0, self.prompt, blocks[:1])]).numpy()
+        model.step([piece(0, 0, self.prompt, blocks)]).numpy()
         began = time.perf_counter()
         # One step ahead of the token that is fetched, as the example's engine is; the question
         # for a token stands behind its own step.
         ahead: Any = None
-        for position in range(count, count + tokens):
+        for _ in range(tokens):
             with model.session.batch():
-                step = model.step([piece(0, position, [-1], blocks[: position // block + 1])])
-                token = step.future()
+                token = model.next_step().future()
             if ahead is not None:
                 ahead.result()
             ahead = token

@@ -212,6 +212,7 @@ class Engine:
         self._computing: Model | None = None
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
+        self._issued: list[Piece] = []
         self._slots = list(range(self._settings.slots))
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -399,11 +400,18 @@ class Engine:
         """Issues a step and asks for its tokens: what came in between would delay the answer."""
         model = self.model
         await self.session.ready()
+        # The workers know what follows where every sequence goes on, and need not be told.
+        goes_on = _follow(pieces, self._issued)
+
+        def issue() -> disco_client.RefFuture:
+            return (model.next_step() if goes_on else model.step(pieces)).future()
+
+        self._issued = pieces
         try:
             with self.session.batch():  # a step and its question are one message
-                return model.step(pieces).future()
+                return issue()
         except disco_client.WouldBlock:  # others are taking the place of workers just now
-            return await asyncio.to_thread(lambda: model.step(pieces).future())
+            return await asyncio.to_thread(issue)
 
     def _admit(self) -> None:
         """Lets requests begin, in the order in which they came, while there is room."""
@@ -455,7 +463,7 @@ class Engine:
                     request.slot,
                     start,
                     tokens,
-                    request.blocks[: -(-end // BLOCK)],
+                    request.blocks,
                     wants,
                     request.sampling.temperature,
                     request.sampling.top_p,
@@ -502,6 +510,7 @@ class Engine:
             self._computing = self._model
             self.counts.recoveries += 1
         self.pool = BlockPool(self.pool.count)
+        self._issued = []
         # What shared blocks may need more of them now than there are: then some wait.
         self._waiting.extendleft(reversed(self._running.values()))
         self._slots += self._running
@@ -513,6 +522,17 @@ class Engine:
         for request in [*self._running.values(), *self._waiting]:
             self._finish(request, "error", error)
         self._waiting.clear()
+
+
+def _follow(pieces: list[Piece], former: list[Piece]) -> bool:
+    """Whether a step has one token more of each sequence of the step before, and nothing else."""
+    return len(pieces) == len(former) and all(
+        piece.blocks is before.blocks  # it is the same sequence
+        and piece.start == before.start + len(before.tokens)
+        and before.wants
+        and piece.tokens == [-1]
+        for piece, before in zip(pieces, former, strict=True)
+    )
 
 
 def _missing(request: Request) -> int:

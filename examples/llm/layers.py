@@ -52,6 +52,8 @@ class Batch:
         wanted: [tokens wanted], the rows behind which the next token is wanted.
         slots: [tokens wanted], where it is remembered.
         draws: [tokens wanted, 4]: seed, position, temperature and top-p of each.
+        given: What it was made of besides the tokens: spans, tables and sampling, as given to
+            `Share.begin`.
     """
 
     ids: Array
@@ -62,6 +64,20 @@ class Batch:
     wanted: Array
     slots: Array
     draws: list[tuple[int, int, float, float]]
+    given: tuple[Array, Array, Array]
+
+
+@dataclass(slots=True)
+class Latest:
+    """What a step leaves to the next one.
+
+    Attributes:
+        tokens: [slots], integers: the newest token of each sequence.
+        batch: The step; None before the first one.
+    """
+
+    tokens: Array
+    batch: Batch | None = None
 
 
 class Share:
@@ -171,7 +187,22 @@ class Share:
             np.array(wanted, np.int64),
             np.array(slots, np.int64),
             draws,
+            (spans, tables, sampling),
         )
+
+    def follow(self, newest: Array, batch: Batch) -> Batch:
+        """Prepares the step behind another one: one token more of each of its sequences.
+
+        Args:
+            newest: See `begin`.
+            batch: The step before, in which each sequence wants its next token; its tables have
+                the blocks for it.
+        """
+        former, tables, sampling = batch.given
+        spans = former.copy()
+        spans[:, 1] += former[:, 2]
+        spans[:, 2] = 1
+        return self.begin(newest, np.full(len(spans), -1), spans, tables, sampling)
 
     def embed(self, batch: Batch) -> Array:
         """[rows, width]: the embeddings of the tokens that are this worker's, else 0."""
@@ -356,18 +387,25 @@ def make_cache(share: Share, blocks: int) -> Array:
     return share.make_cache(blocks)
 
 
-@disco_server.register_func("llm.newest")
-def make_newest(slots: int) -> Array:
-    """[slots], integers: the newest token of each sequence; none yet."""
-    return np.zeros(slots, np.int64)
+@disco_server.register_func("llm.latest")
+def make_latest(slots: int) -> Latest:
+    """What the first step finds."""
+    return Latest(np.zeros(slots, np.int64))
 
 
 @disco_server.register_func("llm.begin")
 def begin(
-    share: Share, newest: Array, ids: Array, spans: Array, tables: Array, sampling: Array
+    share: Share, latest: Latest, ids: Array, spans: Array, tables: Array, sampling: Array
 ) -> Batch:
     """See `Share.begin`."""
-    return share.begin(newest, ids, spans, tables, sampling)
+    return share.begin(latest.tokens, ids, spans, tables, sampling)
+
+
+@disco_server.register_func("llm.follow")
+def follow(share: Share, latest: Latest) -> Batch:
+    """See `Share.follow`."""
+    assert latest.batch is not None  # noqa: S101
+    return share.follow(latest.tokens, latest.batch)
 
 
 @disco_server.register_func("llm.embed")
@@ -394,15 +432,16 @@ def feed_forward(share: Share, x: Array, more: Array, layer: int) -> Array:
 
 
 @disco_server.register_func("llm.next")
-def find_next(share: Share, newest: Array, batch: Batch, x: Array, more: Array) -> Array:
+def find_next(share: Share, latest: Latest, batch: Batch, x: Array, more: Array) -> Array:
     """Adds what the last layer has brought; then see `Share.find_next`."""
     worker = disco_server.current_worker()
     x += more
+    latest.batch = batch
 
     def from_first(mine: Array) -> Array:
         return worker.allreduce(mine if worker.worker_id == 0 else np.zeros_like(mine))
 
-    return share.find_next(newest, batch, x, worker.allgather, from_first)
+    return share.find_next(latest.tokens, batch, x, worker.allgather, from_first)
 
 
 @disco_server.register_func("llm.logits")

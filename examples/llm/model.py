@@ -33,7 +33,7 @@ class Piece:
         start: The position of its first token here.
         tokens: The tokens; [-1] for the one that the step before found, which only the workers
             may know yet.
-        blocks: The cache's blocks of the sequence, as many as its positions need.
+        blocks: The cache's blocks of the sequence, at least as many as its positions need.
         wants: Whether the token behind the last one is wanted.
         temperature: 0 for the likeliest token.
         top_p: See `llm.layers.choose`.
@@ -106,21 +106,25 @@ class Model:
         weights = {ours: loaded[theirs] for ours, theirs in names.items()}
         self._share = self._function("share")(config, shares, weights)
         self._cache = self._function("cache")(self._share, blocks)
-        self._newest = self._function("newest")(slots)
-        self._step = self._capture("step", all_logits=False)
-        self._all_logits = self._capture("logits", all_logits=True)
+        self._latest = self._function("latest")(slots)
+        given = ("ids", "spans", "tables", "sampling")
+        self._step = self._capture("step", "begin", given)
+        self._next_step = self._capture("next_step", "follow", ())
+        self._all_logits = self._capture("logits", "begin", given, all_logits=True)
         # The first step opens what the workers talk through, for which no question should wait.
         self.step([Piece(0, 0, [0], [0])]).numpy()
 
     def _function(self, name: str) -> Any:
         return self.session.get_global_func(f"llm.{name}")
 
-    def _capture(self, name: str, *, all_logits: bool) -> disco_client.Program:
+    def _capture(
+        self, name: str, begin: str, given: Sequence[str], *, all_logits: bool = False
+    ) -> disco_client.Program:
         """Writes down a step: 2 allreduces a layer, and one for the embedding."""
         session, share = self.session, self._share
         with session.capture(f"llm.{name}") as program:
-            given = [program.input(each) for each in ("ids", "spans", "tables", "sampling")]
-            batch = self._function("begin")(share, self._newest, *given)
+            inputs = [program.input(each) for each in given]
+            batch = self._function(begin)(share, self._latest, *inputs)
             attend, feed_forward = self._function("attend"), self._function("feed_forward")
             x = self._function("embed")(share, batch)
             session.allreduce(x, x)
@@ -133,7 +137,7 @@ class Model:
             if all_logits:
                 program.output(self._function("logits")(share, x, more))
             else:
-                program.output(self._function("next")(share, self._newest, batch, x, more))
+                program.output(self._function("next")(share, self._latest, batch, x, more))
         return program
 
     def step(self, pieces: Sequence[Piece]) -> disco_client.DRef:
@@ -143,6 +147,16 @@ class Model:
             [pieces that want one], integers: the next tokens, to be fetched.
         """
         return self._step(*_arrays(pieces))
+
+    def next_step(self) -> disco_client.DRef:
+        """Issues the step behind the last one, with one token more of each of its sequences.
+
+        Each of them must have wanted a token there, and brought the blocks for this one.
+
+        Returns:
+            As `step`.
+        """
+        return self._next_step()
 
     def logits(self, pieces: Sequence[Piece]) -> disco_client.DRef:
         """Issues a step that only computes logits: [rows, vocabulary], float32, of all rows."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StepTimes", "Times", "describe", "step_times"]
 
-_STEP = "llm.step"
+_STEPS = ("llm.step", "llm.next_step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def step_times(ranks: Sequence[RankFlight]) -> StepTimes | None:
         own = [
             each
             for each in rank.commands
-            if each.name == _STEP and each.end_ns and each.seq > first and each.group == 1
+            if each.name in _STEPS and each.end_ns and each.seq > first and each.group == 1
         ]
         whole = [each.end_ns - each.start_ns for each in own]
         waited = [inside.get(each.seq, 0) for each in own]
