@@ -43,7 +43,7 @@ OUT ?= .
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 .PHONY: venv
 venv: $(VENV)/.stamp ## create .venv with all that the other targets need
@@ -153,6 +153,10 @@ protos: $(PROTOS_VENV)/.stamp ## regenerate disco_client/pb from protos/
 .PHONY: pictures
 pictures: $(VENV)/.stamp ## draw the pictures of docs/ again
 	$(BIN)/python docs/pictures/make.py
+
+.PHONY: dashboard-pictures
+dashboard-pictures: $(VENV)/.stamp ## take those of the dashboard again, in Chromium, of a cluster here
+	$(BIN)/python docs/pictures/dashboard.py
 
 .PHONY: bench
 bench: $(VENV)/.stamp-bench ## measure side by side with the yardsticks

@@ -1,7 +1,7 @@
 """Takes the pictures of docs/dashboard.md: a cluster of this machine that works, in Chromium.
 
-Run as ``python docs/pictures/dashboard.py``; takes some minutes, so that the charts are full.
-Arguments are the beginning of the pictures' names, ``dashboard``, and their format, ``webp``.
+For ``make dashboard-pictures``; takes some minutes, so that the charts are full. Arguments are
+the beginning of the pictures' names, ``dashboard``, and their format, ``webp``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import numpy as np
+from playwright.sync_api import Page
 
 import disco_client
 from disco_client.errors import DiscoError
@@ -24,9 +25,10 @@ from disco_client.errors import DiscoError
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests" / "support"))
 
-from browser import Browser, browsing  # noqa: E402  (from the folder named above)
+from chromium import CHROMIUM, browsing  # noqa: E402  (from the folder named above)
 
 SECONDS = 150
+QUALITY = 60
 VIEWS = ((390, False), (800, False), (1400, False), (1400, True))
 PROGRAM = """
 import time
@@ -120,15 +122,21 @@ def said(lines: Iterable[str] | None, pattern: str) -> str:
     return next(each[1] for each in found if each)
 
 
-def show(page: Browser, url: str) -> None:
+def show(page: Page, url: str) -> None:
     """Opens the session that trains, and a node."""
-    page.open(url)
-    button = "[...document.querySelectorAll('button')].find(b => b.innerText == 'training')"
+    page.goto(url)
     for name in ("training", "node-0"):
-        pressed = button.replace("training", name)
-        while not page.run(f"!!{pressed}"):
-            time.sleep(0.2)
-        page.run(f"{pressed}.click()")
+        page.get_by_role("button", name=name, exact=True).click()
+
+
+def take(page: Page, path: Path, width: int, *, dark: bool) -> None:
+    """Takes a picture of the whole page, once its timeline was drawn for that width."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme="dark" if dark else "light")
+    drawn = "[...document.querySelectorAll('#timeline svg')].some(s => s.clientWidth == "
+    page.wait_for_function(f"{drawn} s.parentElement.clientWidth)")
+    quality = QUALITY if path.suffix == ".webp" else None
+    page.screenshot(path=path, full_page=True, quality=quality)
 
 
 def main(prefix: str = "dashboard", kind: str = "webp", where: str | Path = HERE) -> None:
@@ -137,11 +145,10 @@ def main(prefix: str = "dashboard", kind: str = "webp", where: str | Path = HERE
         *(sys.executable, "-m", "disco_server.cli.main", "local", "--nodes", "2", "--slots", "3"),
         *("--http", "127.0.0.1:0", "--log-level", "info"),
     ]
+    if not CHROMIUM:
+        sys.exit("needs Chromium: `apt-get install chromium` on Debian")
     over = threading.Event()
-    with (
-        tempfile.TemporaryDirectory() as profile,
-        subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as it,
-    ):
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as it:
         url = said(it.stderr, r"the dashboard at (\S+/)")
         reading = threading.Thread(target=lambda: list(it.stderr or ()))
         reading.start()
@@ -152,16 +159,13 @@ def main(prefix: str = "dashboard", kind: str = "webp", where: str | Path = HERE
         working.start()
         waiting = threading.Thread(target=wait, args=(address,), daemon=True)
         try:
-            with browsing(Path(profile)) as page:
-                page.size(1400)
+            with browsing() as browser, browser.new_page() as page:
                 show(page, url)
                 waiting.start()
-                time.sleep(SECONDS)
+                page.wait_for_timeout(SECONDS * 1000)
                 for width, dark in VIEWS:
-                    page.size(width, dark=dark)
-                    time.sleep(3)
                     name = f"{prefix}-{width}{'-dark' * dark}.{kind}"
-                    page.screenshot(Path(where) / name)
+                    take(page, Path(where) / name, width, dark=dark)
         finally:
             over.set()
             working.join()

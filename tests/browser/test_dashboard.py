@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, browsing
 from disco_bench.child import Child
+from playwright.sync_api import expect
 
 import disco_client
+from chromium import CHROMIUM, WAIT_S, Noticed, browsing
 from fault_tools.certificates import Pki
 
 pytestmark = pytest.mark.skipif(
@@ -39,20 +40,29 @@ def controller(shared_daemons):
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory):
-    with browsing(tmp_path_factory.mktemp("profile"), "--ignore-certificate-errors") as browser:
+def chromium():
+    with browsing() as browser:
         yield browser
 
 
 @pytest.fixture
-def page(window, controller):
-    """The dashboard of that controller, in a state as if nobody had looked before."""
-    window.problems.clear()
-    window.asked.clear()
-    window.open("about:blank")
-    window.open(url_of(controller))
+def window(chromium):
+    """An empty page of somebody who has not looked before."""
+    with chromium.new_context(ignore_https_errors=True) as context:
+        yield context.new_page()
+
+
+@pytest.fixture
+def noticed(window):
+    return Noticed(window)
+
+
+@pytest.fixture
+def page(window, noticed, controller):
+    """The dashboard of that controller."""
+    window.goto(url_of(controller))
     yield window
-    window.open("about:blank")
+    window.goto("about:blank")
     assert "Traceback" not in controller.stderr
 
 
@@ -68,110 +78,118 @@ def work(session):
 
 
 def click(page, name):
-    page.run(f"[...document.querySelectorAll('button')].find(b => b.innerText == {name!r}).click()")
+    page.get_by_role("button", name=name, exact=True).click()
 
 
-def test_nodes_and_sessions_appear_as_they_come(page, controller, eventually):
+def reads(page, selector, text, seconds=WAIT_S):
+    """Waits until a person reads that in a part of the page; what is hidden nobody reads."""
+    part = page.locator(selector).filter(visible=True)
+    expect(part).to_contain_text(text, use_inner_text=True, timeout=seconds * 1000)
+
+
+def has(page, selector, least=1, seconds=WAIT_S):
+    """Waits until the page has so many of these elements, or more."""
+    expect(page.locator(selector).nth(least - 1)).to_be_attached(timeout=seconds * 1000)
+
+
+def lines(page, text=""):
+    """The lines of output that are shown, and have this in them."""
+    return page.locator("#logs > div").filter(has_text=text, visible=True)
+
+
+def test_nodes_and_sessions_appear_as_they_come(page, controller):
     """Without a reload; what is gone disappears."""
-    eventually(lambda: "green" in page.text("#nodes"), what="the nodes")
-    eventually(lambda: "no session" in page.text("#sessions"), what="no session yet")
+    reads(page, "#nodes", "green")
+    reads(page, "#sessions", "no session")
     with disco_client.connect(controller.address, num_workers=3, name=EVIL, logs=False):
-        eventually(lambda: EVIL in page.text("#sessions"), what="the session")
-        assert "3 of 4" in page.text("#totals")
-        assert page.run("document.querySelectorAll('.slot.used').length") == 3
-    eventually(lambda: "no session" in page.text("#sessions"), what="its end")
-    assert not page.run("document.querySelectorAll('img').length")
+        reads(page, "#sessions", EVIL)
+        reads(page, "#totals", "3 of 4")
+        expect(page.locator(".slot.used")).to_have_count(3)
+    reads(page, "#sessions", "no session")
+    expect(page.locator("img")).to_have_count(0)
 
 
-def test_a_session_is_shown_with_its_ranks_timeline_and_output(page, controller, eventually):
+def test_a_session_is_shown_with_its_ranks_timeline_and_output(
+    page, noticed, controller, eventually
+):
     """Live; markup in what others wrote is shown as text."""
     with disco_client.connect(
         controller.address, num_workers=4, name="training", logs=False
     ) as session:
         work(session)
-        eventually(lambda: "training" in page.text("#sessions"), what="the session")
         click(page, "training")
-        eventually(lambda: page.text("#ranks").count("MiB") >= 4, what="the ranks")
-        eventually(lambda: page.text("#logs").count(EVIL) == 4, what="their output")
+        reads(page, "#ranks", re.compile("(MiB.*){4}", re.DOTALL))
+        expect(lines(page, EVIL)).to_have_count(4)
         session.get_global_func("tests.say")("a line that came later")
         session.sync_all()
-        eventually(lambda: "a line that came later" in page.text("#logs"), what="new output")
+        reads(page, "#logs", "a line that came later")
 
         def drawn():
             work(session)
-            return page.run("document.querySelectorAll('#timeline path.call').length")
+            return page.locator("#timeline path.call").count()
 
         eventually(drawn, what="the timeline")
-    assert not page.problems
-    assert all(url.startswith((url_of(controller), "about:", "data:")) for url in page.asked)
+    assert not noticed.problems
+    assert noticed.asked
+    assert all(url.startswith((url_of(controller), "about:", "data:")) for url in noticed.asked)
 
 
 @pytest.mark.slow
-def test_a_session_that_stands_still_says_why(page, controller, eventually):
+def test_a_session_that_stands_still_says_why(page, controller):
     """After ten seconds in one command, in the words of diagnose()."""
     with disco_client.connect(
         controller.address, num_workers=2, name="stuck", logs=False
     ) as session:
         session.import_python_module("disco_test_functions")
-        eventually(lambda: "stuck" in page.text("#sessions"), what="the session")
         click(page, "stuck")
         session.get_global_func("tests.sleep")(20.0)  # a look comes every few seconds
-        eventually(lambda: "tests.sleep" in page.text("#verdict"), 30, what="the verdict")
+        reads(page, "#verdict", "tests.sleep", 30)
         session.sync_all()
-        eventually(lambda: not page.text("#verdict"), what="the end of it")
+        expect(page.locator("#verdict")).to_be_hidden()
 
 
 @pytest.fixture
-def shown(page, controller, eventually):
+def shown(page, controller):
     """A session of four workers that has worked, open on the page; none before had its name."""
     name = f"shown-{next(NUMBERS)}"
     with disco_client.connect(controller.address, num_workers=4, name=name, logs=False) as session:
         work(session)
-        eventually(lambda: name in page.text("#sessions"), what="the session")
         click(page, name)
-        eventually(
-            lambda: page.run("document.querySelectorAll('#timeline path').length"), what="it"
-        )
+        has(page, "#timeline path")
         yield session
 
 
-def test_every_picture_and_table_can_be_read_aloud(page, shown, eventually):
+def test_every_picture_and_table_can_be_read_aloud(page, shown):
     """Charts have labels, columns have headers, what is pressed has a name."""
     click(page, "green")
-    eventually(
-        lambda: page.run("document.querySelectorAll('#node svg').length") >= 3, what="charts"
-    )
-    assert page.run("[...document.querySelectorAll('svg')].every(s => s.ariaLabel)")
-    assert page.run("[...document.querySelectorAll('th')].every(h => h.scope == 'col')")
-    assert page.run("[document.documentElement.lang, document.title].join()") == "en,Disco"
-    tree = page.call("Accessibility.getFullAXTree")["nodes"]
+    has(page, "#node svg", 3)
+    assert page.evaluate("[...document.querySelectorAll('svg')].every(s => s.ariaLabel)")
+    assert page.evaluate("[...document.querySelectorAll('th')].every(h => h.scope == 'col')")
+    expect(page).to_have_title("Disco")
+    expect(page.locator("html")).to_have_attribute("lang", "en")
+    tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
     roles = {"button", "textbox", "searchbox", "combobox", "checkbox", "spinbutton", "table"}
-    silent = [
-        node
-        for node in tree
-        if not node["ignored"]
-        and node["role"]["value"] in roles
-        and not node.get("name", {}).get("value")
-    ]
-    assert not silent
+    found = [node for node in tree if not node["ignored"] and node["role"]["value"] in roles]
+    assert found
+    assert not [node for node in found if not node.get("name", {}).get("value")]
 
 
-def test_nodes_show_what_their_machines_do(page, controller, eventually):
+def test_nodes_show_what_their_machines_do(page, controller):
     """Figures and the last hour of each; a click shows it larger, another closes it."""
-    eventually(lambda: page.text("#nodes").count("%") >= 4, 30, what="the first samples")
-    eventually(lambda: page.run("document.querySelectorAll('#nodes .spark').length") >= 8, 30)
-    label = page.run("document.querySelector('#nodes .figure svg').ariaLabel")
-    assert re.match(r"processor: now \d+ %, at most \d+ %", label)
-    assert re.search(r"processor\s+\d+ %", page.text("#totals"))
+    reads(page, "#nodes", re.compile("(%.*){4}", re.DOTALL), 30)
+    has(page, "#nodes .spark", 8, 30)
+    label = re.compile(r"^processor: now \d+ %, at most \d+ %")
+    expect(page.locator("#nodes .figure svg").first).to_have_attribute("aria-label", label)
+    reads(page, "#totals", re.compile(r"processor\s+\d+ %"))
     click(page, "blue")
-    eventually(lambda: "cores" in page.text("#node-facts"), what="its facts")
-    eventually(lambda: page.text("#node-charts").count("at most") == 3, what="its charts")
-    assert "GPU" not in page.text("#nodes-table")
+    reads(page, "#node-facts", "cores")
+    expect(page.locator("#node-charts figure").filter(has_text="at most")).to_have_count(3)
+    expect(page.locator("#nodes-table")).not_to_contain_text("GPU", use_inner_text=True)
     click(page, "blue")
-    eventually(lambda: not page.text("#node"), what="that it closes")
+    expect(page.locator("#node")).to_be_hidden()
 
 
-def test_what_waits_and_what_ended_say_why(page, controller, eventually):
+def test_what_waits_and_what_ended_say_why(page, controller):
     """A session without slots, and one whose rank died."""
     with disco_client.connect(
         controller.address, num_workers=4, name="holds", logs=False
@@ -180,208 +198,202 @@ def test_what_waits_and_what_ended_say_why(page, controller, eventually):
             waiting = pool.submit(
                 disco_client.connect, controller.address, num_workers=2, name="waits", timeout=60
             )
-            eventually(lambda: "needs 2" in page.text("#waiting"), what="why it waits")
-            assert "needs 2, 0 of 4 slots free" in page.text("#waiting")
+            reads(page, "#waiting", "needs 2")
             session.import_python_module("disco_test_functions")
             session.get_global_func("tests.kill_on")(0)
             with pytest.raises(disco_client.SessionError):
                 session.sync_all()
             with waiting.result():
-                eventually(lambda: "rank lost" in page.text("#over"), what="why it ended")
-        assert "SIGKILL" in page.text("#over")
-        eventually(lambda: not page.text("#queue"), what="that none waits")
+                reads(page, "#over", "rank lost")
+        reads(page, "#over", "SIGKILL")
+        expect(page.locator("#queue")).to_be_hidden()
 
 
-def test_a_rank_shows_its_stack_on_a_click(page, shown, eventually):
+def test_a_rank_shows_its_stack_on_a_click(page, shown):
     """By the keyboard too: the stack gets the focus, and can be had again."""
-    page.run("document.querySelector('[aria-label=\"stack of rank 2\"]').focus()")
-    page.press("Enter")
-    eventually(lambda: 'File "' in page.text("#stack-text"), what="the stack")
-    assert "Stack of rank 2 on" in page.text("#stack-title")
-    assert page.run("document.activeElement.id") == "stack-title"
+    page.get_by_role("button", name="stack of rank 2", exact=True).focus()
+    page.keyboard.press("Enter")
+    reads(page, "#stack-text", 'File "')
+    reads(page, "#stack-title", "Stack of rank 2 on")
+    expect(page.locator("#stack-title")).to_be_focused()
     click(page, "Again")
-    eventually(lambda: 'File "' in page.text("#stack-text"), what="another look")
+    reads(page, "#stack-text", 'File "')
 
 
-def test_the_timeline_is_coloured_paused_and_looked_into(page, shown, eventually):
+def test_the_timeline_is_coloured_paused_and_looked_into(page, shown):
     """By function, with a legend; zoomed by keys and by the pointer, and let go again."""
-    legend = page.text("#legend")
-    assert "runtime.disco.allreduce" in legend
-    assert "waiting for other ranks" in legend
-    assert page.run("document.querySelectorAll('#timeline path.call').length") >= 4
-    assert "allreduce(sum)" in page.text("#operations")
-    assert "iB/s" in page.text("#operations")
-    page.run("document.querySelector('#timeline').focus()")
-    page.press(" ")
-    eventually(lambda: page.text("#pause") == "Go on", what="the pause")
-    eventually(lambda: "pause" in page.text("#timeline"), what="what is kept")
-    whole = page.text("#timeline")
-    page.press("+")
-    page.press("ArrowLeft")
-    eventually(lambda: page.text("#timeline") != whole, what="another part of it")
-    page.press("0")
-    eventually(lambda: page.text("#timeline") == whole, what="all of it")
-    box = page.run(
-        "(t => { t.scrollIntoView(); const b = t.getBoundingClientRect();"
-        " return [b.left, b.top + 10, b.width]; })(document.querySelector('#timeline'))"
-    )
-    for kind, part in (("mousePressed", 0.4), ("mouseMoved", 0.6), ("mouseReleased", 0.6)):
-        at = {"x": box[0] + part * box[2], "y": box[1], "button": "left", "clickCount": 1}
-        page.call("Input.dispatchMouseEvent", type=kind, **at)
-    eventually(lambda: page.text("#timeline") != whole, what="what was chosen")
-    page.press("0")
-    eventually(lambda: page.text("#timeline") == whole, what="all of it once more")
-    page.run("document.querySelector('.entry').click()")
-    assert page.run("document.querySelector('.entry').ariaPressed") == "true"
-    assert page.run("document.querySelectorAll('#timeline .faded').length")
+    timeline = page.locator("#timeline")
+    reads(page, "#legend", "runtime.disco.allreduce")
+    reads(page, "#legend", "waiting for other ranks")
+    has(page, "#timeline path.call", 4)
+    reads(page, "#operations", "allreduce(sum)")
+    reads(page, "#operations", "iB/s")
+    timeline.focus()
+    page.keyboard.press("Space")
+    expect(page.locator("#pause")).to_have_text("Go on")
+    reads(page, "#timeline", "pause")
+    whole = timeline.inner_text()
+    page.keyboard.press("+")
+    page.keyboard.press("ArrowLeft")
+    expect(timeline).not_to_have_text(whole, use_inner_text=True)
+    page.keyboard.press("0")
+    expect(timeline).to_have_text(whole, use_inner_text=True)
+    timeline.scroll_into_view_if_needed()
+    box = timeline.bounding_box()
+    page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 10)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 10)
+    page.mouse.up()
+    expect(timeline).not_to_have_text(whole, use_inner_text=True)
+    page.keyboard.press("0")
+    expect(timeline).to_have_text(whole, use_inner_text=True)
+    entry = page.locator(".entry").first
+    entry.click()
+    expect(entry).to_have_attribute("aria-pressed", "true")
+    has(page, "#timeline .faded")
     click(page, "Go on")
-    eventually(lambda: "now" in page.text("#timeline"), what="the present")
+    reads(page, "#timeline", "now")
 
 
-def test_output_is_searched_by_text_level_rank_and_time(page, shown, eventually):
+def test_output_is_searched_by_text_level_rank_and_time(page, shown):
     """At once, in what is there; new lines as they come."""
+    find, level = page.locator("#logs-find"), page.locator("#logs-level")
+    rank, since = page.locator("#rank"), page.locator("#logs-since")
     say = shown.get_global_func("tests.say")
     for line in ("ERROR no memory", "WARNING slow", "INFO fine", "KeyError: 'x'"):
         say(line)
     shown.sync_all()
-    eventually(lambda: page.text("#logs").count("no memory") == 4, what="the lines")
+    for line in ("no memory", "slow", "fine", "KeyError"):
+        expect(lines(page, line)).to_have_count(4)
 
-    def choose(field, value):
-        page.run(
-            f"(it => {{ it.value = {value!r}; it.dispatchEvent(new Event('input')); }})"
-            f"(document.getElementById({field!r}))"
-        )
-        return page.text("#logs")
-
-    errors = choose("logs-level", "error")
-    assert (errors.count("no memory"), errors.count("KeyError"), errors.count("slow")) == (4, 4, 0)
-    assert choose("logs-level", "warning").count("slow") == 4
-    assert choose("rank", "1").count("slow") == 1
-    assert choose("logs-find", "MEMORY").count("\n") == 0
+    level.select_option("error")
+    for line, count in (("no memory", 4), ("KeyError", 4), ("slow", 0)):
+        expect(lines(page, line)).to_have_count(count)
+    level.select_option("warning")
+    expect(lines(page, "slow")).to_have_count(4)
+    rank.fill("1")
+    expect(lines(page, "slow")).to_have_count(1)
+    find.fill("MEMORY")
+    expect(lines(page)).to_have_count(1)
     say("ERROR more memory")
     shown.sync_all()
-    eventually(lambda: "more memory" in page.text("#logs"), what="a new one that fits")
-    assert page.text("#logs-count") == "2 lines"
-    assert "memory" in choose("logs-since", "60")
-    choose("rank", "3")
-    eventually(lambda: page.text("#logs").count("memory") == 2, what="those of another rank")
-    assert choose("logs-level", "stderr") == ""
-    for field in ("logs-find", "logs-level", "rank"):
-        choose(field, "")
-    choose("logs-since", "0")
+    reads(page, "#logs", "more memory")
+    expect(page.locator("#logs-count")).to_have_text("2 lines")
+    since.select_option("60")
+    reads(page, "#logs", "memory")
+    rank.fill("3")
+    expect(lines(page, "memory")).to_have_count(2)
+    level.select_option("stderr")
+    expect(lines(page)).to_have_count(0)
 
 
-def test_a_session_is_stopped_after_its_name_was_typed(page, controller, eventually):
+def test_a_session_is_stopped_after_its_name_was_typed(page, controller):
     """Not by a click alone, and not under another name; Escape leaves it."""
+    sure, yes = page.locator("#sure"), page.locator("#sure-yes")
     session = disco_client.connect(controller.address, num_workers=1, name="doomed", logs=False)
-    eventually(lambda: "doomed" in page.text("#sessions"), what="the session")
     click(page, "doomed")
-    eventually(lambda: page.text("#stop"), what="the button")
     click(page, "Stop …")
-    assert "Stop session doomed?" in page.text("#sure")
-    assert page.run("document.querySelector('#sure-yes').disabled")
-    page.press("Escape")
-    assert not page.text("#sure")
+    reads(page, "#sure", "Stop session doomed?")
+    expect(yes).to_be_disabled()
+    page.keyboard.press("Escape")
+    expect(sure).to_be_hidden()
     click(page, "Stop …")
-    for letter in "doome":
-        page.press(letter)
-    page.press("Enter")
-    assert page.run("document.querySelector('#sure-yes').disabled")
+    page.keyboard.type("doome")
+    page.keyboard.press("Enter")
+    expect(page.locator("#sure-name")).to_have_value("doome")
+    expect(yes).to_be_disabled()
     session.sync_all()
-    page.press("d")
-    page.press("Enter")
-    eventually(lambda: "stopped" in page.text("#over"), what="its end")
-    assert not page.text("#sure")
+    page.keyboard.type("d")
+    page.keyboard.press("Enter")
+    reads(page, "#over", "stopped")
+    expect(sure).to_be_hidden()
     with pytest.raises(disco_client.SessionError, match="closed on request"):
         session.sync_all()
 
 
-def test_a_node_is_drained_and_taken_back(page, controller, eventually):
+def test_a_node_is_drained_and_taken_back(page, controller):
     """After its name was typed; what runs goes on, and nothing new begins there."""
-    eventually(lambda: "blue" in page.text("#nodes"), what="the node")
     click(page, "blue")
 
     def confirm(button):
-        eventually(lambda: page.text("#drain") == button, what="the button")
+        expect(page.locator("#drain")).to_have_text(button)
         click(page, button)
-        for letter in "blue":
-            page.press(letter)
-        page.press("Enter")
+        page.keyboard.type("blue")
+        page.keyboard.press("Enter")
 
     confirm("Drain …")
-    eventually(lambda: "drained: on request" in page.text("#node-facts"), what="that it drains")
-    assert "draining" in page.text("#nodes")
+    reads(page, "#node-facts", "drained: on request")
+    reads(page, "#nodes", "draining")
     confirm("Take back …")
-    eventually(lambda: "draining" not in page.text("#nodes"), what="that it is back")
+    expect(page.locator("#nodes")).not_to_contain_text("draining")
 
 
-def test_trace_and_output_are_saved_as_files(page, shown, eventually, tmp_path):
+def test_trace_and_output_are_saved_as_files(page, shown):
     """Under the session's name."""
-    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
-    click(page, "Download trace")
-    name = page.text("#session-title").removeprefix("Session ")
-    trace = tmp_path / f"{name}.trace.json"
-    eventually(trace.exists, what="the trace")
-    eventually(lambda: json.loads(trace.read_text())["traceEvents"], what="all of it")
-    click(page, "Download logs")
-    eventually((tmp_path / f"{name}.log").exists, what="the output")
-    eventually(lambda: f"was saved as {name}.log" in page.text("#said"), what="that it says so")
-    assert "loss 0.25" in (tmp_path / f"{name}.log").read_text()
+    name = page.locator("#session-title").inner_text().removeprefix("Session ")
+    with page.expect_download() as trace:
+        click(page, "Download trace")
+    assert trace.value.suggested_filename == f"{name}.trace.json"
+    assert json.loads(trace.value.path().read_text())["traceEvents"]
+    with page.expect_download() as logs:
+        click(page, "Download logs")
+    assert logs.value.suggested_filename == f"{name}.log"
+    reads(page, "#said", f"was saved as {name}.log")
+    assert "loss 0.25" in logs.value.path().read_text()
 
 
 @pytest.mark.parametrize(
     ("width", "dark"), [(390, False), (800, False), (1400, False), (1400, True)]
 )
-def test_it_fits_a_telephone_a_tablet_and_a_desk(page, shown, width, dark, eventually):
+def test_it_fits_a_telephone_a_tablet_and_a_desk(page, shown, width, dark):
     """Nothing is wider than the window; dark where that is wanted; text can be told from ground."""
-    page.size(width, dark=dark)
-    eventually(lambda: page.run("document.querySelector('#timeline svg').clientWidth") <= width)
-    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme="dark" if dark else "light")
+    drawn = "width => document.querySelector('#timeline svg').clientWidth <= width"
+    page.wait_for_function(drawn, arg=width)
+    assert page.evaluate("innerWidth") == width
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     luminance = (
         "(c => (([r, g, b]) => .2126 * r + .7152 * g + .0722 * b)(c.match(/\\d+/g).map(Number)))"
     )
     style = "getComputedStyle(document.body)"
-    text, ground = (page.run(f"{luminance}({style}.{it})") for it in ("color", "backgroundColor"))
+    of = (f"{luminance}({style}.{it})" for it in ("color", "backgroundColor"))
+    text, ground = map(page.evaluate, of)
     assert (text > ground) is dark
     assert abs(text - ground) > 150
     if where := os.environ.get("DISCO_SCREENSHOT"):
-        page.screenshot(Path(where) / f"dashboard-{width}{'-dark' * dark}.png")
-    page.size(1280)
+        path = Path(where) / f"dashboard-{width}{'-dark' * dark}.png"
+        page.screenshot(path=path, full_page=True)
 
 
-def test_with_a_thousand_nodes_and_sessions_the_page_stays_small(window, daemons, eventually):
+def test_with_a_thousand_nodes_and_sessions_the_page_stays_small(window, noticed, daemons):
     """So many elements and no more; what is looked for among them is found."""
     started = daemons.controller("--http", "127.0.0.1:0", "--node-lease", "120")
     peers = Child(["-m", "disco_scale.peers", started.address])
+    elements = window.locator("*")
     try:
         for command in ("nodes 1000 2", "clients 1000 1", "queue 20 2000", "sample"):
             assert "error" not in peers.ask(command, 120)
-        window.problems.clear()
-        window.open(url_of(started))
-        eventually(lambda: "1000" in window.text("#totals"), 60, what="all nodes")
-        eventually(lambda: "1 to 25 of 1000" in window.text("#sessions-pages"), 60, what="sessions")
-        eventually(lambda: window.run("document.querySelectorAll('.spark').length") > 100, 60)
-        most = window.run("document.querySelectorAll('*').length")
+        window.goto(url_of(started))
+        reads(window, "#totals", "1000", 60)
+        reads(window, "#sessions-pages", "1 to 25 of 1000", 60)
+        has(window, ".spark", 101, 60)
+        most = elements.count()
         assert most < 2500
-        assert "needs 2000, 1000 of 2000 slots free" in window.text("#waiting")
-        click(window, "Next")
-        eventually(lambda: "26 to 50 of 1000" in window.text("#nodes-pages"), what="the next page")
-        window.run(
-            "(it => { it.value = 'node-777'; it.dispatchEvent(new Event('input')); })"
-            "(document.querySelector('#nodes-find'))"
-        )
-        eventually(lambda: window.text("#nodes").startswith("node-777"), what="the one")
-        assert window.run("document.querySelectorAll('#nodes tr').length") == 1
-        assert window.run("document.querySelectorAll('*').length") <= most
-        assert not window.problems
+        reads(window, "#waiting", "needs 2000, 1000 of 2000 slots free")
+        window.locator("#nodes-pages").get_by_role("button", name="Next").click()
+        reads(window, "#nodes-pages", "26 to 50 of 1000")
+        window.locator("#nodes-find").fill("node-777")
+        expect(window.locator("#nodes tr")).to_have_count(1)
+        reads(window, "#nodes", re.compile("^node-777"))
+        assert elements.count() <= most
+        assert not noticed.problems
     finally:
-        window.open("about:blank")
+        window.goto("about:blank")
         peers.close()
 
 
-def test_with_tokens_the_page_asks_for_one_and_shows_what_it_may(
-    window, shared_daemons, tmp_path, eventually
-):
+def test_with_tokens_the_page_asks_for_one_and_shows_what_it_may(window, shared_daemons, tmp_path):
     """Over TLS: a wrong token is refused in words, an observer sees lists alone."""
     pki = Pki.make(tmp_path / "pki")
     tokens = tmp_path / "tokens"
@@ -399,37 +411,36 @@ def test_with_tokens_the_page_asks_for_one_and_shows_what_it_may(
     )
 
     def show(token):
-        window.run(f"document.querySelector('#token').value = {token!r}")
+        window.locator("#token").fill(token)
         click(window, "Show the cluster")
 
-    window.open(url_of(started))
-    eventually(lambda: "asks for a token" in window.text("#login"), what="the question")
+    window.goto(url_of(started))
+    reads(window, "#login", "asks for a token")
     show("x" * 32)
-    eventually(lambda: "does not know the token" in window.text("#refused"), what="a refusal")
-    assert not window.text("#cluster")
+    reads(window, "#refused", "does not know the token")
+    expect(window.locator("#cluster")).to_be_hidden()
     how = {"tls_ca": pki.ca, "token": "a" * 32, "logs": False, "timeout": 30}
     with disco_client.connect(started.address, num_workers=1, name="hers", **how):
         show("e" * 32)
-        eventually(lambda: "hers" in window.text("#sessions"), what="the list")
-        assert window.run("document.querySelector('button[data-session]').disabled")
-        window.run("sessionStorage.clear()")
-        window.open("about:blank")
-        window.open(url_of(started))
-        eventually(lambda: "asks for a token" in window.text("#login"), what="the question")
+        reads(window, "#sessions", "hers")
+        expect(window.locator("button[data-session]")).to_be_disabled()
+        window.evaluate("sessionStorage.clear()")
+        window.reload()
+        reads(window, "#login", "asks for a token")
         show("a" * 32)
-        eventually(lambda: "hers" in window.text("#sessions"), what="her list")
+        reads(window, "#sessions", "hers")
         click(window, "hers")
-        eventually(lambda: "MiB" in window.text("#ranks"), what="her ranks")
+        reads(window, "#ranks", "MiB")
 
 
-def test_the_page_comes_back_when_the_controller_does(page, controller, daemons, eventually):
+def test_the_page_comes_back_when_the_controller_does(window, daemons):
     """It says that nobody is there, and goes on by itself."""
     started = daemons.controller("--http", "127.0.0.1:0")
     listen, http = started.address, url_of(started).split("/")[2]
-    page.open(url_of(started))
-    eventually(lambda: "live" in page.text("#state"), what="the page")
+    window.goto(url_of(started))
+    reads(window, "#state", "live")
     started.process.kill()
     started.wait()
-    eventually(lambda: "not connected" in page.text("#state"), what="the loss")
+    reads(window, "#state", "not connected")
     daemons.controller("--listen", listen, "--http", http)
-    eventually(lambda: "live" in page.text("#state"), what="its return")
+    reads(window, "#state", "live")

@@ -14,7 +14,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, browsing
+from playwright.sync_api import expect
+
+from chromium import CHROMIUM, Noticed, browsing
 
 ROOT = Path(__file__).parents[2]
 FETCHED = {
@@ -150,31 +152,21 @@ def served(site):
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: `apt-get install chromium` on Debian")
-def test_a_browser_shows_the_site_at_any_width_and_finds_words(served, tmp_path, eventually):
+def test_a_browser_shows_the_site_at_any_width_and_finds_words(served):
     """Nothing is wider than a telephone, nothing is asked of others, and the search answers."""
-    with browsing(tmp_path) as window:
+    pages = ("index", "tasks/waiting", "coming-from-ray", "settings", "reference/errors")
+    with browsing() as chromium, chromium.new_page() as window:
+        noticed = Noticed(window)
         for width in (390, 1400):
-            window.call(
-                "Emulation.setDeviceMetricsOverride",
-                width=width,
-                height=900,
-                deviceScaleFactor=1,
-                mobile=False,
-            )
-            for page in (
-                "index",
-                "tasks/waiting",
-                "coming-from-ray",
-                "settings",
-                "reference/errors",
-            ):
-                window.open(f"{served}{page}.html")
-                there = f"document.readyState + location.href === 'complete{served}{page}.html'"
-                eventually(functools.partial(window.run, there))
-                wide = window.run("document.documentElement.scrollWidth")
+            window.set_viewport_size({"width": width, "height": 900})
+            for page in pages:
+                window.goto(f"{served}{page}.html")
+                wide = window.evaluate("document.documentElement.scrollWidth")
                 assert wide <= width, page
-        window.run("document.querySelector('[data-md-component=search-query]').focus()")
-        window.call("Input.insertText", text="allreduce")
-        eventually(lambda: window.run("document.querySelector('.md-search-result__link')?.href"))
-        assert window.problems == []
-        assert not [url for url in window.asked if not url.startswith((served, "about:", "data:"))]
+        window.locator("[data-md-component=search-query]").focus()
+        window.keyboard.insert_text("allreduce")
+        found = window.locator(".md-search-result__link").first
+        expect(found).to_have_attribute("href", re.compile("."))
+        assert not noticed.problems
+        assert noticed.asked
+        assert all(url.startswith((served, "about:", "data:")) for url in noticed.asked)
