@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from disco_server.collectives.header_exchange import HeaderExchange
-    from disco_server.collectives.preflight import Channel, Progress
+    from disco_server.collectives.preflight import Channel, CommandPosition
     from disco_server.collectives.validation import Lines
     from disco_server.observe.flight import FlightRecorder
 
@@ -348,7 +348,7 @@ class Communicator(ABC):
         """How many bytes this rank's teams have received from others; see `ProcessGroup`."""
         return self._teams.received_bytes
 
-    def follow(self, progress: Progress) -> None:
+    def follow(self, progress: CommandPosition) -> None:
         """Reads from now on which command runs where the executor writes it.
 
         So a function may hold the communicator or a team of it, and use it in any command.

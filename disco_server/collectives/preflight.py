@@ -118,7 +118,7 @@ __all__ = [
     "Exchange",
     "Outcome",
     "Preflight",
-    "Progress",
+    "CommandPosition",
     "RoundHeader",
     "decide",
 ]
@@ -267,7 +267,7 @@ class Channel:
     entered: int = 0
 
 
-class Progress(Protocol):
+class CommandPosition(Protocol):
     """Says how far a rank is: `rank.worker.Worker` does.
 
     Attributes:
@@ -278,7 +278,7 @@ class Progress(Protocol):
 
 
 @dataclass(slots=True)
-class _OwnProgress:
+class _OwnPosition:
     """That of a rank which says so itself; see `Preflight.position`."""
 
     position: int = -1
@@ -299,7 +299,7 @@ class Preflight:
 
     me: int
     channels: list[Channel] = field(default_factory=list[Channel])
-    progress: Progress = field(default_factory=_OwnProgress)
+    progress: CommandPosition = field(default_factory=_OwnPosition)
     failed: int = -1
     busy: bool = False
     participants: frozenset[int] | None = None
