@@ -238,6 +238,110 @@ def test_the_timeline_is_coloured_paused_and_looked_into(page, shown, eventually
     eventually(lambda: "now" in page.text("#timeline"), what="the present")
 
 
+def open_part(page, name):
+    page.run(f"document.querySelector('#{name} > summary').click()")
+
+
+@pytest.fixture
+def captured(shown):
+    """A program of that session: it adds and sums up, so often that it does not fit at once."""
+    add, ones = shown.get_global_func("numpy.add"), shown.broadcast(np.ones((64, 64)))
+    with shown.capture(f"layer {EVIL}") as program:
+        x = program.input("x")
+        for _ in range(30):
+            total = add(x, ones)
+            shown.allreduce(total, total)
+            x = add(total, x)
+        program.output(x)
+
+    def run():
+        program(ones)
+        shown.sync_all()
+        return True
+
+    run()
+    return run
+
+
+def test_a_captured_program_is_a_graph_with_times(page, shown, captured, eventually):
+    """Ranks are asked once that part is open; some of the steps are drawn, and who reads what."""
+    assert not any("/programs?" in url for url in page.asked)
+    open_part(page, "programs")
+    eventually(lambda: EVIL in page.text("#programs-rows"), what="the program")
+    assert "90" in page.text("#programs-rows")
+    assert not page.text("#graph")
+    click(page, f"layer {EVIL}")
+    eventually(lambda: "1 to 40 of 90" in page.text("#graph-pages"), what="its steps")
+    eventually(lambda: captured() and "for a run" in page.text("#graph-facts"), what="times")
+    steps = "document.querySelectorAll('#graph-steps button')"
+    assert page.run(f"{steps}.length") == 40
+    eventually(lambda: "%" in page.run(f"{steps}[0].innerText"), what="its share")
+    assert "numpy.add" in page.text("#graph-legend")
+    assert "reads #1, the session" not in page.run(f"{steps}[0].innerText")
+    assert "reads input 1, the session" in page.run(f"{steps}[0].innerText")
+    assert page.run("document.querySelectorAll('#graph-edges .edge').length") >= 40
+    page.run(f"{steps}[1].focus()")
+    page.press("Enter")
+    what = page.text("#graph-what")
+    assert "Step 2: runtime.disco.allreduce" in what
+    assert "reads #1" in what
+    assert "read by #3" in what
+    assert page.run("document.querySelectorAll('#graph-edges .near').length") == 2
+    eventually(lambda: page.run(f"document.activeElement === {steps}[1]"), what="the focus")
+    page.run("document.querySelector('#graph-legend button').click()")
+    assert page.run("document.querySelectorAll('#graph-steps .faded').length")
+    page.run("document.querySelector('#graph-pages button:last-child').click()")
+    eventually(lambda: "41 to 80 of 90" in page.text("#graph-pages"), what="the next ones")
+    assert page.run("document.querySelectorAll('#graph-edges .outside').length")
+    page.run("document.querySelector('#graph-close').click()")
+    assert not page.text("#graph")
+    open_part(page, "programs")
+    assert not page.problems
+    assert not page.run("document.querySelectorAll('img').length")
+
+
+def test_a_published_tensor_is_drawn_with_its_layout(page, shown, eventually):
+    """As a picture, which runs nothing, and in rows; until it is gone."""
+    name = f"weights {EVIL}"
+    shown.publish(name, shown.distribute(np.ones((8, 6), "float32"), placement="S[0]"))
+    shown.sync_all()
+    open_part(page, "tensors")
+    eventually(lambda: EVIL in page.text("#tensors-rows"), what="the tensor")
+    assert "(8, 6)" in page.text("#tensors-rows")
+    click(page, name)
+    eventually(lambda: "[6:8, 0:6]" in page.text("#layout-rows"), what="its parts")
+    picture = "document.querySelector('#layout-picture img')"
+    eventually(lambda: page.run(f"{picture}.naturalWidth") > 100, what="the picture")
+    assert "S[0]" in page.run(f"{picture}.alt")
+    shown.unpublish(name)
+    eventually(lambda: "none is published" in page.text("#tensors-rows"), what="that it is gone")
+    assert not page.text("#layout")
+    assert not page.problems
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (800, False), (1400, True)])
+def test_graph_and_layout_fit_too(page, shown, captured, width, dark, eventually):
+    """Nothing is wider than the window, and all that can be pressed has a name."""
+    shown.publish("w", shown.distribute(np.ones((8, 6), "float32"), placement="S[0]"))
+    page.size(width, dark=dark)
+    for part in ("programs", "tensors"):
+        open_part(page, part)
+    eventually(lambda: page.text("#programs-rows td button"), what="the program")
+    page.run("document.querySelector('#programs-rows button').click()")
+    eventually(lambda: page.text("#tensors-rows td button"), what="the tensor")
+    page.run("document.querySelector('#tensors-rows button').click()")
+    eventually(lambda: captured() and "%" in page.text("#graph-steps"), what="the graph")
+    eventually(lambda: page.run("!!document.querySelector('#layout img')?.naturalWidth"))
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    assert page.run(
+        "[...document.querySelectorAll('#session button')].every(b => b.innerText || b.ariaLabel)"
+    )
+    shown.unpublish("w")
+    if where := os.environ.get("DISCO_SCREENSHOT"):
+        page.screenshot(Path(where) / f"graph-{width}{'-dark' * dark}.png")
+    page.size(1280)
+
+
 def test_output_is_searched_by_text_level_rank_and_time(page, shown, eventually):
     """At once, in what is there; new lines as they come."""
     say = shown.get_global_func("tests.say")
