@@ -24,7 +24,7 @@ MOST_ANSWER_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _RankQuestion:
     number: int
     answer: asyncio.Future[bytes]
 
@@ -37,7 +37,7 @@ class RankQuestions:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _RankQuestion] = {}
         self._numbers = itertools.count(1)
 
     async def ask(
@@ -61,7 +61,7 @@ class RankQuestions:
             await _first(before.answer, handle, deadline - loop.time())
             if handle.exited.done() or loop.time() >= deadline:
                 return None
-        asked = self._asked[worker] = _Asked(next(self._numbers), loop.create_future())
+        asked = self._asked[worker] = _RankQuestion(next(self._numbers), loop.create_future())
         raw = envelope(
             EnvelopeKind.ASK_HOLDINGS,
             question.SerializeToString(),

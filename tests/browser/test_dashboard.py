@@ -277,6 +277,12 @@ def test_a_captured_program_is_a_graph_with_times(page, shown, captured, eventua
     assert page.run(f"{steps}.length") == 40
     eventually(lambda: "%" in page.run(f"{steps}[0].innerText"), what="its share")
     assert "numpy.add" in page.text("#graph-legend")
+    colours = page.run(
+        "[...document.querySelectorAll('#graph-legend button'), ..."
+        f"{steps}].map(b => [b.dataset.name ?? b.querySelector('.what').innerText,"
+        " b.querySelector('.key').className].join())"
+    )
+    assert len(set(colours)) == 2  # a function has one colour, also when another takes longer
     assert "reads #1, the session" not in page.run(f"{steps}[0].innerText")
     assert "reads input 1, the session" in page.run(f"{steps}[0].innerText")
     assert page.run("document.querySelectorAll('#graph-edges .edge').length") >= 40

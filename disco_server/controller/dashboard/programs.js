@@ -8,7 +8,6 @@ import { Held } from "./held.js";
 import { Pages, Rows, count, element, find, share, time } from "./text.js";
 
 const ROWS = 25, STEPS = 40, COLOURS = 8, ROW = 44, EDGES = 76, NARROW = 34;
-const colour = (number) => (number < COLOURS ? `f${number}` : "fx");
 
 /** What one of the numbers means by which a rank says where a value comes from. */
 function source(number) {
@@ -52,6 +51,7 @@ export class Programs {
   #clear() {
     this.graph = this.only = this.chosen = null;
     this.drawn = "";
+    this.colours = new Map();
     find("graph").hidden = true;
     find("graph-what").textContent = "";
   }
@@ -91,8 +91,15 @@ export class Programs {
 
   // --- the graph -------------------------------------------------------------------------
 
+  /** The colour of what a step does: kept while a program is shown, whatever takes longest. */
+  #colour(name) {
+    if (!this.colours.has(name) && this.colours.size < COLOURS) this.colours.set(name, `f${this.colours.size}`);
+    return this.colours.get(name) ?? "fx";
+  }
+
   #show(graph) {
     this.graph = graph;
+    for (const { name } of graph.functions) this.#colour(name);
     this.step = graph.from;
     find("graph").hidden = false;
     const title = `Program ${graph.name}: ${graph.steps} steps`;
@@ -113,25 +120,25 @@ export class Programs {
     const key = JSON.stringify([functions, this.only]);
     if (place.shown === key) return;
     place.shown = key;
-    const focused = place.contains(document.activeElement) ? document.activeElement.dataset.at : null;
-    place.replaceChildren(...functions.map(({ name, seconds, count: times }, at) => {
+    const focused = place.contains(document.activeElement) ? document.activeElement.dataset.name : null;
+    place.replaceChildren(...functions.map(({ name, seconds, count: times }) => {
       const figure = element("span", { class: "figure" }, ` ${whole ? `${share(seconds / whole)}, ` : ""}${count(times)} ×`);
-      const button = element("button", { type: "button", class: "entry", "aria-pressed": this.only === at, "data-at": at }, element("span", { class: `key ${colour(at)}` }), name, figure);
-      button.addEventListener("click", () => { this.only = this.only === at ? null : at; this.#legend(); this.#all(); this.#mark(); });
+      const button = element("button", { type: "button", class: "entry", "aria-pressed": this.only === name, "data-name": name }, element("span", { class: `key ${this.#colour(name)}` }), name, figure);
+      button.addEventListener("click", () => { this.only = this.only === name ? null : name; this.#legend(); this.#all(); this.#mark(); });
       return element("li", {}, button);
     }));
-    if (focused !== null) place.querySelector(`[data-at="${focused}"]`)?.focus();
+    if (focused !== null) [...place.querySelectorAll("button")].find((each) => each.dataset.name === focused)?.focus();
   }
 
   /** Where the time of a run goes, over all steps; equal parts as long as nothing was timed. */
   #all() {
-    const { parts, steps, from, rows, run_s: whole } = this.graph, paths = new Map();
+    const { parts, steps, from, rows, functions, run_s: whole } = this.graph, paths = new Map();
     const wide = (seconds) => (whole ? (seconds / whole) * 1000 : 1000 / parts.length);
     let x = 0, begin = null, end = 1000;
     parts.forEach(([number, seconds, step]) => {
       if (begin === null || step <= from) begin = x;
       if (step >= from + rows.length && end === 1000) end = x;
-      const kind = colour(number) + (this.only !== null && this.only !== number ? " faded" : "");
+      const { name } = functions[number], kind = this.#colour(name) + (this.only !== null && this.only !== name ? " faded" : "");
       paths.set(kind, `${paths.get(kind) ?? ""}M${x.toFixed(2)},4h${wide(seconds).toFixed(2)}v20h-${wide(seconds).toFixed(2)}z`);
       x += wide(seconds);
     });
@@ -149,11 +156,16 @@ export class Programs {
     this.#turn(Math.max(Math.min(part[2] - STEPS / 2, steps - STEPS), 0));
   }
 
+  /** What the legend calls that which a step does. */
+  #kind(row) {
+    return this.graph.functions[row.function].name;
+  }
+
   #steps() {
     find("graph-steps").replaceChildren(...this.graph.rows.map((row) => {
-      const bar = element("span", { class: `bar ${colour(row.function)}` });
+      const bar = element("span", { class: `bar ${this.#colour(this.#kind(row))}` });
       const button = element("button", { type: "button", class: "step", "data-step": row.step, "aria-pressed": false },
-        element("span", { class: `key ${colour(row.function)}` }), element("span", { class: "at" }, `#${row.step}`),
+        element("span", { class: `key ${this.#colour(this.#kind(row))}` }), element("span", { class: "at" }, `#${row.step}`),
         element("span", { class: "what" }, row.name), element("span", { class: "took" }), element("span", { class: "reads" }, reads(row) + (row.outputs.length ? ` · output ${row.outputs.join(", ")}` : "")), bar);
       button.addEventListener("click", () => { this.chosen = this.chosen === row.step ? null : row.step; this.#mark(); this.#tell(); });
       return element("li", {}, button);
@@ -204,7 +216,7 @@ export class Programs {
       const button = find("graph-steps").children[row.step - 1 - this.graph.from]?.firstChild;
       if (!button) continue;
       button.setAttribute("aria-pressed", this.chosen === row.step);
-      const aside = (this.chosen !== null && !near.has(row.step) && this.chosen !== row.step) || (this.only !== null && this.only !== row.function);
+      const aside = (this.chosen !== null && !near.has(row.step) && this.chosen !== row.step) || (this.only !== null && this.only !== this.#kind(row));
       button.classList.toggle("faded", aside);
     }
   }
