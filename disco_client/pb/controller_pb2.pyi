@@ -1053,6 +1053,7 @@ class InspectRequest(google.protobuf.message.Message):
     TIMEOUT_S_FIELD_NUMBER: builtins.int
     FOLLOW_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
+    HOLDINGS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The session's id in hexadecimal, or its name."""
     stacks: builtins.bool
@@ -1066,6 +1067,10 @@ class InspectRequest(google.protobuf.message.Message):
     """
     @property
     def since(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Followed]: ...
+    @property
+    def holdings(self) -> global___HoldingsRequest:
+        """Whether ranks tell what they hold, and what of it."""
+
     def __init__(
         self,
         *,
@@ -1075,10 +1080,242 @@ class InspectRequest(google.protobuf.message.Message):
         timeout_s: builtins.float = ...,
         follow: builtins.bool = ...,
         since: collections.abc.Iterable[global___Followed] | None = ...,
+        holdings: global___HoldingsRequest | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["flights", b"flights", "follow", b"follow", "name", b"name", "since", b"since", "stacks", b"stacks", "timeout_s", b"timeout_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["holdings", b"holdings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["flights", b"flights", "follow", b"follow", "holdings", b"holdings", "name", b"name", "since", b"since", "stacks", b"stacks", "timeout_s", b"timeout_s"]) -> None: ...
 
 global___InspectRequest = InspectRequest
+
+@typing.final
+class HoldingsRequest(google.protobuf.message.Message):
+    """What a rank is to tell of what it holds; it answers between two batches of commands."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROGRAM_FIELD_NUMBER: builtins.int
+    PROGRAMS_FROM_FIELD_NUMBER: builtins.int
+    TENSORS_FROM_FIELD_NUMBER: builtins.int
+    program: builtins.int
+    """The steps of the program that this command defined; the next runs of it are timed step
+    by step. 0 for none.
+    """
+    programs_from: builtins.int
+    """How many of the programs and tensors before those that are wanted there are."""
+    tensors_from: builtins.int
+    def __init__(
+        self,
+        *,
+        program: builtins.int = ...,
+        programs_from: builtins.int = ...,
+        tensors_from: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["program", b"program", "programs_from", b"programs_from", "tensors_from", b"tensors_from"]) -> None: ...
+
+global___HoldingsRequest = HoldingsRequest
+
+@typing.final
+class Holdings(google.protobuf.message.Message):
+    """The programs and the published tensors that a rank holds."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROGRAMS_FIELD_NUMBER: builtins.int
+    NUM_PROGRAMS_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    TENSORS_FIELD_NUMBER: builtins.int
+    NUM_TENSORS_FIELD_NUMBER: builtins.int
+    num_programs: builtins.int
+    """How many there are."""
+    num_tensors: builtins.int
+    @property
+    def programs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HeldProgram]: ...
+    @property
+    def steps(self) -> global___ProgramSteps: ...
+    @property
+    def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HeldTensor]: ...
+    def __init__(
+        self,
+        *,
+        programs: collections.abc.Iterable[global___HeldProgram] | None = ...,
+        num_programs: builtins.int = ...,
+        steps: global___ProgramSteps | None = ...,
+        tensors: collections.abc.Iterable[global___HeldTensor] | None = ...,
+        num_tensors: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["steps", b"steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["num_programs", b"num_programs", "num_tensors", b"num_tensors", "programs", b"programs", "steps", b"steps", "tensors", b"tensors"]) -> None: ...
+
+global___Holdings = Holdings
+
+@typing.final
+class HeldProgram(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DEFINED_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    NUM_STEPS_FIELD_NUMBER: builtins.int
+    RUNS_FIELD_NUMBER: builtins.int
+    defined: builtins.int
+    """The command that defined it."""
+    name: builtins.str
+    num_steps: builtins.int
+    runs: builtins.int
+    """How many runs of it have begun."""
+    def __init__(
+        self,
+        *,
+        defined: builtins.int = ...,
+        name: builtins.str = ...,
+        num_steps: builtins.int = ...,
+        runs: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["defined", b"defined", "name", b"name", "num_steps", b"num_steps", "runs", b"runs"]) -> None: ...
+
+global___HeldProgram = HeldProgram
+
+@typing.final
+class ProgramSteps(google.protobuf.message.Message):
+    """The steps of a program, those of programs that it runs included."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DEFINED_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
+    WHAT_FIELD_NUMBER: builtins.int
+    RECORDED_FIELD_NUMBER: builtins.int
+    READS_FIELD_NUMBER: builtins.int
+    SOURCES_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
+    TIMED_FIELD_NUMBER: builtins.int
+    TOTAL_NS_FIELD_NUMBER: builtins.int
+    LAST_NS_FIELD_NUMBER: builtins.int
+    defined: builtins.int
+    name: builtins.str
+    inputs: builtins.int
+    timed: builtins.int
+    """How many runs were timed; for each step how long it took in all of them, and in the last."""
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What steps do, each once, and for each step which of these."""
+
+    @property
+    def what(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def recorded(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Which recorded command each of them is, from 1; several where that runs a program."""
+
+    @property
+    def reads(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """How many values each step reads, and of each of them, up to 16 a step, where it comes
+        from: the step that wrote it last, from 1; an input, from -1 down; 0 for the session's
+        registers.
+        """
+
+    @property
+    def sources(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Where each output comes from, in the same way."""
+
+    @property
+    def total_ns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def last_ns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        defined: builtins.int = ...,
+        name: builtins.str = ...,
+        inputs: builtins.int = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
+        what: collections.abc.Iterable[builtins.int] | None = ...,
+        recorded: collections.abc.Iterable[builtins.int] | None = ...,
+        reads: collections.abc.Iterable[builtins.int] | None = ...,
+        sources: collections.abc.Iterable[builtins.int] | None = ...,
+        outputs: collections.abc.Iterable[builtins.int] | None = ...,
+        timed: builtins.int = ...,
+        total_ns: collections.abc.Iterable[builtins.int] | None = ...,
+        last_ns: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["defined", b"defined", "inputs", b"inputs", "last_ns", b"last_ns", "name", b"name", "names", b"names", "outputs", b"outputs", "reads", b"reads", "recorded", b"recorded", "sources", b"sources", "timed", b"timed", "total_ns", b"total_ns", "what", b"what"]) -> None: ...
+
+global___ProgramSteps = ProgramSteps
+
+@typing.final
+class HeldTensor(google.protobuf.message.Message):
+    """A published value that is a tensor."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    NBYTES_FIELD_NUMBER: builtins.int
+    WHOLE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    dtype: builtins.str
+    """Of this rank's part; no dtype where it holds none."""
+    nbytes: builtins.int
+    @property
+    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def whole(self) -> global___WholeTensor:
+        """What its client noted of it, where it is distributed."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        dtype: builtins.str = ...,
+        shape: collections.abc.Iterable[builtins.int] | None = ...,
+        nbytes: builtins.int = ...,
+        whole: global___WholeTensor | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["whole", b"whole"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "name", b"name", "nbytes", b"nbytes", "shape", b"shape", "whole", b"whole"]) -> None: ...
+
+global___HeldTensor = HeldTensor
+
+@typing.final
+class WholeTensor(google.protobuf.message.Message):
+    """A distributed tensor: its mesh as a list of workers with extents, and its placement there
+    as text.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHAPE_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    PLACEMENT_FIELD_NUMBER: builtins.int
+    MESH_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
+    AXES_FIELD_NUMBER: builtins.int
+    dtype: builtins.str
+    placement: builtins.str
+    @property
+    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def mesh(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def axes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        shape: collections.abc.Iterable[builtins.int] | None = ...,
+        dtype: builtins.str = ...,
+        placement: builtins.str = ...,
+        mesh: collections.abc.Iterable[builtins.int] | None = ...,
+        workers: collections.abc.Iterable[builtins.int] | None = ...,
+        axes: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["axes", b"axes", "dtype", b"dtype", "mesh", b"mesh", "placement", b"placement", "shape", b"shape", "workers", b"workers"]) -> None: ...
+
+global___WholeTensor = WholeTensor
 
 @typing.final
 class Followed(google.protobuf.message.Message):
@@ -1193,6 +1430,7 @@ class RankReport(google.protobuf.message.Message):
     CLOCK_ERROR_NS_FIELD_NUMBER: builtins.int
     CLOCK_AT_NS_FIELD_NUMBER: builtins.int
     ENTERED_FIELD_NUMBER: builtins.int
+    HOLDINGS_FIELD_NUMBER: builtins.int
     worker: builtins.int
     node: builtins.str
     pid: builtins.int
@@ -1227,6 +1465,10 @@ class RankReport(google.protobuf.message.Message):
     def entered(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EnteredReport]:
         """The last collective that it entered of each group of workers, but for the one above."""
 
+    @property
+    def holdings(self) -> global___Holdings:
+        """What it holds, where that was asked for and it answered in time."""
+
     def __init__(
         self,
         *,
@@ -1248,9 +1490,10 @@ class RankReport(google.protobuf.message.Message):
         clock_error_ns: builtins.int = ...,
         clock_at_ns: builtins.int = ...,
         entered: collections.abc.Iterable[global___EnteredReport] | None = ...,
+        holdings: global___Holdings | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["collective", b"collective", "current", b"current", "finished", b"finished"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock_at_ns", b"clock_at_ns", "clock_error_ns", b"clock_error_ns", "clock_offset_ns", b"clock_offset_ns", "collective", b"collective", "collective_bytes", b"collective_bytes", "collectives", b"collectives", "current", b"current", "emptied", b"emptied", "entered", b"entered", "finished", b"finished", "flight", b"flight", "memory_bytes", b"memory_bytes", "node", b"node", "note", b"note", "pid", b"pid", "stack", b"stack", "state", b"state", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["collective", b"collective", "current", b"current", "finished", b"finished", "holdings", b"holdings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clock_at_ns", b"clock_at_ns", "clock_error_ns", b"clock_error_ns", "clock_offset_ns", b"clock_offset_ns", "collective", b"collective", "collective_bytes", b"collective_bytes", "collectives", b"collectives", "current", b"current", "emptied", b"emptied", "entered", b"entered", "finished", b"finished", "flight", b"flight", "holdings", b"holdings", "memory_bytes", b"memory_bytes", "node", b"node", "note", b"note", "pid", b"pid", "stack", b"stack", "state", b"state", "worker", b"worker"]) -> None: ...
 
 global___RankReport = RankReport
 

@@ -143,6 +143,12 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """Rank and worker daemon: what the daemon's audit log shall hold.
     Audited
     """
+    KIND_ASK_HOLDINGS: _Kind.ValueType  # 81
+    """Worker daemon and rank: what the rank holds. Its first_seq tells questions apart.
+    HoldingsRequest
+    """
+    KIND_HOLDINGS: _Kind.ValueType  # 82
+    """Holdings"""
     KIND_JOINED: _Kind.ValueType  # 90
     """Of daemons' streams: several that waited to be written, with nothing but the
     field joined; none of those is of this kind.
@@ -269,6 +275,12 @@ KIND_AUDIT: Kind.ValueType  # 80
 """Rank and worker daemon: what the daemon's audit log shall hold.
 Audited
 """
+KIND_ASK_HOLDINGS: Kind.ValueType  # 81
+"""Worker daemon and rank: what the rank holds. Its first_seq tells questions apart.
+HoldingsRequest
+"""
+KIND_HOLDINGS: Kind.ValueType  # 82
+"""Holdings"""
 KIND_JOINED: Kind.ValueType  # 90
 """Of daemons' streams: several that waited to be written, with nothing but the
 field joined; none of those is of this kind.

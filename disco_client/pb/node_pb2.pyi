@@ -610,6 +610,7 @@ class InspectNode(google.protobuf.message.Message):
     FOLLOW_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
+    HOLDINGS_FIELD_NUMBER: builtins.int
     request: builtins.int
     """Tells the answers of several questions apart."""
     name: builtins.str
@@ -626,6 +627,8 @@ class InspectNode(google.protobuf.message.Message):
     def workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Of one session: these ranks alone; empty for all."""
 
+    @property
+    def holdings(self) -> disco_client.pb.controller_pb2.HoldingsRequest: ...
     def __init__(
         self,
         *,
@@ -637,8 +640,10 @@ class InspectNode(google.protobuf.message.Message):
         follow: builtins.bool = ...,
         since: collections.abc.Iterable[disco_client.pb.controller_pb2.Followed] | None = ...,
         workers: collections.abc.Iterable[builtins.int] | None = ...,
+        holdings: disco_client.pb.controller_pb2.HoldingsRequest | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["all", b"all", "flights", b"flights", "follow", b"follow", "name", b"name", "request", b"request", "since", b"since", "stacks", b"stacks", "workers", b"workers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["holdings", b"holdings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["all", b"all", "flights", b"flights", "follow", b"follow", "holdings", b"holdings", "name", b"name", "request", b"request", "since", b"since", "stacks", b"stacks", "workers", b"workers"]) -> None: ...
 
 global___InspectNode = InspectNode
 

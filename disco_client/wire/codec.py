@@ -129,6 +129,8 @@ class EnvelopeKind(enum.IntEnum):
     INSPECTED = 61
     CCL_OPENED = 70
     AUDIT = 80
+    ASK_HOLDINGS = 81
+    HOLDINGS = 82
     JOINED = 90
 
 

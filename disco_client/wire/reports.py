@@ -21,8 +21,11 @@ from disco_client.wire.codec import Action
 
 __all__ = [
     "ACTION_NAMES",
+    "MOST_SOURCES",
     "CollectiveReport",
     "CommandReport",
+    "EncodedHoldings",
+    "EncodedHoldingsRequest",
     "EncodedRankReport",
     "EnteredReport",
     "GpuView",
@@ -35,6 +38,7 @@ __all__ = [
     "RankState",
     "RankView",
     "SessionView",
+    "WholeTensor",
     "decode_inspection",
     "decode_overview",
     "decode_report",
@@ -46,6 +50,12 @@ __all__ = [
 
 
 EncodedRankReport: TypeAlias = controller_pb2.RankReport
+EncodedHoldings: TypeAlias = controller_pb2.Holdings
+EncodedHoldingsRequest: TypeAlias = controller_pb2.HoldingsRequest
+WholeTensor: TypeAlias = controller_pb2.WholeTensor
+
+MOST_SOURCES = 16
+"""Of how many values that a step of a program reads a rank says where they come from."""
 
 _NS = 1e9
 ACTION_NAMES: dict[int, str] = {
@@ -195,6 +205,7 @@ class RankReport:
         clock_at_ns: When that was found, by the rank's clock.
         entered: The last collective that it entered of each group of workers, but for
             the one that it is in.
+        holdings: Its programs and published tensors, where they were requested and it answered.
     """
 
     worker: int
@@ -215,6 +226,7 @@ class RankReport:
     clock_error_ns: int = 0
     clock_at_ns: int = 0
     entered: tuple[EnteredReport, ...] = ()
+    holdings: EncodedHoldings | None = None
 
     @property
     def clock(self) -> ClockSample:
@@ -360,6 +372,7 @@ def decode_report(raw: EncodedRankReport) -> RankReport:
         raw.clock_error_ns,
         raw.clock_at_ns,
         tuple(EnteredReport(tuple(e.members), e.seq, e.nth, e.name) for e in raw.entered),
+        raw.holdings if raw.HasField("holdings") else None,
     )
 
 

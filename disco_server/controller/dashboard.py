@@ -26,6 +26,7 @@ from disco_client.tracing.chrome_trace import ChromeTrace
 from disco_client.tracing.trace import Flight
 from disco_client.wire.reports import Inspection, decode_inspection, decode_overview
 from disco_server.controller.edge import NotYours, find_session
+from disco_server.controller.page_holdings import MOST_FROM, MOST_STEPS, programs, tensors
 from disco_server.controller.page_timeline import (
     MOST_RANKS,
     MOST_SECONDS,
@@ -169,6 +170,8 @@ MOST_NODES: Final = 64
 """For how many nodes one answer has their last hour."""
 
 _MOST_PARTS: Final = 360
+_MOST_DIGITS: Final = 18
+_MOST_SEQ: Final = 10**_MOST_DIGITS - 1
 _MOST_BODY: Final = 4096
 _AT_ONCE: Final = 2
 """How many answers are made from the records of ranks at a time; each takes up to a second."""
@@ -182,6 +185,9 @@ _TYPES: Final = {
     "/dashboard.js": ("dashboard.js", "text/javascript"),
     "/charts.js": ("charts.js", "text/javascript"),
     "/timeline.js": ("timeline.js", "text/javascript"),
+    "/held.js": ("held.js", "text/javascript"),
+    "/programs.js": ("programs.js", "text/javascript"),
+    "/tensors.js": ("tensors.js", "text/javascript"),
     "/output.js": ("output.js", "text/javascript"),
     "/actions.js": ("actions.js", "text/javascript"),
     "/text.js": ("text.js", "text/javascript"),
@@ -224,6 +230,8 @@ class Page:
             "/load": self._load,
             "/timeline": self._timeline,
             "/stack": self._stack,
+            "/programs": self._programs,
+            "/tensors": self._tensors,
             "/trace": self._trace,
             "/logs": self._logs,
         }
@@ -320,6 +328,29 @@ class Page:
         ]
         return _json({"ranks": ranks + silent})
 
+    async def _programs(self, request: web.Request) -> web.Response:
+        """The captured programs of one rank, and the steps of one of them."""
+        asked = controller_pb2.HoldingsRequest(
+            program=_number(request, "program", 0, _MOST_SEQ),
+            programs_from=_number(request, "from", 0, MOST_FROM),
+        )
+        first = _number(request, "step", 0, MOST_FROM)
+        count = _number(request, "steps", MOST_STEPS, MOST_STEPS, least=1)
+        found = await self._inspect(request, flights=True, holdings=asked)
+        async with self._making:
+            told = await asyncio.to_thread(programs, found, asked, first, count)
+        return _json({**told, "num_workers": found.num_workers})
+
+    async def _tensors(self, request: web.Request) -> web.Response:
+        """The published tensors of one rank, and the layout of one of them."""
+        asked = controller_pb2.HoldingsRequest(tensors_from=_number(request, "from", 0, MOST_FROM))
+        name = request.query.get("name", "")
+        first = _number(request, "place", 0, MOST_FROM)
+        found = await self._inspect(request, holdings=asked)
+        async with self._making:
+            told = await asyncio.to_thread(tensors, found, asked, name, first)
+        return _json({**told, "num_workers": found.num_workers})
+
     async def _trace(self, request: web.Request) -> web.Response:
         """What some ranks did last, in Chrome's trace format."""
         found = await self._inspect(request, flights=True)
@@ -342,17 +373,29 @@ class Page:
         return _file(f"{session.name}.log", "\n".join((*lines, "")), "text/plain")
 
     async def _inspect(
-        self, request: web.Request, *, stacks: bool = False, flights: bool = False
+        self,
+        request: web.Request,
+        *,
+        stacks: bool = False,
+        flights: bool = False,
+        holdings: controller_pb2.HoldingsRequest | None = None,
     ) -> Inspection:
-        """Asks the nodes of some ranks of the session that a request is about."""
+        """Asks the nodes of some ranks of the session that a request is about.
+
+        What ranks hold is asked of one alone.
+        """
         from aiohttp import web
 
         who = self._admit(request)
         session = self._find(request, who, "inspection refused")
         first = _number(request, "first", 0, max(session.num_workers - 1, 0))
-        count = _number(request, "count", 1, MOST_RANKS, least=1)
+        count = _number(request, "count", 1, MOST_RANKS if holdings is None else 1, least=1)
         asked = controller_pb2.InspectRequest(
-            name=f"{session.session:016x}", stacks=stacks, flights=flights, timeout_s=_NODES_S
+            name=f"{session.session:016x}",
+            stacks=stacks,
+            flights=flights,
+            holdings=holdings,
+            timeout_s=_NODES_S,
         )
         workers = range(first, min(first + count, session.num_workers))
         try:
@@ -497,7 +540,8 @@ def _number(request: web.Request, name: str, default: int, most: int, *, least: 
     from aiohttp import web
 
     text = request.query.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+    digits = text if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else "-1"
+    if not least <= int(digits) <= most:
         raise web.HTTPBadRequest(
             text=f"expected a number from {least} to {most} as {name}, got {text[:20]!r}\n"
         )

@@ -231,6 +231,7 @@ class Inspections:
                     follow=request.follow,
                     since=request.since,
                     workers=workers,
+                    holdings=request.holdings if request.HasField("holdings") else None,
                 )
                 found, _ = await self._ask(node, question)
         except TimeoutError:

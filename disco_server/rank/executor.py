@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 import disco_server.rank.builtins  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers functions)
 from disco_client.errors import EncodingError, RemoteFailure
@@ -31,12 +32,13 @@ from disco_client.wire.codec import (
     type_name,
 )
 from disco_client.wire.dlpack import DlpackError
-from disco_client.wire.reports import ACTION_NAMES
+from disco_client.wire.reports import ACTION_NAMES, EncodedHoldingsRequest
 from disco_client.wire.values import ArrayPorter, Opaque, dtype_from_name, is_array
 from disco_server.devices.foreign import destination, native
 from disco_server.observe.flight import SLOT_MASK
 from disco_server.rank.errors import ArgumentRefused, FunctionMissing, describe_failure, repr_of
 from disco_server.rank.functions import OWN_NAMES, NamedCall, destination_of, registry, resolve
+from disco_server.rank.holdings import describe_holdings
 from disco_server.rank.program import (
     UNWRITTEN,
     CompiledProgram,
@@ -165,6 +167,7 @@ class Executor:
         what, limit = what_of(Action.CALL_PACKED), worker.max_registers
         self.registers = worker.registers = RegisterFile(what, limit)
         self._names = FunctionNames(worker, self.registers)
+        self._programs: WeakSet[CompiledProgram] = WeakSet()
         self.seq = 0
         self._acked = 0
         self._bytes = 0
@@ -333,6 +336,12 @@ class Executor:
                     due = flight.stamp(seq)
             at = after
         self.seq = max(seq, done)
+
+    def describe_holdings(self, payload: bytes) -> bytes:
+        """Answers a question about programs and published tensors; see ``rank.holdings``."""
+        asked = EncodedHoldingsRequest.FromString(payload)
+        published, name_of = self._worker.published, self._names.of
+        return describe_holdings(asked, self._programs, published, name_of).SerializeToString()
 
     # The commands -----------------------------------------------------------------
 
@@ -504,6 +513,7 @@ class Executor:
             self._fail(seq, command, error)
         else:
             self.registers.write(command.reg, program)
+            self._programs.add(program)
             self._names.label(command.reg, command.program.name, Action.RUN_PROGRAM)
 
     def _run_program(self, seq: int, command: EncodedCommand) -> None:

@@ -246,6 +246,9 @@ def _serve(port: RankPort, flight: FlightRecorder) -> None:
         elif received.kind == EnvelopeKind.OPEN_CCL:
             with contextlib.suppress(Exception):  # the command that needs it reports the error
                 worker.meet()
+        elif received.kind == EnvelopeKind.ASK_HOLDINGS:
+            held = executor.describe_holdings(received.payload)
+            port.send(EnvelopeKind.HOLDINGS, held, received.first_seq)
         elif received.kind == EnvelopeKind.END_SESSION:
             return
 

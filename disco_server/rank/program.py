@@ -16,9 +16,11 @@ one of them is released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from disco_client.errors import EncodingError
@@ -31,6 +33,7 @@ from disco_client.wire.codec import (
     decode_value,
     split_keywords,
 )
+from disco_client.wire.reports import ACTION_NAMES, what_is_done
 from disco_client.wire.values import MAX_DEPTH, MAX_STEPS
 from disco_server.rank.errors import ArgumentRefused
 
@@ -43,8 +46,10 @@ __all__ = [
     "Flattener",
     "Linker",
     "Overwritten",
+    "ProgramFlow",
     "ProgramStep",
     "StepFailed",
+    "StepTimes",
     "compile_program",
 ]
 
@@ -55,6 +60,7 @@ __all__ = [
 Token: TypeAlias = str | int
 """A piece of a step's text, or the value whose variable belongs there."""
 
+_ELSEWHERE = "left to other workers"
 _PlainCall: TypeAlias = tuple[int, int, list[int]]
 """Function, result and arguments, as in the column of a batch."""
 
@@ -67,12 +73,14 @@ class ProgramStep(NamedTuple):
         result: The value that it makes.
         number: The recorded command.
         within: The text before it, of a block in which it runs; mostly empty.
+        what: What it does, in words, where it calls nothing.
     """
 
     tokens: list[Token]
     result: int
     number: int
     within: str = ""
+    what: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,12 +165,12 @@ class Flattener:
                     self._add_command(command, bound, caller or number)
         return [_value_of(register, bound) for register in definition.outputs]
 
-    def _append(self, tokens: list[Token], number: int, within: str = "") -> int:
+    def _append(self, tokens: list[Token], number: int, within: str = "", what: str = "") -> int:
         if len(self.steps) >= MAX_STEPS:
             msg = f"expected a program of at most {MAX_STEPS} steps, this one has more"
             raise EncodingError(msg)
         value = self.new_value()
-        self.steps.append(ProgramStep(tokens, value, number, within))
+        self.steps.append(ProgramStep(tokens, value, number, within, what))
         return value
 
     def _add_plain(self, call: _PlainCall, bound: dict[int, int], number: int) -> None:
@@ -194,7 +202,8 @@ class Flattener:
         elif action == Action.GET_GLOBAL_FUNC:
             name = str(decode_value(command.args[0]))
             find = self._constant(self.linker.resolve)
-            value = self._append([f"{find}({self._constant(name)})"], number)
+            text = f"{find}({self._constant(name)})"
+            value = self._append([text], number, what=what_is_done(action, name))
             self.names[value] = name
             bound[command.reg] = value
         elif action == Action.COPY_TO_WORKER0:
@@ -207,7 +216,7 @@ class Flattener:
 
     def _add_call(self, command: EncodedCommand, bound: dict[int, int], number: int) -> None:
         if not self._is_here(command):
-            bound[command.reg] = self._append(["None"], number)
+            bound[command.reg] = self._append(["None"], number, what=_ELSEWHERE)
             return
         values = [self._expression(arg, bound) for arg in command.args]
         named = split_keywords(values, command.keywords)
@@ -236,12 +245,14 @@ class Flattener:
         mine = self._is_here(command)
         if is_new:
             tokens: list[Token] = self._expression(array, bound) if mine else ["None"]
-            bound[command.reg] = self._append(tokens, number)
+            what = ACTION_NAMES[Action.COPY_TO_WORKER0] if mine else _ELSEWHERE
+            bound[command.reg] = self._append(tokens, number, what=what)
         elif mine:
             copy, source = self._constant(self.linker.copy_into), self._constant(array)
             held = _value_of(command.reg, bound)
             self.written.append((len(self.steps), held))
-            self._append([f"{copy}(", held, f", {source})"], number)
+            what = ACTION_NAMES[Action.COPY_TO_WORKER0]
+            self._append([f"{copy}(", held, f", {source})"], number, what=what)
 
     def _add_run(self, command: EncodedCommand, bound: dict[int, int], number: int) -> None:
         """Inlines the steps of a program that this one calls."""
@@ -262,7 +273,7 @@ class Flattener:
         """The value of an argument; one that is no register becomes a step of its own."""
         if arg.WhichOneof("kind") == "reg":
             return _value_of(arg.reg, bound)
-        return self._append(self._expression(arg, bound), number)
+        return self._append(self._expression(arg, bound), number, what="argument of a program")
 
     def _expression(
         self, value: EncodedValue, bound: dict[int, int], depth: int = 0
@@ -357,6 +368,40 @@ class StepFailed(Exception):
         self.register = register
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The text of a program's function.
+
+    Attributes:
+        name: What stacks show as its file.
+        lines: Of its body: the first takes the inputs, each of the others is a step.
+        labels: What a report names for each step.
+        constants: What the text refers to by a name.
+    """
+
+    name: str
+    lines: list[str]
+    labels: list[_Label]
+    constants: dict[str, Any]
+
+    def compile(self) -> Callable[[list[Any], list[Any]], None]:
+        """The function, of inputs and results."""
+        return self._made("def program(frame, results):", self.lines)
+
+    def compile_timed(self) -> Callable[[list[Any], list[Any], Callable[[int], object]], None]:
+        """The same, which also notes the time when it begins and after each step."""
+        self.constants["now"] = time.monotonic_ns
+        lines = [f"{line}; note(now())" for line in self.lines]
+        return self._made("def program(frame, results, note):", lines)
+
+    def _made(self, head: str, lines: Iterable[str]) -> Callable[..., None]:
+        text = "".join((head, *(f"\n {line}" for line in lines), "\n"))
+        # Generated text; see the module's docstring.
+        exec(compile(text, self.name, "exec"), self.constants)  # noqa: S102
+        function: Callable[..., None] = self.constants["program"]
+        return function
+
+
 class _Label(NamedTuple):
     """What a report names for a line: step, function, and the variable that held it."""
 
@@ -385,6 +430,45 @@ class Overwritten:
     outputs: tuple[int, ...]
 
 
+class StepTimes:
+    """How long the steps of a program took in the runs that were timed.
+
+    Attributes:
+        timed: How many runs were.
+        total_ns: For each step how long it took in all of them.
+        last_ns: The same in the last.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.timed = 0
+        self.total_ns: list[int] = [0] * steps
+        self.last_ns: list[int] = [0] * steps
+
+    def add(self, moments: list[int]) -> None:
+        """Adds a run: when it began, and when each step ended."""
+        self.timed += 1
+        self.last_ns = [end - begin for begin, end in pairwise(moments)]
+        both = zip(self.total_ns, self.last_ns, strict=True)
+        self.total_ns = [total + last for total, last in both]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFlow:
+    """Where the values come from that a program's steps read; see :class:`Flattener`.
+
+    Attributes:
+        steps: The steps.
+        written: Which of them overwrite a value that another one has made.
+        inputs: The values that each run is given.
+        outputs: The values that it returns.
+    """
+
+    steps: Sequence[ProgramStep]
+    written: Sequence[tuple[int, int]]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+
+
 class CompiledProgram:
     """A compiled program; stands in a register.
 
@@ -392,6 +476,10 @@ class CompiledProgram:
         definition: What it was made of.
         defined: The number of the command that defined it.
         overwritten: What its collectives and copies overwrite.
+        flow: Where what its steps read comes from.
+        labels: What a report names for each step.
+        runs: How many runs have begun.
+        times: How long its steps took; None before somebody asked for that.
     """
 
     def __init__(
@@ -399,16 +487,30 @@ class CompiledProgram:
         definition: EncodedProgram,
         defined: int,
         entry: list[int],
-        function: Callable[[list[Any], list[Any]], None],
-        labels: list[_Label],
+        text: _Text,
         overwritten: tuple[Overwritten, ...],
+        flow: ProgramFlow,
     ) -> None:
         self.overwritten = overwritten
         self.definition = definition
         self.defined = defined
+        self.flow = flow
+        self.labels = text.labels
+        self.runs = 0
+        self.times: StepTimes | None = None
         self._entry = entry
-        self._function = function
-        self._labels = labels
+        self._text = text
+        self._function = text.compile()
+        self._timed_function: Callable[..., None] | None = None
+        self._until = 0.0
+
+    def time_steps(self, until: float) -> StepTimes:
+        """Takes times of the steps of runs up to this moment of the monotonic clock."""
+        if self.times is None:
+            self.times = StepTimes(len(self.labels))
+            self._timed_function = self._text.compile_timed()
+        self._until = until
+        return self.times
 
     def run(self, args: list[Any], results: list[Any], read: Callable[[int], Any]) -> None:
         """Runs every step.
@@ -428,10 +530,23 @@ class CompiledProgram:
         self._check("outputs", len(definition.outputs), len(results))
         # The function empties this list, so that an input lives no longer than needed.
         args += [read(register) for register in self._entry]
+        self.runs += 1
         try:
-            self._function(args, results)
+            if self.times is None:
+                self._function(args, results)
+            else:
+                self._run_timed(self.times, args, results)
         except Exception as error:
             raise self._explain(error) from error
+
+    def _run_timed(self, times: StepTimes, args: list[Any], results: list[Any]) -> None:
+        """Runs every step, and takes their times if somebody has asked for them lately."""
+        if self._timed_function is None or time.monotonic() > self._until:
+            self._function(args, results)
+            return
+        moments: list[int] = []
+        self._timed_function(args, results, moments.append)
+        times.add(moments)
 
     def _check(self, what: str, wanted: int, given: int) -> None:
         if wanted != given:
@@ -441,16 +556,17 @@ class CompiledProgram:
     def _explain(self, error: Exception) -> StepFailed:
         """Finds out by the line in the traceback which step failed."""
         trace = error.__traceback__
-        trace = trace.tb_next if trace is not None else None
+        while trace is not None and trace.tb_frame.f_globals is not self._text.constants:
+            trace = trace.tb_next
         line = trace.tb_lineno - _FIRST_STEP_LINE if trace is not None else -1
-        if trace is None or not 0 <= line < len(self._labels):
+        if trace is None or not 0 <= line < len(self.labels):
             return StepFailed(error, 0, "", 0)
-        label = self._labels[line]
+        label = self.labels[line]
         failed = _refusal_of(trace, label) or error.with_traceback(trace)
         return StepFailed(failed, label.step, label.function, label.register, line)
 
     def __repr__(self) -> str:
-        return f"<Program {self.definition.name!r}, {len(self._labels)} steps>"
+        return f"<Program {self.definition.name!r}, {len(self.labels)} steps>"
 
 
 def _refusal_of(trace: TracebackType, label: _Label) -> ArgumentRefused | None:
@@ -488,15 +604,14 @@ def compile_program(definition: EncodedProgram, defined: int, linker: Linker) ->
     bound = dict(zip(definition.inputs, inputs, strict=True))
     outputs = flat.add(definition, bound)
     entry = [*inputs, *flat.entry.values()]
-    text, labels = _Writer(flat, entry, outputs).write()
+    lines, labels = _Writer(flat, entry, outputs).write()
     steps = [label.step for label in labels]
     # Stacks show the line, which is the step where no step takes several lines.
     several = "" if steps == list(range(1, len(steps) + 1)) else ", with others inside"
-    code = compile(text, f"<program {definition.name}{several}>", "exec")
-    exec(code, flat.constants)  # noqa: S102  (generated text; see the module's docstring)
+    text = _Text(f"<program {definition.name}{several}>", lines, labels, flat.constants)
     overwritten = tuple(_find_overwritten(flat, inputs, outputs))
-    function = flat.constants["program"]
-    return CompiledProgram(definition, defined, list(flat.entry), function, labels, overwritten)
+    flow = ProgramFlow(flat.steps, flat.written, inputs, outputs)
+    return CompiledProgram(definition, defined, list(flat.entry), text, overwritten, flow)
 
 
 def _find_overwritten(
@@ -539,9 +654,12 @@ class _Writer:
         self._free: list[str] = []
         self._variables = 0
 
-    def write(self) -> tuple[str, list[_Label]]:
-        """Returns the text, and for each of its steps what a report names."""
-        lines = ["def program(frame, results):", f" {self._begin()}"]
+    def write(self) -> tuple[list[str], list[_Label]]:
+        """Returns the lines of the function's body, and for each step what a report names.
+
+        The first line takes the inputs; each of the others is a step.
+        """
+        lines = [self._begin()]
         registers = {value: register for register, value in self._flat.entry.items()}
         labels: list[_Label] = []
         for index, step in enumerate(self._flat.steps):
@@ -552,8 +670,8 @@ class _Writer:
                 labels.append(_Label(step.number, function, registers.get(called, 0), held))
             else:
                 labels.append(_Label(step.number, "", 0, ""))
-            lines.append(f" {self._step(index, step)}")
-        return "\n".join(lines) + "\n", labels
+            lines.append(self._step(index, step))
+        return lines, labels
 
     def _begin(self) -> str:
         names = [self._take(value) for value in self._entry]

@@ -80,14 +80,15 @@ class NodeInspector:
                 since = [Since(m.worker, m.pid, m.seq, m.collectives) for m in asked.since]
                 found.ranks.extend(cut_ranks(self._subjects(running), since))
             else:
-                found.ranks.extend(
-                    await self._inspect(
-                        [running],
-                        stacks=asked.stacks,
-                        flights=asked.flights,
-                        workers=frozenset(asked.workers),
-                    )
+                reports = await self._inspect(
+                    [running],
+                    stacks=asked.stacks,
+                    flights=asked.flights,
+                    workers=frozenset(asked.workers),
                 )
+                if asked.HasField("holdings"):
+                    await self._add_holdings(running, asked.holdings, reports)
+                found.ranks.extend(reports)
         elif (ended := self._find_ended(asked.name)) is not None:
             found.known = True
             found.session, found.session_name = ended.session, ended.name
@@ -136,6 +137,22 @@ class NodeInspector:
         finally:
             for number in numbers:
                 self._looked_at.remove(number)
+
+    async def _add_holdings(
+        self,
+        session: NodeSession,
+        asked: controller_pb2.HoldingsRequest,
+        reports: Sequence[controller_pb2.RankReport],
+    ) -> None:
+        """Asks ranks what they hold, and adds their answers to the reports about them."""
+
+        async def add(report: controller_pb2.RankReport) -> None:
+            handle = session.ranks[report.worker]
+            held = await session.questions.ask(session.session, report.worker, handle, asked)
+            if held is not None:
+                report.holdings.CopyFrom(held)
+
+        await asyncio.gather(*map(add, reports))
 
     def _subjects(self, session: NodeSession) -> list[Subject]:
         return [

@@ -21,6 +21,7 @@ from disco_server.worker.output import SessionOutput
 from disco_server.worker.pending_arrays import PendingArrays
 from disco_server.worker.pmi import PmiNode
 from disco_server.worker.rank_handle import RankHandle
+from disco_server.worker.rank_questions import RankQuestions
 
 if TYPE_CHECKING:
     import asyncio
@@ -215,6 +216,7 @@ class NodeSession:
         orphan: Ends the session when no controller reconnects for it.
         pmi: Serves its ranks' MPI libraries.
         asked: What ranks have asked of its rendezvous and have no answer to, by the rank.
+        questions: What its ranks are asked themselves.
         fences: What this node has, by the fence at which its ranks wait.
         opening: How far its ranks are with opening their communicator.
         output: What its ranks print.
@@ -246,6 +248,7 @@ class NodeSession:
     orphan: asyncio.TimerHandle | None = None
     pmi: PmiNode | None = None
     asked: dict[int, Question] = field(default_factory=dict[int, Question])
+    questions: RankQuestions = field(default_factory=RankQuestions)
     fences: dict[str, Question] = field(default_factory=dict[str, Question])
     opening: CommunicatorStartup = field(init=False)
     output: SessionOutput = field(init=False)

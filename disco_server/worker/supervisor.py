@@ -432,6 +432,8 @@ class Supervisor:
             return
         elif kind == EnvelopeKind.AUDIT:
             audit_rank(session, worker, self._node, received.payload)
+        elif kind == EnvelopeKind.HOLDINGS:
+            session.questions.answered(worker, received)
         elif kind == EnvelopeKind.REPLY:
             session.replies.add(worker, received.first_seq, raw)
             self._post(raw, session=session.session)

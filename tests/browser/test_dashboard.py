@@ -255,6 +255,112 @@ def test_the_timeline_is_coloured_paused_and_looked_into(page, shown):
     reads(page, "#timeline", "now")
 
 
+def open_part(page, name):
+    page.locator(f"#{name} > summary").click()
+
+
+@pytest.fixture
+def captured(shown):
+    """A program of that session: it adds and sums up, so often that it does not fit at once."""
+    add, ones = shown.get_global_func("numpy.add"), shown.broadcast(np.ones((64, 64)))
+    with shown.capture(f"layer {EVIL}") as program:
+        x = program.input("x")
+        for _ in range(30):
+            total = add(x, ones)
+            shown.allreduce(total, total)
+            x = add(total, x)
+        program.output(x)
+
+    def run():
+        program(ones)
+        shown.sync_all()
+        return True
+
+    run()
+    return run
+
+
+def test_a_captured_program_is_a_graph_with_times(page, noticed, shown, captured, eventually):
+    """Ranks are asked once that part is open; some of the steps are drawn, and who reads what."""
+    assert not any("/programs?" in url for url in noticed.asked)
+    open_part(page, "programs")
+    reads(page, "#programs-rows", EVIL)
+    reads(page, "#programs-rows", "90")
+    expect(page.locator("#graph")).to_be_hidden()
+    click(page, f"layer {EVIL}")
+    reads(page, "#graph-pages", "1 to 40 of 90")
+    facts, steps = page.locator("#graph-facts"), page.locator("#graph-steps button")
+    eventually(lambda: captured() and "for a run" in facts.inner_text(), what="times")
+    expect(steps).to_have_count(40)
+    expect(steps.first).to_contain_text("%")
+    reads(page, "#graph-legend", "numpy.add")
+    keys = page.locator("#graph-legend button, #graph-steps button").evaluate_all(
+        "all => all.map(b => [b.dataset.name ?? b.querySelector('.what').innerText,"
+        " b.querySelector('.key').className].join())"
+    )
+    assert len(set(keys)) == 2  # a function has one colour, also when another takes longer
+    expect(steps.first).not_to_contain_text("reads #1, the session")
+    expect(steps.first).to_contain_text("reads input 1, the session")
+    has(page, "#graph-edges .edge", 40)
+    steps.nth(1).focus()
+    page.keyboard.press("Enter")
+    for text in ("Step 2: runtime.disco.allreduce", "reads #1", "read by #3"):
+        reads(page, "#graph-what", text)
+    expect(page.locator("#graph-edges .near")).to_have_count(2)
+    expect(steps.nth(1)).to_be_focused()
+    page.locator("#graph-legend button").first.click()
+    has(page, "#graph-steps .faded")
+    page.locator("#graph-pages button").last.click()
+    reads(page, "#graph-pages", "41 to 80 of 90")
+    has(page, "#graph-edges .outside")
+    page.locator("#graph-close").click()
+    expect(page.locator("#graph")).to_be_hidden()
+    open_part(page, "programs")
+    expect(page.locator("img")).to_have_count(0)
+    assert not noticed.problems
+
+
+def test_a_published_tensor_is_drawn_with_its_layout(page, noticed, shown):
+    """As a picture, which runs nothing, and in rows; until it is gone."""
+    name = f"weights {EVIL}"
+    shown.publish(name, shown.distribute(np.ones((8, 6), "float32"), placement="S[0]"))
+    shown.sync_all()
+    open_part(page, "tensors")
+    reads(page, "#tensors-rows", EVIL)
+    reads(page, "#tensors-rows", "(8, 6)")
+    click(page, name)
+    reads(page, "#layout-rows", "[6:8, 0:6]")
+    picture = page.locator("#layout-picture img")
+    expect(picture).to_have_attribute("alt", re.compile(r"S\[0\]"))
+    expect(picture).to_have_js_property("complete", value=True)
+    assert picture.evaluate("image => image.naturalWidth") > 100
+    shown.unpublish(name)
+    reads(page, "#tensors-rows", "none is published")
+    expect(page.locator("#layout")).to_be_hidden()
+    assert not noticed.problems
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (800, "light"), (1400, "dark")])
+def test_graph_and_layout_fit_too(page, shown, captured, width, scheme, eventually):
+    """Nothing is wider than the window, and all that can be pressed has a name."""
+    shown.publish("w", shown.distribute(np.ones((8, 6), "float32"), placement="S[0]"))
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    for part in ("programs", "tensors"):
+        open_part(page, part)
+        page.locator(f"#{part}-rows td button").first.click()
+    steps = page.locator("#graph-steps")
+    eventually(lambda: captured() and "%" in steps.inner_text(), what="the graph")
+    expect(page.locator("#layout-picture img")).to_have_js_property("complete", value=True)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator("#session button").evaluate_all(
+        "all => all.every(b => b.innerText || b.ariaLabel)"
+    )
+    shown.unpublish("w")
+    if where := os.environ.get("DISCO_SCREENSHOT"):
+        page.screenshot(path=Path(where) / f"graph-{width}-{scheme}.png", full_page=True)
+
+
 def test_output_is_searched_by_text_level_rank_and_time(page, shown):
     """At once, in what is there; new lines as they come."""
     find, level = page.locator("#logs-find"), page.locator("#logs-level")

@@ -3,6 +3,8 @@
 import { makeSure, post, save } from "./actions.js";
 import { chart, slots, spark } from "./charts.js";
 import { Output } from "./output.js";
+import { Programs } from "./programs.js";
+import { Tensors } from "./tensors.js";
 import { Pages, Rows, bytes, count, element, find, rate, share, time } from "./text.js";
 import { Timeline } from "./timeline.js";
 
@@ -39,7 +41,7 @@ const pages = Object.fromEntries(LISTS.map((list) => [list, new Pages(find(`${li
   from[list] = first;
   cluster.start();
 })]));
-const output = new Output(), timeline = new Timeline(ask);
+const output = new Output(), timeline = new Timeline(ask), programs = new Programs(ask), tensors = new Tensors(ask);
 
 // --- drawing -----------------------------------------------------------------------------
 
@@ -380,7 +382,7 @@ function choose(id) {
   find("said").textContent = "";
   draw.verdict("");
   output.clear();
-  timeline.show(id);
+  for (const part of [timeline, programs, tensors]) part.show(id);
   cluster.start();
   if (id) session.start();
   else session.stop();
@@ -400,7 +402,7 @@ function askForToken(problem) {
 function begin() {
   cluster.start();
   if (chosen) session.start();
-  timeline.show(chosen);
+  for (const part of [timeline, programs, tensors]) part.show(chosen);
 }
 
 find("login").addEventListener("submit", (event) => {

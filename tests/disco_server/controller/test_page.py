@@ -8,6 +8,7 @@ import json
 import re
 import signal
 
+import numpy as np
 import pytest
 
 import disco_client
@@ -56,7 +57,7 @@ def guarded(shared_daemons, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/dashboard.css", "/dashboard.js", "/charts.js", "/timeline.js"]
+    "path", ["/", "/dashboard.css", "/dashboard.js", "/charts.js", "/timeline.js", "/programs.js"]
 )
 def test_the_page_may_ask_for_nothing_but_itself(cluster_of_one, path):
     """Neither scripts nor pictures nor connections of others, and no frame around it."""
@@ -198,6 +199,104 @@ def test_ranks_are_looked_at_from_nearby(cluster_of_one):
         assert got(where, "/stack?session=far")[0] == 404
 
 
+def ask(where, path):
+    status, content = got(where, path)
+    assert status == 200, content
+    return json.loads(content)
+
+
+def test_a_captured_program_is_shown_with_its_runs_and_the_times_of_its_steps(cluster_of_one):
+    """Of a rank that is chosen; a session goes on meanwhile as ever."""
+    where = door_of(cluster_of_one)
+    with disco_client.connect(
+        cluster_of_one.address, num_workers=2, name="captured", logs=False
+    ) as session:
+        assert ask(where, "/programs?session=captured")["programs"]["rows"] == []
+        add, held = session.get_global_func("numpy.add"), session.broadcast(np.ones((2, 2)))
+        with session.capture("step") as program:
+            x = program.input("x")
+            total = add(x, held)
+            session.allreduce(total, total)
+            program.output(add(total, x))
+        for _ in range(4):
+            program(held)
+        session.sync_all()
+        told = ask(where, "/programs?session=captured&first=1")
+        (row,) = told["programs"]["rows"]
+        assert (row["name"], row["steps"], row["runs"], row["known"]) == ("step", 3, 4, 4)
+        assert 0 < row["mean_s"] < 60
+        assert told["graph"] is None
+        path = f"/programs?session=captured&first=1&program={row['defined']}"
+        assert ask(where, path)["graph"]["timed"] == 0
+        program(held)
+        session.sync_all()
+        told = ask(where, path)["graph"]
+        assert told["timed"] == 1
+        names = [each["name"] for each in told["rows"]]
+        assert names == ["numpy.add", "runtime.disco.allreduce", "numpy.add"]
+        assert [each["reads"] for each in told["rows"]] == [[-1, 0], [1], [2, -1]]
+        assert [each["outputs"] for each in told["rows"]] == [[], [], [1]]
+        assert sum(each["share"] for each in told["rows"]) == pytest.approx(1)
+        assert all(each["last_s"] > 0 for each in told["rows"])
+        del program
+        session.sync_all()
+        told = ask(where, path)
+        assert told["programs"]["found"] == 0
+        assert told["graph"] is None
+
+
+def test_a_published_tensor_is_shown_with_its_layout(cluster_of_one):
+    """As its client published it."""
+    where = door_of(cluster_of_one)
+    with disco_client.connect(
+        cluster_of_one.address, num_workers=2, name="layouts", logs=False
+    ) as session:
+        whole = session.distribute(np.ones((8, 6), "float32"), placement="S[0]")
+        session.publish("weights <b>", whole)
+        session.sync_all()
+        told = ask(where, "/tensors?session=layouts&first=1&name=weights+%3Cb%3E")
+        (row,) = told["tensors"]["rows"]
+        assert (row["name"], row["shape"], row["here"], row["bytes"]) == (
+            "weights <b>",
+            [8, 6],
+            [4, 6],
+            96,
+        )
+        parts = told["layout"]["workers"]["rows"]
+        assert [each["part"] for each in parts] == ["[0:4, 0:6]", "[4:8, 0:6]"]
+        assert sum(each["bytes"] for each in parts) == 192
+        session.unpublish("weights <b>")
+        session.sync_all()
+        assert ask(where, "/tensors?session=layouts")["tensors"]["found"] == 0
+
+
+def test_a_rank_that_is_busy_is_asked_once_and_answers_later(cluster_of_one, eventually):
+    """The page says that it did not; nothing piles up before it."""
+    where = door_of(cluster_of_one)
+    with disco_client.connect(
+        cluster_of_one.address, num_workers=1, name="busy", logs=False
+    ) as session:
+        session.import_python_module("disco_test_functions")
+        session.get_global_func("tests.sleep")(4.0)
+
+        def note():
+            return ask(where, "/programs?session=busy")["note"]
+
+        eventually(lambda: re.search(r"tests\.sleep.* did not answer", note()), what="that it is")
+        session.sync_all()
+        eventually(lambda: not note(), what="its answer")
+
+
+@pytest.mark.parametrize(
+    "query", ["program=-1", "program=9999999999999999999", "step=65537", "steps=0", "from=x"]
+)
+def test_numbers_that_cannot_be_are_refused(cluster_of_one, query):
+    """In words that say which can."""
+    with disco_client.connect(cluster_of_one.address, num_workers=1, name="odd", logs=False):
+        status, text = got(door_of(cluster_of_one), f"/programs?session=odd&{query}")
+    assert (status, b"expected a number" in text) == (400, True)
+
+
 def test_the_last_hour_of_nodes_is_there_for_whom_names_them(cluster_of_one, eventually):
     """Nodes that are not there are left out."""
 
@@ -301,8 +400,8 @@ def test_only_those_stop_and_see_who_may(guarded, shared_daemons, tmp_path):
     ) as session:
         for name in ("bob", "eye"):
             assert post(where, "/stop", said, **own(where, **tokens[name]))[0] == 403
-            for path in ("/stack?session=hers", "/logs?session=hers", "/trace?session=hers"):
-                assert got(where, path, **tokens[name])[0] == 403
+            for what in ("stack", "logs", "trace", "programs", "tensors"):
+                assert got(where, f"/{what}?session=hers", **tokens[name])[0] == 403
             with asked(where, "/events", **tokens[name]) as answer:
                 _, view = next(events(answer))
             (row,) = view["sessions"]["rows"]
