@@ -114,11 +114,11 @@ if TYPE_CHECKING:
 __all__ = [
     "HEADER_BYTES",
     "Channel",
+    "CommandPosition",
     "Decision",
     "Exchange",
     "Outcome",
     "Preflight",
-    "CommandPosition",
     "RoundHeader",
     "decide",
 ]
