@@ -414,7 +414,7 @@ class Cluster:
         """A daemon has answered a heartbeat, so many seconds after it was sent."""
         node = self.members.nodes.get(name)
         if node is not None:
-            node.round_trip = min(node.round_trip or seconds, seconds)
+            node.round_trip = seconds
 
     def node_cordoned(self, name: str) -> list[Effect]:
         """A daemon wants no new sessions; its running ones go on."""
@@ -780,7 +780,8 @@ class Cluster:
                 if timed or known.began is None or known.ends_by is not None:
                     effects += self._check_limits(session, now)
         for node in list(self.members.nodes.values()):
-            patience = self._node_return + _RETURN_TRIPS * node.round_trip
+            slow = min(_RETURN_TRIPS * node.round_trip, self._node_lease)
+            patience = self._node_return + slow
             if node.away_since is not None and now - node.away_since >= patience:
                 effects += self.node_left(node.name, "its connection closed")
         for name in self.members.silent(now, self._node_lease):

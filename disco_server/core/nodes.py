@@ -154,7 +154,7 @@ class Node:
         leaving: It is about to end, and so are its sessions.
         away_since: When its connection broke, until it is back.
         joined: When it came.
-        round_trip: The least seconds that an answer to the controller took; 0 for unknown.
+        round_trip: How many seconds its newest answer to the controller took; 0 for unknown.
         carrier: What carries its stream: ``frames`` or ``grpc``.
         load: What its machine did in the last hour.
     """
