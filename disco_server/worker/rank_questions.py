@@ -7,6 +7,8 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from disco_client.pb import controller_pb2
 from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind, envelope
 from disco_client.wire.framing import frame
@@ -71,7 +73,10 @@ class RankQuestions:
         handle.send(frame(raw))
         answer = asked.answer
         await _first(answer, handle, deadline - loop.time())
-        return controller_pb2.Holdings.FromString(answer.result()) if answer.done() else None
+        try:
+            return controller_pb2.Holdings.FromString(answer.result()) if answer.done() else None
+        except DecodeError:  # the rank's own code answered
+            return None
 
     def answered(self, worker: int, received: EncodedEnvelope) -> None:
         """Takes an answer, which may come too late for who asked."""

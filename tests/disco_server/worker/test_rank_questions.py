@@ -85,3 +85,12 @@ async def test_an_answer_that_is_too_large_is_dropped():
     first = await asked(questions, rank)
     answer(questions, 1, bytes(MOST_ANSWER_BYTES + 1))
     assert await first == pb.Holdings()
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_cannot_be_read_is_none():
+    """Likewise."""
+    questions, rank = RankQuestions(), Rank()
+    first = await asked(questions, rank)
+    answer(questions, 1, b"\xff\xff")
+    assert await first is None
