@@ -196,6 +196,8 @@ SAID = {
 
 PASSED_ON = "disco_server/ipc/carriers.py _flush: socket.send"
 """The same over the node's."""
+SAMPLED = "disco_server/worker/machine.py "
+"""What the machine does, looked at every ten seconds by a thread that nobody waits for."""
 
 HANDED_OUT = {
     "disco_server/ipc/arrays.py grow: os.dup",
@@ -360,6 +362,8 @@ def test_every_call_may_fail(way, role, open_way, watch, eventually):
             assert not any(rounds(session))
         for site in watch.recorded():
             who, _, what = site.partition(": ")
+            if what.startswith(SAMPLED):
+                continue
             if who == "daemon" and not daemon:
                 assert what == PASSED_ON  # a heartbeat of the daemon of another way
                 continue
