@@ -315,14 +315,17 @@ class Worker:
         # Where arrays are on GPUs, the ranks still agree on the host.
         host = self._ordinary_ccl if self._ccl in GPU_LIBRARIES else self._ccl
         self._comm = comm = self._open_recorded(host)
-        comm.follow(self)
         comm.record(self.flight)
-        if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
-            self._start_first(comm)
-        comm.compare_shapes(self._with_shapes)
-        if self._passed:
-            comm.cannot_enter(self._passed)
-        comm.confine(self._chosen)
+        try:
+            if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
+                self._start_first(comm)
+            comm.compare_shapes(self._with_shapes)
+            if self._passed:
+                comm.cannot_enter(self._passed)
+            comm.confine(self._chosen)
+        finally:
+            # Not before: the ranks open it in different commands, and start a library together.
+            comm.follow(self)
         return comm
 
     def _open_recorded(self, ccl: str) -> Communicator:
