@@ -467,7 +467,7 @@ class ControllerConfig(DaemonConfig):
         option="--node-lease",
     )
     node_return_s: float = setting(
-        2.0,
+        3.0,
         read_seconds,
         "How long a node whose connection broke is waited for.",
         metavar="SECONDS",
