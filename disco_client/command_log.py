@@ -358,6 +358,7 @@ class CommandLog:
         self._makers: dict[int, Site] = {}
         self._dead: deque[int] = deque()
         self._seq = first_seq - 1
+        self._last_kill = self._before_kills = 0
         self._filling = _Batch(first_seq)
         self._sealed: deque[_Batch] = deque()
         self._under_way: deque[_Batch] = deque()
@@ -610,6 +611,12 @@ class CommandLog:
         return self._seq
 
     @property
+    def last_call(self) -> int:
+        """The number of the newest command that does more than free registers."""
+        with self._lock:
+            return self._before_kills if self._last_kill == self._seq else self._seq
+
+    @property
     def closed(self) -> SessionError | None:
         """What later calls raise, once the log is closed."""
         return self._closed
@@ -812,7 +819,10 @@ class CommandLog:
             return
         command = EncodedCommand(action=Action.KILL_REG)  # type: ignore[arg-type]  (as above)
         command.released.extend(self._take_dead())
+        if self._last_kill != self._seq:
+            self._before_kills = self._seq
         self._append(self._filling, call_site(), command)
+        self._last_kill = self._seq
 
     def acknowledge(self, worker: int, seq: int) -> None:
         """Notes that a worker has executed every command up to ``seq``."""

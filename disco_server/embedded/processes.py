@@ -915,7 +915,15 @@ class ProcessTransport(Bound):
         child.ask(waiter)
         if self._error is not None:
             child.wake_waiters()
-        return lambda: child.shows(delivered)
+        return partial(self._sees, child, delivered)
+
+    def _sees(self, child: RankChild, seq: int) -> bool:
+        """Whether a rank shows that it has executed a command; its reply would say no more."""
+        if not child.shows(seq):
+            return False
+        if self._events is not None:
+            self._events.acknowledge(child.worker, seq)
+        return True
 
     def flush(self) -> None:
         """Sends what was issued."""

@@ -80,7 +80,19 @@ def test_a_save_and_a_load_count_their_bytes(session, seen, tmp_path, eventually
     }
     assert {work.done for work in works} == {8192}
     session.sync_all()
-    eventually(lambda: session.progress() == ())
+    assert session.progress() == ()
+
+
+def test_freed_registers_are_not_waited_for(session, eventually):
+    """The command that frees them counts as issued, and nothing is under way."""
+    held = session.copy_to_worker_0(np.zeros(4))
+    session.sync_all()
+    issued = session.statistics()["issued"]
+    del held
+    eventually(lambda: session.statistics()["issued"] > issued, what="a command that frees")
+    assert session.progress() == ()
+    session.sync_all()
+    assert session.statistics()["acked"] == session.statistics()["issued"] > issued
 
 
 def test_a_large_array_and_assigned_tensors_count(session, seen):
