@@ -626,14 +626,13 @@ def _find_overwritten(
             if isinstance(token, int):
                 read.setdefault(token, []).append(place)
     for value, step in last.items():
-        uses = read[value]
-        yield Overwritten(
-            step,
-            uses[0] == first[value] and uses.count(uses[0]) == 1,
-            registers.get(value, 0),
-            inputs.index(value) if value in inputs else -1,
-            tuple(place for place, output in enumerate(outputs) if output == value),
-        )
+        register = registers.get(value, 0)
+        taken = inputs.index(value) if value in inputs else -1
+        given = tuple(place for place, output in enumerate(outputs) if output == value)
+        if register or taken >= 0 or given:  # others end with the run
+            uses = read[value]
+            anew = uses[0] == first[value] and uses.count(uses[0]) == 1
+            yield Overwritten(step, anew, register, taken, given)
 
 
 class _Writer:
