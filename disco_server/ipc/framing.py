@@ -41,6 +41,7 @@ __all__ = [
 
 
 _READ_BYTES = 256 * 1024
+_CUT = int(socket.MSG_CTRUNC)
 _FD_SPACE = socket.CMSG_SPACE(16 * array.array("i").itemsize)
 _SCARCE = (errno.ENOMEM, errno.ENOBUFS)
 """The kernel had no memory for a message, and may have some the next moment."""
@@ -96,9 +97,10 @@ def receive(sock: socket.socket, reader: FrameReader) -> list[bytes] | None:
         if error.errno in _SCARCE:
             raise BlockingIOError(*error.args) from error
         raise
-    found = descriptors_in(ancillary)
+    # Most messages bring none, and as a member of an enum the flag costs more than the rest.
+    found = descriptors_in(ancillary) if ancillary else []
     reader.fds.extend(found)
-    if flags & socket.MSG_CTRUNC and not found:
+    if flags & _CUT and not found:
         reader.fds.append(-1)  # each message brings one
     if not count:
         return None
