@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fault_tools.certificates import Pki
-from fault_tools.namespaces import NoNamespaces, cut, joined_hosts
+from fault_tools.namespaces import NoNamespaces, cut, network
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -55,7 +55,8 @@ def hosts():
     """Two joined hosts; they are gone after the file's tests."""
     with contextlib.ExitStack() as stack:
         try:
-            pair = stack.enter_context(joined_hosts(os.getpid() % 100_000))
+            joined = stack.enter_context(network(os.getpid() % 100_000))
+            pair = [joined.join(name) for name in ("near", "far")]
         except NoNamespaces as error:
             pytest.skip(str(error))
         yield pair

@@ -286,7 +286,7 @@ def test_the_grace_is_longer_than_the_drain(manifests, variant):
         (container,) = (c for c in containers(manifests) if c["name"] == role)
         command = container["lifecycle"]["preStop"]["exec"]["command"]
         drain = int(command[3])
-        assert command[5:] == (["1"] if role == "worker" else [])  # who takes no new sessions then
+        assert command[5:] == (["cordon"] if role == "worker" else [])
         wanted = values.get("workers" if role == "worker" else role, {}).get("drainSeconds", 60)
         assert drain == wanted
         (spec,) = (

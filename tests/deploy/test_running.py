@@ -173,7 +173,7 @@ def test_a_worker_that_drains_takes_no_new_sessions(daemons, eventually):
     with disco_client.connect(controller.address, num_workers=1) as session:
         session.sync_all()
         url = f"http://localhost:{port_of(worker)}"
-        running = start("drain.py", "50", url, str(worker.process.pid))
+        running = start("drain.py", "50", url, "cordon")
         eventually(lambda: "takes no new sessions" in controller.stderr, 20, "the cordon")
         eventually(lambda: session.draining == (session.workers[0].node,), 20, "the notice")
         # An autoscaler does not count it: its pod is going.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -22,23 +23,38 @@ ALLOWED = ("--allow-load", EXAMPLES, "--allow-read", "*")
 class Server:
     """``examples/serve.py``; its output goes to files.
 
+    Args:
+        folder: For these files.
+        eventually: Waits until something is true.
+        address: The controller's.
+        options: Of the program.
+        within: What stands before its command.
+        environ: Added to its environment.
+
     Attributes:
         process: The child.
         url: Where it listens.
     """
 
     def __init__(
-        self, folder: Path, eventually: Callable[..., object], address: str, *options: object
+        self,
+        folder: Path,
+        eventually: Callable[..., object],
+        address: str,
+        *options: object,
+        within: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._out, self._err, self._eventually = folder / "out", folder / "err", eventually
-        command = [sys.executable, EXAMPLES / "serve.py", "--address", address, "--port", 0]
+        program = [sys.executable, EXAMPLES / "serve.py", "--address", address, "--port", 0]
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*map(str, command), *map(str, options)],
+                [*within, *map(str, program), *map(str, options)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
+                env={**os.environ, **(environ or {})},
             )
         self.url = str(eventually(self._listening, 30, lambda: self.stderr))
 

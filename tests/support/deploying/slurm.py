@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fault_tools.namespaces import Host, joined_hosts
+from fault_tools.namespaces import Host, network
 
 __all__ = ["NoSlurm", "Slurm", "slurm"]
 
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "nsenter", "unshare")
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+_NODES = ("node-a", "node-b")
 _CONF = """
 ClusterName=disco
 SlurmctldHost={first}({first_address})
@@ -63,23 +64,11 @@ class Slurm:
     folder: Path
     hosts: list[Host]
 
-    def within(self, at: int) -> list[str]:
-        """What stands before a command to run it on a node.
-
-        Not ``ip netns exec``, which would mount a /sys without the groups of the machine.
-        """
-        script = 'hostname "$0"; mount --bind "$1" /etc/hosts; shift; exec "$@"'
-        return [
-            *("nsenter", f"--net=/var/run/netns/{self.hosts[at].name}"),
-            *("unshare", "--uts", "--mount", "bash", "-c", script),
-            *(f"node-{'ab'[at]}", str(self.folder / "hosts")),
-        ]
-
     def start(self, at: int, *command: str) -> subprocess.Popen[bytes]:
         """Starts a daemon on a node."""
         with (self.folder / f"{command[0]}-{at}.out").open("wb") as out:
             return subprocess.Popen(
-                [*self.within(at), *command],
+                [*self.hosts[at].within, *command],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -96,7 +85,7 @@ class Slurm:
     def run(self, *command: str, cwd: Path | None = None) -> str:
         """Runs one of Slurm's commands on the first node; its output."""
         done = subprocess.run(
-            [*self.within(0), *command],
+            [*self.hosts[0].within, *command],
             env=self.environment,
             cwd=cwd,
             capture_output=True,
@@ -152,12 +141,12 @@ def slurm(folder: Path, unique: int) -> Iterator[Slurm]:
         raise NoSlurm(f"Slurm is not installed here (slurm-wlm): no {', '.join(lacking)}")
     if os.geteuid() != 0:
         raise NoSlurm("nodes of a Slurm with host names of their own are made by root alone")
-    with joined_hosts(unique) as hosts, contextlib.ExitStack() as stack:
-        cluster = Slurm(folder, hosts)
+    with network(unique) as joined, contextlib.ExitStack() as stack:
+        cluster = Slurm(folder, [joined.join(name) for name in _NODES])
         _configure(cluster)
         stack.enter_context(_munge(folder / "munge"))
         for at, command in ((0, "slurmctld"), (0, "slurmd"), (1, "slurmd")):
-            name = ("-N", f"node-{'ab'[at]}") if command == "slurmd" else ()
+            name = ("-N", _NODES[at]) if command == "slurmd" else ()
             stack.enter_context(_ending(cluster.start(at, command, "-D", *name)))
         if not cluster.idle():
             logs = "".join(file.read_text() for file in sorted(folder.glob("*.log")))
@@ -166,7 +155,7 @@ def slurm(folder: Path, unique: int) -> Iterator[Slurm]:
 
 
 def _configure(cluster: Slurm) -> None:
-    addresses = {f"node-{'ab'[at]}": host.address for at, host in enumerate(cluster.hosts)}
+    addresses = {host.name: host.address for host in cluster.hosts}
     nodes = "\n".join(
         f"NodeName={name} NodeAddr={address} NodeHostname={name} CPUs=2 State=UNKNOWN"
         for name, address in addresses.items()
@@ -176,10 +165,6 @@ def _configure(cluster: Slurm) -> None:
         folder=cluster.folder, first=first, first_address=first_address, nodes=nodes
     )
     (cluster.folder / "slurm.conf").write_text(conf)
-    (cluster.folder / "hosts").write_text(
-        "127.0.0.1 localhost\n"
-        + "".join(f"{address} {name}\n" for name, address in addresses.items())
-    )
     for each in ("state", "munge", *(f"spool-{name}" for name in addresses)):
         (cluster.folder / each).mkdir()
 

@@ -177,7 +177,7 @@ livenessProbe:
   failureThreshold: 6
 {{- end }}
 
-{{/* Takes (list . SECONDS [PID]). SIGTERM ends sessions, so before it they may end by themselves. */}}
+{{/* Takes (list . SECONDS ["cordon"]). SIGTERM ends sessions, so before it they may end by themselves. */}}
 {{- define "disco.preStop" -}}
 preStop:
   exec:

@@ -34,7 +34,7 @@ spec:
         - {name: http, containerPort: 7601}
         - {name: arrays, containerPort: 7602}
       {{- include "disco.probes" . | nindent 6 }}
-      lifecycle: {{- include "disco.preStop" (list . .Values.workers.drainSeconds 1) | nindent 8 }}
+      lifecycle: {{- include "disco.preStop" (list . .Values.workers.drainSeconds "cordon") | nindent 8 }}
       resources:
         {{- $gpus := dict }}
         {{- with .Values.workers }}
