@@ -1,4 +1,4 @@
-"""One rank on each of eight hosts: MPI's start meets across all of them, and sums cross the cables."""
+"""One rank on each of eight hosts: MPI starts across all of them, and sums cross the cables."""
 
 from __future__ import annotations
 
