@@ -23,11 +23,13 @@ from disco_scale import recording
 from disco_scale.measure import (
     NODE_QUANTITIES,
     SESSION_QUANTITIES,
+    WAITING_QUANTITIES,
     Figures,
     Quantity,
     grown,
     measure_nodes,
     measure_sessions,
+    measure_waiting,
 )
 
 __all__ = ["main"]
@@ -36,6 +38,12 @@ _NODES = (1, 4, 16, 64, 256, 1024)
 _SESSIONS = (1, 10, 100, 1000)
 _QUICK_NODES = (16, 64)
 _SLOTS = (1, 32)
+_QUANTITIES = {
+    "nodes": NODE_QUANTITIES,
+    "sessions": SESSION_QUANTITIES,
+    "waiting": WAITING_QUANTITIES,
+}
+"""By the first word of a table's name."""
 
 TOLERANCE = {True: 0.05, False: 0.2}
 """By how much an exponent may exceed its law: of what is counted, and of times and memory."""
@@ -63,9 +71,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tables["sessions"] = _measure(
             "sessions", sizes, lambda size: measure_sessions(size, frames=frames)
         )
+        for name, held_back in (("waiting for slots", False), ("waiting for a quota", True)):
+            tables[name] = _measure(
+                name,
+                sizes,
+                lambda size, held_back=held_back: measure_waiting(
+                    size, held_back=held_back, frames=frames
+                ),
+            )
     broken: list[tuple[Quantity, str]] = []
     for name, figures in tables.items():
-        quantities = SESSION_QUANTITIES if name == "sessions" else NODE_QUANTITIES
+        quantities = _QUANTITIES[name.partition(" ")[0]]
         _print_table(name, figures, quantities)
         broken += _broken(name, figures, quantities)
     if options.json is not None:

@@ -40,12 +40,13 @@ class ScaledCluster:
     A context manager that ends both.
 
     Args:
+        options: Of the controller.
         frames: Whether the controller takes frames; its peers choose as real ones do.
     """
 
-    def __init__(self, *, frames: bool = True) -> None:
+    def __init__(self, *options: str, frames: bool = True) -> None:
         self._carrier = "frames" if frames else "grpc"
-        options = ("--listen", "127.0.0.1:0", "--http", "off", "--log-level", "warning")
+        options = (*options, "--listen", "127.0.0.1:0", "--http", "off", "--log-level", "warning")
         # A start that takes seconds must not make nodes that wait for it count as lost.
         limits = ("--max-workers", "65536", "--max-sessions", "4096", "--node-lease", "120")
         carried = ("--frames", "on" if frames else "off")

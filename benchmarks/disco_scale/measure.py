@@ -17,12 +17,14 @@ from disco_scale.cluster import Cost, ScaledCluster
 __all__ = [
     "NODE_QUANTITIES",
     "SESSION_QUANTITIES",
+    "WAITING_QUANTITIES",
     "Figures",
     "Quantity",
     "exponent",
     "grown",
     "measure_nodes",
     "measure_sessions",
+    "measure_waiting",
 ]
 
 Figures: TypeAlias = dict[str, float]
@@ -84,6 +86,14 @@ SESSION_QUANTITIES = (
     Quantity("idle_queued", "the same with 50 more that wait for slots", "% of a core"),
     Quantity("end_queued", "end of one while 50 wait for slots, controller", "ms", 0.0),
     Quantity("memory", "memory of the controller for all sessions", "MiB"),
+)
+WAITING_QUANTITIES = (
+    # The order of all is found once for those that have come in a quarter of a second.
+    Quantity("come", "one more that waits, controller", "ms"),
+    Quantity("idle", "heartbeats of all, controller", "% of a core"),
+    Quantity("admit", "end of a session, and start of one that waits, controller", "ms", 0.0),
+    Quantity("give_up", "all give up at once, controller", "ms"),
+    Quantity("give_up_stretch", "the same, longest time without reading", "ms"),
 )
 
 
@@ -249,6 +259,47 @@ def measure_sessions(sessions: int, *, frames: bool = True) -> Figures:
         figures["end_queued"] = cluster.cost(
             lambda: cluster.tell("leave_first", 1), 5, 1
         ).controller
+    return figures
+
+
+_FEW_NODES, _ARRIVALS_S = 4, 0.01
+
+
+def measure_waiting(waiting: int, *, held_back: bool, frames: bool = True) -> Figures:
+    """Measures so many sessions that wait.
+
+    Args:
+        waiting: How many.
+        held_back: Whether all are of one owner, whose quota holds them back; else each has an
+            owner of its own, and sessions of one worker hold all slots.
+        frames: Whether the controller takes frames.
+    """
+    figures: Figures = {}
+    owner, holding, quota = "", _FEW_NODES * _SLOTS, "0"
+    if held_back:
+        owner, holding, quota = "somebody", 1, "1"
+    quotas = ("--max-client-sessions", "4096", "--max-client-slots", quota)
+    with ScaledCluster(*quotas, frames=frames) as cluster:
+        cluster.tell("nodes", _FEW_NODES, _SLOTS)
+        cluster.tell("clients", holding, 1, owner)
+        cluster.check_carriers()
+        gone: list[Cost] = []
+        for count in (1, waiting, waiting):  # what the first one loads is not measured
+            seconds = 1 + count * _ARRIVALS_S
+            if (there := cluster.tell("wait", count, 1, seconds, owner)) != count:
+                msg = f"expected {count} that wait, got {there} that do not give up before"
+                raise RuntimeError(msg)
+            gone.append(cluster.cost(lambda: cluster.tell("given_up"), rounds=1))
+        figures["give_up"] = min(each.controller for each in gone[1:])
+        figures["give_up_stretch"] = min(each.stretch for each in gone[1:])
+        cluster.tell("queue", waiting, 1, owner)
+        figures["idle"] = _idle(cluster)
+
+        def come() -> None:
+            cluster.tell("queue", _SOME, 1, owner)
+
+        figures["come"] = cluster.cost(come).controller / _SOME
+        figures["admit"] = cluster.cost(lambda: cluster.tell("leave_first", 1), _SOME).controller
     return figures
 
 

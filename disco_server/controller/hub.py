@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import logging
 import secrets
@@ -289,7 +290,7 @@ class Hub:
 
     def apply(self, effects: list[Effect]) -> None:
         """Carries out effects in order."""
-        slots: tuple[int, int] | None = None
+        slots = functools.cache(self._count_slots)  # once for all that wait or give up
         for effect in effects:
             self._spans.see(effect)
             match effect:
@@ -302,9 +303,8 @@ class Hub:
                         session=session_id,
                     )
                 case TellQueued(session, place):
-                    # Counted once for all that wait.
-                    slots = slots or self._count_slots()
-                    message = controller_pb2.Queued(total_slots=slots[0], free_slots=slots[1])
+                    total, free = slots()
+                    message = controller_pb2.Queued(total_slots=total, free_slots=free)
                     fill_queued(message, session, place)
                     self._tell(session.session, EnvelopeKind.QUEUED, message)
                 case TellReady(session):
@@ -313,7 +313,7 @@ class Hub:
                 case TellDraining() | CordonNode():
                     self._tell_cordon(effect)
                 case TellEnded(session, end):
-                    self._tell_ended(session, end)
+                    self._tell_ended(session, end, slots)
                 case DropNode(node, message):
                     self._drop(node, message)
                 case SessionGone(session_id):
@@ -483,7 +483,9 @@ class Hub:
             "session runs: %d workers on %s for %s", session.num_workers, nodes, session.owner
         )
 
-    def _tell_ended(self, session: SessionTable, end: End) -> None:
+    def _tell_ended(
+        self, session: SessionTable, end: End, slots: Callable[[], tuple[int, int]]
+    ) -> None:
         session_id = session.session
         session.ended = time.monotonic()
         self.exchanges.close(session_id, end.message)
@@ -503,7 +505,7 @@ class Hub:
             return
         ended = ended_message(end)
         if end.reason in (EndReason.NO_SLOTS, EndReason.QUOTA):
-            ended.slots.total_slots, ended.slots.free_slots = self._count_slots()
+            ended.slots.total_slots, ended.slots.free_slots = slots()
         outbox.post(envelope(EnvelopeKind.ENDED, ended.SerializeToString(), session=session_id))
         outbox.close()
 

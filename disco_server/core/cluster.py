@@ -9,6 +9,7 @@ did too, so that no lease or silence is counted while it read nothing.
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -524,20 +525,21 @@ class Cluster:
         if not own:
             del self._owned[session.owner_key]
 
-    def own(self, session: SessionTable) -> list[SessionTable]:
-        """The sessions of the owner of one, which are not gone."""
-        return list(self._owned.get(session.owner_key, {}).values())
+    def _holding(self, owner: str) -> list[SessionTable]:
+        """The sessions of an owner that hold slots."""
+        return [each for each in self._owned.get(owner, {}).values() if each.shares]
 
     def limit(self, limits: SessionLimits) -> list[Effect]:
         """Other limits hold from now on, also for those that wait and for those that run."""
         self.limits = limits
         self.queue.requota()
-        effects: list[Effect] = []
-        for session in list(self.queue):
-            if 0 < limits.slots(session) < session.num_workers:
-                end = limits.slots_refusal(session, self.own(session), never=True)
-                effects += self.end(session.session, end)
-        return effects + self._place_waiting()
+        holding = functools.cache(self._holding)
+        beyond = [
+            (each, limits.slots_refusal(each, holding(each.owner_key), never=True))
+            for each in self.queue
+            if 0 < limits.slots(each) < each.num_workers
+        ]
+        return self._end_waiting(beyond) or self._place_waiting()
 
     def _place_waiting(self) -> list[Effect]:
         """Places waiting sessions whose turn it is, until one does not fit."""
@@ -639,12 +641,11 @@ class Cluster:
         session = self.sessions.get(session_id)
         if session is None or not session.alive:
             return []
+        if session.state is SessionState.QUEUED:
+            return self._end_waiting([(session, end)])
         session.end = end
         session.step(SessionEvent.END)
         effects: list[Effect] = [TellEnded(session, end)]
-        if session.state is SessionState.GONE:  # it never had slots
-            self.queue.remove(session_id)
-            return [*effects, *self._forget(session), *self._place_waiting()]
         session.waiting_for = set(session.nodes)
         members = self.members.nodes
         effects += [EndOnNode(s.node, session_id) for s in session.shares if s.node in members]
@@ -763,14 +764,10 @@ class Cluster:
 
     def tick(self, now: float) -> list[Effect]:
         """Time has passed: waits, leases and silences that are over."""
-        effects: list[Effect] = self._tell_new()
+        effects: list[Effect] = [*self._tell_new(), *self._give_up_waiting(now)]
         timed = self.limits.timed
         for session in list(self.sessions.values()):
-            if session.state is SessionState.QUEUED:
-                never = self._will_never_fit(session)
-                if never or now >= session.deadline:
-                    effects += self.end(session.session, self._no_room(session, now, never))
-            elif session.state is SessionState.DETACHED and now >= session.deadline:
+            if session.state is SessionState.DETACHED and now >= session.deadline:
                 message = f"its client did not come back within {session.patience:g} s"
                 effects += self.end(session.session, End(EndReason.CLOSED, message))
             elif session.state is SessionState.RETURNING and now >= session.deadline:
@@ -789,12 +786,44 @@ class Cluster:
             effects += [DropNode(name, why), *self.node_left(name, why)]
         return effects
 
-    def _no_room(self, session: SessionTable, now: float, never: bool) -> End:
-        if self.queue.is_held_back(session) and not never:
-            return self.limits.slots_refusal(session, self.own(session), never=False)
-        everybody = self.sessions.values()
-        message = no_room(session, self.members, everybody, now, never=never)
-        return End(EndReason.NO_SLOTS, message)
+    def _give_up_waiting(self, now: float) -> list[Effect]:
+        """Ends the sessions that have waited in vain.
+
+        A thousand may at once, so what depends on all sessions or nodes is found once for all that
+        ask for the same, and not for each.
+        """
+        never: dict[tuple[int, str], bool] = {}
+        texts: dict[tuple[int, str], str] = {}
+        holding = functools.cache(self._holding)
+        late: list[tuple[SessionTable, End]] = []
+        for session in self.queue:
+            asked = session.num_workers, session.ccl
+            if asked not in never:
+                never[asked] = self._will_never_fit(session)
+            if not never[asked] and now < session.deadline:
+                continue
+            if self.queue.is_held_back(session) and not never[asked]:
+                holders = holding(session.owner_key)
+                end = self.limits.slots_refusal(session, holders, never=False)
+            else:
+                if asked not in texts:
+                    everybody = self.sessions.values()
+                    texts[asked] = no_room(
+                        session, self.members, everybody, now, never=never[asked]
+                    )
+                end = End(EndReason.NO_SLOTS, texts[asked])
+            late.append((session, end))
+        return self._end_waiting(late)
+
+    def _end_waiting(self, ending: Sequence[tuple[SessionTable, End]]) -> list[Effect]:
+        """Ends sessions that have no slots, and then lets others have their turn."""
+        effects: list[Effect] = []
+        for session, end in ending:
+            session.end = end
+            session.step(SessionEvent.END)
+            self.queue.remove(session.session)
+            effects += [TellEnded(session, end), *self._forget(session)]
+        return [*effects, *self._place_waiting()] if ending else []
 
     def _check_limits(self, session: SessionTable, now: float) -> list[Effect]:
         """Warns or ends a session that has lasted too long, or whose client does nothing."""

@@ -98,7 +98,7 @@ class SessionLimits:
         Args:
             asked: The session.
             total: How many sessions are not gone, `asked` among them.
-            own: Those of the same owner.
+            own: Those of the same owner, likewise.
         """
         if total > self.total:
             message = (
@@ -106,8 +106,9 @@ class SessionLimits:
                 "or start it with a greater --max-sessions"
             )
             return End(EndReason.NO_SLOTS, message)
-        quota, others = self.of(asked), [each for each in own if each is not asked]
-        if len(others) >= quota.sessions:
+        quota = self.of(asked)
+        if len(own) > quota.sessions:
+            others = [each for each in own if each is not asked]
             return self._refused(
                 asked,
                 "sessions",
@@ -125,7 +126,7 @@ class SessionLimits:
                 QuotaUse("priority"),
             )
         if quota.slots and asked.num_workers > quota.slots:
-            return self.slots_refusal(asked, others, never=True)
+            return self.slots_refusal(asked, own, never=True)
         return None
 
     def slots_refusal(

@@ -15,7 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import scale
 from disco_scale import recording
-from disco_scale.measure import NODE_QUANTITIES, SESSION_QUANTITIES
+from disco_scale.measure import (
+    NODE_QUANTITIES,
+    SESSION_QUANTITIES,
+    WAITING_QUANTITIES,
+    measure_waiting,
+)
 from disco_scale.nodes import PretendedNode, Templates, Traffic
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +81,15 @@ def test_costs_grow_by_their_laws(tmp_path):
             assert min(each.values()) > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("held_back", [False, True], ids=["slots", "quota"])
+def test_sessions_that_wait_are_measured(held_back):
+    """Those that wait for slots, and those that a quota holds back: each row has its figure."""
+    figures = measure_waiting(3, held_back=held_back)
+    assert figures.keys() == {quantity.key for quantity in WAITING_QUANTITIES}
+    assert min(figures.values()) > 0
+
+
 def grown_by(monkeypatch, power, key="sync_all_bytes"):
     """Runs the quick form on figures that all grow in proportion, but for one quantity."""
 
@@ -100,6 +114,6 @@ def test_what_grows_faster_than_its_law_is_named_and_fails_the_run(monkeypatch, 
 
 def test_every_quantity_has_a_law_and_a_name_of_its_own():
     """The data has one entry for each, and the page's picture finds it."""
-    for quantities in (NODE_QUANTITIES, SESSION_QUANTITIES):
+    for quantities in (NODE_QUANTITIES, SESSION_QUANTITIES, WAITING_QUANTITIES):
         assert len({each.key for each in quantities}) == len(quantities)
         assert all(each.law in (0.0, 1.0, 2.0) for each in quantities)

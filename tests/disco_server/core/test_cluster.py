@@ -30,7 +30,7 @@ from disco_server.core.cluster import (
     TellReady,
 )
 from disco_server.core.fair_queue import QueuePlace, WaitReason
-from disco_server.core.nodes import Node, NodeRefused
+from disco_server.core.nodes import Node, NodeRefused, place
 from disco_server.core.quotas import SessionLimits
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
 
@@ -289,6 +289,44 @@ def test_a_wait_for_slots_ends_at_its_time_with_the_reason(cluster):
     assert "'s1' holds 3 (me@here:1)" in told.end.message
     assert "wait longer" in told.end.message
     assert [e.session for e in of(effects, StartSession)] == [small]
+
+
+def test_of_those_that_give_up_together_none_is_placed_in_the_place_of_another():
+    """Those that asked for the same are told the same; who still waits has the slots."""
+    cluster = Cluster(LEASE, NODE_LEASE)
+    cluster.node_joined(node("a"))
+    start(cluster, 1, 1)
+    late = [session(number, 2, deadline=5.0) for number in (2, 3)]
+    late.append(session(4, 1, deadline=5.0))
+    patient = session(5, 1)
+    for each in (*late, patient):
+        cluster.requested(each)
+    effects = cluster.tick(5.0)
+    told = of(effects, TellEnded)
+    assert [each.session for each in told] == late
+    assert told[0].end.message == told[1].end.message != told[2].end.message
+    assert [each.session for each in of(effects, StartSession)] == [patient]
+    assert not cluster.queue
+
+
+def test_room_is_looked_for_once_for_all_that_ask_for_the_same():
+    """A tick of a long queue places as often as there are requests of different size."""
+    asked: list[int] = []
+
+    def placer(workers, free):
+        asked.append(workers)
+        return place(workers, free)
+
+    cluster = Cluster(LEASE, NODE_LEASE, placer=placer, expect_nodes=1)
+    cluster.node_joined(node("a"))
+    start(cluster, 1)
+    for number in range(2, 42):
+        cluster.requested(session(number, 1 + number % 2, deadline=5.0))
+    asked.clear()
+    assert of(cluster.tick(1.0), TellEnded) == []
+    assert sorted(asked) == [1, 2]
+    assert len(of(cluster.tick(5.0), TellEnded)) == 40
+    assert sorted(asked) == [1, 1, 2, 2]
 
 
 def mixed():
