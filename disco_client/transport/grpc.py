@@ -583,8 +583,9 @@ class SessionStream:
             self.expiry = None
             return
         at = time.monotonic() + told.seconds
-        self.expiry = Expiry(limit_name(told.reason), told.limit_s, at)
+        # Logged first, so that a program that sees it can rely on the log.
         _logger.warning("%s", told.message)
+        self.expiry = Expiry(limit_name(told.reason), told.limit_s, at)
 
     def _note_draining(self, received: EncodedEnvelope) -> None:
         """Notes that the node of a worker takes no new sessions, or takes them again."""
