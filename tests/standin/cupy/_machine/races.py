@@ -11,6 +11,7 @@ A block is one allocation: streams that share an array but not its elements are 
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 from cupy._machine.faults import StandinFault
@@ -18,11 +19,15 @@ from cupy._machine.faults import StandinFault
 __all__ = ["access", "follow", "host_waited", "now"]
 
 _host: dict[Any, int] = {}
+# All threads of a program are one host. Memory may be given back amid any line, so a thread
+# may come here again.
+_lock = threading.RLock()
 
 
 def now(queue: Any) -> dict[Any, int]:
     """What comes before the next work of a stream, as the count of each stream."""
-    return {**queue.seen, queue: queue.ticks}
+    with _lock:
+        return {**queue.seen, queue: queue.ticks}
 
 
 def _merge(into: dict[Any, int], clock: dict[Any, int]) -> None:
@@ -32,12 +37,14 @@ def _merge(into: dict[Any, int], clock: dict[Any, int]) -> None:
 
 def follow(queue: Any, clock: dict[Any, int]) -> None:
     """Notes that further work of a stream comes after some work of others."""
-    _merge(queue.seen, clock)
+    with _lock:
+        _merge(queue.seen, clock)
 
 
 def host_waited(clock: dict[Any, int]) -> None:
     """Notes that what the host does from now on comes after some work."""
-    _merge(_host, clock)
+    with _lock:
+        _merge(_host, clock)
 
 
 def access(queue: Any, block: Any, what: str, *, writes: bool) -> None:
@@ -46,23 +53,24 @@ def access(queue: Any, block: Any, what: str, *, writes: bool) -> None:
     Raises:
         StandinFault: There is no order to what was done with it before.
     """
-    _merge(queue.seen, _host)
-    queue.ticks += 1
-    entry = (queue, queue.ticks, what)
-    before = [] if block.written is None else [block.written]
-    if writes:
-        before += block.reads.values()
-    for other, ticks, did in before:
-        if other is not queue and queue.seen.get(other, 0) < ticks and _wanted():
-            raise StandinFault(
-                f"stand-in: race: {what} on stream {queue.handle:#x} of device"
-                f" {queue.device.index} does not wait for {did} on stream {other.handle:#x}"
-            )
-    if writes:
-        block.written = entry
-        block.reads = {}
-    else:
-        block.reads[queue] = entry
+    with _lock:
+        _merge(queue.seen, _host)
+        queue.ticks += 1
+        entry = (queue, queue.ticks, what)
+        before = [] if block.written is None else [block.written]
+        if writes:
+            before += block.reads.values()
+        for other, ticks, did in before:
+            if other is not queue and queue.seen.get(other, 0) < ticks and _wanted():
+                raise StandinFault(
+                    f"stand-in: race: {what} on stream {queue.handle:#x} of device"
+                    f" {queue.device.index} does not wait for {did} on stream {other.handle:#x}"
+                )
+        if writes:
+            block.written = entry
+            block.reads = {}
+        else:
+            block.reads[queue] = entry
 
 
 def _wanted() -> bool:
