@@ -801,11 +801,13 @@ class SessionStream:
     def leave(self) -> None:
         """Lets :meth:`run` end when the controller ends the stream, or it breaks."""
         self._leaving.set()
+        self.attend()  # no thread of the program waits for the end of the stream
 
     def detach(self, lease: float) -> None:
         """Leaves the session as it is when the commands have been sent."""
         wish = controller_pb2.DetachSession(lease_s=lease).SerializeToString()
         self._out.part_with(envelope(EnvelopeKind.DETACH, wish, session=self._ready.session))
+        self.attend()
 
     def cancel(self) -> None:
         """Breaks the present stream off; idempotent."""

@@ -107,8 +107,10 @@ class SessionLimits:
             )
             return End(EndReason.NO_SLOTS, message)
         quota = self.of(asked)
-        if len(own) > quota.sessions:
-            others = [each for each in own if each is not asked]
+        # What has ended and waits for its ranks to go is not counted, so that a client may open
+        # the next session at once; it holds slots, of which there are so many and no more.
+        if len(own) > quota.sessions and sum(each.alive for each in own) > quota.sessions:
+            others = [each for each in own if each is not asked and each.alive]
             return self._refused(
                 asked,
                 "sessions",

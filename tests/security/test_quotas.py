@@ -203,6 +203,16 @@ def test_an_owner_waits_for_its_quota_and_others_do_not_wait_for_it(
     waits.result(WAIT).sync_all()
 
 
+def test_who_ends_a_session_may_open_the_next_at_once(tokened, connect):
+    """With all that the quota allows; the workers of the one before may still be ending."""
+    controller = tokened.start("--max-client-sessions", 1, slots=2)
+    alice = tokened.shown("alice")
+    for turn in range(30):
+        session = connect(controller.address, name=f"turn-{turn}", **alice)
+        session.sync_all()
+        session.shutdown()
+
+
 def test_a_file_of_quotas_holds_as_soon_as_it_has_changed(
     tokened, connect, background, eventually, tmp_path
 ):

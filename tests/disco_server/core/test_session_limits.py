@@ -7,7 +7,7 @@ import pytest
 from disco_client.errors import ConfigError
 from disco_server.core.nodes import NodeShare
 from disco_server.core.quotas import Quota, SessionLimits, read_quotas
-from disco_server.core.session_state import EndReason, Priority, SessionTable
+from disco_server.core.session_state import EndReason, Priority, SessionEvent, SessionTable
 
 ANN = Quota(sessions=9, slots=4, priority=Priority.LOW)
 LIMITS = SessionLimits(total=5, quota=Quota(sessions=2), owners={"ann": ANN})
@@ -45,6 +45,16 @@ def test_a_client_has_as_many_sessions_as_one_may_have():
     assert (end.quota.name, end.quota.limit, end.quota.used) == ("sessions", 2, 2)
     assert end.quota.sessions == ("s1", "s2")
     assert refused(session(3, "token:cid"), *there) is None
+
+
+def test_a_session_that_is_ending_leaves_its_place_to_the_next():
+    """It is neither counted nor named while its workers end, and those that run still are."""
+    ending = session(1)
+    ending.step(SessionEvent.END)
+    assert refused(session(3), ending, session(2)) is None
+    end = refused(session(4), ending, session(2), session(3))
+    assert "has 2 sessions (s2, s3)" in end.message
+    assert (end.quota.used, end.quota.sessions) == (2, ("s2", "s3"))
 
 
 def test_where_nobody_is_asked_a_client_is_a_process():
