@@ -18,7 +18,7 @@ __all__ = ["ARRAYS", "measure_arrays"]
 
 NBYTES = 64 << 20
 _RAW = "raw grpcio stream, 1 MiB chunks"
-_GRPC = Limit("ratio", must=0.5, aim=0.9, least=True)
+_GRPC = Limit("ratio", must=0.8, aim=0.9, least=True)
 _SHARED = Limit("ratio", must=1.0, aim=1.5, least=True)
 
 ARRAYS = (

@@ -274,7 +274,7 @@ class Executor:
             what = self.registers.labels[command.func]
         else:
             what = what_of(command.action & _ACTIONS)
-        return what if here else what | Flag.ELSEWHERE
+        return what if here else what | _ELSEWHERE
 
     def _run_column(  # noqa: C901, PLR0912, PLR0915  (calls inside it would cost too much)
         self, first_seq: int, calls: list[int], commands: Iterator[EncodedCommand], due: int
@@ -736,6 +736,7 @@ def _column(args: Iterable[int]) -> list[EncodedValue]:
 _CALL: Any = Action.CALL_PACKED
 _RUN_PROGRAM: Any = Action.RUN_PROGRAM
 _ACTIONS = 0x7F
+_ELSEWHERE = int(Flag.ELSEWHERE)
 """More than there are; a peer may send any number."""
 
 _WRITES = (
