@@ -17,6 +17,8 @@ from contextvars import Context, ContextVar, Token
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from disco_client.stacks import current_frames
+
 if TYPE_CHECKING:
     import asyncio
     from types import FrameType, TracebackType
@@ -223,7 +225,7 @@ def _find_lender() -> Any:
         task = _find_waiting(loops, mark)
         if task is None:
             me = threading.get_ident()
-            stacks = [_stack(top) for at, top in sys._current_frames().items() if at != me]  # noqa: SLF001  (public, in spite of its name)
+            stacks = [_stack(top) for at, top in current_frames().items() if at != me]
             loops = _add_loops(loops, stacks)
             # If it is still running, it is found here, or is waiting by now.
             task = _find_running(loops, stacks, mark) or _find_waiting(loops, mark)

@@ -32,6 +32,7 @@ from disco_client.interrupts import HeldInterrupts
 from disco_client.output import print_logs
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
+from disco_client.stacks import current_frames
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.codec import EncodedReply, EnvelopeKind
 from disco_client.wire.reports import Inspection, RankReport, RankState, decode_report
@@ -439,7 +440,7 @@ class RankThread(ArrayPorter):
         worker, ident, stack, note = self._worker, self._thread.ident, "", ""
         alive = self._thread.is_alive()
         if stacks and alive:
-            frame = sys._current_frames().get(ident or 0)  # noqa: SLF001  (there is no other way)
+            frame = current_frames().get(ident or 0)
             stack = format_stack(frame)
         elif stacks:
             note = "the thread has ended"

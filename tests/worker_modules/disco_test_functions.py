@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 import disco_server
+from disco_client.stacks import current_frames
 from disco_server.rank.worker import Worker
 
 
@@ -486,7 +487,7 @@ class _Fading:
     @staticmethod
     def _place(thread):
         """Where a thread is in the operation; None before that."""
-        frame = sys._current_frames()[thread]
+        frame = current_frames()[thread]
         return None if frame.f_code.co_filename == __file__ else (id(frame), frame.f_lasti)
 
 

@@ -1,0 +1,64 @@
+"""Looking where all threads are stops none of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import gc, sys, threading, time, weakref
+from disco_client.stacks import current_frames
+
+class Node:
+    pass
+
+def called_for_the_dead(_):
+    for _ in range(50):
+        pass  # long enough to give way to another thread
+
+def leave_garbage():
+    node = Node()
+    node.itself = node
+    references.append(weakref.ref(node, called_for_the_dead))
+    if len(references) > 200:
+        references.clear()
+
+def look():
+    while time.monotonic() < end:
+        leave_garbage()
+        assert threading.get_ident() in current_frames()
+
+def start_others():
+    while time.monotonic() < end:
+        other = threading.Thread(target=int)
+        other.start()
+        other.join()
+
+references = []
+sys.setswitchinterval(1e-6)
+gc.set_threshold(1, 1, 1)
+if sys.argv[1] == "off":
+    gc.disable()
+end = time.monotonic() + 1
+threads = [threading.Thread(target=each) for each in (look, look, start_others, start_others)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+print("on" if gc.isenabled() else "off")
+"""
+
+
+@pytest.mark.parametrize("collects", ["on", "off"])
+def test_threads_start_while_others_look_where_all_are(collects):
+    """Also where garbage is collected at every step, which the program may have switched off."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, collects],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.strip() == collects
