@@ -736,8 +736,10 @@ def _column(args: Iterable[int]) -> list[EncodedValue]:
 _CALL: Any = Action.CALL_PACKED
 _RUN_PROGRAM: Any = Action.RUN_PROGRAM
 _ACTIONS = 0x7F
-_ELSEWHERE = int(Flag.ELSEWHERE)
 """More than there are; a peer may send any number."""
+
+_ELSEWHERE = int(Flag.ELSEWHERE)
+"""As a plain number: with the flag itself, each other worker's command would make a new one."""
 
 _WRITES = (
     Action.CALL_PACKED,
