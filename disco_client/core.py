@@ -692,12 +692,9 @@ class SessionCore:
         uploads = self.uploads(workers)
 
         def fill(command: EncodedCommand) -> int:
-            add = command.args.add
-            for arg in args:
-                encode_value(add(), arg, uploads, self.register_of)
+            self.encode_arguments(command, enumerate(args), uploads)
             if keywords:
-                for arg in keywords.values():
-                    encode_value(add(), arg, uploads, self.register_of)
+                self.encode_arguments(command, keywords.items(), uploads)
                 encode_names(command, keywords)
             return command.ByteSize()
 
@@ -708,6 +705,25 @@ class SessionCore:
             out = DRef(reg, self.face())
             uploads.send()
         return out
+
+    def encode_arguments(
+        self, command: EncodedCommand, args: Iterable[tuple[object, object]], uploads: Uploads
+    ) -> None:
+        """Writes arguments into a command.
+
+        Args:
+            command: The command.
+            args: What the error for one that may not travel calls it, and the argument.
+            uploads: Takes large arrays.
+
+        Raises:
+            EncodingError: One may not travel.
+        """
+        for name, arg in args:
+            try:
+                encode_value(command.args.add(), arg, uploads, self.register_of)
+            except EncodingError as error:
+                raise error.within(f"argument {name!r}") from error.__cause__
 
     def uploads(
         self, workers: Sequence[int] = (), take_ticket: Callable[[], int] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar, overload
 
 from disco_client.command_log import MAX_COMMAND_BYTES, CommandLog
@@ -11,7 +11,7 @@ from disco_client.core import Distributed, DPackedFunc, DRef, SessionCore, core_
 from disco_client.errors import CaptureError
 from disco_client.replies import Deadline
 from disco_client.scopes import Scope, current_owner
-from disco_client.wire.codec import Action, EncodedCommand, EncodedProgram, encode_value
+from disco_client.wire.codec import Action, EncodedCommand, EncodedProgram
 from disco_client.wire.values import INLINE_ARRAY_BYTES, MAX_STEPS
 
 __all__ = ["Capture", "Definition", "Program", "Recorder", "RecordingLog"]
@@ -408,9 +408,9 @@ class Program:
         if ref is None:
             msg = f"program {self.name!r} cannot run: it is {self._state}"
             raise CaptureError(msg)
-        values = self._bind(args, inputs)
+        given = list(zip(self.inputs, self._bind(args, inputs), strict=True))
         here = core_of(ref).here()
-        return self._name_outputs(_run(here, ref, values, self.num_outputs))
+        return self._name_outputs(_run(here, ref, given, self.num_outputs))
 
     def _bind(self, args: tuple[object, ...], inputs: dict[str, object]) -> list[object]:
         """Puts inputs into their order."""
@@ -467,7 +467,9 @@ class Program:
         )
 
 
-def _run(here: SessionCore, program: DRef, values: list[object], num_outputs: int) -> list[DRef]:
+def _run(
+    here: SessionCore, program: DRef, values: Iterable[tuple[str, object]], num_outputs: int
+) -> list[DRef]:
     """Issues one run, or records it inside a capture."""
     log = here.log
     function = here.check_ref(program)
@@ -476,8 +478,7 @@ def _run(here: SessionCore, program: DRef, values: list[object], num_outputs: in
     uploads = here.uploads()
 
     def fill(command: EncodedCommand) -> int:
-        for value in values:
-            encode_value(command.args.add(), value, uploads, here.register_of)
+        here.encode_arguments(command, values, uploads)
         command.results.extend(reference.reg_id for reference in references)
         return command.ByteSize()
 

@@ -34,6 +34,7 @@ class Value(google.protobuf.message.Message):
     MAP_FIELD_NUMBER: builtins.int
     ARRAY_FIELD_NUMBER: builtins.int
     OPAQUE_FIELD_NUMBER: builtins.int
+    SCALAR_FIELD_NUMBER: builtins.int
     reg: builtins.int
     """A register of the worker that decodes the value; its content is meant."""
     int: builtins.int
@@ -59,6 +60,8 @@ class Value(google.protobuf.message.Message):
     def opaque(self) -> global___Opaque:
         """The type of a worker-side object that cannot travel."""
 
+    @property
+    def scalar(self) -> global___Scalar: ...
     def __init__(
         self,
         *,
@@ -76,10 +79,11 @@ class Value(google.protobuf.message.Message):
         map: global___ValueMap | None = ...,
         array: global___Array | None = ...,
         opaque: global___Opaque | None = ...,
+        scalar: global___Scalar | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["array", b"array", "bool", b"bool", "bytes", b"bytes", "device", b"device", "dtype", b"dtype", "float", b"float", "int", b"int", "kind", b"kind", "list", b"list", "map", b"map", "none", b"none", "opaque", b"opaque", "reg", b"reg", "shape", b"shape", "str", b"str"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["array", b"array", "bool", b"bool", "bytes", b"bytes", "device", b"device", "dtype", b"dtype", "float", b"float", "int", b"int", "kind", b"kind", "list", b"list", "map", b"map", "none", b"none", "opaque", b"opaque", "reg", b"reg", "shape", b"shape", "str", b"str"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["reg", "int", "float", "str", "bytes", "bool", "none", "dtype", "device", "shape", "list", "map", "array", "opaque"] | None: ...
+    def HasField(self, field_name: typing.Literal["array", b"array", "bool", b"bool", "bytes", b"bytes", "device", b"device", "dtype", b"dtype", "float", b"float", "int", b"int", "kind", b"kind", "list", b"list", "map", b"map", "none", b"none", "opaque", b"opaque", "reg", b"reg", "scalar", b"scalar", "shape", b"shape", "str", b"str"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["array", b"array", "bool", b"bool", "bytes", b"bytes", "device", b"device", "dtype", b"dtype", "float", b"float", "int", b"int", "kind", b"kind", "list", b"list", "map", b"map", "none", b"none", "opaque", b"opaque", "reg", b"reg", "scalar", b"scalar", "shape", b"shape", "str", b"str"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["reg", "int", "float", "str", "bytes", "bool", "none", "dtype", "device", "shape", "list", "map", "array", "opaque", "scalar"] | None: ...
 
 global___Value = Value
 
@@ -154,12 +158,14 @@ global___ValueList = ValueList
 
 @typing.final
 class ValueMap(google.protobuf.message.Message):
-    """A map from strings to values."""
+    """A map from strings to values, in the order in which its keys were inserted."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
-    class ItemsEntry(google.protobuf.message.Message):
+    class Entry(google.protobuf.message.Message):
+        """A key and its value."""
+
         DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
         KEY_FIELD_NUMBER: builtins.int
@@ -178,15 +184,37 @@ class ValueMap(google.protobuf.message.Message):
 
     ITEMS_FIELD_NUMBER: builtins.int
     @property
-    def items(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___Value]: ...
+    def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ValueMap.Entry]:
+        """Not a map of protobuf, whose order is another one in each process."""
+
     def __init__(
         self,
         *,
-        items: collections.abc.Mapping[builtins.str, global___Value] | None = ...,
+        items: collections.abc.Iterable[global___ValueMap.Entry] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["items", b"items"]) -> None: ...
 
 global___ValueMap = ValueMap
+
+@typing.final
+class Scalar(google.protobuf.message.Message):
+    """A scalar of numpy: its dtype, and its bytes in the order of this machine."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DTYPE_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    dtype: builtins.str
+    data: builtins.bytes
+    def __init__(
+        self,
+        *,
+        dtype: builtins.str = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "dtype", b"dtype"]) -> None: ...
+
+global___Scalar = Scalar
 
 @typing.final
 class Array(google.protobuf.message.Message):
@@ -227,14 +255,18 @@ class Opaque(google.protobuf.message.Message):
 
     TYPE_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
     type: builtins.str
     text: builtins.str
+    reason: builtins.str
+    """Which value inside it cannot travel, and of which type; empty if it is the object itself."""
     def __init__(
         self,
         *,
         type: builtins.str = ...,
         text: builtins.str = ...,
+        reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["text", b"text", "type", b"type"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "text", b"text", "type", b"type"]) -> None: ...
 
 global___Opaque = Opaque

@@ -28,7 +28,7 @@ from disco_client.transport.base import (
 )
 from disco_client.transport.progress import Progress
 from disco_client.transport.sent_log import SentBatch, SentLog
-from disco_client.wire.codec import EncodedReply, EncodedValue
+from disco_client.wire.codec import EncodedReply, EncodedValue, inner_values
 
 if TYPE_CHECKING:
     from disco_client.tracing.ring import Since
@@ -215,12 +215,9 @@ class Incarnation:
 
     def _retag(self, value: EncodedValue) -> None:
         """Adds the number of the incarnation to the tickets of an answer."""
-        kind = value.WhichOneof("kind")
-        if kind == "array":
-            if value.array.WhichOneof("data") == "ticket":
-                value.array.ticket |= self.number << TICKETS
-            return
-        for item in {"list": value.list.items, "map": value.map.items.values()}.get(kind or "", ()):
+        if value.array.WhichOneof("data") == "ticket":
+            value.array.ticket |= self.number << TICKETS
+        for item in inner_values(value):
             self._retag(item)
 
 

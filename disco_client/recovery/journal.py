@@ -12,7 +12,14 @@ from typing import Any
 
 from disco_client.errors import EncodingError
 from disco_client.transport.sent_log import SentBatch
-from disco_client.wire.codec import Action, EncodedBatch, EncodedCommand, EncodedValue
+from disco_client.wire.codec import (
+    Action,
+    EncodedBatch,
+    EncodedCommand,
+    EncodedValue,
+    inner_values,
+    tickets_in,
+)
 
 __all__ = [
     "Journal",
@@ -24,7 +31,6 @@ __all__ = [
     "maker_of",
     "plan_pruning",
     "split_at_waits",
-    "tickets_in",
 ]
 
 
@@ -197,7 +203,7 @@ class Journal:
         self.segments = [*segments, *kept]
         for segment in kept:
             for _, command, _ in segment.entries():
-                tickets |= set(tickets_in(command)) if command is not None else set()
+                tickets |= set(tickets_in(command.args)) if command is not None else set()
         self.uploads = {t: found for t, found in self.uploads.items() if t in tickets}
         self.arrays_dropped = self.dropped = False
         self.nbytes = sum(len(segment.payload) + _SEGMENT_COST for segment in self.segments)
@@ -263,7 +269,7 @@ def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator
             continue
         if whole.calls:
             piece.batch.calls.append(-1)
-        piece.tickets += tickets_in(command)
+        piece.tickets += tickets_in(command.args)
         if command.action in _QUESTIONS and not is_open(seq):
             released, by = list(command.released), list(command.workers)
             command.Clear()
@@ -308,25 +314,6 @@ def entries(
             yield seq, None, calls[at:after]
             at = after
         seq += 1
-
-
-def tickets_in(command: EncodedCommand) -> Iterator[int]:
-    """The arrays that travel beside a command."""
-    for value in command.args:
-        yield from _tickets(value)
-
-
-def _tickets(value: EncodedValue) -> Iterator[int]:
-    kind = value.WhichOneof("kind")
-    if kind == "array":
-        if value.array.WhichOneof("data") == "ticket":
-            yield value.array.ticket
-    elif kind == "list":
-        for item in value.list.items:
-            yield from _tickets(item)
-    elif kind == "map":
-        for item in value.map.items.values():
-            yield from _tickets(item)
 
 
 # Which commands of a journal must be replayed if a checkpoint has the arrays.
@@ -421,7 +408,7 @@ def plan_pruning(journal: Journal, wanted: PruneRequest) -> PrunePlan:
             " is; let it go and what was made of it, or give the class __disco_state__ and"
             " __disco_load__"
         )
-    tickets = {ticket for _, command in kept for ticket in tickets_in(command)}
+    tickets = {ticket for _, command in kept for ticket in tickets_in(command.args)}
     if tickets - journal.uploads.keys():
         raise EncodingError(
             "cannot save the session: arrays of which functions were made are not kept any"
@@ -555,15 +542,10 @@ def _given(command: EncodedCommand) -> Iterator[int]:
 
 
 def _registers(value: EncodedValue) -> Iterator[int]:
-    kind = value.WhichOneof("kind")
-    if kind == "reg":
+    if value.WhichOneof("kind") == "reg":
         yield value.reg
-    elif kind == "list":
-        for item in value.list.items:
-            yield from _registers(item)
-    elif kind == "map":
-        for item in value.map.items.values():
-            yield from _registers(item)
+    for item in inner_values(value):
+        yield from _registers(item)
 
 
 def _all_commands(segment: Segment) -> Iterator[tuple[int, EncodedCommand]]:

@@ -49,6 +49,7 @@ __all__ = [
     "encode_value",
     "envelope",
     "envelopes_in",
+    "inner_values",
     "join_envelopes",
     "mismatch",
     "split_keywords",
@@ -218,7 +219,7 @@ def encode_value(
         depth: How many lists and maps surround the value.
 
     Raises:
-        EncodingError: The value, or one inside it, may not travel.
+        EncodingError: The value, or one inside it, may not travel; it says where that is.
     """
     simple = _SIMPLE.get(type(value))
     if simple is not None:
@@ -313,7 +314,7 @@ def _encode_float(out: EncodedValue, value: Any) -> None:
 
 def _encode_str(out: EncodedValue, value: Any) -> None:
     try:
-        out.str = value
+        out.str = str.__str__(value)  # what a subclass prints may be something else
     except (ValueError, UnicodeEncodeError):
         msg = f"expected text that UTF-8 can encode, got {value!r}"
         raise EncodingError(msg) from None
@@ -321,6 +322,20 @@ def _encode_str(out: EncodedValue, value: Any) -> None:
 
 def _encode_bytes(out: EncodedValue, value: Any) -> None:
     out.bytes = bytes(value)
+
+
+def _encode_buffer(out: EncodedValue, value: memoryview) -> None:
+    if value.format not in _OF_BYTES or value.ndim != 1:
+        msg = (
+            f"expected a memoryview of bytes, got one of {value.ndim} axes and format "
+            f"{value.format!r}, which would arrive as its bytes alone; give numpy.asarray of it"
+        )
+        raise EncodingError(msg)
+    out.bytes = value.tobytes()
+
+
+_OF_BYTES = ("B", "b", "c")
+"""Formats of buffers whose elements are bytes, as the module ``struct`` writes them."""
 
 
 def _encode_dtype(out: EncodedValue, value: Any) -> None:
@@ -347,6 +362,21 @@ def _encode_shape(out: EncodedValue, value: Any) -> None:
 def _encode_opaque(out: EncodedValue, value: Any) -> None:
     out.opaque.type = value.type
     out.opaque.text = value.text
+    out.opaque.reason = value.reason
+
+
+def _encode_scalar(out: EncodedValue, value: np.generic[Any]) -> None:
+    if type(value) is not value.dtype.type:
+        msg = (
+            f"a value of type {type_name(value)} cannot travel, as it would arrive as a plain "
+            f"numpy.{value.dtype.type.__name__}; convert it to that first"
+        )
+        raise EncodingError(msg)
+    try:
+        out.scalar.dtype = dtype_name(value.dtype)
+    except ConfigError as error:
+        raise EncodingError(str(error)) from None
+    out.scalar.data = value.tobytes()
 
 
 _SIMPLE: dict[type, Callable[[EncodedValue, Any], None]] = {
@@ -357,18 +387,20 @@ _SIMPLE: dict[type, Callable[[EncodedValue, Any], None]] = {
     str: _encode_str,
     bytes: _encode_bytes,
     bytearray: _encode_bytes,
-    memoryview: _encode_bytes,
+    memoryview: _encode_buffer,
     Device: _encode_device,
     Shape: _encode_shape,
     Opaque: _encode_opaque,
-    np.bool_: _encode_bool,
+    **{np.dtype(code).type: _encode_scalar for code in np.typecodes["All"] if code not in "SUVO"},
+    np.str_: _encode_str,
+    np.bytes_: _encode_bytes,
 }
 
 
 def _encode_other(out: EncodedValue, value: Any) -> None:
     if isinstance(value, np.dtype):
         _encode_dtype(out, cast("np.dtype[Any]", value))
-    elif isinstance(value, np.generic):
+    elif isinstance(value, np.generic) and not isinstance(value, (str, bytes)):
         _encode_scalar(out, cast("np.generic[Any]", value))
     elif isinstance(value, type) and issubclass(value, np.generic):
         _encode_dtype(out, np.dtype(cast("type[np.generic[Any]]", value)))
@@ -397,14 +429,6 @@ def _encode_foreign_device(out: EncodedValue, value: Any) -> None:
     _encode_device(out, device)
 
 
-def _encode_scalar(out: EncodedValue, value: np.generic[Any]) -> None:
-    item: object = value.item()
-    if type(item) in (bool, int, float):
-        _SIMPLE[type(item)](out, item)
-    else:
-        _encode_array(out, np.asarray(value), _NO_PORTER)
-
-
 def _encode_list(
     out: EncodedValue,
     value: Sequence[Any],
@@ -414,8 +438,12 @@ def _encode_list(
 ) -> None:
     out.list.SetInParent()
     items = out.list.items
-    for item in value:
-        encode_value(items.add(), item, porter, register_of, depth + 1)
+    number = -1
+    try:
+        for number, item in enumerate(value):  # noqa: B007  (where it stopped)
+            encode_value(items.add(), item, porter, register_of, depth + 1)
+    except EncodingError as error:
+        raise error.within(f"[{number}]") from error.__cause__
 
 
 def _encode_map(
@@ -431,12 +459,16 @@ def _encode_map(
         if not isinstance(key, str):
             msg = f"expected string keys in a map, got {key!r} of type {type(key).__name__}"
             raise EncodingError(msg)
+        entry = items.add()
         try:
-            slot = items[key]
-        except ValueError:
+            entry.key = str.__str__(key)
+        except (ValueError, UnicodeEncodeError):
             msg = f"expected keys that UTF-8 can encode, got {key!r}"
             raise EncodingError(msg) from None
-        encode_value(slot, item, porter, register_of, depth + 1)
+        try:
+            encode_value(entry.value, item, porter, register_of, depth + 1)
+        except EncodingError as error:
+            raise error.within(f"[{key!r}]") from error.__cause__
 
 
 def _encode_array(out: EncodedValue, value: Any, porter: ArrayPorter) -> None:
@@ -503,6 +535,8 @@ def decode_value(  # noqa: PLR0911  (one return for each kind of value)
         return getattr(value, kind)
     if kind == "none":
         return None
+    if kind == "scalar":
+        return _decode_scalar(value.scalar)
     if kind == "reg":
         return registers(value.reg)
     if kind == "shape":
@@ -519,11 +553,11 @@ def decode_value(  # noqa: PLR0911  (one return for each kind of value)
     if kind == "map":
         _check_depth(depth)
         return {
-            key: decode_value(item, porter, registers, depth + 1)
-            for key, item in value.map.items.items()
+            entry.key: decode_value(entry.value, porter, registers, depth + 1)
+            for entry in value.map.items
         }
     if kind == "opaque":
-        return Opaque(value.opaque.type, value.opaque.text)
+        return Opaque(value.opaque.type, value.opaque.text, value.opaque.reason)
     msg = "expected a value, got an empty message"
     raise EncodingError(msg)
 
@@ -533,6 +567,15 @@ def _decode_dtype(name: str) -> np.dtype[Any]:
         return dtype_from_name(name)
     except ConfigError as error:
         raise EncodingError(str(error)) from None
+
+
+def _decode_scalar(encoded: values_pb2.Scalar) -> np.generic[Any]:
+    dtype = _decode_dtype(encoded.dtype)
+    if dtype.kind in "SU" or len(encoded.data) != dtype.itemsize:
+        msg = f"expected the bytes of a {dtype}, got {len(encoded.data)}"
+        raise EncodingError(msg)
+    scalar: np.generic[Any] = np.frombuffer(encoded.data, dtype)[0]
+    return scalar
 
 
 def _decode_array(encoded: values_pb2.Array, porter: ArrayPorter) -> Any:
@@ -591,26 +634,30 @@ def decode_failure(encoded: commands_pb2.Failure) -> tuple[RemoteFailure, Failur
     return failure, kind
 
 
-# Which arrays beside the log a command names.
+# What is inside encoded values.
+
+
+def inner_values(value: EncodedValue) -> Iterable[EncodedValue]:
+    """The values of an encoded list or map, in order; none of any other value."""
+    kind = value.WhichOneof("kind")
+    if kind == "list":
+        return value.list.items
+    return (entry.value for entry in value.map.items) if kind == "map" else ()
 
 
 def tickets_in(values: Iterable[EncodedValue]) -> Iterator[int]:
     """Yields the tickets of the arrays in encoded values, those inside others included."""
     for value in values:
-        kind = value.WhichOneof("kind")
-        if kind == "array":
-            if value.array.WhichOneof("data") == "ticket":
-                yield value.array.ticket
-        elif kind == "list":
-            yield from tickets_in(value.list.items)
-        elif kind == "map":
-            yield from tickets_in(value.map.items.values())
+        if value.WhichOneof("kind") != "array":
+            yield from tickets_in(inner_values(value))
+        elif value.array.WhichOneof("data") == "ticket":
+            yield value.array.ticket
 
 
 # The version of the protocol, and the error for two versions that do not match.
 
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised by one whenever a peer of the former version would misunderstand."""
 
 

@@ -8,14 +8,16 @@ Python                arrives on the other side as
 ``float``             ``float`` (64 bits)
 ``str``               ``str``
 ``bytes``             ``bytes`` (also from ``bytearray``, ``memoryview``)
+numpy scalar          the same: its type and dtype, and of times the unit
+``numpy.str_``        ``str``
+``numpy.bytes_``      ``bytes``
 ``numpy.dtype``       ``numpy.dtype``; also from ``tvm_ffi.dtype``
 :class:`Device`       :class:`Device`; also from TVM's and torch's
 :class:`Shape`        :class:`Shape`; also from ``tvm_ffi.Shape``
 ``list``, ``tuple``   ``list``
-``dict`` (str keys)   ``dict``
+``dict`` (str keys)   ``dict``, with its keys in the same order
 ``numpy.ndarray``     ``numpy.ndarray`` in C order; also from what
                       speaks DLPack, in the CPU's memory
-numpy scalar          ``int``, ``float`` or ``bool``
 ``DRef``              on a worker: what its register holds
 ===================== =================================================
 """
@@ -85,6 +87,9 @@ _EXTENSION_TYPES = (
     "int4",
     "uint4",
 )
+
+_OF_ANOTHER_PACKAGE = 2
+"""What ``numpy.dtype.isbuiltin`` says of dtypes that are not numpy's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +239,12 @@ def _dimension(dim: Any) -> int:
 class Opaque:
     """Stands at the client for a worker's object that cannot travel.
 
+    Attributes:
+        type: The qualified name of its type.
+        text: How it prints.
+        reason: Which value inside it cannot travel, of which type; empty if that is the
+            object itself.
+
     Examples:
         >>> with disco_client.ProcessSession(1) as processes:
         ...     function = processes.get_global_func("numpy.add")
@@ -243,9 +254,11 @@ class Opaque:
 
     type: str
     text: str
+    reason: str = ""
 
     def __str__(self) -> str:
-        return f"<{self.type} on the worker: {self.text}>"
+        reason = f"; {self.reason}" if self.reason else ""
+        return f"<{self.type} on the worker: {self.text}{reason}>"
 
 
 def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
@@ -271,7 +284,8 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
         ConfigError: The dtype is structured, or holds Python objects.
     """
     bare = dtype.type is np.void  # bfloat16 and its kind have types of their own
-    if bare or dtype.hasobject or dtype.subdtype is not None:
+    unknown = dtype.isbuiltin == _OF_ANOTHER_PACKAGE and not is_extension(dtype.name)
+    if bare or unknown or dtype.hasobject or dtype.subdtype is not None:
         msg = f"expected a plain numeric dtype, got {dtype}"
         raise ConfigError(msg)
     if dtype.kind in "SUmM":

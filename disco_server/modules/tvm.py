@@ -240,8 +240,25 @@ def to_tvm(value: Any, copies: _Copies) -> Any:
     if isinstance(value, (list, tuple, dict)):
         return ffi.convert(_items(cast("Any", value), copies))
     if isinstance(value, np.generic):
-        return cast("np.generic[Any]", value).item()
+        return _number(cast("np.generic[Any]", value))
     return _special(ffi, value)
+
+
+def _number(value: np.generic[Any]) -> Any:
+    """A scalar of numpy as TVM has it: as a number of Python's, of at most 64 bits."""
+    dtype = value.dtype
+    if dtype.kind == "f":
+        return float(value)
+    number: Any = value.item()
+    if dtype.kind == "b" or is_extension(dtype.name):
+        return number
+    if dtype.kind not in "iu" or number > _LARGEST:
+        msg = f"{value!r} cannot be passed to TVM, whose numbers are int64 and float64"
+        raise EncodingError(msg)
+    return number
+
+
+_LARGEST = (1 << 63) - 1
 
 
 def _items(value: Any, copies: _Copies) -> Any:

@@ -6,8 +6,9 @@ import traceback
 from typing import TYPE_CHECKING
 
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure, describe_exit
-from disco_client.wire.codec import FailureKind
+from disco_client.wire.codec import FailureKind, type_name
 from disco_client.wire.reports import what_is_done
+from disco_client.wire.values import Opaque
 from disco_server.collectives.types import (
     AbortedError,
     CollectiveError,
@@ -31,6 +32,7 @@ __all__ = [
     "ModuleNotAllowed",
     "describe_end",
     "describe_failure",
+    "opaque_of",
     "repr_of",
     "sendable",
 ]
@@ -177,6 +179,17 @@ def repr_of(value: object) -> str:
         return sendable(repr(value)[:_MAX_REPR])
     except Exception as error:  # noqa: BLE001  (whatever the object's author did)
         return f"its repr raised {type(error).__name__}"
+
+
+def opaque_of(value: object, error: EncodingError) -> Opaque:
+    """What is sent in place of a value.
+
+    Args:
+        value: The value.
+        error: Why it cannot travel; of a value inside it, it says where that is.
+    """
+    reason = sendable(str(error)[:_MAX_REPR]) if error.path else ""
+    return Opaque(type_name(value), repr_of(value), reason)
 
 
 def sendable(text: str) -> str:

@@ -36,7 +36,13 @@ from disco_client.wire.reports import ACTION_NAMES, EncodedHoldingsRequest
 from disco_client.wire.values import ArrayPorter, Opaque, dtype_from_name, is_array
 from disco_server.devices.foreign import destination, native
 from disco_server.observe.flight import SLOT_MASK
-from disco_server.rank.errors import ArgumentRefused, FunctionMissing, describe_failure, repr_of
+from disco_server.rank.errors import (
+    ArgumentRefused,
+    FunctionMissing,
+    describe_failure,
+    opaque_of,
+    repr_of,
+)
 from disco_server.rank.functions import OWN_NAMES, NamedCall, destination_of, registry, resolve
 from disco_server.rank.holdings import describe_holdings
 from disco_server.rank.program import (
@@ -634,13 +640,15 @@ class Executor:
             encode_value(out, value, self._porter)
             if out.ByteSize() <= _MAX_REPLY_BYTES:
                 return
+            reason = f"it takes {out.ByteSize()} bytes without its arrays, of {_MAX_REPLY_BYTES}"
+            stand_in = Opaque(type_name(value), repr_of(value), reason)
         except DlpackError:
             raise
-        except EncodingError:
-            pass
+        except EncodingError as error:
+            stand_in = opaque_of(value, error)
         self._porter.withdraw()
         out.Clear()
-        encode_value(out, Opaque(type_name(value), repr_of(value)))
+        encode_value(out, stand_in)
 
     def _answer_poison(self, seq: int, poison: Poison) -> None:
         reply = EncodedReply(seq=seq, ack=seq)

@@ -24,13 +24,13 @@ import numpy as np
 
 from disco_client.errors import EncodingError
 from disco_client.wire.codec import type_name
-from disco_client.wire.values import MAX_DEPTH, Device, Opaque, Shape
+from disco_client.wire.values import MAX_DEPTH, Device, Shape
 from disco_server.config import module_allowed
 from disco_server.rank.errors import (
     ArgumentRefused,
     FunctionMissing,
     ModuleNotAllowed,
-    repr_of,
+    opaque_of,
 )
 from disco_server.rank.functions import (
     MAX_NAME,
@@ -265,8 +265,8 @@ def _described(value: Any) -> Any:
     """A value as it may leave its object: another object's description instead of it."""
     try:
         return _plain(value)
-    except EncodingError:
-        return Opaque(type_name(value), repr_of(value))
+    except EncodingError as error:
+        return opaque_of(value, error)
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
@@ -277,22 +277,34 @@ def _plain(value: Any, depth: int = 0) -> Any:
     """
     if depth <= MAX_DEPTH and not callable(value):
         if isinstance(value, (list, tuple)):
-            items = [_plain(item, depth + 1) for item in cast("Sequence[Any]", value)]
+            items = [
+                _plain_inside(f"[{at}]", item, depth)
+                for at, item in enumerate(cast("Sequence[Any]", value))
+            ]
             return value if isinstance(value, Shape) else items
         if type(value) is dict:
             pairs = cast("dict[Any, Any]", value).items()
-            return {_plain_key(key): _plain(item, depth + 1) for key, item in pairs}
+            return {
+                _plain_key(key): _plain_inside(f"[{key!r}]", item, depth) for key, item in pairs
+            }
         if isinstance(value, _PLAIN) or _is_array(value):
             # What holds Python's objects may hold functions.
             dtype: Any = getattr(value, "dtype", value)
             if not getattr(dtype, "hasobject", False):
                 return value
-    raise EncodingError("this is no plain value")
+    raise EncodingError(f"a value of type {type_name(value)} cannot leave its object")
+
+
+def _plain_inside(step: str, item: Any, depth: int) -> Any:
+    try:
+        return _plain(item, depth + 1)
+    except EncodingError as error:
+        raise error.within(step) from None
 
 
 def _plain_key(key: Any) -> str:
     if type(key) is not str:
-        raise EncodingError("this is no plain key")
+        raise EncodingError(f"expected string keys, got one of type {type_name(key)}")
     return key
 
 

@@ -296,9 +296,9 @@ class Flattener:
             for item in value.list.items:
                 tokens += (*self._expression(item, bound, depth + 1), ", ")
             return ["[", *tokens, "]"]
-        for key, item in value.map.items.items():
-            inside = self._expression(item, bound, depth + 1)
-            tokens += (f"{self._constant(key)}: ", *inside, ", ")
+        for entry in value.map.items:
+            inside = self._expression(entry.value, bound, depth + 1)
+            tokens += (f"{self._constant(entry.key)}: ", *inside, ", ")
         return ["{", *tokens, "}"]
 
     def _constant(self, value: Any) -> str:

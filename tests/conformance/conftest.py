@@ -408,18 +408,18 @@ class Tools:
     def __post_init__(self) -> None:
         self.workers = range(self.session.num_workers)
 
-    def call(self, name, *args):
+    def call(self, name, *args, **named):
         """Calls a function by its name; the reference of the results."""
         name = name if "." in name else f"conformance.{name}"
-        return self.session.get_global_func(name)(*args)
+        return self.session.get_global_func(name)(*args, **named)
 
     def fetch(self, ref):
         """What each worker's register holds."""
         return [ref.debug_get_from_remote(worker) for worker in self.workers]
 
-    def results(self, name, *args):
+    def results(self, name, *args, **named):
         """What a function returns on each worker."""
-        return self.fetch(self.call(name, *args))
+        return self.fetch(self.call(name, *args, **named))
 
     def place(self, parts):
         """Puts one array on each worker; None leaves a worker without."""

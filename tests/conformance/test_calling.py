@@ -35,10 +35,8 @@ VALUES = [
         ("dtype", np.dtype("float16"), "Float16DType", np.dtype("float16")),
         ("shape", di.Shape((2, 0, 3)), "Shape", di.Shape((2, 0, 3))),
         ("empty-shape", di.Shape(()), "Shape", di.Shape(())),
-        ("numpy-int", np.int64(-5), "int", -5),
-        ("numpy-small-int", np.uint8(5), "int", 5),
-        ("numpy-float", np.float32(0.5), "float", 0.5),
-        ("numpy-bool", np.bool_(1), "bool", True),
+        ("numpy-text", np.str_("a b"), "str", "a b"),
+        ("numpy-bytes", np.bytes_(b"a"), "bytes", b"a"),
         ("list", [1, [None, "x"], 2.5], "list", [1, [None, "x"], 2.5]),
         ("tuple", (1, "x"), "list", [1, "x"]),
         ("map", {"a": {"b": [b"c"]}}, "dict", {"a": {"b": [b"c"]}}),
@@ -54,6 +52,92 @@ def test_every_kind_of_value_arrives_and_comes_back(session, tools, sent, seen, 
     for came in tools.results("echo", sent):
         # A shape's class is also TVM's, once another test has loaded that.
         assert (came, type(came).__name__) == (got, type(got).__name__)
+
+
+def _scalars():
+    """A scalar of every dtype that numpy and ml_dtypes make scalars of; of times, of each unit."""
+    for code in "?bhilBHIL":
+        dtype = np.dtype(code)
+        most = True if code == "?" else np.iinfo(dtype).max
+        yield from (dtype.type(0), dtype.type(most))
+    for code in "efdgFDG":
+        for value in (0.1, -0.0, np.inf, np.nan):
+            yield np.dtype(code).type(value)
+    for unit in ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as", "25s"):
+        for value in (5, -(1 << 62), "NaT"):
+            yield from (np.datetime64(value, unit), np.timedelta64(value, unit))
+    yield from (np.timedelta64(3), np.datetime64("NaT"))
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"):
+        yield getattr(ml_dtypes, name)(3)
+
+
+def _same(one, other):
+    """Whether two scalars have one type, dtype and unit, and one value, NaN and -0.0 included."""
+    return (type(one), one.dtype, one.tobytes()) == (type(other), other.dtype, other.tobytes())
+
+
+@BOTH_ENDS
+def test_a_scalar_of_numpy_arrives_as_it_left(session, tools):
+    """Type, dtype and unit: as an argument, inside others, and as a result."""
+    scalars = list(_scalars())
+    kinds = [type(scalar).__name__ for scalar in scalars]
+    for seen in tools.results("kinds", *scalars):
+        assert seen == kinds
+    echo = session.get_global_func("conformance.echo")
+    for came in tools.fetch(echo(scalars, {"deep": scalars})):
+        assert all(map(_same, came[0], scalars))
+        assert all(map(_same, came[1]["deep"], scalars))
+    for scalar in scalars[::5]:
+        assert _same(echo(scalar).get(), scalar)
+    assert hash(echo(np.float32(0.1)).get()) == hash(np.float32(0.1))
+
+
+def test_a_function_computes_with_a_scalar_as_numpy_does(kind, session, tools):
+    """Its dtype takes part in the result's, and a time keeps its unit."""
+    single, half = np.ones(3, "f4"), np.ones(3, "f2")
+    moment = np.array(["2026-01-31"], "M8[ns]")
+    cases = [
+        ("numpy.multiply", single, np.float64(0.1)),
+        ("numpy.multiply", half, np.float32(1e6)),
+        ("numpy.add", np.arange(3, dtype="u1"), np.int16(300)),
+        ("numpy.add", moment, np.timedelta64(5, "ns")),
+        ("numpy.add", np.array(["2026-01"], "M8[M]"), np.timedelta64(1, "Y")),
+        ("numpy.max", moment),
+        ("numpy.max", np.array([1, (1 << 64) - 1], "u8")),
+    ]
+    for name, *args in cases:
+        if kind.gpus and args[0].dtype.kind == "M":
+            continue  # no GPU holds times
+        expected = getattr(np, name.removeprefix("numpy."))(*args)
+        for given in (args, [tools.call("echo", args[0]), *args[1:]]):
+            came = session.get_global_func(name)(*given).get()
+            assert came.dtype == expected.dtype, name
+            assert kind.gpus or type(came) is type(expected), name
+            np.testing.assert_array_equal(came, expected)
+    product = session.get_global_func("numpy.multiply")(*[ml_dtypes.bfloat16(1.5)] * 2)
+    assert _same(product.get(), ml_dtypes.bfloat16(2.25))
+
+
+KEYS = [f"{number * 7919 % 101:x}" for number in range(60)]
+
+
+@BOTH_ENDS
+def test_a_dict_keeps_its_order(session, tools):
+    """On every worker that of the program, and at the program that of the worker."""
+    ordered = dict.fromkeys(KEYS, 1)
+    for outer, inner, named in tools.results("keys", ordered, [{"deep": ordered}], **ordered):
+        assert (outer, inner, named) == (KEYS, KEYS, KEYS)
+    for came in tools.results("echo", {"deep": ordered}):
+        assert list(came["deep"]) == KEYS
+
+
+@BOTH_ENDS
+def test_collectives_over_a_dict_meet_under_the_same_key(session, tools):
+    """Each rank goes through the items in one order, so that like tensors are added."""
+    tensors = {key: np.full(40, number, "f4") for number, key in enumerate(KEYS[:8])}
+    for added in tools.results("reduce_each", tensors):
+        for number, key in enumerate(tensors):
+            np.testing.assert_array_equal(added[key], np.full(40, number * session.num_workers))
 
 
 def test_not_a_number_stays_not_a_number(tools):
@@ -90,8 +174,14 @@ def test_arrays_are_arguments_and_results(tools, dtype, count):
         lambda: len,
         lambda: os,
         lambda: np.array([object()]),
+        lambda: type("Metres", (np.float64,), {})(5.0),
+        lambda: np.zeros(1, "i4,f8")[0],
+        lambda: memoryview(np.zeros(3)),
     ],
-    ids=["large", "small", "complex", "set", "keys", "object", "inside", "func", "mod", "objects"],
+    ids=[
+        *("large", "small", "complex", "set", "keys", "object", "inside", "func", "mod"),
+        *("objects", "kind-of-scalar", "record", "buffer"),
+    ],
 )
 def test_what_cannot_travel_is_refused_and_takes_nothing(session, tools, make):
     """No command is sent, no register is lost, and the session goes on."""

@@ -90,8 +90,8 @@ def test_a_call_runs_on_every_worker_and_returns_a_reference(session):
         (Shape([2, 0]), "disco_client.wire.values.Shape", Shape([2, 0])),
         ([1, [None, "x"]], "builtins.list", [1, [None, "x"]]),
         ({"a": {"b": 1.5}}, "builtins.dict", {"a": {"b": 1.5}}),
-        (np.int64(7), "builtins.int", 7),
-        (np.bool_(0), "builtins.bool", False),
+        (np.int64(7), "numpy.int64", np.int64(7)),
+        (np.bytes_(b"a"), "builtins.bytes", b"a"),
     ],
     ids=lambda value: repr(value)[:20],
 )

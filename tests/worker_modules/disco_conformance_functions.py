@@ -74,6 +74,25 @@ def kind(value):
     return type(value).__name__
 
 
+@disco_server.register_func("conformance.kinds")
+def kinds(*values):
+    """The names of the types of several arguments."""
+    return [type(value).__name__ for value in values]
+
+
+@disco_server.register_func("conformance.keys")
+def keys(mapping, inside, **named):
+    """The keys of three dicts in their order: one, one inside others, the keywords."""
+    return [list(mapping), list(inside[0]["deep"]), list(named)]
+
+
+@disco_server.register_func("conformance.reduce_each")
+def reduce_each(tensors):
+    """Adds up each tensor of a dict over all workers, in the order of the dict."""
+    worker = disco_server.current_worker()
+    return {key: worker.allreduce(tensor) for key, tensor in tensors.items()}
+
+
 @disco_server.register_func("conformance.add")
 def add(first, second):
     """The sum of two values."""

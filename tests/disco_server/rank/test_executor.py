@@ -191,7 +191,7 @@ def test_poison_is_found_inside_lists_and_maps(rank):
     """A call with such an argument does not run half."""
     rank.run(get_func("t.fail", 1), get_func("t.echo", 2), call(1, 3))
     deep = command(Action.CALL_PACKED, reg=4, func=2)
-    deep.args.add().list.items.add().map.items["k"].reg = 3
+    deep.args.add().list.items.add().map.items.add(key="k").value.reg = 3
     rank.run(deep)
     (reply,) = rank.run(fetch(4))
     assert decode_failure(reply.failure)[0].seq == 3
@@ -388,6 +388,7 @@ def test_what_cannot_travel_is_answered_by_a_description(rank, value, text):
     came = decode_value(reply.value)
     assert isinstance(came, Opaque)
     assert came.text.startswith(text)
+    assert came.reason.startswith("at [0]: a value of type builtins.") == isinstance(value, list)
 
 
 def test_an_answer_too_large_for_the_relays_is_described(rank, monkeypatch):
