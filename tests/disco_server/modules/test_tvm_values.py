@@ -63,9 +63,14 @@ def test_a_value_comes_back_as_it_went(echo, value):
 
 
 def test_small_kinds_arrive_as_their_nearest():
-    """Tuples as lists, numpy's scalars as numbers."""
-    seen = through_tvm(lambda *args: list(args))
-    assert seen((1, 2), np.int32(3), np.float32(0.5)) == [[1, 2], 3, 0.5]
+    """Tuples as lists, scalars of numpy as Python's numbers, whatever their dtype."""
+    seen = through_tvm(lambda *args: [*args, [type(arg).__name__ for arg in args[1:]]])
+    scalars = [np.int32(3), np.uint64((1 << 63) - 1), np.bool_(1), np.float32(0.5)]
+    scalars += [np.float16(0.5), np.longdouble(0.5), ml_dtypes.bfloat16(0.5), ml_dtypes.int4(-3)]
+    numbers = [3, (1 << 63) - 1, True, 0.5, 0.5, 0.5, 0.5, -3]
+    names = ["int", "int", "bool", *["float"] * 4, "int"]
+    assert seen((1, 2), *scalars) == [[1, 2], *numbers, names]
+    assert seen(None, [np.int8(1)])[1] == [1]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,11 @@ def test_a_result_outlives_what_made_it(echo):
 
 
 @pytest.mark.parametrize(
-    "value", [np.array(["text"]), np.array(["2020"], "datetime64[Y]"), np.array([1j])]
+    "value",
+    [
+        *(np.array(["text"]), np.array(["2020"], "datetime64[Y]"), np.array([1j])),
+        *(np.datetime64(5, "ns"), np.complex64(1j), np.uint64(1 << 63)),
+    ],
 )
 def test_dtypes_that_tvm_lacks_are_refused(echo, value):
     """By their name."""
