@@ -3,7 +3,8 @@
 With ``in_group=True`` an operation stays inside each group: ``num_groups`` equal,
 consecutive slices of the workers, whose first worker takes worker 0's part. Only
 element counts must match, not shapes: data move as flat chunks in rank order. A
-mismatch is refused on every worker before any of them enters the operation.
+mismatch is refused on every worker before any of them enters the operation. A ``tag``
+is a name of the call that the workers compare too, and that their errors show.
 """
 
 from __future__ import annotations
@@ -43,16 +44,19 @@ def init_ccl(core: SessionCore, ccl: str, *device_ids: int) -> None:
     core.sync()
 
 
-def broadcast(core: SessionCore, src: object, dst: DRef | None) -> DRef:
+def broadcast(core: SessionCore, src: object, dst: DRef | None, tag: str | None) -> DRef:
     """Copies a host array to every worker; see ``Session.broadcast``."""
+    named = _named(tag)
     array = as_host_array(src)
     if dst is None:
         dst = core.empty(array.shape, array.dtype)
-    return move(core, "broadcast_from_worker0", core.copy_to_worker_0(array), dst, in_group=False)
+    held = core.copy_to_worker_0(array)
+    return _call(core, "broadcast_from_worker0", dst, named, held, False)
 
 
-def scatter(core: SessionCore, src: object, dst: DRef | None) -> DRef:
+def scatter(core: SessionCore, src: object, dst: DRef | None, tag: str | None) -> DRef:
     """Gives each worker one slice of a host array; see ``Session.scatter``."""
+    named = _named(tag)
     array = as_host_array(src)
     if array.ndim == 0 or array.shape[0] != core.num_workers:
         msg = (
@@ -62,20 +66,37 @@ def scatter(core: SessionCore, src: object, dst: DRef | None) -> DRef:
         raise ConfigError(msg)
     if dst is None:
         dst = core.empty(array.shape[1:], array.dtype)
-    return move(core, "scatter_from_worker0", core.copy_to_worker_0(array), dst, in_group=False)
+    held = core.copy_to_worker_0(array)
+    return _call(core, "scatter_from_worker0", dst, named, held, False)
 
 
-def move(core: SessionCore, operation: str, src: DRef, dst: DRef | None, in_group: bool) -> DRef:
+def move(
+    core: SessionCore,
+    operation: str,
+    src: DRef,
+    dst: DRef | None,
+    in_group: bool,
+    tag: str | None,
+) -> DRef:
     """Moves arrays between the workers; see the method of ``Session`` of that name.
 
     Returns:
         ``dst``; the reference of new arrays where it is None.
+
+    Raises:
+        ConfigError: The tag is no str.
     """
-    return _call(core, operation, dst, src, bool(in_group))
+    return _call(core, operation, dst, _named(tag), src, bool(in_group))
 
 
 def reduce(
-    core: SessionCore, operation: str, src: DRef, dst: DRef | None, op: ReduceName, in_group: bool
+    core: SessionCore,
+    operation: str,
+    src: DRef,
+    dst: DRef | None,
+    op: ReduceName,
+    in_group: bool,
+    tag: str | None,
 ) -> DRef:
     """Moves and reduces arrays; see the method of ``Session`` of that name.
 
@@ -83,16 +104,33 @@ def reduce(
         ``dst``; the reference of new arrays where it is None.
 
     Raises:
-        ConfigError: No such reduction.
+        ConfigError: No such reduction, or the tag is no str.
     """
     if op not in REDUCE_OPS:
         msg = f"expected one of {', '.join(REDUCE_OPS)}, got {op!r}"
         raise ConfigError(msg)
-    return _call(core, operation, dst, src, Shape((REDUCE_OPS.index(op),)), bool(in_group))
+    kind = Shape((REDUCE_OPS.index(op),))
+    return _call(core, operation, dst, _named(tag), src, kind, bool(in_group))
 
 
-def _call(core: SessionCore, operation: str, dst: DRef | None, *args: object) -> DRef:
+def _named(tag: str | None) -> dict[str, str]:
+    """The keywords that bring a tag to the workers: none where there is none.
+
+    Raises:
+        ConfigError: It is no str.
+    """
+    if tag is None:
+        return {}
+    if not isinstance(tag, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        msg = f"expected tag to be a str, got {tag!r}"
+        raise ConfigError(msg)
+    return {"tag": tag}
+
+
+def _call(
+    core: SessionCore, operation: str, dst: DRef | None, named: dict[str, str], *args: object
+) -> DRef:
     if dst is None:
-        return core.call_builtin(f"runtime.disco.{operation}", *args)
-    core.call_builtin(f"runtime.disco.{operation}", *args, dst)
+        return core.call_builtin(f"runtime.disco.{operation}", *args, **named)
+    core.call_builtin(f"runtime.disco.{operation}", *args, dst, **named)
     return dst

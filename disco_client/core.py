@@ -746,8 +746,10 @@ class SessionCore:
         """Whether a function is that one, which every worker has."""
         return func is self._builtins.get(name)
 
-    def call_builtin(self, name: str, *args: object) -> DRef:
+    def call_builtin(self, name: str, *args: object, **keywords: object) -> DRef:
         """Calls a function that every worker has."""
+        if keywords:
+            return self.call_with(self.builtin(name), args, keywords)
         return self.call(self.builtin(name), *args)
 
     def call_now(self, name: str, *args: object) -> DRef:

@@ -904,6 +904,8 @@ class Session:
         src: object,
         dst: DRef | None = None,
         in_group: bool = True,
+        *,
+        tag: str | None = None,
     ) -> DRef:
         """Copies a host array to every worker.
 
@@ -912,9 +914,13 @@ class Session:
             dst: An array of the same size and dtype on every worker; None
                 allocates one.
             in_group: Every worker receives ``src`` either way.
+            tag: The call's name, which errors show; see :meth:`allreduce`.
 
         Returns:
             The reference of the copies.
+
+        Raises:
+            ConfigError: The tag is no str.
 
         Examples:
             >>> session.broadcast(np.ones(2)).numpy(worker_id=3)
@@ -922,10 +928,15 @@ class Session:
         """
         del in_group  # only worker 0 has the data, so it alone can be the source
         self._core.check_may_send(src, "broadcast")
-        return collectives.broadcast(self._core, src, dst)
+        return collectives.broadcast(self._core, src, dst, tag)
 
     def broadcast_from_worker0(
-        self, src: DRef, dst: DRef | None = None, in_group: bool = True
+        self,
+        src: DRef,
+        dst: DRef | None = None,
+        in_group: bool = True,
+        *,
+        tag: str | None = None,
     ) -> DRef:
         """Copies worker 0's array (each group's first worker's) to all workers.
 
@@ -934,9 +945,13 @@ class Session:
             dst: An array of its size and dtype on every worker; may be ``src``; None
                 makes one of its shape.
             in_group: Whether each group has a source of its own.
+            tag: The call's name, which errors show; see :meth:`allreduce`.
 
         Returns:
             The reference of the copies: ``dst`` where it is given.
+
+        Raises:
+            ConfigError: The tag is no str.
 
         Examples:
             >>> source = session.copy_to_worker_0(np.ones(2))
@@ -945,13 +960,15 @@ class Session:
             >>> target.numpy(worker_id=3)
             array([1., 1.])
         """
-        return collectives.move(self._core, "broadcast_from_worker0", src, dst, in_group)
+        return collectives.move(self._core, "broadcast_from_worker0", src, dst, in_group, tag)
 
     def scatter(
         self,
         src: object,
         dst: DRef | None = None,
         in_group: bool = True,
+        *,
+        tag: str | None = None,
     ) -> DRef:
         """Gives each worker one slice of a host array along its first axis.
 
@@ -961,12 +978,13 @@ class Session:
             dst: An array of a slice's size and dtype on every worker; None
                 allocates one of shape ``src.shape[1:]``.
             in_group: Worker w receives ``src[w]`` either way.
+            tag: The call's name, which errors show; see :meth:`allreduce`.
 
         Returns:
             The reference of the slices.
 
         Raises:
-            ConfigError: The first axis does not fit.
+            ConfigError: The first axis does not fit, or the tag is no str.
 
         Examples:
             >>> session.scatter(np.arange(8.0).reshape(4, 2)).numpy(worker_id=3)
@@ -974,10 +992,15 @@ class Session:
         """
         del in_group  # only worker 0 has the data, so it alone can be the source
         self._core.check_may_send(src, "scatter")
-        return collectives.scatter(self._core, src, dst)
+        return collectives.scatter(self._core, src, dst, tag)
 
     def scatter_from_worker0(
-        self, from_array: DRef, to_array: DRef | None = None, in_group: bool = True
+        self,
+        from_array: DRef,
+        to_array: DRef | None = None,
+        in_group: bool = True,
+        *,
+        tag: str | None = None,
     ) -> DRef:
         """Gives each worker one equal flat chunk of worker 0's array.
 
@@ -986,9 +1009,13 @@ class Session:
             to_array: An array of a chunk's size and dtype on every worker; None makes
                 one of ``from_array``'s shape, with its first axis divided by the workers.
             in_group: Whether each group has a source of its own.
+            tag: The call's name, which errors show; see :meth:`allreduce`.
 
         Returns:
             The reference of the chunks: ``to_array`` where it is given.
+
+        Raises:
+            ConfigError: The tag is no str.
 
         Examples:
             >>> source = session.copy_to_worker_0(np.arange(8.0).reshape(4, 2))
@@ -997,10 +1024,17 @@ class Session:
             >>> target.numpy(worker_id=1)
             array([2., 3.])
         """
-        return collectives.move(self._core, "scatter_from_worker0", from_array, to_array, in_group)
+        return collectives.move(
+            self._core, "scatter_from_worker0", from_array, to_array, in_group, tag
+        )
 
     def gather_to_worker0(
-        self, from_array: DRef, to_array: DRef | None = None, in_group: bool = True
+        self,
+        from_array: DRef,
+        to_array: DRef | None = None,
+        in_group: bool = True,
+        *,
+        tag: str | None = None,
     ) -> DRef:
         """Collects every worker's array on worker 0, in rank order.
 
@@ -1010,9 +1044,13 @@ class Session:
                 for all of them; None makes one there of shape
                 ``(workers, *from_array.shape)``, and gives the others None.
             in_group: Whether each group has a destination of its own.
+            tag: The call's name, which errors show; see :meth:`allreduce`.
 
         Returns:
             The reference of what was collected: ``to_array`` where it is given.
+
+        Raises:
+            ConfigError: The tag is no str.
 
         Examples:
             >>> source = session.scatter(np.arange(8.0).reshape(4, 2))
@@ -1021,10 +1059,18 @@ class Session:
             >>> target.numpy()[3]
             array([6., 7.])
         """
-        return collectives.move(self._core, "gather_to_worker0", from_array, to_array, in_group)
+        return collectives.move(
+            self._core, "gather_to_worker0", from_array, to_array, in_group, tag
+        )
 
     def allreduce(
-        self, src: DRef, dst: DRef | None = None, op: ReduceName = "sum", in_group: bool = True
+        self,
+        src: DRef,
+        dst: DRef | None = None,
+        op: ReduceName = "sum",
+        in_group: bool = True,
+        *,
+        tag: str | None = None,
     ) -> DRef:
         """Reduces the workers' arrays element by element; all get the result.
 
@@ -1035,20 +1081,29 @@ class Session:
             op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``. Integers
                 wrap; ``avg`` of integers truncates toward zero.
             in_group: Whether the reduction stays inside each group.
+            tag: The call's name, such as that of the tensor. Workers whose calls have another
+                one, or none, do not begin; the error says the tags of all.
 
         Returns:
             The reference of the result: ``dst`` where it is given.
 
         Raises:
-            ConfigError: No such reduction.
+            ConfigError: No such reduction, or the tag is no str.
 
         Examples:
             >>> session.allreduce(session.broadcast(np.ones(2)), op="sum").numpy()
             array([4., 4.])
         """
-        return collectives.reduce(self._core, "allreduce", src, dst, op, in_group)
+        return collectives.reduce(self._core, "allreduce", src, dst, op, in_group, tag)
 
-    def allgather(self, src: DRef, dst: DRef | None = None, in_group: bool = True) -> DRef:
+    def allgather(
+        self,
+        src: DRef,
+        dst: DRef | None = None,
+        in_group: bool = True,
+        *,
+        tag: str | None = None,
+    ) -> DRef:
         """Collects every worker's array on every worker, in rank order.
 
         Args:
@@ -1056,19 +1111,29 @@ class Session:
             dst: An array with room for all of them; None makes one of shape
                 ``(workers, *src.shape)``.
             in_group: Whether the collection stays inside each group.
+            tag: The call's name, which errors show; see :meth:`allreduce`.
 
         Returns:
             The reference of what was collected: ``dst`` where it is given.
+
+        Raises:
+            ConfigError: The tag is no str.
 
         Examples:
             >>> part = session.scatter(np.arange(4.0).reshape(4, 1))
             >>> session.allgather(part).numpy(worker_id=2).ravel()
             array([0., 1., 2., 3.])
         """
-        return collectives.move(self._core, "allgather", src, dst, in_group)
+        return collectives.move(self._core, "allgather", src, dst, in_group, tag)
 
     def reduce_scatter(
-        self, src: DRef, dst: DRef | None = None, op: ReduceName = "sum", in_group: bool = True
+        self,
+        src: DRef,
+        dst: DRef | None = None,
+        op: ReduceName = "sum",
+        in_group: bool = True,
+        *,
+        tag: str | None = None,
     ) -> DRef:
         """Reduces the workers' arrays; each worker gets one equal chunk of the result.
 
@@ -1078,6 +1143,7 @@ class Session:
                 one of the shape of ``src``, with its first axis divided by the workers.
             op: As in :meth:`allreduce`.
             in_group: Whether the reduction stays inside each group.
+            tag: The call's name, which errors show; see :meth:`allreduce`.
 
         Returns:
             The reference of the result: ``dst`` where it is given.
@@ -1090,9 +1156,16 @@ class Session:
             >>> session.reduce_scatter(whole).numpy(worker_id=3)
             array([12.])
         """
-        return collectives.reduce(self._core, "reduce_scatter", src, dst, op, in_group)
+        return collectives.reduce(self._core, "reduce_scatter", src, dst, op, in_group, tag)
 
-    def all_to_all(self, src: DRef, dst: DRef | None = None, in_group: bool = True) -> DRef:
+    def all_to_all(
+        self,
+        src: DRef,
+        dst: DRef | None = None,
+        in_group: bool = True,
+        *,
+        tag: str | None = None,
+    ) -> DRef:
         """Sends one equal chunk of each worker's array to each worker.
 
         Args:
@@ -1100,15 +1173,19 @@ class Session:
             dst: An array of that size: chunk ``i`` comes from worker ``i``. None makes
                 one of the shape of ``src``.
             in_group: Whether the exchange stays inside each group.
+            tag: The call's name, which errors show; see :meth:`allreduce`.
 
         Returns:
             The reference of what came: ``dst`` where it is given.
+
+        Raises:
+            ConfigError: The tag is no str.
 
         Examples:
             >>> session.all_to_all(session.broadcast(np.arange(4.0))).numpy(worker_id=3)
             array([3., 3., 3., 3.])
         """
-        return collectives.move(self._core, "all_to_all", src, dst, in_group)
+        return collectives.move(self._core, "all_to_all", src, dst, in_group, tag)
 
     def compare_shapes(self, enabled: bool = True) -> None:
         """Makes collectives stricter, to find a mistake: shapes must be equal, too.

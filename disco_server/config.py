@@ -28,6 +28,7 @@ from disco_client.wire.limits import MAX_WORKERS, MOST_WORKERS
 from disco_server.security import CERTIFICATE_PREFIX, Guard, check_dial
 from disco_server.settings import (
     AUTO,
+    HASH_SEED,
     OFF,
     UPLOADS,
     Address,
@@ -132,6 +133,8 @@ def read_environment(value: object, where: str) -> tuple[str, ...]:
         name, _, content = item.partition("=") if isinstance(item, str) else ("", "", "")
         if not _VARIABLE.fullmatch(name.strip()) or "\0" in content:
             raise refuse(where, expected, item)
+        if name.strip() == HASH_SEED and content.strip() != "0":
+            raise refuse(where, f"no {HASH_SEED}, which is 0 for the workers of every node", item)
         read.append(str(item).strip())
     return tuple(dict.fromkeys(read))
 

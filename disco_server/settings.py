@@ -26,6 +26,7 @@ __all__ = [
     "AUTO",
     "DEBUG",
     "GPU_LIBRARIES",
+    "HASH_SEED",
     "INIT_TIMEOUT_S",
     "MPI",
     "NCCL_TIMEOUT_S",
@@ -486,6 +487,9 @@ def read_devices(value: object, where: str) -> tuple[str, ...]:
 
 # --- variables of ranks ------------------------------------------------------
 
+
+HASH_SEED: Final = "PYTHONHASHSEED"
+"""The variable by which an interpreter learns, at its start alone, how it hashes texts."""
 
 _T = TypeVar("_T")
 

@@ -7,8 +7,10 @@ agreement rounds and their outcomes, the texts of the errors, and which ranks ar
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import numpy as np
@@ -16,7 +18,12 @@ import numpy as np
 from disco_client.tracing import ring as layout
 from disco_server.collectives import validation
 from disco_server.collectives.collective_watch import CollectiveWatch
-from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange, naps
+from disco_server.collectives.header_exchange import (
+    NO_DATA,
+    HeaderExchange,
+    fit_text,
+    naps,
+)
 from disco_server.collectives.preflight import Channel, Outcome, Preflight
 from disco_server.collectives.types import (
     AbortedError,
@@ -125,8 +132,10 @@ class Agreement:
         self._exchanges.append(exchange)
         return self.preflight.add_channel(members, exchange)
 
-    def admit(self, signature: CollectiveSignature) -> CollectiveSignature:
-        """Refuses arrays of GPUs where nothing moves them."""
+    def admit(self, signature: CollectiveSignature, tag: object = None) -> CollectiveSignature:
+        """Adds the caller's tag, if any, and refuses arrays of GPUs where nothing moves them."""
+        if tag is not None:
+            signature = validation.add_tag(signature, tag)
         if self.no_device and signature.on_device and not signature.problem:
             return signature._replace(problem=self.no_device)
         return signature
@@ -214,7 +223,7 @@ class Agreement:
             signature = validation.add_shapes(signature, src, dst)
         preflight, notes = self.preflight, self.notes
         header = preflight.next_header(channel, signature)
-        op, dtype, _, problem, *_ = signature
+        op, dtype, problem = signature[0], signature[1], signature[3]
         seq, flight = channel.seq, notes.flight
         if first and flight is not None:
             shape = getattr(dst if src is None else src, "shape", ()) if dtype else ()
@@ -255,6 +264,8 @@ class Agreement:
         preflight = self.preflight
         exchange: Any = channel.exchange
         self.notes.leave()
+        if decision.tagged and signature.tag == validation.NO_TAG:
+            signature = signature._replace(tag_note=signature.tag_note or ", no tag")
         mine = self.tell(signature, src, dst, channel.nth - 1)
         if decision.kind is not Outcome.MISMATCH:
             if signature.problem:
@@ -268,11 +279,16 @@ class Agreement:
         raise MismatchError(decision.workers, _compare(brought, decision.workers))
 
     def tell(self, signature: CollectiveSignature, src: object, dst: object, nth: int = 0) -> str:
-        """Says what this rank brought, and what is wrong with it."""
+        """Says what this rank brought, what is wrong with it, and from which line it came.
+
+        At most `TEXT_BYTES` of it, of which the line is the last.
+        """
         again = f", collective {nth + 1} of it" if nth else ""
-        seq = self.preflight.position
+        seq, problem, at = self.preflight.position, signature.problem, _calling_line()
         text = f"{validation.describe(signature, src, dst)} (command #{seq}{again})"
-        return f"{text}: {signature.problem}" if signature.problem else text
+        if problem:
+            text, at = f"{text}: {problem}", at and f",{at}"
+        return fit_text(text, at)
 
     def close(self, *, orderly: bool) -> None:
         """Ends all channels; after `Preflight.leave`, which the peers must call too, if orderly."""
@@ -287,6 +303,29 @@ def unstage(target: Array, dst: Array) -> None:
     """Copies the content of a contiguous stand-in to the actual destination."""
     if target is not dst:
         dst[...] = target
+
+
+_OWN_MODULES = ("disco_server.", "disco_client.")
+_EXECUTOR = "disco_server.rank.executor"
+"""Below the frames of this module a stack has none that a session's function made."""
+
+
+def _calling_line() -> str:
+    """Where the calling thread's function called the collective: " at train.py:12 in step".
+
+    Empty where no function did: the session itself called the collective. It is looked for only
+    when a collective is refused.
+    """
+    frame = sys._getframe(1)  # noqa: SLF001  (public, in spite of its name)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module == _EXECUTOR:
+            break
+        if not module.startswith(_OWN_MODULES):
+            code = frame.f_code
+            return f" at {Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
+        frame = frame.f_back
+    return ""
 
 
 def _compare(brought: dict[str, list[int]], odd: Sequence[int]) -> str:

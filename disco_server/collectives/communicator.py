@@ -69,6 +69,8 @@ class Communicator(ABC):
     A destination may be the source itself, or the part of the source or
     destination that belongs to this rank; other overlaps are copied first.
     Arrays that are not C-contiguous work through a contiguous copy.
+    A `tag` is a name that the caller gives the call, a str, such as that of the tensor; ranks
+    that come with another one, or with none, do not fit, whatever their arrays are.
 
     Attributes:
         world: All workers.
@@ -183,7 +185,15 @@ class Communicator(ABC):
     def position(self, seq: int) -> None:
         self._preflight.position = seq
 
-    def allreduce(self, src: Array, dst: Array, op: ReduceOp, *, in_group: bool = True) -> None:
+    def allreduce(
+        self,
+        src: Array,
+        dst: Array,
+        op: ReduceOp,
+        *,
+        in_group: bool = True,
+        tag: str | None = None,
+    ) -> None:
         """Combines equally long sources element by element, everywhere.
 
         AVG divides the sum; integers, whose sums wrap, are divided toward zero.
@@ -195,71 +205,90 @@ class Communicator(ABC):
             dst: n elements of the same dtype; may be `src`.
             op: The operation.
             in_group: Among the group instead of all workers.
+            tag: The call's name, equal on all ranks.
 
         Raises:
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self.group if in_group else self.world).allreduce(src, dst, op)
+        (self.group if in_group else self.world).allreduce(src, dst, op, tag=tag)
 
-    def allgather(self, src: Array, dst: Array, *, in_group: bool = True) -> None:
+    def allgather(
+        self, src: Array, dst: Array, *, in_group: bool = True, tag: str | None = None
+    ) -> None:
         """Brings every rank's source to every rank.
 
         Args:
             src: n elements.
             dst: n elements for each rank, of the same dtype.
             in_group: Among the group instead of all workers.
+            tag: The call's name, equal on all ranks.
 
         Raises:
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self.group if in_group else self.world).allgather(src, dst)
+        (self.group if in_group else self.world).allgather(src, dst, tag=tag)
 
-    def broadcast(self, src: Array | None, dst: Array, *, in_group: bool = True) -> None:
+    def broadcast(
+        self, src: Array | None, dst: Array, *, in_group: bool = True, tag: str | None = None
+    ) -> None:
         """Copies the source of worker 0, or of each group's leader, to every rank.
 
         Args:
             src: n elements on the root; elsewhere not looked at.
             dst: n elements of the same dtype; may be `src`.
             in_group: From the leader to its group instead of worker 0 to all.
+            tag: The call's name, equal on all ranks.
 
         Raises:
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self.group if in_group else self.world).broadcast(src, dst)
+        (self.group if in_group else self.world).broadcast(src, dst, tag=tag)
 
-    def scatter(self, src: Array | None, dst: Array, *, in_group: bool = True) -> None:
+    def scatter(
+        self, src: Array | None, dst: Array, *, in_group: bool = True, tag: str | None = None
+    ) -> None:
         """Gives each rank its part of the root's source.
 
         Args:
             src: n elements for each rank, on the root; elsewhere not looked at.
             dst: n elements of the same dtype.
             in_group: From the leader to its group instead of worker 0 to all.
+            tag: The call's name, equal on all ranks.
 
         Raises:
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self.group if in_group else self.world).scatter(src, dst)
+        (self.group if in_group else self.world).scatter(src, dst, tag=tag)
 
-    def gather(self, src: Array, dst: Array | None, *, in_group: bool = True) -> None:
+    def gather(
+        self, src: Array, dst: Array | None, *, in_group: bool = True, tag: str | None = None
+    ) -> None:
         """Collects every rank's source at the root.
 
         Args:
             src: n elements.
             dst: n elements for each rank, on the root; elsewhere not looked at.
             in_group: From the group to its leader instead of all to worker 0.
+            tag: The call's name, equal on all ranks.
 
         Raises:
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self.group if in_group else self.world).gather(src, dst)
+        (self.group if in_group else self.world).gather(src, dst, tag=tag)
 
     def reduce_scatter(
-        self, src: Array, dst: Array, op: ReduceOp, *, in_group: bool = True
+        self,
+        src: Array,
+        dst: Array,
+        op: ReduceOp,
+        *,
+        in_group: bool = True,
+        tag: str | None = None,
     ) -> None:
         """Combines sources as `allreduce` does and leaves each rank its part.
 
@@ -268,58 +297,76 @@ class Communicator(ABC):
             dst: n elements of the same dtype.
             op: The operation.
             in_group: Among the group instead of all workers.
+            tag: The call's name, equal on all ranks.
 
         Raises:
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self.group if in_group else self.world).reduce_scatter(src, dst, op)
+        (self.group if in_group else self.world).reduce_scatter(src, dst, op, tag=tag)
 
-    def all_to_all(self, src: Array, dst: Array, *, in_group: bool = True) -> None:
+    def all_to_all(
+        self, src: Array, dst: Array, *, in_group: bool = True, tag: str | None = None
+    ) -> None:
         """Sends part j of every rank i to part i of rank j.
 
         Args:
             src: n elements for each rank.
             dst: As many elements of the same dtype; may be `src`.
             in_group: Among the group instead of all workers.
+            tag: The call's name, equal on all ranks.
 
         Raises:
             MismatchError: The ranks do not fit one another; no rank began.
             AbortedError: A rank cannot enter; no rank began.
         """
-        (self.group if in_group else self.world).all_to_all(src, dst)
+        (self.group if in_group else self.world).all_to_all(src, dst, tag=tag)
 
-    def barrier(self, *, in_group: bool = False) -> None:
+    def barrier(self, *, in_group: bool = False, tag: str | None = None) -> None:
         """Waits until every rank has entered it.
+
+        Args:
+            in_group: Every rank of the group, instead of all.
+            tag: The call's name, equal on all ranks.
 
         Raises:
             MismatchError: Another rank is in a different collective.
             AbortedError: A rank cannot enter.
         """
-        (self.group if in_group else self.world).barrier()
+        (self.group if in_group else self.world).barrier(tag=tag)
 
-    def send(self, buf: Array, worker: int) -> None:
+    def send(self, buf: Array, worker: int, *, tag: str | None = None) -> None:
         """Gives an array to one other worker, which must be in the matching `recv`.
 
         It returns only when the receiver has entered, so workers that all send
         around a ring before any of them receives wait for ever.
+
+        Args:
+            buf: The array.
+            worker: The receiver.
+            tag: The transfer's name, equal on both.
 
         Raises:
             MismatchError: The receiver expects another dtype or count, or `worker`
                 is not another worker of the session.
             AbortedError: The receiver cannot enter.
         """
-        self._transfer(buf, worker, receives=False)
+        self._transfer(buf, worker, receives=False, tag=tag)
 
-    def recv(self, buf: Array, worker: int) -> None:
+    def recv(self, buf: Array, worker: int, *, tag: str | None = None) -> None:
         """Fills an array from one other worker, which must be in the matching `send`.
+
+        Args:
+            buf: The array.
+            worker: The sender.
+            tag: The transfer's name, equal on both.
 
         Raises:
             MismatchError: The sender brought another dtype or count, or `worker`
                 is not another worker of the session.
             AbortedError: The sender cannot enter.
         """
-        self._transfer(buf, worker, receives=True)
+        self._transfer(buf, worker, receives=True, tag=tag)
 
     def make_teams(self, lines: Sequence[Sequence[int]]) -> ProcessGroup | None:
         """Makes teams: workers that do collectives of their own, as along an axis of a mesh.
@@ -471,13 +518,14 @@ class Communicator(ABC):
     def _release(self) -> None:
         """Releases what the library holds; every rank has left its channels."""
 
-    def _transfer(self, buf: Array, worker: int, *, receives: bool) -> None:
+    def _transfer(self, buf: Array, worker: int, *, receives: bool, tag: str | None = None) -> None:
         agreement = self._agreement
         buf = destination(buf) if receives else native(buf)
         signature = agreement.admit(
             validation.check_point(
                 buf, worker, self._worker_id, self._num_workers, receives=receives
-            )
+            ),
+            tag,
         )
         channel = self._pairs.get(worker)
         arrays = (None, buf) if receives else (buf, None)

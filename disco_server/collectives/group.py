@@ -103,7 +103,7 @@ class Backend(Protocol):
 class Transfer(Protocol):
     """One end of a transfer between two workers of the session."""
 
-    def __call__(self, buf: Array, worker: int, *, receives: bool) -> None:
+    def __call__(self, buf: Array, worker: int, *, receives: bool, tag: str | None = None) -> None:
         """Sends to a worker or receives from one."""
 
 
@@ -112,7 +112,7 @@ _MOST_HALF_BYTES = 16 << 10
 
 
 class Known(NamedTuple):
-    """A sound allreduce of one dtype, size and operation, seen before.
+    """A sound allreduce of one dtype, size, operation and tag, seen before.
 
     Attributes:
         signature: What it brings.
@@ -137,7 +137,7 @@ class ProcessGroup:
     more. Every method except `send` and `recv` is collective among the members, which must
     call it in the same order. They compare what they bring before anything moves, and
     end it together where one of them failed, as all collectives of a `Communicator`
-    do; what is said there of dtypes, reductions, and of arrays that overlap or are not
+    do; what is said there of dtypes, reductions, tags, and of arrays that overlap or are not
     contiguous holds here too. Arrays are numpy's, cupy's where a library for GPUs
     was started, or another library's that speaks DLPack. Only element counts matter:
     parts lie flat, one after the other, in the order of the members, and may be empty.
@@ -162,7 +162,7 @@ class ProcessGroup:
         size: How many they are.
         backend: How data moves on the host.
         device_backend: How data on GPUs moves, where a library for it was started.
-        known: Allreduces seen before, by operation, then dtype and size. Finding
+        known: Allreduces seen before, by operation, then dtype, size and tag. Finding
             one saves most checks, which matter where a call takes microseconds.
         received_bytes: How many bytes of other members this rank has received so
             far. It counts what an operation needs, not how a library transfers it, with
@@ -198,7 +198,7 @@ class ProcessGroup:
         self.device_backend: Backend | None = None
         self.channel = channel
         self.exchange = exchange
-        self.known: list[dict[tuple[object, int], Known]] = [{} for _ in ReduceOp]
+        self.known: list[dict[tuple[object, ...], Known]] = [{} for _ in ReduceOp]
         self._agreement = agreement
         self._agree = agreement.agree
         self._notes = agreement.notes
@@ -280,19 +280,24 @@ class ProcessGroup:
             else:
                 dst[...] = np.concatenate(parts).reshape(dst.shape)
 
-    def allreduce(self, src: Array, dst: Array, op: ReduceOp) -> None:
+    def allreduce(self, src: Array, dst: Array, op: ReduceOp, *, tag: str | None = None) -> None:
         """Combines equally long sources element by element, everywhere.
 
         Args:
             src: n elements.
             dst: n elements of the same dtype; may be `src`.
             op: The operation.
+            tag: The call's name, equal on all members.
         """
         on_host = type(src) is _HOST is type(dst)
         if not on_host:
             src, dst = between(src, dst)
             on_host = type(src) is _HOST is type(dst)
-        known = self.known[op].get((src.dtype, src.size)) if on_host else None
+        known = None
+        if on_host and tag is None:
+            known = self.known[op].get((src.dtype, src.size))
+        elif on_host and isinstance(tag, str):
+            known = self.known[op].get((src.dtype, src.size, tag))
         # Arrays of a kind that was checked before need few checks.
         if (
             known is not None
@@ -304,12 +309,14 @@ class ProcessGroup:
         ):
             self._allreduce(known, src, dst, op)
         else:
-            self._check_allreduce(src, dst, op)
+            self._check_allreduce(src, dst, op, tag)
 
-    def _check_allreduce(self, src: Array, dst: Array, op: ReduceOp) -> None:
+    def _check_allreduce(
+        self, src: Array, dst: Array, op: ReduceOp, tag: str | None = None
+    ) -> None:
         """Checks what is not known yet, and reduces."""
         agreement = self._agreement
-        signature = agreement.admit(validation.check_equal(Op.ALLREDUCE, src, dst, op))
+        signature = agreement.admit(validation.check_equal(Op.ALLREDUCE, src, dst, op), tag)
         if signature.problem or not signature.elements:
             agreement.meet(self.channel, signature, src, dst)
             self._notes.leave()
@@ -326,7 +333,8 @@ class ProcessGroup:
             return
         if len(self.known[op]) >= _MOST_KNOWN:
             self.known[op].clear()
-        self.known[op][src.dtype, src.size] = known
+        key = (src.dtype, src.size)
+        self.known[op][key if tag is None else (*key, tag)] = known
 
     def _allreduce(self, known: Known, src: Array, dst: Array, op: ReduceOp) -> None:
         """Reduces contiguous arrays that were checked."""
@@ -361,13 +369,21 @@ class ProcessGroup:
             self._agree(channel, known.signature, src, dst, slot.payload, first=number == 0)
             combine(exchange.parts(slot), target[piece], op, known.signature.family)
 
-    def allgather(self, src: Array, dst: Array, counts: Sequence[int] | None = None) -> None:
+    def allgather(
+        self,
+        src: Array,
+        dst: Array,
+        counts: Sequence[int] | None = None,
+        *,
+        tag: str | None = None,
+    ) -> None:
         """Brings every member's source to every member.
 
         Args:
             src: This rank's part.
             dst: The parts of all, of the same dtype; this rank's part of it may be `src`.
             counts: How many elements each member has; equal on all members.
+            tag: The call's name, equal on all members.
         """
         if type(src) is not _HOST or type(dst) is not _HOST:
             src, dst = between(src, dst)
@@ -380,6 +396,8 @@ class ProcessGroup:
             signature, parts = validation.check_counts(
                 Op.ALLGATHER, src, dst, counts, self.size, self.rank
             )
+        if tag is not None:
+            signature = validation.add_tag(signature, tag)
         if signature.problem or not signature.elements or signature.on_device:
             signature = agreement.admit(signature)
         else:
@@ -429,13 +447,21 @@ class ProcessGroup:
         counts = None if parts is None else parts.counts
         self.backend_of(src).allgather(src, dst, counts)
 
-    def broadcast(self, src: Array | None, dst: Array, root: int | None = None) -> None:
+    def broadcast(
+        self,
+        src: Array | None,
+        dst: Array,
+        root: int | None = None,
+        *,
+        tag: str | None = None,
+    ) -> None:
         """Copies one member's source to every member.
 
         Args:
             src: n elements at the root; elsewhere not looked at.
             dst: n elements of the same dtype; may be `src`.
             root: Whose source, by its rank here; equal on all members.
+            tag: The call's name, equal on all members.
         """
         agreement = self._agreement
         at = root or 0
@@ -445,7 +471,7 @@ class ProcessGroup:
         signature = validation.check_equal(Op.BROADCAST, source, dst)
         if root is not None:
             signature = validation.add_root(signature, root, self.size)
-        signature = agreement.admit(signature)
+        signature = agreement.admit(signature, tag)
         staged, target = agreement.stage(signature, cast("Array", source), dst)
         agreement.meet(self.channel, signature, source, dst)
         if signature.elements:
@@ -460,6 +486,8 @@ class ProcessGroup:
         dst: Array,
         counts: Sequence[int] | None = None,
         root: int | None = None,
+        *,
+        tag: str | None = None,
     ) -> None:
         """Gives each member its part of one member's source.
 
@@ -468,13 +496,14 @@ class ProcessGroup:
             dst: This rank's part, of the same dtype.
             counts: How many elements each member gets; equal on all members.
             root: Whose source, by its rank here; equal on all members.
+            tag: The call's name, equal on all members.
         """
         agreement = self._agreement
         at = root or 0
         has_all = self.rank == at
         if type(dst) is not _HOST or (has_all and type(src) is not _HOST):
             src, dst = between(src if has_all else None, dst)
-        signature, parts = self._check(Op.SCATTER, src, dst, counts, root=at)
+        signature, parts = self._check(Op.SCATTER, src, dst, counts, root=at, tag=tag)
         whole = cast("Array", src) if has_all else dst
         source, target = agreement.stage(signature, whole, dst)
         agreement.meet(self.channel, signature, src if has_all else None, dst)
@@ -491,6 +520,8 @@ class ProcessGroup:
         dst: Array | None,
         counts: Sequence[int] | None = None,
         root: int | None = None,
+        *,
+        tag: str | None = None,
     ) -> None:
         """Collects every member's source at one member.
 
@@ -499,13 +530,14 @@ class ProcessGroup:
             dst: The parts of all, of the same dtype, at the root; elsewhere not looked at.
             counts: How many elements each member has; equal on all members.
             root: Where to, by its rank here; equal on all members.
+            tag: The call's name, equal on all members.
         """
         agreement = self._agreement
         at = root or 0
         has_all = self.rank == at
         if type(src) is not _HOST or (has_all and type(dst) is not _HOST):
             src, dst = between(src, dst if has_all else None)
-        signature, parts = self._check(Op.GATHER, src, dst, counts, root=at)
+        signature, parts = self._check(Op.GATHER, src, dst, counts, root=at, tag=tag)
         whole = cast("Array", dst) if has_all else src
         source, target = agreement.stage(signature, src, whole)
         agreement.meet(self.channel, signature, src, dst if has_all else None)
@@ -519,7 +551,13 @@ class ProcessGroup:
         self._notes.leave()
 
     def reduce_scatter(
-        self, src: Array, dst: Array, op: ReduceOp, counts: Sequence[int] | None = None
+        self,
+        src: Array,
+        dst: Array,
+        op: ReduceOp,
+        counts: Sequence[int] | None = None,
+        *,
+        tag: str | None = None,
     ) -> None:
         """Combines sources as `allreduce` does and leaves each member its part.
 
@@ -528,11 +566,12 @@ class ProcessGroup:
             dst: This rank's part, of the same dtype; may be that part of `src`.
             op: The operation.
             counts: How many elements each member gets; equal on all members.
+            tag: The call's name, equal on all members.
         """
         if type(src) is not _HOST or type(dst) is not _HOST:
             src, dst = between(src, dst)
         agreement = self._agreement
-        signature, parts = self._check(Op.REDUCE_SCATTER, src, dst, counts, op)
+        signature, parts = self._check(Op.REDUCE_SCATTER, src, dst, counts, op, tag=tag)
         source, target = agreement.stage(signature, src, dst)
         agreement.meet(self.channel, signature, src, dst)
         if signature.elements:
@@ -543,7 +582,12 @@ class ProcessGroup:
         self._notes.leave()
 
     def all_to_all(
-        self, src: Array, dst: Array, table: Sequence[Sequence[int]] | None = None
+        self,
+        src: Array,
+        dst: Array,
+        table: Sequence[Sequence[int]] | None = None,
+        *,
+        tag: str | None = None,
     ) -> None:
         """Sends a part of every member's source to every member.
 
@@ -553,6 +597,7 @@ class ProcessGroup:
                 is as long.
             table: `table[i][j]` elements go from member i to member j; equal on all
                 members.
+            tag: The call's name, equal on all members.
         """
         if type(src) is not _HOST or type(dst) is not _HOST:
             src, dst = between(src, dst)
@@ -562,7 +607,7 @@ class ProcessGroup:
             signature = validation.check_equal(Op.ALL_TO_ALL, src, dst, parts=self.size)
         else:
             signature, parts = validation.check_table(src, dst, table, self.size, self.rank)
-        signature = agreement.admit(signature)
+        signature = agreement.admit(signature, tag)
         source, target = agreement.stage(signature, src, dst)
         agreement.meet(self.channel, signature, src, dst)
         if signature.elements:
@@ -572,9 +617,14 @@ class ProcessGroup:
         self._count(dst, dst.size - own)
         self._notes.leave()
 
-    def barrier(self) -> None:
-        """Waits until every member has entered; the agreement round itself is the barrier."""
-        self._agreement.meet(self.channel, _BARRIER, None, None)
+    def barrier(self, *, tag: str | None = None) -> None:
+        """Waits until every member has entered; the agreement round itself is the barrier.
+
+        Args:
+            tag: The call's name, equal on all members.
+        """
+        signature = _BARRIER if tag is None else validation.add_tag(_BARRIER, tag)
+        self._agreement.meet(self.channel, signature, None, None)
         self._notes.leave()
 
     def _check(
@@ -586,6 +636,7 @@ class ProcessGroup:
         reduce: ReduceOp | None = None,
         *,
         root: int | None = None,
+        tag: str | None = None,
     ) -> tuple[CollectiveSignature, Parts | None]:
         """Checks a collective of one array of all parts and one array a part.
 
@@ -595,27 +646,27 @@ class ProcessGroup:
         if counts is None:
             whole = root is None or self.rank == root
             signature = validation.check_parts(op, src, dst, self.size, reduce, root=whole)
-            return self._agreement.admit(signature), None
+            return self._agreement.admit(signature, tag), None
         signature, parts = validation.check_counts(
             op, src, dst, counts, self.size, self.rank, reduce, root=root
         )
-        return self._agreement.admit(signature), parts
+        return self._agreement.admit(signature, tag), parts
 
-    def send(self, buf: Array, rank: int) -> None:
+    def send(self, buf: Array, rank: int, *, tag: str | None = None) -> None:
         """Gives an array to another member; see `Communicator.send`."""
-        self._move(buf, rank, receives=False)
+        self._move(buf, rank, receives=False, tag=tag)
 
-    def recv(self, buf: Array, rank: int) -> None:
+    def recv(self, buf: Array, rank: int, *, tag: str | None = None) -> None:
         """Fills an array from another member; see `Communicator.recv`."""
         buf = destination(buf)
-        self._move(buf, rank, receives=True)
+        self._move(buf, rank, receives=True, tag=tag)
         self._count(buf, buf.size)
 
-    def _move(self, buf: Array, rank: int, *, receives: bool) -> None:
+    def _move(self, buf: Array, rank: int, *, receives: bool, tag: str | None) -> None:
         if self._transfer is None or not 0 <= rank < self.size:
             me = self.members[self.rank]
             raise MismatchError((me,), f"{rank} is not the rank of one of {self.size} members")
-        self._transfer(buf, self.members[rank], receives=receives)
+        self._transfer(buf, self.members[rank], receives=receives, tag=tag)
 
     def _count(self, array: Array, elements: int) -> None:
         self.received_bytes += elements * array.dtype.itemsize

@@ -37,6 +37,7 @@ __all__ = [
     "Slot",
     "channel_bytes",
     "cut_text",
+    "fit_text",
     "naps",
     "read_text",
 ]
@@ -45,7 +46,7 @@ __all__ = [
 NO_DATA = b""
 """The bytes behind a header that carries no data."""
 
-TEXT_BYTES = 400
+TEXT_BYTES = 600
 """How many bytes of a rank's description of a call reach its peers."""
 
 _MOST_SLOTS = 256
@@ -181,6 +182,17 @@ class HeaderExchange(ABC):
     @abstractmethod
     def free(self) -> None:
         """Releases everything; no round may be under way."""
+
+
+def fit_text(text: str, end: str) -> str:
+    """Cuts a text so that it can be told with an end that is told whole.
+
+    Returns:
+        Both, as all ranks get it; what UTF-8 cannot encode is escaped.
+    """
+    last = end.encode("utf-8", "backslashreplace")[:TEXT_BYTES]
+    first = text.encode("utf-8", "backslashreplace")[: TEXT_BYTES - len(last)]
+    return read_text(first) + read_text(last)
 
 
 def cut_text(text: str) -> bytes:
@@ -522,8 +534,8 @@ _MOST_RANKS = 8
 # as a persistent request has one length.
 _LENGTHS = (256, 1024, 4096, 16384)
 _TEXT_TAG = 16
-# The first numbers of a header: whether it is a call, its command, and which collective of that.
-_CALL = 3
+# Which numbers of a header say its command, and which collective of that.
+_COMMAND = slice(1, 3)
 
 
 class _MpiSlot(Slot):
@@ -627,8 +639,12 @@ class MpiExchange(HeaderExchange):
     def absent(self) -> list[int]:
         """See `HeaderExchange.absent`; a header of this round names this rank's command."""
         headers = self._heads.view(np.int64)
-        mine = headers[self._index, :_CALL]
-        return [place for place, header in enumerate(headers) if (header[:_CALL] != mine).any()]
+        mine = headers[self._index]
+        return [
+            place
+            for place, header in enumerate(headers)
+            if bool(header[0]) != bool(mine[0]) or (header[_COMMAND] != mine[_COMMAND]).any()
+        ]
 
     def _make_slot(self, dtype: np.dtype[Any], size: int) -> _MpiSlot:
         nbytes = dtype.itemsize * size

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
+from disco_server.collectives.collective_watch import say
 from disco_server.collectives.communicator import Communicator
 from disco_server.collectives.group import Backend, LineParts
 from disco_server.collectives.header_exchange import MpiExchange, NodeMemory
@@ -415,6 +416,7 @@ class MpiCommunicator(Communicator):
                 self._open_backend,
                 self.loss,
             )
+            self._compare_hashes()
 
     @classmethod
     def create(
@@ -464,6 +466,19 @@ class MpiCommunicator(Communicator):
         created = cls(worker_id, num_workers, num_groups, mpi, known, loss)
         created._owns_mpi = True
         return created
+
+    def _compare_hashes(self) -> None:
+        """Says so where the ranks hash texts differently, which nothing can change any more.
+
+        Ranks that a daemon or a session has started never do; a launcher may start others.
+        """
+        seen: list[int] = self._header_comm.allgather(hash("disco"))
+        if len(set(seen)) > 1 and self._worker_id == 0:
+            say(
+                "the workers hash texts differently, so a set of them has another order on each,"
+                " and collectives in the order of a set meet those of other names; start all of"
+                " them with the same PYTHONHASHSEED, such as 0"
+            )
 
     @property
     def library(self) -> str:

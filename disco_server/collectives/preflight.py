@@ -133,7 +133,8 @@ class RoundHeader(NamedTuple):
     """What one rank posts in one round.
 
     Attributes:
-        call: 1 for a call, 0 for a token.
+        call: 0 for a token. A call has here the checksum of its tag, 1 without one; so a tag needs
+            no room of its own.
         seq: The command of the call, or the last command the rank is done with.
         nth: Which collective of the channel in that command, from 0.
         op: The operation, as in `CollectiveSignature`.
@@ -176,10 +177,12 @@ class Decision:
     Attributes:
         kind: What happens next.
         workers: The ranks that failed, or the odd ones; in order.
+        tagged: In a mismatch, whether some rank's call has a tag.
     """
 
     kind: Outcome
     workers: tuple[int, ...] = ()
+    tagged: bool = False
 
 
 _RUN = Decision(Outcome.RUN)
@@ -204,11 +207,10 @@ def decide(headers: Sequence[tuple[int, RoundHeader]], mine: RoundHeader) -> Dec
     if tokens:
         return _REPEAT
     wrong = [worker for worker, header in headers if header.wrong]
-    if wrong:
-        return Decision(Outcome.MISMATCH, tuple(sorted(wrong)))
-    if all(header == mine for _, header in headers):
+    if not wrong and all(header == mine for _, header in headers):
         return _RUN
-    return Decision(Outcome.MISMATCH, _find_odd(headers))
+    odd = tuple(sorted(wrong)) or _find_odd(headers)
+    return Decision(Outcome.MISMATCH, odd, any(header.call > 1 for _, header in headers))
 
 
 def _find_odd(headers: Sequence[tuple[int, RoundHeader]]) -> tuple[int, ...]:
@@ -344,8 +346,8 @@ class Preflight:
             channel.nth = 0
         nth = channel.nth
         channel.nth = nth + 1
-        op, dtype, elements, problem, _, extra, _ = signature
-        return pack_header(1, seq, nth, op, dtype, elements, problem != "", extra)
+        op, dtype, elements, problem, _, extra, _, tag, _ = signature
+        return pack_header(tag, seq, nth, op, dtype, elements, problem != "", extra)
 
     def enter_now(self, channel: Channel, header: bytes, payload: bytes) -> bool:
         """Enters by the fast path: one round, waited for.

@@ -24,6 +24,7 @@ from disco_server.collectives.types import Array, ReduceOp
 from disco_server.devices.base import on_device
 
 __all__ = [
+    "NO_TAG",
     "CollectiveDtype",
     "CollectiveSignature",
     "Family",
@@ -33,6 +34,7 @@ __all__ = [
     "Table",
     "add_root",
     "add_shapes",
+    "add_tag",
     "check_counts",
     "check_equal",
     "check_parts",
@@ -46,6 +48,7 @@ __all__ = [
     "op_name",
     "read_lines",
     "sign_lines",
+    "tag_problem",
 ]
 
 
@@ -138,6 +141,10 @@ _REFUSED_ON_DEVICE = {
 }
 
 
+NO_TAG = 1
+"""What stands for the tag of a call that has none; not 0, by which headers know tokens."""
+
+
 class CollectiveSignature(NamedTuple):
     """What a rank brings to a collective.
 
@@ -149,6 +156,8 @@ class CollectiveSignature(NamedTuple):
         family: How the elements are combined.
         extra: What else must agree, as a number.
         note: The same as text, appended to the description of the call.
+        tag: The checksum of the tag that the caller gave, 1 without one.
+        tag_note: The tag as text, appended likewise.
     """
 
     op: int
@@ -158,6 +167,8 @@ class CollectiveSignature(NamedTuple):
     family: Family = Family.OPAQUE
     extra: int = 0
     note: str = ""
+    tag: int = NO_TAG
+    tag_note: str = ""
 
     @property
     def on_device(self) -> bool:
@@ -313,6 +324,40 @@ def add_shapes(signature: CollectiveSignature, src: object, dst: object) -> Coll
     return signature._replace(extra=signature.extra ^ crc32(repr(shapes).encode()))
 
 
+_TAG_CHARACTERS = 80
+
+
+def tag_problem(tag: object) -> str:
+    """Says what is wrong with a tag; empty if nothing is."""
+    return "" if isinstance(tag, str) else f"the tag must be a str, not {type(tag).__name__}"
+
+
+def add_tag(signature: CollectiveSignature, tag: object) -> CollectiveSignature:
+    """Adds to a signature the tag by which its caller knows the call; all ranks must give the same.
+
+    Args:
+        signature: Of the call.
+        tag: The tag, a str.
+    """
+    if problem := tag_problem(tag):
+        return signature._replace(
+            problem=signature.problem or problem, tag_note=", a tag that is no str"
+        )
+    # The text itself, of a subclass too, whatever that makes of str().
+    digest, note = _read_tag(str.__str__(cast("str", tag)))
+    return signature._replace(tag=digest, tag_note=note)
+
+
+@lru_cache(maxsize=512)
+def _read_tag(tag: str) -> tuple[int, str]:
+    # A text that UTF-8 cannot encode is a tag as well.
+    digest = _checksum(tag.encode("utf-8", "surrogatepass")) + NO_TAG + 1
+    text = repr(tag)
+    if len(text) > _TAG_CHARACTERS:
+        text = f"{text[:_TAG_CHARACTERS]}... (checksum {digest:x})"
+    return digest, f", tag {text}"
+
+
 def op_name(op: int) -> str:
     """Names the operation of a `CollectiveSignature`: "allreduce(sum)", "barrier"."""
     name = Op(op & 15).name.lower()
@@ -334,7 +379,7 @@ def describe(signature: CollectiveSignature, src: object, dst: object) -> str:
     parts = [f"of {_text(src)}"] if src is not None else []
     if dst is not None:
         parts.append(f"destination {_text(dst)}")
-    return f"{name} {', '.join(parts)}".rstrip() + signature.note
+    return f"{name} {', '.join(parts)}".rstrip() + signature.note + signature.tag_note
 
 
 # Adding two enums costs as much as the rest of a check; looking their sum up does not.
@@ -601,8 +646,11 @@ def _parts_of(counts: tuple[int, ...]) -> Parts | str:
 
 def _digest(numbers: Iterable[int]) -> int:
     """A checksum that leaves room in a header's number for a root to be added."""
-    text = ",".join(map(str, numbers))
-    return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "little")
+    return _checksum(",".join(map(str, numbers)).encode())
+
+
+def _checksum(text: bytes) -> int:
+    return int.from_bytes(blake2b(text, digest_size=7).digest(), "little")
 
 
 def _note(name: str, numbers: list[int] | list[list[int]], digest: int) -> str:

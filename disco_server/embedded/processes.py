@@ -48,9 +48,9 @@ from disco_server.collectives.startup import CommunicatorStartup
 from disco_server.embedded.rank_child import RankChild
 from disco_server.ipc.arrays import FROM_RANKS, IncomingArray, Offers, OutgoingArray
 from disco_server.ipc.framing import progress_in
-from disco_server.ipc.process import limit_threads
+from disco_server.ipc.process import fix_hashes, limit_threads
 from disco_server.observe.processes import RankMemory, Subject, cut_ranks, inspect_ranks
-from disco_server.settings import INIT_TIMEOUT_S, cpu_cores
+from disco_server.settings import HASH_SEED, INIT_TIMEOUT_S, cpu_cores
 
 if TYPE_CHECKING:
     from disco_client.tracing.ring import Since
@@ -763,7 +763,9 @@ def _environ(ranks: int) -> dict[str, str]:
     """The workers' environment: this process's, and where it finds its modules."""
     path = os.pathsep.join(part or os.getcwd() for part in sys.path)  # noqa: PTH109  (as text)
     environ = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    return limit_threads(environ, max(1, cpu_cores() // ranks))
+    environ = limit_threads(environ, max(1, cpu_cores() // ranks))
+    # A number that the program's environment has is the same for all of them.
+    return environ if environ.get(HASH_SEED, "").isdecimal() else fix_hashes(environ)
 
 
 class ProcessTransport(Bound):

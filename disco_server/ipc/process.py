@@ -22,8 +22,9 @@ from disco_server.observe.processes import (
     RankMemory,
     read_record,
 )
+from disco_server.settings import HASH_SEED
 
-__all__ = ["RankEnds", "RankProcess", "limit_threads", "rank_ends"]
+__all__ = ["RankEnds", "RankProcess", "fix_hashes", "limit_threads", "rank_ends"]
 
 
 _HELD_BYTES = 4 * 1024
@@ -46,6 +47,16 @@ def limit_threads(environ: Mapping[str, str], threads: int) -> dict[str, str]:
     environment says already is kept.
     """
     return {**dict.fromkeys(_THREAD_VARIABLES, str(threads)), **environ}
+
+
+def fix_hashes(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which every rank hashes texts alike, so that their sets have one order.
+
+    By default each interpreter draws a seed of its own when it starts, and the ranks of a session
+    would go through a set of names in different orders. The seed is a constant, because a rank
+    that was forked has its parent's, which is older than the session, on each node another process.
+    """
+    return {**environ, HASH_SEED: "0"}
 
 
 class RankEnds(NamedTuple):

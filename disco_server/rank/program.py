@@ -396,6 +396,8 @@ class _Text:
 
     def _made(self, head: str, lines: Iterable[str]) -> Callable[..., None]:
         text = "".join((head, *(f"\n {line}" for line in lines), "\n"))
+        # Stacks show its frames as this module's, and not as a function's of the session.
+        self.constants["__name__"] = __name__
         # Generated text; see the module's docstring.
         exec(compile(text, self.name, "exec"), self.constants)  # noqa: S102
         function: Callable[..., None] = self.constants["program"]

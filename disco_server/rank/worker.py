@@ -16,7 +16,13 @@ from disco_client.wire.dlpack import on_host
 from disco_client.wire.values import ArrayPorter, Device, ReduceName, is_array
 from disco_server.collectives.collective_watch import say
 from disco_server.collectives.loss import Loss
-from disco_server.collectives.types import CommunicatorLost, ReduceOp, UnavailableError
+from disco_server.collectives.types import (
+    CommunicatorLost,
+    MismatchError,
+    ReduceOp,
+    UnavailableError,
+)
+from disco_server.collectives.validation import tag_problem
 from disco_server.config import MAX_REGISTERS
 from disco_server.devices.base import Arrays, DeviceUnavailable, on_device
 from disco_server.devices.foreign import between, is_foreign, library_of, native, of_library
@@ -453,6 +459,7 @@ class Worker:
         op: ReduceName = "sum",
         *,
         in_group: bool = True,
+        tag: str | None = None,
     ) -> Array:
         """Reduces the workers' arrays element by element; all get the result.
 
@@ -463,26 +470,38 @@ class Worker:
                 library as ``src``.
             op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``.
             in_group: Whether the reduction stays inside the worker's group.
+            tag: The call's name, such as that of the tensor; equal on all workers.
 
         Returns:
             The result: ``dst`` where it is given.
 
         Raises:
-            MismatchError: The workers brought different things; no worker began.
+            MismatchError: The workers brought different things, or other tags; no worker began.
             AbortedError: Another worker cannot enter; no worker began.
         """
         if is_foreign(src) or is_foreign(dst):
-            return _as_native(partial(self.allreduce, op=op, in_group=in_group), src, dst)
+            return _as_native(partial(self.allreduce, op=op, in_group=in_group, tag=tag), src, dst)
         out = self.empty_like(src, src.shape) if dst is None else dst
         if self.group_size == 1 and (in_group or self.num_workers == 1):
+            if tag is not None and (problem := tag_problem(tag)):
+                raise MismatchError((self.worker_id,), problem)
             if out is not src:
                 out[...] = src.reshape(out.shape)
             return out
         comm = self.comm
-        (comm.group if in_group else comm.world).allreduce(src, out, ReduceOp.from_name(op))
+        (comm.group if in_group else comm.world).allreduce(
+            src, out, ReduceOp.from_name(op), tag=tag
+        )
         return out
 
-    def allgather(self, src: Array, dst: Array | None = None, *, in_group: bool = True) -> Array:
+    def allgather(
+        self,
+        src: Array,
+        dst: Array | None = None,
+        *,
+        in_group: bool = True,
+        tag: str | None = None,
+    ) -> Array:
         """Collects every worker's array on every worker, in rank order.
 
         Args:
@@ -491,15 +510,20 @@ class Worker:
             dst: Where the result goes; None makes an array of shape
                 ``(workers, *src.shape)``, of the same library.
             in_group: Whether the collection stays inside the worker's group.
+            tag: The call's name, such as that of the tensor; equal on all workers.
 
         Returns:
             The result: ``dst`` where it is given.
+
+        Raises:
+            MismatchError: The workers brought different things, or other tags; no worker began.
+            AbortedError: Another worker cannot enter; no worker began.
         """
         if is_foreign(src) or is_foreign(dst):
-            return _as_native(partial(self.allgather, in_group=in_group), src, dst)
+            return _as_native(partial(self.allgather, in_group=in_group, tag=tag), src, dst)
         size = self.group_size if in_group else self.num_workers
         out = self.empty_like(src, (size, *src.shape)) if dst is None else dst
-        self.comm.allgather(src, out, in_group=in_group)
+        self.comm.allgather(src, out, in_group=in_group, tag=tag)
         return out
 
     def empty_like(self, array: Array, shape: tuple[int, ...]) -> Array:
@@ -507,9 +531,18 @@ class Worker:
         xp: Any = self.xp if on_device(array) else np
         return xp.empty(shape, array.dtype)
 
-    def barrier(self, *, in_group: bool = False) -> None:
-        """Waits until every worker (of the group) has entered it."""
-        self.comm.barrier(in_group=in_group)
+    def barrier(self, *, in_group: bool = False, tag: str | None = None) -> None:
+        """Waits until every worker (of the group) has entered it.
+
+        Args:
+            in_group: Whether only those of the group have to.
+            tag: The call's name; equal on all workers.
+
+        Raises:
+            MismatchError: Another worker is in a different collective, or came with another tag.
+            AbortedError: Another worker cannot enter.
+        """
+        self.comm.barrier(in_group=in_group, tag=tag)
 
     def make_teams(self, lines: Sequence[Sequence[int]]) -> ProcessGroup | None:
         """Makes teams: workers that do collectives of their own, as along an axis of a mesh.

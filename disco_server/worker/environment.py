@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from disco_server.config import Account, WorkerConfig, passes
-from disco_server.ipc.process import limit_threads
+from disco_server.ipc.process import fix_hashes, limit_threads
 from disco_server.settings import RANK_VARIABLES
 
 __all__ = ["PASSED", "OwnFolder", "WorkFolders", "host_id", "identity", "rank_environment"]
@@ -43,7 +43,8 @@ def rank_environment(
     """The environment of rank processes: what computing needs, and what the settings add.
 
     Variables whose names suggest secrets are left out unless a setting names them, and
-    what belongs to the daemon itself (its tokens, its keys) always is.
+    what belongs to the daemon itself (its tokens, its keys) always is. The seed of hashes is
+    the same on every node, whatever this environment says: a session may have ranks on several.
 
     Args:
         config: The settings of the daemon.
@@ -70,7 +71,7 @@ def rank_environment(
         out["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in entries)
     if account is not None:
         out |= {"HOME": str(account.home), "USER": account.name, "LOGNAME": account.name}
-    return limit_threads(out, config.rank_threads)
+    return fix_hashes(limit_threads(out, config.rank_threads))
 
 
 def identity(account: Account | None) -> dict[str, Any]:

@@ -64,6 +64,14 @@ def test_what_is_no_variable_is_refused(value):
         read_environment(value, "--env")
 
 
+@pytest.mark.parametrize("value", ["PYTHONHASHSEED", "A,PYTHONHASHSEED=7", ["PYTHONHASHSEED=00"]])
+def test_the_seed_of_hashes_is_no_setting_of_one_node(value):
+    """Workers of all nodes have the same one, so that their sets have one order."""
+    with pytest.raises(ConfigError, match=r"--env: expected no PYTHONHASHSEED, which is 0 for"):
+        read_environment(value, "--env")
+    assert read_environment("PYTHONHASHSEED=0,PYTHON*", "w") == ("PYTHONHASHSEED=0", "PYTHON*")
+
+
 def test_a_user_is_one_of_this_machine():
     """Nobody is somebody else's by mistake; one's own name changes nothing."""
     assert read_user("web-data.1", "w") == "web-data.1"

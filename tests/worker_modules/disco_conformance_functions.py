@@ -19,7 +19,7 @@ import numpy as np
 
 import disco_server
 from disco_client.arrays.shared_memory import MappedMemory
-from disco_server.collectives.types import AbortedError
+from disco_server.collectives.types import AbortedError, MismatchError, ReduceOp
 from disco_server.rank.functions import resolve, writes_into
 
 _copies = {}
@@ -143,6 +143,84 @@ def fail_before_allreduce(array, worker_id):
         msg = "told to fail"
         raise ValueError(msg)
     return worker.allreduce(array, in_group=False)
+
+
+@disco_server.register_func("conformance.hashes")
+def hashes():
+    """How this worker hashes texts, and in which order it goes through sets of them."""
+    names = [f"layer.{number}.weight" for number in range(40)]
+    return [hash("x"), hash(b"x"), list(set(names)), list(frozenset(names))]
+
+
+@disco_server.register_func("conformance.reduce_by_name")
+def reduce_by_name(names):
+    """Adds up a tensor of each name, in the order of their set; the sums in that of the names."""
+    sums = {}
+    for name in set(names):
+        tensor = _zeros(2, float)
+        tensor += names.index(name)
+        sums[name] = disco_server.current_worker().allreduce(tensor, in_group=False)
+    to_host = disco_server.current_worker().arrays.to_host
+    return [float(to_host(sums[name])[0]) for name in names]
+
+
+def _zeros(size, dtype):
+    """An array on this worker's device."""
+    return disco_server.current_worker().arrays.from_host(np.zeros(size, dtype))
+
+
+def _tagged_calls(worker, tag):
+    """Each way in which a function enters a collective of all workers, with a tag."""
+    comm, add = worker.comm, ReduceOp.SUM
+    part, whole = _zeros(2, "float32"), _zeros(2 * worker.num_workers, "float32")
+    return {
+        "worker.allreduce": lambda: worker.allreduce(part, in_group=False, tag=tag),
+        "worker.allgather": lambda: worker.allgather(part, in_group=False, tag=tag),
+        "worker.barrier": lambda: worker.barrier(tag=tag),
+        "allreduce": lambda: comm.allreduce(part, part, add, in_group=False, tag=tag),
+        "allgather": lambda: comm.allgather(part, whole, in_group=False, tag=tag),
+        "broadcast": lambda: comm.broadcast(part, part, in_group=False, tag=tag),
+        "scatter": lambda: comm.scatter(whole, part, in_group=False, tag=tag),
+        "gather": lambda: comm.gather(part, whole, in_group=False, tag=tag),
+        "reduce_scatter": lambda: comm.reduce_scatter(whole, part, add, in_group=False, tag=tag),
+        "all_to_all": lambda: comm.all_to_all(whole, whole, in_group=False, tag=tag),
+        "barrier": lambda: comm.barrier(tag=tag),
+        "runtime.disco.barrier": lambda: resolve("runtime.disco.barrier", ())(False, tag=tag),
+    }
+
+
+@disco_server.register_func("conformance.tagged")
+def tagged(tags):
+    """Enters every collective with this worker's tag; those that were refused, with the words."""
+    refused = {}
+    for name, enter in _tagged_calls(disco_server.current_worker(), tags[_me()]).items():
+        try:
+            enter()
+        except MismatchError as error:
+            refused[name] = str(error)
+    return refused
+
+
+def lead(comm, array):
+    """Enters a broadcast as its root."""
+    comm.broadcast(array, array, in_group=False, tag="start")
+
+
+def join(comm, array):
+    """Enters a broadcast as one of the others."""
+    comm.broadcast(None, array, in_group=False, tag="start")
+
+
+@disco_server.register_func("conformance.mixed_up")
+def mixed_up():
+    """Enters a broadcast on all workers but one, which is in an allreduce."""
+    worker = disco_server.current_worker()
+    array = _zeros(3, "float32")
+    if _me() == 2:
+        odd = _zeros(4, "int32")
+        worker.allreduce(odd, odd, in_group=False)
+    else:
+        (join if _me() else lead)(worker.comm, array)
 
 
 @disco_server.register_func("conformance.wait_for_file")

@@ -249,6 +249,12 @@ def environment(name):
     return os.environ.get(name)
 
 
+@disco_server.register_func("tests.hash_of")
+def hash_of(text):
+    """The hash of a text in this worker's interpreter."""
+    return hash(text)
+
+
 @disco_server.register_func("tests.total")
 def total(array):
     """The sum of a large array's elements, its shape and whether it can be written."""

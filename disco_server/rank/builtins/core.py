@@ -221,7 +221,8 @@ def compiled_ccl() -> str:
 
 
 # Each collective writes into its last argument. Where a call has none, it makes an array for
-# the result, of the source's dtype and on its device, and returns that.
+# the result, of the source's dtype and on its device, and returns that. The ranks compare its tag,
+# which only a keyword gives: the original has none.
 
 
 _NEW: Any = object()
@@ -270,7 +271,7 @@ def _made(send: Any, out: Any) -> Any:
     return of_library(library_of(send), out)
 
 
-def _new_from_root(send: Any, in_group: Any, make_shape: MakeShape) -> Array:
+def _new_from_root(send: Any, in_group: Any, make_shape: MakeShape, tag: Any) -> Array:
     """The same for what all get of the first rank's ``send``, which tells them what it is."""
     worker = current_worker()
     head = np.zeros(_DESCRIBED, np.uint8)
@@ -283,7 +284,7 @@ def _new_from_root(send: Any, in_group: Any, make_shape: MakeShape) -> Array:
         facts = [made.dtype.name, on_device(made), made.shape]
         text = json.dumps(facts, separators=(",", ":")).encode()
         head[: len(text)] = np.frombuffer(text, np.uint8)
-    worker.comm.broadcast(head, head, in_group=bool(in_group))
+    worker.comm.broadcast(head, head, in_group=bool(in_group), tag=tag)
     if made is not None:
         return made
     name, there, shape = json.loads(head.tobytes().rstrip(b"\0"))
@@ -293,74 +294,84 @@ def _new_from_root(send: Any, in_group: Any, make_shape: MakeShape) -> Array:
 
 @register_func("runtime.disco.allreduce")
 @writes_into(3)
-def allreduce(send: Array, kind: Any, in_group: Any, recv: Any = _NEW) -> Array | None:
+def allreduce(
+    send: Array, kind: Any, in_group: Any, recv: Any = _NEW, *, tag: Any = None
+) -> Array | None:
     """Reduces ``send`` of all ranks into ``recv`` of all."""
     out = _new(send, in_group, _same) if recv is _NEW else recv
     comm = current_worker().comm
-    (comm.group if in_group else comm.world).allreduce(send, out, _op(kind))
+    (comm.group if in_group else comm.world).allreduce(send, out, _op(kind), tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.allgather")
 @writes_into(2)
-def allgather(send: Array, in_group: Any, recv: Any = _NEW) -> Array | None:
+def allgather(send: Array, in_group: Any, recv: Any = _NEW, *, tag: Any = None) -> Array | None:
     """Collects ``send`` of all ranks in ``recv`` of all."""
     out = _new(send, in_group, _stacked) if recv is _NEW else recv
-    current_worker().comm.allgather(send, out, in_group=bool(in_group))
+    current_worker().comm.allgather(send, out, in_group=bool(in_group), tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.broadcast_from_worker0")
 @writes_into(2)
-def broadcast_from_worker0(send: Array | None, in_group: Any, recv: Any = _NEW) -> Array | None:
+def broadcast_from_worker0(
+    send: Array | None, in_group: Any, recv: Any = _NEW, *, tag: Any = None
+) -> Array | None:
     """Copies ``send`` of the first rank into ``recv`` of all."""
-    out = _new_from_root(send, in_group, _same) if recv is _NEW else recv
-    current_worker().comm.broadcast(send, out, in_group=bool(in_group))
+    out = _new_from_root(send, in_group, _same, tag) if recv is _NEW else recv
+    current_worker().comm.broadcast(send, out, in_group=bool(in_group), tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.scatter_from_worker0")
 @writes_into(2)
-def scatter_from_worker0(send: Array | None, in_group: Any, recv: Any = _NEW) -> Array | None:
+def scatter_from_worker0(
+    send: Array | None, in_group: Any, recv: Any = _NEW, *, tag: Any = None
+) -> Array | None:
     """Gives each rank one chunk of the first rank's ``send``."""
-    out = _new_from_root(send, in_group, _divided) if recv is _NEW else recv
-    current_worker().comm.scatter(send, out, in_group=bool(in_group))
+    out = _new_from_root(send, in_group, _divided, tag) if recv is _NEW else recv
+    current_worker().comm.scatter(send, out, in_group=bool(in_group), tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.gather_to_worker0")
 @writes_into(2)
-def gather_to_worker0(send: Array, in_group: Any, recv: Any = _NEW) -> Array | None:
+def gather_to_worker0(
+    send: Array, in_group: Any, recv: Any = _NEW, *, tag: Any = None
+) -> Array | None:
     """Collects ``send`` of all ranks in ``recv`` of the first."""
     out = None if recv is _NEW else recv
     if recv is _NEW and _is_root(in_group):
         out = _new(send, in_group, _stacked)
-    current_worker().comm.gather(send, out, in_group=bool(in_group))
+    current_worker().comm.gather(send, out, in_group=bool(in_group), tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.reduce_scatter")
 @writes_into(3)
-def reduce_scatter(send: Array, kind: Any, in_group: Any, recv: Any = _NEW) -> Array | None:
+def reduce_scatter(
+    send: Array, kind: Any, in_group: Any, recv: Any = _NEW, *, tag: Any = None
+) -> Array | None:
     """Reduces ``send`` of all ranks and gives each one chunk of the result."""
     out = _new(send, in_group, _divided) if recv is _NEW else recv
-    current_worker().comm.reduce_scatter(send, out, _op(kind), in_group=bool(in_group))
+    current_worker().comm.reduce_scatter(send, out, _op(kind), in_group=bool(in_group), tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.all_to_all")
 @writes_into(2)
-def all_to_all(send: Array, in_group: Any, recv: Any = _NEW) -> Array | None:
+def all_to_all(send: Array, in_group: Any, recv: Any = _NEW, *, tag: Any = None) -> Array | None:
     """Sends one chunk of each rank's ``send`` to each rank's ``recv``."""
     out = _new(send, in_group, _same) if recv is _NEW else recv
-    current_worker().comm.all_to_all(send, out, in_group=bool(in_group))
+    current_worker().comm.all_to_all(send, out, in_group=bool(in_group), tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.barrier")
-def barrier(in_group: Any = False) -> None:
+def barrier(in_group: Any = False, *, tag: Any = None) -> None:
     """Waits until every rank has entered it."""
-    current_worker().comm.barrier(in_group=bool(in_group))
+    current_worker().comm.barrier(in_group=bool(in_group), tag=tag)
 
 
 @register_func("runtime.disco._compare_shapes")
@@ -389,21 +400,21 @@ def received_bytes() -> int:
 
 
 @register_func("runtime.disco.send_to_worker")
-def send_to_worker(buffer: Array, receiver: int) -> None:
+def send_to_worker(buffer: Array, receiver: int, *, tag: Any = None) -> None:
     """Sends an array to one worker, by its global id."""
-    current_worker().comm.send(buffer, receiver)
+    current_worker().comm.send(buffer, receiver, tag=tag)
 
 
 @register_func("runtime.disco.recv_from_worker")
 @writes_into(0)
-def recv_from_worker(buffer: Array, sender: int) -> None:
+def recv_from_worker(buffer: Array, sender: int, *, tag: Any = None) -> None:
     """Receives an array from one worker, by its global id."""
-    current_worker().comm.recv(buffer, sender)
+    current_worker().comm.recv(buffer, sender, tag=tag)
 
 
 @register_func("runtime.disco.recv_from_worker0")
 @writes_into(0)
-def recv_from_worker0(buffer: Array) -> None:
+def recv_from_worker0(buffer: Array, *, tag: Any = None) -> None:
     """Receives an array from worker 0, which sends it with ``send_to_worker``.
 
     Raises:
@@ -412,11 +423,11 @@ def recv_from_worker0(buffer: Array) -> None:
     if current_worker().worker_id == 0:
         msg = "worker 0 cannot receive from itself"
         raise ArgumentRefused(msg)
-    current_worker().comm.recv(buffer, 0)
+    current_worker().comm.recv(buffer, 0, tag=tag)
 
 
 @register_func("runtime.disco.send_to_next_group")
-def send_to_next_group(buffer: Array) -> None:
+def send_to_next_group(buffer: Array, *, tag: Any = None) -> None:
     """Sends an array to the worker of the same rank in the next group.
 
     Raises:
@@ -427,12 +438,12 @@ def send_to_next_group(buffer: Array) -> None:
     if receiver >= worker.num_workers:
         msg = f"worker {worker.worker_id} is in the last group, there is no next one"
         raise ArgumentRefused(msg)
-    worker.comm.send(buffer, receiver)
+    worker.comm.send(buffer, receiver, tag=tag)
 
 
 @register_func("runtime.disco.recv_from_prev_group")
 @writes_into(0)
-def recv_from_prev_group(buffer: Array) -> None:
+def recv_from_prev_group(buffer: Array, *, tag: Any = None) -> None:
     """Receives an array from the worker of the same rank in the previous group.
 
     Raises:
@@ -443,7 +454,7 @@ def recv_from_prev_group(buffer: Array) -> None:
     if sender < 0:
         msg = f"worker {worker.worker_id} is in the first group, there is no previous one"
         raise ArgumentRefused(msg)
-    worker.comm.recv(buffer, sender)
+    worker.comm.recv(buffer, sender, tag=tag)
 
 
 # Values that workers keep under a name, beyond the life of the registers they were in.

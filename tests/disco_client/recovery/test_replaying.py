@@ -41,6 +41,14 @@ def test_lost_workers_are_a_pause(session, lose):
     assert recovery.commands > 5
 
 
+def test_other_workers_hash_texts_as_the_lost_ones_did(session, lose):
+    """So what is done again in the order of a set of names is done in the same order."""
+    hashed = session.get_global_func("tests.hash_of")
+    before = hashed("x").get_all()
+    lose(session)
+    assert hashed("x").get_all() == before == [before[0]] * 2
+
+
 def test_the_seconds_of_a_recovery_cover_what_is_done_again(session, lose, eventually):
     """Where the program had waited for it, and where nobody has yet."""
     nap = session.get_global_func("time.sleep")

@@ -113,9 +113,11 @@ class ThreadRanks:
     def run(self, scenario: str, **arguments: Any) -> list[Any]:
         """Runs a scenario on all ranks; returns what each gave back."""
         import scenarios
+        import scenarios_tags
         import scenarios_teams
 
-        act = getattr(scenarios, scenario, None) or getattr(scenarios_teams, scenario)
+        homes = (scenarios, scenarios_tags, scenarios_teams)
+        act = next(getattr(home, scenario) for home in homes if hasattr(home, scenario))
         answers = [
             thread.submit(act, place, **arguments)
             for thread, place in zip(self._threads, self.places, strict=True)

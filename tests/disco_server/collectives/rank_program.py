@@ -12,11 +12,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import scenarios
 import scenarios_parts
+import scenarios_tags
 import scenarios_teams
 
 from disco_server.collectives.mpi import MpiCommunicator
 
-HOMES = (scenarios, scenarios_parts, scenarios_teams)
+HOMES = (scenarios, scenarios_parts, scenarios_tags, scenarios_teams)
 
 
 def main() -> None:

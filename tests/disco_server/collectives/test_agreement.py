@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from disco_server.collectives.agreement import Agreement, unstage
+from disco_server.collectives.header_exchange import TEXT_BYTES
 from disco_server.collectives.types import MismatchError
 from disco_server.collectives.validation import Op, check_equal
 
@@ -27,6 +30,22 @@ def test_alone_only_what_is_sound_may_begin(agreement):
     with pytest.raises(MismatchError, match=r"command #8\): the destination") as raised:
         agreement.meet(None, wrong, three, three[:2])
     assert raised.value.ranks == (3,)
+    assert re.search(r" has, at test_agreement\.py:\d+ in test_alone", str(raised.value))
+
+
+def test_the_line_of_a_call_is_told_after_any_text(agreement):
+    """Of the innermost function outside of Disco, and however long what is wrong is to tell."""
+
+    def train():
+        wrong = check_equal(Op.BARRIER, np.zeros(3), np.zeros(3))._replace(problem="é" * 5000)
+        agreement.meet(None, wrong, None, None)
+
+    with pytest.raises(MismatchError, match=r"barrier \(command #-1\): é{100}") as raised:
+        train()
+    words = str(raised.value)
+    line = train.__code__.co_firstlineno + 2
+    assert words.endswith(f", at test_agreement.py:{line} in train")
+    assert len(words.encode()) <= TEXT_BYTES
 
 
 def test_contiguous_arrays_stand_for_others(agreement):

@@ -63,11 +63,17 @@ except UnavailableError as error:
     assert "rank 0 of 1 in the MPI world, but worker 1 of 2 in the session" in done.stdout
 
 
-def test_a_launchers_world_is_used():
-    """Under mpiexec the world is the one that it made."""
-    mpiexec = shutil.which("mpiexec", path=Path(sys.executable).parent)
-    if mpiexec is None:
+@pytest.fixture
+def mpiexec() -> str:
+    """MPI's own launcher."""
+    found = shutil.which("mpiexec", path=Path(sys.executable).parent)
+    if found is None:
         pytest.skip("this environment has no mpiexec beside Python")
+    return found
+
+
+def test_a_launchers_world_is_used(mpiexec):
+    """Under mpiexec the world is the one that it made."""
     done = run_alone(
         """
 import os
@@ -86,3 +92,17 @@ with MpiCommunicator.create(int(os.environ["PMI_RANK"]), 2) as comm:
     )
     # Lines of two processes may run into one another.
     assert done.stdout.count("[2. 2. 2.]") == 2, done.stderr
+
+
+@pytest.mark.parametrize(("seed", "said"), [("random", 1), ("5", 0)])
+def test_a_launcher_s_ranks_that_hash_differently_are_told(mpiexec, seed, said):
+    """It cannot be changed once they run; one of them says what to do."""
+    program = """
+import os
+from disco_server.collectives.mpi import MpiCommunicator
+with MpiCommunicator.create(int(os.environ["PMI_RANK"]), 2) as comm:
+    comm.barrier()
+"""
+    done = run_alone(program, mpiexec, "-n", "2", PYTHONHASHSEED=seed)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("start all of them with the same PYTHONHASHSEED") == said

@@ -47,6 +47,17 @@ def test_odd_calls_are_named():
     assert decide([(0, CALL), (1, other)], CALL) == Decision(Outcome.MISMATCH, (1,))
 
 
+def test_tags_are_compared():
+    """Another tag is as odd as another count; whoever has none is told that others have one."""
+    tagged = CALL._replace(call=7)
+    assert decide([(0, tagged), (1, tagged)], tagged).kind is Outcome.RUN
+    headers = [(0, tagged), (1, CALL), (2, tagged)]
+    odd = Decision(Outcome.MISMATCH, (1,), tagged=True)
+    assert decide(headers, tagged) == decide(headers, CALL) == odd
+    wrong = [(0, CALL), (1, CALL._replace(wrong=1))]
+    assert not decide(wrong, CALL).tagged
+
+
 def test_wrong_calls_are_named():
     """A rank whose own check failed is the odd one, whatever the others brought."""
     wrong = CALL._replace(wrong=1)

@@ -12,6 +12,7 @@ from disco_server.collectives.validation import (
     Family,
     Op,
     add_shapes,
+    add_tag,
     check_equal,
     check_parts,
     check_point,
@@ -159,3 +160,35 @@ def test_shapes_are_added_to_what_ranks_compare():
     assert extra(uneven, wide, high) == 7
     barrier = CollectiveSignature(int(Op.BARRIER), 0, 0)
     assert extra(barrier, None, None) == 0
+
+
+def test_a_tag_is_added_to_what_ranks_compare():
+    """By its text alone, whatever kind of text that is; it changes nothing else."""
+
+    class Named(str):
+        __slots__ = ()
+
+        def __str__(self):
+            return "something else"
+
+    sound = check_equal(Op.ALLREDUCE, THREE, THREE, ReduceOp.SUM)
+    tags = ["", "a", "a ", "\ud800", "é", "a" * 5000, "a" * 5001]
+    added = [add_tag(sound, tag) for tag in tags]
+    assert len({each.tag for each in added} | {sound.tag}) == len(tags) + 1
+    assert all(1 < each.tag < 2**63 for each in added)
+    assert all(each._replace(tag=sound.tag, tag_note="") == sound for each in added)
+    for same in (np.str_("a"), Named("a")):
+        assert add_tag(sound, same) == added[1]
+    assert describe(added[1], THREE, THREE).endswith("destination float32[3], tag 'a'")
+    assert len(describe(added[-1], THREE, THREE)) < 250
+    assert add_tag(sound, 3).problem == "the tag must be a str, not int"
+    wrong = check_equal(Op.ALLREDUCE, THREE, THREE[:2], ReduceOp.SUM)
+    assert add_tag(wrong, None).problem == wrong.problem
+
+
+def test_shapes_and_tags_are_compared_beside_each_other():
+    """Comparing shapes sees those of a call with a tag, too."""
+    wide, high = np.zeros((2, 3)), np.zeros((3, 2))
+    for tag in ("a", "b"):
+        both = add_tag(check_equal(Op.ALLREDUCE, wide, wide, ReduceOp.SUM), tag)
+        assert add_shapes(both, wide, wide) != add_shapes(both, high, high)

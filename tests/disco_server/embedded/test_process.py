@@ -40,6 +40,22 @@ def test_workers_share_the_cores(processes, monkeypatch, set_to, found):
         assert environment(name).debug_get_from_remote(1) == str(found)
 
 
+@pytest.mark.parametrize(
+    ("set_to", "found"), [(None, "0"), ("random", "0"), ("", "0"), ("41", "41")]
+)
+def test_workers_have_one_seed_of_hashes(processes, monkeypatch, set_to, found):
+    """A number in the environment of the program is theirs too; otherwise it is 0."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if set_to is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", set_to)
+    session = processes(2)
+    seeds = session.get_global_func("tests.environment")("PYTHONHASHSEED")
+    hashes = session.get_global_func("tests.hash_of")("x")
+    assert seeds.get_all() == [found] * 2
+    first, second = hashes.get_all()
+    assert first == second
+
+
 def test_collectives_need_no_preparation(processes):
     """The first collective starts MPI on all workers, groups included."""
     session = processes(4, 2)

@@ -23,6 +23,14 @@ def test_what_a_person_set_stands():
     assert rank_environment(CONFIG, {"OPENBLAS_NUM_THREADS": "7"})["OPENBLAS_NUM_THREADS"] == "7"
 
 
+@pytest.mark.parametrize("given", [{}, {"PYTHONHASHSEED": "random"}, {"PYTHONHASHSEED": "7"}])
+@pytest.mark.parametrize("env", [(), ("*",), ("PYTHON*",)])
+def test_ranks_of_all_nodes_hash_alike(given, env):
+    """Whatever the environment of one daemon says, and whatever passes."""
+    config = WorkerConfig(slots=1, env=env)
+    assert rank_environment(config, given)["PYTHONHASHSEED"] == "0"
+
+
 @pytest.mark.parametrize(
     "name",
     [
