@@ -240,7 +240,7 @@ def choose(
     problems = list(_absent(tensors, expected))
     rules = [plan.find(tensor.name) for tensor in tensors]
     if strict:
-        problems += _unused(plan, tensors, rules)
+        problems += _unused(plan, tensors, rules, expected or {})
     chosen: list[Chosen] = []
     surplus: dict[str, str] = {}
     for tensor, rule in zip(tensors, rules, strict=True):
@@ -283,14 +283,18 @@ def _absent(tensors: Sequence[StoredTensor], expected: Expected | None) -> Itera
 
 
 def _unused(
-    plan: WeightPlan, tensors: Sequence[StoredTensor], rules: Sequence[_PatternRule | None]
+    plan: WeightPlan,
+    tensors: Sequence[StoredTensor],
+    rules: Sequence[_PatternRule | None],
+    expected: Expected,
 ) -> Iterator[str]:
-    """The errors of rules of the plan that apply to no tensor."""
+    """The errors of rules of the plan that apply to no tensor, but for what was missed already."""
     used = {id(rule) for rule in rules}
     names = [tensor.name for tensor in tensors]
+    missed = expected.keys() - names
     suggested = 0
     for rule in plan.rules:
-        if id(rule) in used or rule.pattern == "*":
+        if id(rule) in used or rule.pattern == "*" or rule.pattern in missed:
             continue
         taken = next((name for name in names if _covers(rule, name)), None)
         if taken is not None:

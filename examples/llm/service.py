@@ -281,7 +281,7 @@ class _Answer:
     ) -> None:
         self._service, self._asked, self._chat = service, asked, chat
         self._request = request
-        self._text = text_of(engine, service.text, request, asked.stop)
+        self._text = text_of(engine, service.text, request, asked.stop, continues=not chat)
         self._begun = time.perf_counter()
         self._common = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
