@@ -332,7 +332,7 @@ def _open_folder(path: Path) -> Checkpoint:
         raise ModelError(f"{path} is a model of type {kind!r}; expected 'llama'.")
     check_json(file, said)
     act = said.get("hidden_act") or "silu"
-    if act not in ACTIVATIONS:
+    if not isinstance(act, str) or act not in ACTIVATIONS:
         raise ModelError(
             f"{file} has hidden_act = {act!r}, which this example does not compute; expected "
             f"{', '.join(ACTIVATIONS)}."

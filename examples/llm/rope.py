@@ -85,9 +85,9 @@ def read_json(path: Path, said: Mapping[str, Any], head: int) -> tuple[float, tu
     if not isinstance(found, dict):
         raise refuse("expected an object")
     fields = cast("dict[str, Any]", found)
-    kinds = {fields[key] for key in ("rope_type", "type") if isinstance(fields.get(key), str)}
-    kind = kinds.pop() if kinds else "default"
-    if kinds or kind not in _KINDS:
+    kinds = [fields[key] for key in ("rope_type", "type") if fields.get(key) is not None]
+    kind = kinds[0] if kinds else "default"
+    if kinds[1:] not in ([], [kind]) or not isinstance(kind, str) or kind not in _KINDS:
         raise refuse(f"expected rope_type {', '.join(_KINDS)}")
     bases = (fields.get("rope_theta"), said.get("rope_theta"), _BASE)
     base = _number(path, "rope_theta", next(each for each in bases if each is not None))
