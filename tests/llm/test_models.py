@@ -135,8 +135,11 @@ def test_what_changes_the_arithmetic_is_computed(shared, tmp_path, name):
     folder = write_folder(tmp_path / "folder", gguf, **changes)
     act = changes.get("hidden_act", "silu")
     ids = [int(each) for each in np.random.default_rng(1).integers(3, 320, 80)]
+    tensors = load_file(folder / "model.safetensors")
+    biases = [name for name in tensors if name.endswith(".bias")]
+    assert len(biases) == 2 * len(options.get("biases", ()))
     expected = reference_llama.logits(
-        load_file(folder / "model.safetensors"),
+        tensors,
         ids,
         SPEEDS.get(name.partition(",")[0], PLAIN_SPEEDS),
         heads=4,
