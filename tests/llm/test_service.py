@@ -7,9 +7,11 @@ import json
 import shutil
 import subprocess
 
+import numpy as np
 import openai
 import pytest
 from llm_serving import ALLOWED, Server
+from safetensors.numpy import save_file
 from tiny_llama import write_gguf
 
 from llm.config import open_checkpoint
@@ -336,6 +338,32 @@ def test_pieces_of_a_text_are_served_as_text(address, tmp_path, eventually):
 
     use(server, program)
     assert server.end() == 0
+
+
+def test_a_model_that_the_workers_refuse_ends_the_service(address, tmp_path, eventually):
+    """Where it is read first, with a sentence; another try would find the same."""
+    figures = {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 320,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(figures))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    other = write_gguf(tmp_path / "other.gguf", layers=1)
+    Text(open_checkpoint(other))._tokenizer.save(str(tmp_path / "tokenizer.json"))
+    names = open_checkpoint(tmp_path).names.values()
+    save_file(dict.fromkeys(names, np.ones((8, 9), np.float32)), tmp_path / "model.safetensors")
+    options = "--workers", 1, "--model", tmp_path
+    server = Server(tmp_path / "server", eventually, address, *options)
+    assert server.process.wait(60) == 2
+    assert "serve.py: " in server.stderr
+    assert "expected shape [8, 8], the file has [8, 9]" in server.stderr
+    assert "Traceback" not in server.stderr
 
 
 def test_a_full_queue_is_429(address, model, tmp_path, eventually):

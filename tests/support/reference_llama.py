@@ -80,10 +80,10 @@ def logits(
         )
         q, k = turned(q), turned(k)
         k, v = (each.repeat(heads // each.shape[1], axis=1) for each in (k, v))
-        scores = np.einsum("ahd,bhd->hab", q, k) / math.sqrt(head) + hidden
+        scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(head) + hidden
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
-        mixed = np.einsum("hab,bhd->ahd", shares, v).reshape(len(ids), -1)
+        mixed = np.einsum("hqk,khd->qhd", shares, v).reshape(len(ids), -1)
         x = x + linear(mixed, f"{at}.self_attn.o_proj")
         h = norm(x, f"{at}.post_attention_layernorm")
         gate = ACTIVATIONS[activation](linear(h, f"{at}.mlp.gate_proj"))
