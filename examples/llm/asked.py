@@ -18,7 +18,8 @@ _MOST_STOPS = 4
 _COLDEST = 1e-4
 """Below this temperature the likeliest token is meant."""
 
-_OFF, _ZERO, _ONE, _NOTHING = (False,), (0,), (1,), ("", [], {})
+_OFF, _ZERO, _ONE = (False,), (0,), (1,)
+_NOTHING: tuple[object, ...] = ("", [], {})
 _UNSERVED: dict[str, tuple[object, ...]] = {
     # OpenAI's.
     "audio": (),

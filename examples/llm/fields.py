@@ -6,7 +6,7 @@ is a field that is not there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -68,6 +68,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "embedding_multiplier": (1,),
     "final_logit_softcapping": (),
     "is_causal": (True,),
+    "layer_types": (),
     "is_encoder_decoder": (False,),
     "logit_scale": (1,),
     "logits_scaling": (1,),
@@ -102,10 +103,10 @@ def check_json(path: Path, said: Mapping[str, Any]) -> None:
     for name, value in said.items():
         if name in _SERVED or name in _HARMLESS:
             continue
-        if name == "layer_types":
-            layers = value if isinstance(value, list) else [value]
-            if value is not None and not all(each == _ATTENTION for each in layers):  # pyright: ignore[reportUnknownVariableType]
-                raise ModelError(f"{_has(path, name, value)}; expected {_ATTENTION!r} of each.")
+        if name == "layer_types" and isinstance(value, list):
+            layers = cast("list[Any]", value)
+            if any(each != _ATTENTION for each in layers):
+                raise ModelError(f"{_has(path, name, layers)}; expected {_ATTENTION!r} of each.")
             continue
         _check(path, name, value, _NEUTRAL)
 

@@ -138,7 +138,7 @@ def _affine(x: Array, own: dict[str, Array], name: str) -> Array:
 
 
 def _erf(x: Array) -> Array:
-    return np.frompyfunc(math.erf, 1, 1)(x).astype(np.float32)
+    return np.array([[math.erf(each) for each in row] for row in x.tolist()], np.float32)
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

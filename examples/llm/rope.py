@@ -73,7 +73,7 @@ def read_json(path: Path, said: Mapping[str, Any], head: int) -> tuple[float, tu
     """
     older, newer = said.get("rope_scaling"), said.get("rope_parameters")
     name = "rope_scaling" if older else "rope_parameters"
-    found = older or newer or {}
+    found: Any = older or newer or {}
     if older and newer and older != newer:
         raise ModelError(f"{path} has rope_scaling = {older!r} and rope_parameters = {newer!r}.")
 
@@ -156,7 +156,7 @@ def _all(factor: float, head: int) -> tuple[float, ...]:
 
 
 def _number(path: Path, name: str, value: object) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not 0 < value < _LARGEST:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    if not 0 < number < _LARGEST:
         raise ModelError(f"{path} has {name} = {value!r:.80}; expected a number above 0.")
-    return float(value)
+    return float(number)

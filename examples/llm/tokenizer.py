@@ -283,7 +283,7 @@ def _byte_level(checkpoint: Checkpoint) -> Any:
 def _sentence_piece(checkpoint: Checkpoint) -> Any:
     said = checkpoint.metadata
     words, (scores, kinds) = _words(checkpoint, "scores", "token_type")
-    unknown = words[said.get("tokenizer.ggml.unknown_token_id", 0)]
+    unknown = words[int(said.get("tokenizer.ggml.unknown_token_id", 0))]
     pieces = {
         word: score
         for word, score, kind in zip(words, scores, kinds, strict=True)
@@ -362,22 +362,21 @@ _SPLITS: dict[str, list[Any]] = {
 def _from_folder(checkpoint: Checkpoint) -> Tokens:
     path = checkpoint.path / "tokenizer.json"
     tokenizer = _read(path)
-    settings = _json(checkpoint.path / "tokenizer_config.json")
+    settings_path = checkpoint.path / "tokenizer_config.json"
+    settings = _json(settings_path)
     marks = {
-        name: token
+        name: _token(settings_path, tokenizer, settings[f"{name}_token"])
         for name in ("bos", "eos")
-        if (token := _token(tokenizer, settings.get(f"{name}_token"))) is not None
+        if settings.get(f"{name}_token") is not None
     }
     ends = {marks.get("eos")}
     generation = checkpoint.path / "generation_config.json"
     for said in (checkpoint.metadata, _json(generation) if generation.exists() else {}):
         end = said.get("eos_token_id")
         ends |= {*cast("list[int]", end)} if isinstance(end, list) else {end}
-    if settings.get("add_eos_token"):
-        raise ModelError(
-            f"{checkpoint.path / 'tokenizer_config.json'} has add_eos_token = true, which sets a "
-            "mark behind a text; expected false."
-        )
+    for name in ("add_eos_token", "split_special_tokens"):
+        if settings.get(name):
+            raise ModelError(f"{settings_path} has {name} = true; expected false.")
     adds = settings.get("add_bos_token")
     begin = _begin_of(path, tokenizer)
     if adds is not None:
@@ -394,9 +393,12 @@ def _from_folder(checkpoint: Checkpoint) -> Tokens:
     )
 
 
-def _token(tokenizer: Any, mark: Any) -> int | None:
+def _token(path: Path, tokenizer: Any, mark: Any) -> int:
     word = cast("Json", mark).get("content") if isinstance(mark, dict) else mark
-    return tokenizer.token_to_id(word) if isinstance(word, str) else None
+    found: int | None = tokenizer.token_to_id(word) if isinstance(word, str) else None
+    if found is None:
+        raise ModelError(f"{path} names the mark {word!r}, which tokenizer.json does not have.")
+    return found
 
 
 def _begin_of(path: Path, tokenizer: Any) -> list[int]:

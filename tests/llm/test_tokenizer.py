@@ -171,6 +171,8 @@ def test_a_text_begins_as_the_tokenizer_says(byte_level, tmp_path):
         write_folder(folder, byte_level, change=ends_too)
     with pytest.raises(ModelError, match="add_eos_token = true"):
         write_folder(folder, byte_level, add_eos_token=True)
+    with pytest.raises(ModelError, match=r"names the mark '<bos>', which tokenizer\.json does not"):
+        write_folder(folder, byte_level, bos_token="<bos>")
 
 
 def test_a_gguf_file_that_does_not_say_begins_as_llama_cpp_has_it(tmp_path):
