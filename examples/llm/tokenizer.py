@@ -19,7 +19,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from llm.config import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from llm.config import Checkpoint
@@ -208,10 +208,13 @@ def _from_gguf(checkpoint: Checkpoint) -> Tokens:
     beside = checkpoint.path.parent / "tokenizer.json"
     said = checkpoint.metadata
     kind, pre = said.get("tokenizer.ggml.model"), said.get("tokenizer.ggml.pre")
-    if kind == "gpt2":
-        tokenizer = _byte_level(checkpoint)
-    elif kind == "llama":
-        tokenizer = _sentence_piece(checkpoint)
+    if kind in _BUILDERS:
+        try:
+            tokenizer = _BUILDERS[kind](checkpoint)
+        except ModelError:
+            raise
+        except Exception as error:  # whatever a damaged vocabulary makes the package raise
+            raise ModelError(f"{checkpoint.path} has no good tokenizer: {error}") from error
     elif beside.exists():
         tokenizer = _read(beside)
     else:
@@ -334,6 +337,10 @@ def _add_marks(tokenizer: Any, words: list[str], kinds: Iterable[int]) -> None:
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
 
 
+_BUILDERS: dict[object, Callable[[Checkpoint], Any]] = {
+    "gpt2": _byte_level,
+    "llama": _sentence_piece,
+}
 _GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -242,3 +242,22 @@ def test_one_of_several_templates_is_the_usual_one(byte_level, tmp_path):
     text = write_folder(tmp_path / "folder", byte_level, chat_template=several[:1])
     with pytest.raises(TemplateError, match="no template"):
         text.conversation([])
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"tokenizer.ggml.model": "bert"}, "a tokenizer of kind 'bert'; expected 'gpt2', which is"),
+        ({"tokenizer.ggml.model": None}, "a tokenizer of kind None"),
+        ({"tokenizer.ggml.pre": "qwen2"}, "splits text as 'qwen2'; expected one of default, "),
+        ({"tokenizer.ggml.merges": ["no merge"]}, "has no good tokenizer"),
+        ({"tokenizer.ggml.tokens": ["a"]}, "has 1 tokens of the tokenizer; expected 320"),
+        ({"tokenizer.ggml.model": "llama"}, "has 0 scores of the tokenizer; expected 320"),
+        ({"tokenizer.ggml.eos_token_id": 320}, "eos has token 320; expected one of the model's"),
+    ],
+)
+def test_a_gguf_file_without_a_tokenizer_that_is_served_is_refused(tmp_path, said, told):
+    """With what was expected; the model may be a good one."""
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", metadata=said))
+    with pytest.raises(ModelError, match=told):
+        Text(checkpoint)
