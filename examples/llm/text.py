@@ -7,6 +7,7 @@ is in Jinja's language, and rendered in Jinja's sandbox.
 from __future__ import annotations
 
 import codecs
+import re
 from typing import TYPE_CHECKING
 
 import jinja2
@@ -48,6 +49,9 @@ class Text:
         ]
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token for token, each in self._added.items() if each.special}
+        # Longer ones first: one may begin like another.
+        marks = sorted((self._vocabulary[token] for token in self._special), key=len, reverse=True)
+        self._written = re.compile("|".join(re.escape(mark) for mark in marks if mark) or "(?!)")
         self._marks = {name: self._vocabulary[token] for name, token in found.marks.items()}
         known = (self._tokenizer.token_to_id(word) for word in _ENDS)
         self.ends = {*found.ends, *known} - {None}
@@ -103,12 +107,7 @@ class Text:
         return ids + self._encode_part(text[cut:])
 
     def _defuse(self, text: str) -> str:
-        text = text.replace(_PLAIN, "")
-        for token in self._special:
-            mark = self._vocabulary[token]
-            if mark and mark in text:
-                text = text.replace(mark, f"{_PLAIN}{mark}{_PLAIN}")
-        return text
+        return self._written.sub(rf"{_PLAIN}\g<0>{_PLAIN}", text.replace(_PLAIN, ""))
 
     def _spell(self, mark: str) -> list[int]:
         """A mark as plain characters."""

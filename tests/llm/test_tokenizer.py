@@ -261,3 +261,24 @@ def test_a_gguf_file_without_a_tokenizer_that_is_served_is_refused(tmp_path, sai
     checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", metadata=said))
     with pytest.raises(ModelError, match=told):
         Text(checkpoint)
+
+
+def test_a_mark_that_begins_like_another_one_is_plain_text(byte_level, tmp_path):
+    """Both are spelled out where somebody writes them."""
+
+    def change(tokenizer):
+        tokenizer.add_special_tokens(["ci", "ciiz"])
+
+    said = open_checkpoint(byte_level).metadata
+    words, merges = said["tokenizer.ggml.tokens"], said["tokenizer.ggml.merges"]
+    longer, shorter = words.index("aa"), words.index("ci")
+    fields = {"tokenizer.ggml.tokens": [*words[:longer], "ciiz", *words[longer + 1 :]]}
+    fields |= {"tokenizer.ggml.merges": merges[1:]}
+    gguf = write_gguf(tmp_path / "marks.gguf", layers=1, metadata=fields)
+    template = "{{ messages[0]['content'] }}"
+    text = write_folder(tmp_path / "folder", gguf, change=change, chat_template=template)
+    assert {longer, shorter} <= text._special
+    for written in ("ciiz", "ci", "cicici", "zciizci"):
+        ids = text.conversation([{"content": written}])
+        assert not {longer, shorter} & set(ids)
+        assert text.decode(ids) == written
