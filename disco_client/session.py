@@ -611,7 +611,10 @@ class Session:
                 too; the first match counts) with ``"R"`` or None (every worker has
                 the whole), ``"S[0]"`` or 0 (split along that axis, whose extent the
                 workers must divide), a `PlacementSpec` (``sharding`` for uneven
-                extents, ``fused``, ``explicit``), or ``"skip"`` (not loaded).
+                extents, ``fused``, ``explicit``), or ``"skip"`` (not loaded, and need not be
+                there). A tensor that a file names in its metadata alone, because it is
+                another one as well (tied weights), goes by each of its names; one of
+                them is enough.
             dtype: A floating-point dtype that tensors of floating-point numbers
                 are converted to; None keeps what the files have.
             expect: Every tensor that the program needs, with its whole shape, or

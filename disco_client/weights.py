@@ -62,6 +62,7 @@ class StoredTensor:
         dtype: The name of its dtype; empty where no array can have it.
         stored: The name of the dtype of its bytes in the file.
         nbytes: Its bytes in the file.
+        same_as: The tensor that has the bytes, where this is a second name of it; else empty.
     """
 
     index: int
@@ -70,6 +71,7 @@ class StoredTensor:
     dtype: str
     stored: str
     nbytes: int
+    same_as: str = ""
 
 
 class Chosen(NamedTuple):
@@ -202,10 +204,10 @@ def read_expected(expect: object) -> Expected | None:
 
 def read_catalog(catalog: Mapping[str, Any], first: int = 0) -> list[StoredTensor]:
     """Parses what a worker reports of its files, from their tensor number ``first`` on."""
-    columns = (catalog[key] for key in ("names", "shapes", "dtypes", "stored", "nbytes"))
+    columns = (catalog[key] for key in ("names", "shapes", "dtypes", "stored", "nbytes", "same_as"))
     return [
-        StoredTensor(index, name, tuple(shape), dtype, stored, nbytes)
-        for index, (name, shape, dtype, stored, nbytes) in enumerate(
+        StoredTensor(index, name, tuple(shape), dtype, stored, nbytes, same_as)
+        for index, (name, shape, dtype, stored, nbytes, same_as) in enumerate(
             zip(*columns, strict=True), first
         )
     ]
@@ -238,27 +240,35 @@ def choose(
     problems = list(_absent(tensors, expected))
     rules = [plan.find(tensor.name) for tensor in tensors]
     if strict:
-        problems += _unused(plan, tensors, rules)
+        problems += _unused(plan, tensors, rules, expected or {})
     chosen: list[Chosen] = []
+    surplus: dict[str, str] = {}
     for tensor, rule in zip(tensors, rules, strict=True):
         if rule is not None and rule.skip:
             if expected is not None and tensor.name in expected:
                 problems.append(f"{tensor.name}: expected, but plan[{rule.pattern!r}] skips it")
             continue
         if expected is not None and tensor.name not in expected:
-            surplus = f"{tensor.name}: surplus, it is not among the expected tensors"
+            surplus[tensor.name] = "it is not among the expected tensors"
         elif rule is None:
-            surplus = f"{tensor.name}: surplus, {_UNMATCHED}"
+            surplus[tensor.name] = _UNMATCHED
         else:
             try:
                 chosen.append(_place(tensor, rule, expected or {}, mesh, dtype))
             except ConfigError as error:
                 problems.append(str(error))
             continue
-        if strict:
-            problems.append(surplus)
-        elif expected is not None and tensor.name in expected:
+        if not strict and expected is not None and tensor.name in expected:
             problems.append(f"{tensor.name}: expected, but {_UNMATCHED}")
+    if strict:
+        # A tensor with several names needs one of them in the plan.
+        spare = {tensor.name for tensor in tensors if tensor.same_as}
+        spare |= {each.tensor.same_as for each in chosen}
+        problems += (
+            f"{name}: surplus, {why}"
+            for name, why in surplus.items()
+            if name not in spare or name in (expected or {})
+        )
     if problems:
         raise WeightsMismatch(_describe(path, problems), problems=problems)
     return chosen
@@ -273,19 +283,23 @@ def _absent(tensors: Sequence[StoredTensor], expected: Expected | None) -> Itera
 
 
 def _unused(
-    plan: WeightPlan, tensors: Sequence[StoredTensor], rules: Sequence[_PatternRule | None]
+    plan: WeightPlan,
+    tensors: Sequence[StoredTensor],
+    rules: Sequence[_PatternRule | None],
+    expected: Expected,
 ) -> Iterator[str]:
-    """The errors of rules of the plan that apply to no tensor."""
+    """The errors of rules of the plan that apply to no tensor, but for what was missed already."""
     used = {id(rule) for rule in rules}
     names = [tensor.name for tensor in tensors]
+    missed = expected.keys() - names
     suggested = 0
     for rule in plan.rules:
-        if id(rule) in used or rule.pattern == "*":
+        if id(rule) in used or rule.pattern == "*" or rule.pattern in missed:
             continue
         taken = next((name for name in names if _covers(rule, name)), None)
         if taken is not None:
             yield f"plan[{rule.pattern!r}]: unused, earlier patterns match all that it does"
-        else:
+        elif not rule.skip:  # what is not there is left out
             suggested += 1
             hint = _near(rule.pattern, names) if suggested <= _SUGGESTED else ""
             yield f"plan[{rule.pattern!r}]: missing, the files hold no such tensor{hint}"

@@ -105,10 +105,12 @@ async def _serve(service: Service, options: argparse.Namespace) -> int:
     await service.drain(options.drain_s)
     saying.cancel()
     keeping.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await keeping
-    await service.close()
-    await runner.cleanup()
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeping
+    finally:
+        await service.close()
+        await runner.cleanup()
     return 0
 
 
@@ -132,7 +134,11 @@ def main() -> int:
     except (ModelError, TooManyWorkers, TooLong) as error:
         print(f"serve.py: {error}", file=sys.stderr)
         return 2
-    code = asyncio.run(_serve(service, options))
+    try:
+        code = asyncio.run(_serve(service, options))
+    except ModelError as error:
+        print(f"serve.py: {error}", file=sys.stderr)
+        code = 2
     # A session that was being opened may still wait for slots, in a thread.
     sys.stdout.flush()
     os._exit(code)

@@ -212,6 +212,7 @@ class Record:
         nbytes: How many bytes it has in the file.
         block: How many numbers share how many bytes, side by side along the last axis, where
             ``stored`` is no dtype but a format of such blocks; else zeros.
+        same_as: The tensor that has the bytes, where this is a second name of it; else empty.
     """
 
     name: str
@@ -222,6 +223,7 @@ class Record:
     offset: int
     nbytes: int
     block: tuple[int, int] = (0, 0)
+    same_as: str = ""
 
 
 @lru_cache(maxsize=256)

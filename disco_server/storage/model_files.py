@@ -6,9 +6,9 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, cast
@@ -33,7 +33,7 @@ from disco_server.storage.files import (
     parse_json,
     read_shape,
 )
-from disco_server.storage.safetensors import read_header
+from disco_server.storage.safetensors import read_with_metadata
 from disco_server.storage.slices import plan_part, read_box, read_strips
 
 if TYPE_CHECKING:
@@ -134,9 +134,15 @@ def _read_record(path: Path, file: Path, entry: Any) -> Record:
 Part = tuple[int, Intervals]
 """A share of a tensor: an axis, and pieces of it."""
 
+Metadata = Mapping[str, Any]
+"""What a safetensors file or an index says besides its tensors."""
+
 _INDEX = "model.safetensors.index.json"
 _CACHES = ("tensor-cache.json", "ndarray-cache.json")
 _MAX_JSON = 256 << 20
+_FORMAT = "format"
+"""The key of the metadata that says for which library a file was written."""
+
 _NAMED = 5
 
 
@@ -243,7 +249,8 @@ def open_checkpoint(path: str, allowed: Sequence[str]) -> Checkpoint:
     elif where.suffix == ".json":
         records = _read_json(where, allowed)
     else:
-        records = _read_file_of_tensors(where, allowed)
+        found, metadata = _read_file_of_tensors(where, allowed)
+        records = [*found, *_tied(where, found, [metadata])]
     return Checkpoint(where, records, allowed)
 
 
@@ -264,21 +271,51 @@ def _read_folder(folder: Path, allowed: Sequence[str]) -> list[Record]:
         expected = f"expected {_INDEX}, {_CACHES[0]}, *.safetensors or *.gguf in this folder"
         raise FileError(folder, f"{expected}, found none")
     records: dict[str, Record] = {}
+    metadata: list[Metadata] = []
     for file in files:
-        for record in _read_file_of_tensors(file, allowed):
+        found, said = _read_file_of_tensors(file, allowed)
+        metadata.append(said)
+        for record in found:
             if record.name in records:
                 other = records[record.name].file.name
                 raise FileError(file, f"it is also in {other}", tensor=record.name)
             records[record.name] = record
-    return list(records.values())
+    return [*records.values(), *_tied(folder, records.values(), metadata)]
 
 
-def _read_file_of_tensors(path: Path, allowed: Sequence[str]) -> list[Record]:
+def _read_file_of_tensors(path: Path, allowed: Sequence[str]) -> tuple[list[Record], Metadata]:
     with DataFile(path, allowed) as file:
         # As the length of a safetensors header these four bytes are more than it may be.
         if file.size >= len(gguf.MAGIC) and file.read(len(gguf.MAGIC)) == gguf.MAGIC:
-            return gguf.read_header(file)
-        return read_header(file)
+            return gguf.read_header(file), {}
+        return read_with_metadata(file)
+
+
+def _tied(path: Path, records: Iterable[Record], metadata: Iterable[Metadata]) -> list[Record]:
+    """The tensors that are there by a second name only.
+
+    Of tensors that share their memory the format's library writes one, and ``{second name: its
+    name}`` into the file's metadata, or into those of the index where there are several files.
+
+    Args:
+        path: What was opened.
+        records: The model's tensors.
+        metadata: What its files and its index say besides.
+
+    Raises:
+        FileError: A name is one of two tensors.
+    """
+    held = {record.name: record for record in records}
+    tied: dict[str, Record] = {}
+    for said in metadata:
+        for name, kept in said.items():
+            if name == _FORMAT or name in held or not isinstance(kept, str) or kept not in held:
+                continue
+            other = tied.setdefault(name, replace(held[kept], name=name, same_as=kept))
+            if other.same_as != kept:
+                problem = f"the metadata name it {other.same_as!r} and {kept!r}"
+                raise FileError(path, problem, tensor=name)
+    return list(tied.values())
 
 
 def _read_json(path: Path, allowed: Sequence[str]) -> list[Record]:
@@ -288,13 +325,15 @@ def _read_json(path: Path, allowed: Sequence[str]) -> list[Record]:
         text = file.read(file.size)
     content = parse_json(path, text)
     if "weight_map" in content:
-        return _read_index(path, content["weight_map"], allowed)
+        return _read_index(path, content["weight_map"], content.get("metadata"), allowed)
     if "records" in content:
         return read_tensor_cache(path, text)
     raise FileError(path, "expected 'weight_map' (a safetensors index) or 'records'")
 
 
-def _read_index(path: Path, weight_map: object, allowed: Sequence[str]) -> list[Record]:
+def _read_index(
+    path: Path, weight_map: object, said: object, allowed: Sequence[str]
+) -> list[Record]:
     entries = cast("dict[str, object]", weight_map) if isinstance(weight_map, dict) else {}
     if not isinstance(weight_map, dict):
         raise FileError(path, "expected the file of each tensor under 'weight_map'")
@@ -304,21 +343,23 @@ def _read_index(path: Path, weight_map: object, allowed: Sequence[str]) -> list[
             raise FileError(path, f"expected the name of its file, got {file!r:.80}", tensor=name)
         names_of.setdefault(file, []).append(name)
     records: list[Record] = []
+    metadata: list[Metadata] = [cast("Metadata", said)] if isinstance(said, dict) else []
+    missing: dict[str, set[str]] = {}
     for file, names in sorted(names_of.items()):
+        found, of_file = _read_file_of_tensors(path.parent / file, allowed)
+        metadata.append(of_file)
         # Others that the file may hold do not belong to the model.
         wanted = set(names)
-        found = [
-            record
-            for record in _read_file_of_tensors(path.parent / file, allowed)
-            if record.name in wanted
-        ]
-        if len(found) < len(wanted):
-            missing = sorted(wanted - {record.name for record in found})
-            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-            listed = ", ".join(map(repr, missing[:_NAMED]))
+        own = [record for record in found if record.name in wanted]
+        missing[file] = wanted - {record.name for record in own}
+        records += own
+    tied = _tied(path, records, metadata)
+    for file, names in missing.items():
+        if lacking := sorted(names - {record.name for record in tied}):
+            more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
+            listed = ", ".join(map(repr, lacking[:_NAMED]))
             raise FileError(path.parent / file, f"{path.name} says it holds {listed}{more}")
-        records += found
-    return records
+    return [*records, *tied]
 
 
 # One tensor of a file on this worker's disk, of which each worker reads its own part.

@@ -35,6 +35,7 @@ __all__ = [
     "header_digest",
     "lay_out",
     "read_header",
+    "read_with_metadata",
     "stored_as",
 ]
 
@@ -84,10 +85,20 @@ def read_header(file: DataFile) -> list[Record]:
     Raises:
         FileError: The file is no safetensors file, or was cut off.
     """
+    return read_with_metadata(file)[0]
+
+
+def read_with_metadata(file: DataFile) -> tuple[list[Record], dict[str, Any]]:
+    """Reads what a safetensors file says of its tensors, as `read_header`, and its metadata.
+
+    Raises:
+        FileError: The file is no safetensors file, or was cut off.
+    """
     path = file.path
     length = _header_length(file)
     header = parse_json(path, file.read(length, PREFIX))
-    header.pop(METADATA, None)
+    found = header.pop(METADATA, None)
+    metadata = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     base = PREFIX + length
     records = [_read_record(file, name, entry, base) for name, entry in header.items()]
     check_layout(path, records, base, file.size)
@@ -95,7 +106,7 @@ def read_header(file: DataFile) -> list[Record]:
     if used != file.size - base:
         problem = f"its tensors have {used} bytes, the file has {file.size - base} for them"
         raise FileError(path, problem)
-    return sorted(records, key=lambda record: (record.offset, record.nbytes))
+    return sorted(records, key=lambda record: (record.offset, record.nbytes)), metadata
 
 
 def header_digest(file: DataFile) -> str:

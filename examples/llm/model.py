@@ -70,7 +70,8 @@ class Model:
 
     Raises:
         TooManyWorkers: There are more workers than query heads.
-        ModelError: A tensor is not there, or has another shape.
+        ModelError: A tensor is not there, or has another shape, or no numbers in floating point;
+            or the files hold one that the model would leave out.
         disco_client.DiscoError: The session has failed, or may not read the files.
     """
 
@@ -97,11 +98,13 @@ class Model:
                 plan(checkpoint, self.shares),
                 dtype="float32",
                 expect={names[ours]: shape for ours, shape in _shapes(checkpoint).items()},
-                strict=False,
                 progress=progress,
             )
         except disco_client.WeightsMismatch as error:
             raise ModelError(str(error)) from None
+        for name, tensor in loaded.items():
+            if tensor.dtype != "float32":
+                raise ModelError(f"{name} is {tensor.dtype}; expected numbers in floating point.")
         config, shares = dataclasses.asdict(self._config), dataclasses.asdict(self.shares)
         weights = {ours: loaded[theirs] for ours, theirs in names.items()}
         self._share = self._function("share")(config, shares, weights)
@@ -190,6 +193,7 @@ def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
         "up": (config.inner, config.width),
         "down": (config.width, config.inner),
     }
+    inner |= {f"{name}_bias": inner[name][:1] for name in config.biases}
     shapes: dict[str, tuple[int, ...]] = {
         f"{layer}.{name}": shape for layer in range(config.layers) for name, shape in inner.items()
     }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llm.config import ModelError
+from llm.config import tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from llm.config import Checkpoint
 
@@ -63,8 +64,8 @@ class Plain:
             own = self._layers[layer]
             x = x + self._attention(own, self._norm(x, own["norm"]), turns, past, layer)
             h = self._norm(x, own["inner_norm"])
-            gate = h @ own["gate"].T
-            x = x + (gate / (1 + np.exp(-gate)) * (h @ own["up"].T)) @ own["down"].T
+            gate = _ACTIVATIONS[config.activation](_affine(h, own, "gate"))
+            x = x + _affine(gate * _affine(h, own, "up"), own, "down")
         head = weights.get("output", weights["embedding"])
         if last is not None:
             x = x[-last:]
@@ -96,6 +97,7 @@ class Plain:
         """[count, 1, head / 2], complex: what turns a pair at each position."""
         half = self._config.head // 2
         speeds = self._config.rope_base ** (np.arange(half, dtype=np.float64) / -half)
+        speeds /= self._config.rope_divisors or 1.0
         return np.exp(1j * np.outer(np.arange(start, start + count), speeds))[:, None, :]
 
     def _turned(self, x: Array, turns: Array) -> Array:
@@ -110,9 +112,9 @@ class Plain:
         self, own: dict[str, Array], h: Array, turns: Array, past: Past, layer: int
     ) -> Array:
         config, count = self._config, len(h)
-        asked = self._turned((h @ own["query"].T).reshape(count, -1, config.head), turns)
-        keys = self._turned((h @ own["key"].T).reshape(count, -1, config.head), turns)
-        values = (h @ own["value"].T).reshape(count, -1, config.head)
+        asked = self._turned(_affine(h, own, "query").reshape(count, -1, config.head), turns)
+        keys = self._turned(_affine(h, own, "key").reshape(count, -1, config.head), turns)
+        values = _affine(h, own, "value").reshape(count, -1, config.head)
         if layer < len(past):
             keys = np.concatenate([past[layer][0], keys])
             values = np.concatenate([past[layer][1], values])
@@ -124,24 +126,40 @@ class Plain:
             scores[np.triu_indices(count, 1 + len(keys) - count, len(keys))] = -np.inf
             shares = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[:, head] = shares / shares.sum(axis=1, keepdims=True) @ values[:, shared]
-        return out.reshape(count, -1) @ own["out"].T
+        return _affine(out.reshape(count, -1), own, "out")
 
     def _norm(self, x: Array, weight: Array) -> Array:
         spread = np.square(x).mean(axis=-1, keepdims=True)
         return x / np.sqrt(spread + np.float32(self._config.epsilon)) * weight
 
 
+def _affine(x: Array, own: dict[str, Array], name: str) -> Array:
+    return x @ own[name].T + own.get(f"{name}_bias", np.float32(0))
+
+
+def _erf(x: Array) -> Array:
+    return np.array([[math.erf(each) for each in row] for row in x.tolist()], np.float32)
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: x / 2 * (1 + _erf(x / np.float32(2**0.5))),
+    "gelu_tanh": lambda x: (
+        x / 2 * (1 + np.tanh(np.float32((2 / np.pi) ** 0.5) * (x + 0.044715 * x * x * x)))
+    ),
+    "relu": lambda x: x * (x > 0),
+}
+
+
 def read_weights(checkpoint: Checkpoint) -> dict[str, Array]:
     """All tensors in float32, matrices as [out, in], by the names of `Checkpoint.names`.
 
     Raises:
-        ModelError: A tensor is not there.
+        ModelError: A tensor is not there, or one is that the model would leave out.
     """
     read = _read_gguf(checkpoint) if checkpoint.is_gguf else _read_folder(checkpoint)
-    try:
-        return {ours: read[theirs] for ours, theirs in checkpoint.names.items()}
-    except KeyError as error:
-        raise ModelError(f"{checkpoint.path} has no tensor {error}.") from None
+    checkpoint.check(read)
+    return {ours: read[theirs] for ours, theirs in checkpoint.names.items()}
 
 
 def _read_gguf(checkpoint: Checkpoint) -> dict[str, Array]:
@@ -154,7 +172,12 @@ def _read_gguf(checkpoint: Checkpoint) -> dict[str, Array]:
 def _read_folder(checkpoint: Checkpoint) -> dict[str, Array]:
     importlib.import_module("ml_dtypes")  # then numpy knows bfloat16
     load_file: Any = importlib.import_module("safetensors.numpy").load_file
-    read: dict[str, Array] = {}
-    for file in sorted(checkpoint.path.glob("*.safetensors")):
-        read |= {name: array.astype(np.float32) for name, array in load_file(file).items()}
-    return read
+    places = tensors_of(checkpoint.path)
+    files = {path: load_file(path) for path, _ in places.values()}
+    needed = checkpoint.names.values()
+    used = {places[name] for name in needed if name in places}
+    return {
+        name: files[place[0]][place[1]].astype(np.float32)
+        for name, place in places.items()
+        if name in needed or place not in used
+    }

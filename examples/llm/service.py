@@ -153,7 +153,11 @@ class Service:
         return self._why if self._engine is None or self._engine.lost is not None else ""
 
     async def keep(self) -> None:
-        """Sees to it that there is an engine with workers that stay, until it is cancelled."""
+        """Sees to it that there is an engine with workers that stay, until it is cancelled.
+
+        Raises:
+            ModelError: What the workers read at first is no model that is served.
+        """
         pause, most = _PAUSES_S
         while True:
             engine = self._engine
@@ -173,6 +177,8 @@ class Service:
             try:
                 await another.open()
             except (disco_client.DiscoError, ModelError) as error:
+                if isinstance(error, ModelError) and not self.loaded.is_set():
+                    raise
                 self._why = f"there is no session with the model: {error}"
                 _logger.warning("no session, once more in %.1f s: %s", pause, error)
                 await asyncio.sleep(pause)
@@ -281,7 +287,7 @@ class _Answer:
     ) -> None:
         self._service, self._asked, self._chat = service, asked, chat
         self._request = request
-        self._text = text_of(engine, service.text, request, asked.stop)
+        self._text = text_of(engine, service.text, request, asked.stop, continues=not chat)
         self._begun = time.perf_counter()
         self._common = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",

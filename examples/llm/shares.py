@@ -81,7 +81,7 @@ def divide(config: Config, workers: int) -> Shares:
 
 def plan(checkpoint: Checkpoint, shares: Shares) -> dict[str, PlacementSpec | str]:
     """What `Session.load_weights` is told of each tensor."""
-    found: dict[str, PlacementSpec | str] = {}
+    found: dict[str, PlacementSpec | str] = dict.fromkeys(checkpoint.harmless, "skip")
     for ours, theirs in checkpoint.names.items():
         cut = cut_of(checkpoint.config, shares, ours)
         found[theirs] = "R" if cut is None else PlacementSpec.explicit(*cut)
@@ -96,9 +96,14 @@ def cut_of(config: Config, shares: Shares, name: str) -> tuple[int, list[Range]]
         "query": (0, heads),
         "key": (0, kv_heads),
         "value": (0, kv_heads),
+        "query_bias": (0, heads),
+        "key_bias": (0, kv_heads),
+        "value_bias": (0, kv_heads),
         "out": (1, heads),
         "gate": (0, shares.inner),
         "up": (0, shares.inner),
+        "gate_bias": (0, shares.inner),
+        "up_bias": (0, shares.inner),
         "down": (1, shares.inner),
         "embedding": (0, shares.tokens),
         "output": (0, shares.tokens),

@@ -7,9 +7,11 @@ import json
 import shutil
 import subprocess
 
+import numpy as np
 import openai
 import pytest
 from llm_serving import ALLOWED, Server
+from safetensors.numpy import save_file
 from tiny_llama import write_gguf
 
 from llm.config import open_checkpoint
@@ -188,6 +190,8 @@ BAD = [
     ({"messages": ASK, "n": 2}, "n", "not served"),
     ({"messages": ASK, "tools": [{}]}, "tools", "not served"),
     ({"messages": ASK, "logprobs": True}, "logprobs", "not served"),
+    ({"messages": ASK, "top_k": 40}, "top_k", "may be -1 or 0"),
+    ({"messages": ASK, "ignore_eos": True}, "ignore_eos", "may be false"),
     ({"messages": ASK, "response_format": {"type": "json_object"}}, "response_format", "not"),
     ({"messages": ASK, "temperature": 2.1}, "temperature", "from 0 to 2"),
     ({"messages": ASK, "temperature": True}, "temperature", "from 0 to 2"),
@@ -235,7 +239,8 @@ def test_what_is_wrong_is_said_in_openais_form(server, curl):
         status, _, rest = curl(f"{server.url}/v1/completions", {"prompt": prompt})
         assert (status, json.loads(rest)["error"]["param"]) == (400, "prompt"), prompt
     harmless = {"user": "me", "metadata": {"a": "b"}, "store": True, "n": 1, "tools": [], "x": 1}
-    body = {"messages": ASK, "max_tokens": 2, "logprobs": False, "stop": None, **harmless}
+    silent = [*ASK, {"role": "assistant", "content": None}, *ASK]
+    body = {"messages": silent, "max_tokens": 2, "logprobs": False, "stop": None, **harmless}
     assert curl(f"{server.url}/v1/chat/completions", body)[0] == 200
 
 
@@ -307,6 +312,58 @@ def test_a_client_that_leaves_frees_its_blocks(server, eventually):
     assert server.metric("cache_blocks_used") == 0
     assert server.metric("cache_blocks") > 0
     assert server.metric('requests_total{outcome="cancelled"}') == before + 2
+
+
+def test_pieces_of_a_text_are_served_as_text(address, tmp_path, eventually):
+    """Of a model in the manner of SentencePiece, whose texts begin with a mark and a space."""
+    model = write_gguf(tmp_path / "pieces.gguf", pieces=True, vocabulary=400)
+    text = Text(open_checkpoint(model))
+    server = Server(tmp_path, eventually, address, "--workers", 1, "--model", model).await_ready()
+
+    async def program(client):
+        for seed in range(4):
+            wish = {"model": "pieces", "max_tokens": 30, "seed": seed}
+            completed = await client.completions.create(**wish, prompt="The capital of France")
+            assert completed.usage.prompt_tokens == 5  # four pieces, and what begins a text
+            stream = await client.completions.create(
+                **wish, prompt="The capital of France", stream=True
+            )
+            assert (await collect(stream))[0] == completed.choices[0].text
+            chat = await client.chat.completions.create(**wish, messages=ASK)
+            assert chat.usage.prompt_tokens == len(text.conversation(ASK))
+            said = completed.choices[0].text + chat.choices[0].message.content
+            assert said
+            assert "▁" not in said
+            assert "<0x" not in said
+
+    use(server, program)
+    assert server.end() == 0
+
+
+def test_a_model_that_the_workers_refuse_ends_the_service(address, tmp_path, eventually):
+    """Where it is read first, with a sentence; another try would find the same."""
+    figures = {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 320,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(figures))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    other = write_gguf(tmp_path / "other.gguf", layers=1)
+    Text(open_checkpoint(other))._tokenizer.save(str(tmp_path / "tokenizer.json"))
+    names = open_checkpoint(tmp_path).names.values()
+    save_file(dict.fromkeys(names, np.ones((8, 9), np.float32)), tmp_path / "model.safetensors")
+    options = "--workers", 1, "--model", tmp_path
+    server = Server(tmp_path / "server", eventually, address, *options)
+    assert server.process.wait(60) == 2
+    assert "serve.py: " in server.stderr
+    assert "expected shape [8, 8], the file has [8, 9]" in server.stderr
+    assert "Traceback" not in server.stderr
 
 
 def test_a_full_queue_is_429(address, model, tmp_path, eventually):

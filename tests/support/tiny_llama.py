@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import itertools
 import string
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGUFValueType, GGUFWriter
 
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """The first tokens; the next 256 are the bytes, and the rest are merges."""
 END, BEGIN_TURN, END_TURN = range(3)
-NORMAL, CONTROL = 1, 3
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+
+PIECES = (
+    "▁t", "he", "▁the", "▁T", "▁The", "▁c", "ap", "▁cap", "it", "▁capit", "al",
+    "▁capital", "▁o", "▁of", "▁F", "ra", "▁Fra", "n", "c", "ce", "▁Fran", "▁France",
+)  # fmt: skip
+"""Of the other tokenizer, in the manner of SentencePiece; letters and pairs follow them."""
 
 TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+TURNS = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '[' + message['role'] + '] ' + message['content'] + eos_token }}{% endfor %}[assistant]"
 )
 
 
@@ -40,6 +53,10 @@ def write_gguf(
     context: int = 512,
     seed: int = 0,
     tied: bool = True,
+    pieces: bool = False,
+    biases: Sequence[str] = (),
+    metadata: Mapping[str, object] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
     """Writes a model; returns its path.
 
@@ -53,6 +70,10 @@ def write_gguf(
         context: The most tokens of prompt and answer.
         seed: Of the weights.
         tied: Whether the embedding is also the head.
+        pieces: Whether the tokenizer is in the manner of SentencePiece.
+        biases: Which of a layer's matrices have one.
+        metadata: More fields; of those that are written anyway, in their place. None for none.
+        tensors: More tensors.
     """
     inner, head = 2 * width, width // heads
     writer = GGUFWriter(path, "llama")
@@ -67,7 +88,8 @@ def write_gguf(
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(vocabulary)
-    _add_tokenizer(writer, vocabulary)
+    (_add_pieces if pieces else _add_tokenizer)(writer, vocabulary)
+    _add_fields(writer, metadata or {})
     rng = np.random.default_rng(seed)
 
     def draw(name: str, rows: int, columns: int, scale: float = 1.0) -> None:
@@ -96,11 +118,42 @@ def write_gguf(
             ("ffn_down", width, inner),
         ):
             draw(f"blk.{layer}.{part}", rows, columns, 2.0)
+            if part in biases:
+                bias = rng.standard_normal(rows).astype(np.float32)
+                writer.add_tensor(f"blk.{layer}.{part}.bias", bias)
+    for name, array in (tensors or {}).items():
+        writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_fields(writer: GGUFWriter, metadata: Mapping[str, object]) -> None:
+    for name, value in metadata.items():
+        writer.kv_data[0].pop(name, None)
+        if value is not None:
+            writer.add_key_value(name, value, GGUFValueType.get_type(value))
+
+
+def _add_pieces(writer: GGUFWriter, vocabulary: int) -> None:
+    marks = ["<unk>", "<s>", "</s>"]
+    letters = [*dict.fromkeys("▁" + string.ascii_letters + ".,?")]
+    pairs = map("".join, itertools.product(string.ascii_lowercase, repeat=2))
+    words = [*dict.fromkeys([*PIECES, *letters, *pairs])]
+    words = words[: vocabulary - len(marks) - 256]
+    scores = [-float(number) for number in range(len(words))]
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*marks, *(f"<0x{byte:02X}>" for byte in range(256)), *words])
+    writer.add_token_scores([*[0.0] * (len(marks) + 256), *scores])
+    kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words)]
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_chat_template(TURNS)
 
 
 def _add_tokenizer(writer: GGUFWriter, vocabulary: int) -> None:

@@ -59,6 +59,7 @@ def weights_catalog(checkpoint: Checkpoint, first: int) -> dict[str, Any]:
         "dtypes": [record.dtype for record in records],
         "stored": [record.stored for record in records],
         "nbytes": Shape(record.nbytes for record in records),
+        "same_as": [record.same_as for record in records],
     }
 
 

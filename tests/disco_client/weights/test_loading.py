@@ -22,7 +22,7 @@ from disco_client import (
     bulk_io,
     connect,
 )
-from disco_client.distributed import PlacementSpec
+from disco_client.distributed import DeviceMesh, PlacementSpec, from_safetensors
 from disco_server.cli.local import LocalCluster
 
 WORKERS = range(4)
@@ -339,3 +339,41 @@ with disco_client.connect(sys.argv[1], num_workers=1) as session:
         command = [sys.executable, "-c", program, cluster.address, str(single)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "['bfloat16', 'bool', 'int64']\n", done.stderr
+
+
+def test_tied_weights_load_by_the_name_that_only_metadata_have(session, tmp_path):
+    """In one file, a folder, and behind an index, whose own metadata count too; whole or split."""
+    embed, tied = TENSORS["embed"], {"format": "pt", "head": "embed"}
+    rest = {"norm": TENSORS["layers.0.down"]}
+    one, folder, index = tmp_path / "one.safetensors", tmp_path / "folder", tmp_path / "index"
+    save_file({"embed": embed, **rest}, one, metadata=tied)
+    for place, metadata in ((folder, tied), (index, {"format": "pt"})):
+        place.mkdir()
+        save_file({"embed": embed}, place / "a.safetensors", metadata={"format": "pt"})
+        # The name may stand beside other tensors than the one that it is of.
+        save_file(rest, place / "b.safetensors", metadata=metadata)
+    names = {"embed": "a.safetensors", "norm": "b.safetensors"}
+    said = {"metadata": {"total_size": 1, "head": "embed"}, "weight_map": names}
+    (index / "model.safetensors.index.json").write_text(json.dumps(said))
+    for path in (one, folder, index):
+        loaded = session.load_weights(path, {"*": "R"})
+        assert loaded.keys() == {"embed", "norm", "head"}
+        assert np.array_equal(loaded["head"].numpy(), embed)
+        plan, expect = {"head": "S[0]", "norm": "R"}, {"head": (20, 8), "norm": None}
+        head = session.load_weights(path, plan, expect=expect, in_group=False)["head"]
+        assert head.shape_on(3) == (5, 8)
+        assert np.array_equal(head.numpy(), embed)
+        (norm,) = session.load_weights(path, {"norm": "R", "*": "skip"}).values()
+        assert np.array_equal(norm.numpy(), rest["norm"])
+        mesh = DeviceMesh((2, 2), WORKERS)
+        part = session.distribute(from_safetensors(path, "head"), mesh, "R, S[0]")
+        assert np.array_equal(part.numpy(), embed)
+    names["head"] = "a.safetensors"
+    save_file({"embed": embed}, index / "a.safetensors", metadata=tied)
+    said = {"weight_map": names}
+    (index / "model.safetensors.index.json").write_text(json.dumps(said))
+    assert session.load_weights(index, {"*": "R"}).keys() == {"embed", "norm", "head"}
+    save_file(rest, folder / "b.safetensors", metadata={"head": "norm"})
+    save_file({"embed": embed}, folder / "a.safetensors", metadata=tied)
+    with pytest.raises(BadFile, match="tensor 'head': the metadata name it 'embed' and 'norm'"):
+        session.load_weights(folder, {"*": "R"})

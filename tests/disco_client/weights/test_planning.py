@@ -23,6 +23,7 @@ CATALOG = {
     "dtypes": ["float16"] * 6,
     "stored": ["float16"] * 6,
     "nbytes": Shape([1600, 256, 256, 256, 256, 16]),
+    "same_as": [""] * 6,
 }
 TENSORS = read_catalog(CATALOG)
 
@@ -135,6 +136,35 @@ def test_without_strictness_only_what_the_program_needs_counts():
     assert found == (
         "none: missing, the files do not hold it",
         "norm: expected, but no pattern of the plan matches it",
+    )
+
+
+def test_what_the_plan_skips_need_not_be_there():
+    """Nothing is lost by it; a pattern that should load something, or is shadowed, is wrong."""
+    assert len(plan({"*.inv_freq": "skip", "*": "R"})) == 6
+    assert problems({"*": "R", "norm": "skip", "none": "R"}) == (
+        "plan['norm']: unused, earlier patterns match all that it does",
+        "plan['none']: missing, the files hold no such tensor",
+    )
+
+
+def test_one_of_the_names_of_a_tensor_is_enough():
+    """A second name is neither missing nor surplus, and with it the first one is not either."""
+    tensors = [*TENSORS[:1], StoredTensor(1, "head", (100, 8), "float16", "float16", 1600, "embed")]
+    for entries, chosen in (
+        ({"embed": "R"}, {"embed": "R"}),
+        ({"head": 0}, {"head": "S[0]"}),
+        ({"embed": "R", "h*": 1}, {"embed": "R", "head": "S[1]"}),
+        ({"*": "R"}, {"embed": "R", "head": "R"}),
+    ):
+        assert plan(entries, tensors=tensors) == chosen
+    assert plan({"*": "R"}, {"head": (100, 8)}, tensors=tensors) == {"head": "R"}
+    assert problems({"em*": "R"}, {"head": None, "embed": None}, tensors=tensors) == (
+        "head: surplus, no pattern of the plan matches it",
+    )
+    assert problems({"other": "R"}, tensors=tensors) == (
+        "plan['other']: missing, the files hold no such tensor",
+        "embed: surplus, no pattern of the plan matches it",
     )
 
 
