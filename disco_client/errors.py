@@ -157,6 +157,21 @@ class EncodingError(DiscoError, TypeError):
         disco_client.errors.EncodingError: ...
     """
 
+    path: str = ""
+    """Where the value is inside the one that was given, such as ``"[0]['loss']"``."""
+
+    def within(self, step: str) -> EncodingError:
+        """The same error of the value that surrounds this one.
+
+        Args:
+            step: Where the value is in it: ``"[0]"`` of a list, ``"['loss']"`` of a dict.
+        """
+        message = str(self).removeprefix(f"at {self.path}: ")
+        path = step + self.path
+        error = type(self)(f"at {path}: {message}")
+        error.path = path
+        return error
+
 
 class DiscoTimeout(DiscoError, TimeoutError):
     """A wait took longer than its ``timeout``; nothing is lost, and it may be repeated.

@@ -270,7 +270,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     Raises:
         ConfigError: The dtype is structured, or holds Python objects.
     """
-    bare = dtype.type is np.void  # bfloat16 and its kind have types of their own
+    bare = issubclass(dtype.type, np.void)  # bfloat16 and its kind have types of their own
     if bare or dtype.hasobject or dtype.subdtype is not None:
         msg = f"expected a plain numeric dtype, got {dtype}"
         raise ConfigError(msg)
