@@ -22,8 +22,8 @@ HOW = {
 
 def test_it_cannot_be_registered(tools):
     """As itself, in a partial, as a method or a lambda, and as an object that is called."""
-    whats = ("coroutine", "generator", "asynchronous", "partial", "object", "method", "lambda")
-    for what in (*whats, "static"):
+    kinds = ("coroutine", "generator", "asynchronous", "partial", "object", "method", "lambda")
+    for what in (*kinds, "static"):
         for told in tools.results("arrays.register", what):
             assert f"'arrays.{what}'" in told
             assert "a call on a worker would return before any of it has run" in told
