@@ -317,7 +317,7 @@ class Engine(Computing, Renewable):
             kinds = [each.dtype for each in operands if hasattr(each, "dtype")]
             operand = np.asarray(operand, np.result_type(*kinds, operand))
         if isinstance(operand, (np.ndarray, np.generic, list, tuple)) and mesh is not None:
-            host = plain_array(operand)
+            host = plain_array(cast("Any", operand))
             whole = Placement([PlacementSpec.replica()] * mesh.ndim)
             tensor = TensorStructInfo(host.shape, host.dtype)
             return _Host(host, DTensorStructInfo(tensor, mesh, whole))

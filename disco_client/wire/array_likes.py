@@ -58,7 +58,7 @@ def plain_array(value: object) -> Array:
         ArrayRefused: It would lose its meaning, or numpy makes no array of numbers of it.
     """
     refuse_loss(value)
-    if isinstance(value, (list, tuple)):
+    if issubclass(type(value), (list, tuple)):
         _refuse_inside(cast("Sequence[object]", value), "", _MAX_AXES)
     try:
         # Not asarray, which would hide what an array-like returns.

@@ -70,7 +70,7 @@ def as_numbers(value: object) -> Array | None:
     """
     if isinstance(value, int) and not isinstance(value, bool) and value not in _INTEGERS:
         return None
-    scalar = isinstance(value, np.generic) and not isinstance(value, (str, bytes, np.void))
+    scalar = issubclass(type(value), np.generic) and not isinstance(value, (str, bytes, np.void))
     if not (scalar or is_array(value) or isinstance(value, (bool, int, float))):
         return None
     array: Array = np.asarray(value)

@@ -194,7 +194,7 @@ class Shape(tuple[int, ...]):
     """The extents of an array; a tuple that keeps its meaning on the wire.
 
     Examples:
-        >>> session.get_global_func("builtins.tuple")(disco_client.Shape((2, 3))).get()
+        >>> session.get_global_func("numpy.ones")(disco_client.Shape((2, 3))).numpy().shape
         (2, 3)
     """
 

@@ -11,7 +11,7 @@ import inspect
 from contextlib import suppress
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from disco_client.errors import ConfigError
 
@@ -58,13 +58,15 @@ def refuse_unrunnable(func: object, name: str) -> None:
 
 def _called_by(func: Any) -> Any:
     """The function that runs when something is called."""
-    while isinstance(func, partial):
-        func = func.func
-    while isinstance(func, (staticmethod, classmethod)):
-        func = func.__func__
-    if inspect.isroutine(func) or isinstance(func, type):
-        return func
-    return inspect.getattr_static(type(func), "__call__", func)
+    called = func
+    while isinstance(called, partial):
+        called = cast("Any", called).func
+    while isinstance(called, (staticmethod, classmethod)):
+        called = cast("Any", called).__func__
+    if inspect.isroutine(called) or isinstance(called, type):
+        return called
+    kind = cast("Any", type(called))
+    return inspect.getattr_static(kind, "__call__", called)
 
 
 def refuse_unfinished(result: Any) -> None:
@@ -73,11 +75,11 @@ def refuse_unfinished(result: Any) -> None:
     Raises:
         ConfigError: It is one; the message says what to do.
     """
-    if type(result) not in UNFINISHED:
+    kind = cast("Any", type(result))
+    if kind not in UNFINISHED:
         return
-    if type(result) is not AsyncGeneratorType:  # which ends without a warning
+    if kind is not AsyncGeneratorType:  # which ends without a warning
         with suppress(Exception):  # of its own code, if it was begun
             result.close()
-    name = getattr(result, "__qualname__", type(result).__name__)
-    msg = f"the call returned {_RESULTS[type(result)]} ({name})"
+    msg = f"the call returned {_RESULTS[kind]} ({result.__qualname__})"
     raise ConfigError(msg)

@@ -595,6 +595,10 @@ def current_worker() -> Worker:
 # Copies arrays between commands and the device on which a worker computes.
 
 
+_UNCHANGING = frozenset((type(None), bool, int, float, str, bytes))
+"""Types of which a copy is the same."""
+
+
 class DevicePorter(ArrayPorter):
     """Places arrays for a worker on its GPU, and reads the arrays it sends from there.
 
@@ -710,13 +714,16 @@ class DevicePorter(ArrayPorter):
             raise RecursionError
         if type(value) is np.ndarray or is_any_array(value):
             return self._copied_array(native(value))
-        if isinstance(value, (list, tuple)) and not is_shape(value):
-            items = cast("Sequence[Any]", value)
+        kind = cast("Any", type(value))
+        if issubclass(kind, (list, tuple)) and not is_shape(value):
+            items: list[Any] = list(value)
+            if _UNCHANGING.issuperset(map(type, items)):
+                return items
             return [self._inside(item, f"[{number}]", depth) for number, item in enumerate(items)]
-        if isinstance(value, dict):
+        if issubclass(kind, dict):
             pairs = cast("dict[Any, Any]", value).items()
             return {key: self._inside(item, f"[{key!r}]", depth) for key, item in pairs}
-        return bytes(value) if type(value) in (bytearray, memoryview) else value
+        return bytes(value) if kind in (bytearray, memoryview) else value
 
     def _inside(self, value: Any, step: str, depth: int) -> Any:
         try:
