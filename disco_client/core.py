@@ -1081,14 +1081,15 @@ class SessionCore:
         )
 
     async def fetch_into(
-        self, ref: DRef, host_array: Array, deadline: Deadline | None = None
+        self, ref: DRef, host_array: object, deadline: Deadline | None = None
     ) -> None:
         """Fills a host array from worker 0; see ``DRef.get_into``."""
+        out = as_destination(host_array)
 
         def ask() -> list[RefFuture]:
             here, scope = self.here(), current_scope(self.log)
-            seq = here.ask_for_array(ref, host_array)
-            read = partial(here.read_into, seq, host_array, scope=scope)
+            seq = here.ask_for_array(ref, out)
+            read = partial(here.read_into, seq, out, scope=scope)
             return [here.attend(seq, scope, read, soon=True)]
 
         await await_all(self.log, ask, deadline)

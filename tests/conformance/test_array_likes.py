@@ -20,8 +20,8 @@ LOSSY = {
     "length without axes": "Length.*unit",
 }
 INSIDE = {
-    "in a list": r"at \[1\]\[1\]: .*MaskedArray.*mask",
-    "in a dict": r"at \['a'\]\['b'\]: .*Length.*unit",
+    "in a list": r"\[1\]\[1\]: .*MaskedArray.*mask",
+    "in a dict": r"\['a'\]\['b'\]: .*Length.*unit",
 }
 WITHOUT_NUMBERS = {
     "records": "structured.*x.'a'.",
@@ -76,6 +76,8 @@ def test_a_host_array_is_refused(session, makers):
     for what, match in LOSSY.items():
         with pytest.raises(di.EncodingError, match=match):
             session.copy_from_worker_0(makers[what](), ref)
+        with pytest.raises(di.EncodingError, match=match):
+            asyncio.run(ref.get_into(makers[what]()))
     with pytest.raises(di.EncodingError, match=r"at \[1\]\[0\]: .*MaskedArray"):
         session.broadcast([[[1.0]], [makers["no mask"]()]])
 
