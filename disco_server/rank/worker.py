@@ -699,7 +699,8 @@ class DevicePorter(ArrayPorter):
     def copied(self, value: Any) -> Any:
         """What a client in this process gets of a value: what another one would, its own.
 
-        What could not travel to another process is the very object.
+        Of what could not travel to another process arrays are copies, and everything else is
+        the very object.
 
         Raises:
             ArrayRefused: An array in it would lose its meaning, or cannot be shared.
@@ -735,7 +736,7 @@ class DevicePorter(ArrayPorter):
         if not is_array(array):
             return self._to_host(array)
         if array.dtype.hasobject or array.dtype.names is not None:
-            return array
+            return array.copy()  # which could not travel
         plain = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
         return np.array(plain, order="C")
 

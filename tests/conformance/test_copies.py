@@ -120,6 +120,18 @@ def test_the_workers_have_their_own_of_what_a_call_sends(session, tools):
         assert [there.numpy()[-1], copied.numpy()[-1]] == [0, 0]
 
 
+def test_an_array_that_could_not_travel_is_a_copy_too(tools, kind):
+    """Between threads, where it is fetched as it is; elsewhere it is a description."""
+    for what in ("records", "objects"):
+        ref = tools.call("arrays.make", what)
+        found = ref.get()
+        if kind.processes:
+            assert type(found) is di.Opaque
+        else:
+            assert type(found) is np.ndarray
+            assert not np.shares_memory(found, ref.debug_get_from_remote(0))
+
+
 def test_threads_hand_over_the_register_itself_where_that_is_asked_for(tools, kind):
     """``debug_get_from_remote`` is the one way to reach it, and other kinds return a copy."""
     ref = tools.call("add", np.zeros(3), 0)
