@@ -251,7 +251,9 @@ def test_an_object_that_does_not_say_what_it_is_is_refused(session, tmp_path, na
     session.checkpoint(tmp_path)
     wrong = session.create("tests.Learner", 1.0, note=None)
     wrong.spoil()
-    with pytest.raises(errors.BadArgument, match=r"tests\.Learner returned: a value of type"):
+    with pytest.raises(
+        errors.BadArgument, match=r"tests\.Learner returned: at \[1\]: a value of type"
+    ):
         session.checkpoint(tmp_path)
 
 
