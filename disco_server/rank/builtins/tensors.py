@@ -604,6 +604,8 @@ def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCal
             if operand is None:
                 return None
         result = function(*operands)
-        return result if type(result) is kind else _as_part(xp, result)
+        if type(result) is kind and not (result.dtype.hasobject or result.dtype.names):
+            return result
+        return _as_part(xp, result)
 
     return NamedCall(name, compute)
